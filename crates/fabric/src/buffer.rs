@@ -1,0 +1,155 @@
+//! Buffers: the registered memory that READs land in and WRITEs leave from.
+//!
+//! A buffer is lent to an operation and comes back with its completion. The operation owns it in
+//! between: dropping a future in flight keeps the buffer out of use until the fabric is done with it,
+//! because the fabric's side of the operation still holds it.
+//!
+//! *Thread safety*: a buffer belongs to one endpoint's thread; its words are atomics because the fabric
+//! may be writing them.
+
+use crate::region::{Region, RegionError, copy_words};
+use crate::sync::{Arc, AtomicU64, Ordering};
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+/// A piece of registered memory, a whole number of words.
+pub struct Buffer {
+    memory: Arc<Region>,
+    first_word: usize,
+    words: usize,
+    home: Option<Rc<PoolInner>>,
+}
+
+impl Buffer {
+    /// `words` words from word `first_word` on of `memory`; nobody takes them back on drop.
+    /// An arena of frames lends its frames this way.
+    ///
+    /// # Panics
+    /// If the words are not all inside `memory`.
+    pub fn over(memory: Arc<Region>, first_word: usize, words: usize) -> Self {
+        assert!(
+            first_word.checked_add(words).is_some_and(|end| end <= memory.words().len()),
+            "a buffer lies inside its region"
+        );
+        Self { memory, first_word, words, home: None }
+    }
+
+    /// The words.
+    #[inline]
+    pub fn words(&self) -> &[AtomicU64] {
+        &self.memory.words()[self.first_word..self.first_word + self.words]
+    }
+
+    /// The length in bytes.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.words * 8
+    }
+
+    /// The word at `index`.
+    ///
+    /// # Panics
+    /// If `index` is not below the length in words.
+    #[inline]
+    pub fn get(&self, index: usize) -> u64 {
+        self.words()[index].load(Ordering::Relaxed)
+    }
+
+    /// Sets the word at `index`.
+    ///
+    /// # Panics
+    /// If `index` is not below the length in words.
+    #[inline]
+    pub fn set(&self, index: usize, value: u64) {
+        self.words()[index].store(value, Ordering::Relaxed);
+    }
+
+    /// Copies all words of `source` into this buffer.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy_from(&self, source: &[AtomicU64]) {
+        copy_words(source, self.words());
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(home) = self.home.take() {
+            home.free.borrow_mut().push(self.first_word);
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("bytes", &self.bytes()).finish_non_exhaustive()
+    }
+}
+
+struct PoolInner {
+    memory: Arc<Region>,
+    slot_words: usize,
+    /// First words of the slots that nobody holds.
+    free: RefCell<Vec<usize>>,
+}
+
+/// An endpoint's scratch buffers: a bounded number of slots of one size.
+#[derive(Clone)]
+pub struct BufferPool(Rc<PoolInner>);
+
+impl BufferPool {
+    /// A pool of `slots` buffers of up to `slot_bytes` bytes each (rounded up to whole words).
+    ///
+    /// # Errors
+    /// [`RegionError`] if the memory is not to be had.
+    pub fn new(slots: usize, slot_bytes: usize) -> Result<Self, RegionError> {
+        let slot_words = slot_bytes.div_ceil(8);
+        let memory = Arc::new(Region::new((slots * slot_words * 8).next_multiple_of(4096))?);
+        let free = (0..slots).rev().map(|slot| slot * slot_words).collect();
+        Ok(Self(Rc::new(PoolInner { memory, slot_words, free: RefCell::new(free) })))
+    }
+
+    /// A buffer of `bytes` bytes with whatever content it had, or `None` if `bytes` is no positive
+    /// multiple of 8, larger than a slot, or every slot is lent.
+    pub fn take(&self, bytes: usize) -> Option<Buffer> {
+        let words = bytes / 8;
+        if words == 0 || !bytes.is_multiple_of(8) || words > self.0.slot_words {
+            return None;
+        }
+        let first_word = self.0.free.borrow_mut().pop()?;
+        let memory = Arc::clone(&self.0.memory);
+        Some(Buffer { memory, first_word, words, home: Some(Rc::clone(&self.0)) })
+    }
+
+    /// How many buffers can still be taken.
+    pub fn available(&self) -> usize {
+        self.0.free.borrow().len()
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferPool").field("available", &self.available()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_is_bounded_and_takes_back() {
+        let pool = BufferPool::new(2, 64).unwrap();
+        let first = pool.take(64).unwrap();
+        let second = pool.take(8).unwrap();
+        assert!(pool.take(8).is_none());
+        second.set(0, 7);
+        assert_eq!(second.get(0), 7);
+        drop(first);
+        assert_eq!(pool.available(), 1);
+        assert!(pool.take(72).is_none());
+        assert!(pool.take(12).is_none());
+    }
+}

@@ -1,0 +1,51 @@
+//! Starting a cluster and running clients on it, the same for every provider.
+
+use crate::sync::Arc;
+use crate::{Fabric, RpcService, ServerId};
+use std::future::Future;
+
+/// Makes clusters: a provider with its settings.
+pub trait Provider {
+    /// What [`Provider::start`] makes.
+    type Cluster<S: RpcService>: Cluster;
+
+    /// Starts a cluster with one memory server per service, numbered in their order.
+    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> Self::Cluster<S>;
+}
+
+/// Memory servers that run, and the compute side that can be run against them.
+pub trait Cluster {
+    /// The endpoints' type.
+    type Fabric: Fabric;
+
+    /// Runs one client per element of `compute_servers`, each over an endpoint of its own on that
+    /// compute server, and all at the same time; returns when all have ended, with their results in the
+    /// same order. `None` stands for a client that died with its compute server.
+    ///
+    /// Can be called again: the memory servers go on.
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>;
+
+    /// One client on compute server 0.
+    ///
+    /// # Panics
+    /// If its compute server dies.
+    fn run_one<T, Fut>(&self, body: impl Fn(Self::Fabric) -> Fut + Sync) -> T
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        let mut results = self.run(&[0], |fabric, _| body(fabric));
+        results.pop().flatten().expect("the only client ends")
+    }
+
+    /// Stops a memory server for good, as a crash would: what is sent to it from now on ends as
+    /// indeterminate.
+    fn kill_memory_server(&self, server: ServerId);
+}

@@ -1,0 +1,1 @@
+//! The suite that every provider of the fabric passes.

@@ -1,0 +1,363 @@
+//! The poll-mode executor: one thread, many tasks, woken one by one.
+//!
+//! A completion wakes the one task that waits for it, and only that task is polled. When no task can
+//! go on, the executor asks its [`Driver`] for progress: a real provider looks at its timers or blocks
+//! until another thread wakes a task, the simulator lets virtual time pass to its next event.
+//!
+//! *Invariants*: X1. a task is polled only after it was spawned or woken. X2. tasks are polled in the
+//! order in which they were woken. X3. a task of a killed group is dropped and never polled again.
+//!
+//! *Thread safety*: tasks stay on the executor's thread (they are `!Send`); wakers may go anywhere.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+// Wakers cross threads outside of what the model checker looks at, and need a condition variable.
+type StdMutex<T> = std::sync::Mutex<T>;
+type StdAtomicBool = std::sync::atomic::AtomicBool;
+
+use std::sync::atomic::Ordering;
+
+/// A task that a driver asks to have spawned.
+pub type BoxTask = Pin<Box<dyn Future<Output = ()>>>;
+
+/// What a driver asks of its executor.
+#[derive(Default)]
+pub struct Requests {
+    /// Tasks to start, each with its group.
+    pub spawn: Vec<(u32, BoxTask)>,
+    /// Groups whose tasks die at once.
+    pub kill: Vec<u32>,
+}
+
+impl std::fmt::Debug for Requests {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Requests")
+            .field("spawn", &self.spawn.len())
+            .field("kill", &self.kill)
+            .finish()
+    }
+}
+
+/// What came of asking a driver for progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Something happened; look for tasks that can go on.
+    Advanced,
+    /// Nothing yet: another thread will wake a task, or `ns` will pass, whichever is first.
+    Wait {
+        /// When to ask again at the latest.
+        ns: u64,
+    },
+    /// Nothing will ever happen again.
+    Stuck,
+}
+
+/// What moves an executor's tasks on when none of them can.
+pub trait Driver {
+    /// Called before each look at the ready tasks; hands over spawned and killed tasks.
+    fn requests(&self) -> Option<Requests>;
+
+    /// Called when no task is ready.
+    fn progress(&self) -> Progress;
+}
+
+/// The tasks that can go on, in the order in which they were woken.
+struct ReadyQueue {
+    tasks: StdMutex<VecDeque<Arc<TaskHandle>>>,
+    woken: Condvar,
+}
+
+struct TaskHandle {
+    index: usize,
+    generation: u64,
+    queued: StdAtomicBool,
+    queue: Arc<ReadyQueue>,
+}
+
+impl Wake for TaskHandle {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            lock_std(&self.queue.tasks).push_back(Arc::clone(self));
+            self.queue.woken.notify_one();
+        }
+    }
+}
+
+fn lock_std<T>(mutex: &StdMutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+struct Task<'a> {
+    group: u32,
+    handle: Arc<TaskHandle>,
+    waker: Waker,
+    future: Pin<Box<dyn Future<Output = ()> + 'a>>,
+}
+
+/// Tasks that share one thread.
+pub struct Executor<'a> {
+    tasks: Vec<Option<Task<'a>>>,
+    vacant: Vec<usize>,
+    live: usize,
+    generation: u64,
+    queue: Arc<ReadyQueue>,
+}
+
+impl Default for Executor<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Executor<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").field("live", &self.live).finish_non_exhaustive()
+    }
+}
+
+/// The longest that an idle executor sleeps before it looks again.
+const LONGEST_WAIT_NS: u64 = 100_000_000;
+/// Below this, an idle executor gives its core away instead of sleeping.
+const SHORT_WAIT_NS: u64 = 100_000;
+
+impl<'a> Executor<'a> {
+    /// An executor without tasks.
+    pub fn new() -> Self {
+        let queue =
+            Arc::new(ReadyQueue { tasks: StdMutex::new(VecDeque::new()), woken: Condvar::new() });
+        Self { tasks: Vec::new(), vacant: Vec::new(), live: 0, generation: 0, queue }
+    }
+
+    /// Adds a task of `group`, ready to be polled.
+    pub fn spawn(&mut self, group: u32, future: impl Future<Output = ()> + 'a) {
+        self.spawn_boxed(group, Box::pin(future));
+    }
+
+    fn spawn_boxed(&mut self, group: u32, future: Pin<Box<dyn Future<Output = ()> + 'a>>) {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.tasks.push(None);
+            self.tasks.len() - 1
+        });
+        self.generation += 1;
+        let handle = Arc::new(TaskHandle {
+            index,
+            generation: self.generation,
+            queued: StdAtomicBool::new(false),
+            queue: Arc::clone(&self.queue),
+        });
+        let waker = Waker::from(Arc::clone(&handle));
+        waker.wake_by_ref();
+        self.tasks[index] = Some(Task { group, handle, waker, future });
+        self.live += 1;
+    }
+
+    /// Runs until no task of `group` is left, and says whether they all ended (or were killed); `false`
+    /// means that nothing can move them any more.
+    pub fn run_group(&mut self, group: u32, driver: &impl Driver) -> bool {
+        self.run_while(driver, |executor| executor.group_lives(group))
+    }
+
+    /// Runs until no task is left; `false` if nothing can move the rest any more.
+    pub fn run(&mut self, driver: &impl Driver) -> bool {
+        self.run_while(driver, |executor| executor.live > 0)
+    }
+
+    fn group_lives(&self, group: u32) -> bool {
+        self.tasks.iter().flatten().any(|task| task.group == group)
+    }
+
+    fn run_while(&mut self, driver: &impl Driver, go_on: impl Fn(&Self) -> bool) -> bool {
+        let mut ended = true;
+        loop {
+            self.serve(driver);
+            // A scan over the tasks is only worth it when one has ended.
+            if ended && !go_on(self) {
+                return true;
+            }
+            ended = false;
+            let next = lock_std(&self.queue.tasks).pop_front();
+            if let Some(handle) = next {
+                ended = self.poll(&handle);
+                continue;
+            }
+            match driver.progress() {
+                Progress::Advanced => {}
+                Progress::Wait { ns } => self.idle(ns),
+                Progress::Stuck => {
+                    self.serve(driver);
+                    if !go_on(self) {
+                        return true;
+                    }
+                    if lock_std(&self.queue.tasks).is_empty() {
+                        return false;
+                    }
+                }
+            }
+            ended |= self.live == 0;
+        }
+    }
+
+    fn serve(&mut self, driver: &impl Driver) {
+        let Some(requests) = driver.requests() else { return };
+        for group in requests.kill {
+            self.kill(group);
+        }
+        for (group, task) in requests.spawn {
+            self.spawn_boxed(group, task);
+        }
+    }
+
+    /// Drops every task of `group`.
+    pub fn kill(&mut self, group: u32) {
+        for index in 0..self.tasks.len() {
+            if self.tasks[index].as_ref().is_some_and(|task| task.group == group) {
+                self.tasks[index] = None;
+                self.vacant.push(index);
+                self.live -= 1;
+            }
+        }
+    }
+
+    /// Polls the woken task; says whether it ended.
+    fn poll(&mut self, handle: &Arc<TaskHandle>) -> bool {
+        let slot = &mut self.tasks[handle.index];
+        let Some(task) = slot.as_mut() else { return false };
+        if task.handle.generation != handle.generation {
+            return false; // a late wake of a task that has ended
+        }
+        handle.queued.store(false, Ordering::Release);
+        let polled = task.future.as_mut().poll(&mut Context::from_waker(&task.waker));
+        if polled == Poll::Ready(()) {
+            *slot = None;
+            self.vacant.push(handle.index);
+            self.live -= 1;
+            return true;
+        }
+        false
+    }
+
+    fn idle(&self, ns: u64) {
+        if ns < SHORT_WAIT_NS {
+            #[expect(clippy::disallowed_methods, reason = "this is what waiting comes down to")]
+            std::thread::yield_now();
+            return;
+        }
+        let tasks = lock_std(&self.queue.tasks);
+        if tasks.is_empty() {
+            let wait = Duration::from_nanos(ns.min(LONGEST_WAIT_NS));
+            drop(self.queue.woken.wait_timeout(tasks, wait));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    struct Idle;
+    impl Driver for Idle {
+        fn requests(&self) -> Option<Requests> {
+            None
+        }
+        fn progress(&self) -> Progress {
+            Progress::Stuck
+        }
+    }
+
+    async fn yield_once() {
+        let mut yielded = false;
+        std::future::poll_fn(|context| {
+            if std::mem::replace(&mut yielded, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    #[test]
+    fn tasks_take_turns_in_wake_order() {
+        let trace = Rc::new(RefCell::new(Vec::new()));
+        let mut executor = Executor::new();
+        for id in 0..3 {
+            let trace = Rc::clone(&trace);
+            executor.spawn(0, async move {
+                for _ in 0..2 {
+                    trace.borrow_mut().push(id);
+                    yield_once().await;
+                }
+            });
+        }
+        assert!(executor.run(&Idle));
+        assert_eq!(*trace.borrow(), [0, 1, 2, 0, 1, 2]);
+    }
+
+    #[test]
+    fn a_task_that_nobody_can_wake_is_reported() {
+        let mut executor = Executor::new();
+        executor.spawn(0, std::future::pending());
+        assert!(!executor.run(&Idle));
+    }
+
+    #[test]
+    fn a_killed_group_is_dropped() {
+        let dropped = Rc::new(Cell::new(false));
+        struct Flag(Rc<Cell<bool>>);
+        impl Drop for Flag {
+            fn drop(&mut self) {
+                self.0.set(true);
+            }
+        }
+        let flag = Flag(Rc::clone(&dropped));
+        let mut executor = Executor::new();
+        executor.spawn(7, async move {
+            let _flag = flag;
+            std::future::pending::<()>().await;
+        });
+        executor.kill(7);
+        assert!(dropped.get());
+        assert!(executor.run(&Idle));
+    }
+
+    #[test]
+    fn another_thread_can_wake() {
+        struct Blocking;
+        impl Driver for Blocking {
+            fn requests(&self) -> Option<Requests> {
+                None
+            }
+            fn progress(&self) -> Progress {
+                Progress::Wait { ns: u64::MAX }
+            }
+        }
+        let (sender, receiver) = std::sync::mpsc::channel::<Waker>();
+        let thread = std::thread::spawn(move || receiver.recv().unwrap().wake());
+        let mut executor = Executor::new();
+        let mut sent = false;
+        executor.spawn(
+            0,
+            std::future::poll_fn(move |context| {
+                if sent {
+                    return Poll::Ready(());
+                }
+                sent = true;
+                sender.send(context.waker().clone()).unwrap();
+                Poll::Pending
+            }),
+        );
+        assert!(executor.run(&Blocking));
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,33 @@
+//! The fabric: everything that a machine boundary means, behind one trait.
+//!
+//! Verbs, RPC, time and randomness go through [`Fabric`]; a memory server is an [`RpcService`] over a
+//! [`Region`]. The providers [`local`] and [`sim`] implement the same contract
+//! (`docs/internals/coherence.md`), and [`conformance`] is the suite that each of them passes.
+//!
+//! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared by
+//! everyone and is only ever touched word by word, atomically.
+
+mod addr;
+mod buffer;
+mod cluster;
+pub mod conformance;
+mod counters;
+mod error;
+pub mod executor;
+pub mod local;
+mod message;
+mod region;
+mod service;
+pub mod sim;
+pub mod sync;
+mod verbs;
+
+pub use addr::{GlobalAddr, ServerId};
+pub use buffer::{Buffer, BufferPool};
+pub use cluster::{Cluster, Provider};
+pub use counters::{CounterSnapshot, Counters};
+pub use error::{FabricError, Uncertainty};
+pub use message::{MAX_MESSAGE_BYTES, Message};
+pub use region::{Region, RegionError};
+pub use service::{CostModel, Cpu, InlineCpu, RpcService, Work, now_or_never};
+pub use verbs::Fabric;

@@ -1,0 +1,301 @@
+//! An endpoint of the local provider.
+
+use super::op::{InFlight, LocalOp, State, Timers};
+use super::threads::ServerThreads;
+use super::{LocalConfig, LocalServer};
+use crate::region::copy_words;
+use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::{
+    Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES,
+    Message, RpcService, ServerId, Uncertainty, Work, now_or_never,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Instant;
+
+/// What all endpoints of a cluster share.
+#[derive(Debug)]
+pub(super) struct Shared<S> {
+    pub(super) config: LocalConfig,
+    pub(super) servers: Vec<LocalServer<S>>,
+    pub(super) started: Instant,
+}
+
+/// One endpoint of a compute server of this process.
+#[derive(Debug)]
+pub struct LocalFabric<S: RpcService> {
+    endpoint: Rc<Endpoint<S>>,
+}
+
+impl<S: RpcService> Clone for LocalFabric<S> {
+    fn clone(&self) -> Self {
+        Self { endpoint: Rc::clone(&self.endpoint) }
+    }
+}
+
+#[derive(Debug)]
+struct Endpoint<S> {
+    shared: Arc<Shared<S>>,
+    in_flight: Rc<InFlight>,
+    buffers: BufferPool,
+    rng: RefCell<SmallRng>,
+    compute_server: u16,
+    cpu: InlineCpu,
+    /// When the endpoint's link has sent all that was posted.
+    link_free_ns: Cell<u64>,
+    /// Whether completions come only after other tasks of the thread had a turn.
+    held_back: bool,
+    timed: bool,
+}
+
+/// The largest scratch buffer.
+const BUFFER_BYTES: usize = 4096;
+
+impl<S: RpcService> LocalFabric<S> {
+    pub(super) fn new(
+        shared: Arc<Shared<S>>,
+        timers: Rc<Timers>,
+        compute_server: u16,
+        number: usize,
+        give_way: bool,
+    ) -> Self {
+        let timed = shared.config.network_latency_ns > 0 || shared.config.bandwidth_bytes_per_s > 0;
+        let buffers = BufferPool::new(shared.config.depth, BUFFER_BYTES)
+            .expect("an endpoint's scratch buffers are small");
+        let seed = shared.config.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let endpoint = Endpoint {
+            in_flight: Rc::new(InFlight {
+                timers,
+                count: Cell::new(0),
+                batch_open: Cell::new(false),
+                counters: Counters::default(),
+            }),
+            buffers,
+            rng: RefCell::new(SmallRng::seed_from_u64(seed)),
+            compute_server,
+            cpu: InlineCpu::new(number),
+            link_free_ns: Cell::new(0),
+            held_back: timed || give_way,
+            timed,
+            shared,
+        };
+        Self { endpoint: Rc::new(endpoint) }
+    }
+
+    fn counters_ref(&self) -> &Counters {
+        &self.endpoint.in_flight.counters
+    }
+
+    /// Counts the doorbell of the batch that this operation opens, if it does.
+    #[inline]
+    fn ring(&self) {
+        if !self.endpoint.in_flight.batch_open.replace(self.endpoint.held_back) {
+            self.counters_ref().count_doorbell();
+        }
+    }
+
+    fn server(&self, server: ServerId) -> Result<&LocalServer<S>, FabricError> {
+        let found = self.endpoint.shared.servers.get(server.index());
+        let found = found.ok_or(FabricError::NoSuchServer(server))?;
+        if self.endpoint.in_flight.count.get() >= self.endpoint.shared.config.depth {
+            return Err(FabricError::QueueFull { depth: self.endpoint.shared.config.depth });
+        }
+        if !found.alive.load(Ordering::Acquire) {
+            self.counters_ref().count_indeterminate();
+            let why = Uncertainty::ConnectionLost;
+            return Err(FabricError::Indeterminate { server, why });
+        }
+        Ok(found)
+    }
+
+    /// The words that a verb is about, checked where the memory is.
+    fn memory(&self, at: GlobalAddr, bytes: usize) -> Result<&[AtomicU64], FabricError> {
+        if !at.offset().is_multiple_of(8) || !bytes.is_multiple_of(8) || at.is_swizzled() {
+            return Err(FabricError::Unaligned { at, bytes });
+        }
+        let region = self.server(at.server())?.service.region();
+        let region_bytes = region.bytes();
+        region.slice(at.offset(), bytes / 8).ok_or(FabricError::OutOfBounds {
+            at,
+            bytes,
+            region_bytes,
+        })
+    }
+
+    /// When an operation with a payload of `bytes` completes.
+    fn due_ns(&self, bytes: usize) -> u64 {
+        if !self.endpoint.timed {
+            return 0;
+        }
+        let config = &self.endpoint.shared.config;
+        let now = self.now_ns();
+        let sending_ns = match config.bandwidth_bytes_per_s {
+            0 => 0,
+            rate => {
+                u64::try_from(bytes as u128 * 1_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX)
+            }
+        };
+        let sent_ns = self.endpoint.link_free_ns.get().max(now).saturating_add(sending_ns);
+        self.endpoint.link_free_ns.set(sent_ns);
+        sent_ns.saturating_add(config.network_latency_ns)
+    }
+
+    /// The operation is done: completes at once, or when the network model says.
+    #[inline]
+    fn complete<T>(&self, result: Result<T, FabricError>, bytes: usize) -> LocalOp<T> {
+        if !self.endpoint.held_back || result.is_err() {
+            return LocalOp::ready(result);
+        }
+        self.hold_back(result, self.due_ns(bytes))
+    }
+
+    #[cold]
+    fn hold_back<T>(&self, result: Result<T, FabricError>, due_ns: u64) -> LocalOp<T> {
+        let endpoint = Rc::clone(&self.endpoint.in_flight);
+        endpoint.count.set(endpoint.count.get() + 1);
+        LocalOp { state: State::HeldBack { result: Some(result), due_ns, armed: false, endpoint } }
+    }
+}
+
+impl<S: RpcService> Fabric for LocalFabric<S> {
+    type Op<T: 'static> = LocalOp<T>;
+
+    fn read(&self, at: GlobalAddr, into: Buffer) -> LocalOp<Buffer> {
+        self.ring();
+        let bytes = into.bytes();
+        self.counters_ref().count_read(bytes);
+        let result = self.memory(at, bytes).map(|words| copy_words(words, into.words()));
+        self.complete(result.map(|()| into), bytes)
+    }
+
+    fn write(&self, at: GlobalAddr, from: Buffer) -> LocalOp<Buffer> {
+        self.ring();
+        let bytes = from.bytes();
+        self.counters_ref().count_write(bytes);
+        let result = self.memory(at, bytes).map(|words| copy_words(from.words(), words));
+        self.complete(result.map(|()| from), bytes)
+    }
+
+    fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> LocalOp<u64> {
+        self.ring();
+        self.counters_ref().count_atomic();
+        let result = self.memory(at, 8).map(|words| {
+            words[0]
+                .compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire)
+                .unwrap_or_else(|found| found)
+        });
+        self.complete(result, 8)
+    }
+
+    fn fetch_add(&self, at: GlobalAddr, delta: u64) -> LocalOp<u64> {
+        self.ring();
+        self.counters_ref().count_atomic();
+        let result = self.memory(at, 8).map(|words| words[0].fetch_add(delta, Ordering::AcqRel));
+        self.complete(result, 8)
+    }
+
+    #[inline]
+    fn call(&self, server: ServerId, request: Message) -> LocalOp<Message> {
+        self.ring();
+        self.counters_ref().count_rpc(request.len());
+        let bytes = request.len();
+        if bytes > MAX_MESSAGE_BYTES {
+            return LocalOp::ready(Err(FabricError::MessageTooLarge { bytes }));
+        }
+        let found = match self.server(server) {
+            Ok(found) => found,
+            Err(error) => return LocalOp::ready(Err(error)),
+        };
+        if let Some(threads) = &found.threads {
+            return self.call_on_thread(server, threads, request);
+        }
+        let mut reply = Message::new();
+        let cpu = &self.endpoint.cpu;
+        now_or_never(found.service.handle(cpu, self.endpoint.compute_server, &request, &mut reply));
+        now_or_never(found.service.after_reply(cpu));
+        let reply_bytes = reply.len();
+        self.counters_ref().count_rpc_reply(reply_bytes);
+        let result = match reply_bytes {
+            bytes if bytes > MAX_MESSAGE_BYTES => Err(FabricError::MessageTooLarge { bytes }),
+            _ => Ok(reply),
+        };
+        self.complete(result, bytes + reply_bytes)
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
+        self.endpoint.buffers.take(bytes).ok_or(FabricError::NoBuffer { bytes })
+    }
+
+    async fn charge(&self, _work: Work) {}
+
+    async fn sleep(&self, ns: u64) {
+        self.endpoint.in_flight.batch_open.set(false);
+        let until_ns = self.now_ns().saturating_add(ns);
+        let mut polled = false;
+        poll_fn(|context| {
+            if polled && self.now_ns() >= until_ns {
+                return Poll::Ready(());
+            }
+            polled = true;
+            self.endpoint.in_flight.timers.wake_at(until_ns, context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.endpoint.in_flight.timers.now_ns()
+    }
+
+    fn random(&self) -> u64 {
+        self.endpoint.rng.borrow_mut().next_u64()
+    }
+
+    fn counters(&self) -> &Counters {
+        self.counters_ref()
+    }
+
+    fn memory_servers(&self) -> u16 {
+        u16::try_from(self.endpoint.shared.servers.len()).unwrap_or(ServerId::LIMIT)
+    }
+
+    fn compute_server(&self) -> u16 {
+        self.endpoint.compute_server
+    }
+
+    fn depth(&self) -> usize {
+        self.endpoint.shared.config.depth
+    }
+}
+
+impl<S: RpcService> LocalFabric<S> {
+    fn call_on_thread(
+        &self,
+        server: ServerId,
+        threads: &ServerThreads,
+        request: Message,
+    ) -> LocalOp<Message> {
+        let bytes = request.len();
+        let Some(slot) = threads.post(self.endpoint.compute_server, request) else {
+            let depth = ServerThreads::depth();
+            return LocalOp::ready(Err(FabricError::QueueFull { depth }));
+        };
+        let endpoint = Rc::clone(&self.endpoint.in_flight);
+        endpoint.count.set(endpoint.count.get() + 1);
+        let deadline_ns = self.now_ns().saturating_add(self.endpoint.shared.config.timeout_ns);
+        let state = State::OnServer {
+            slot,
+            finish: |reply| reply,
+            server,
+            not_before_ns: self.due_ns(bytes),
+            deadline_ns,
+            armed: false,
+            endpoint,
+        };
+        LocalOp { state }
+    }
+}

@@ -1,0 +1,182 @@
+//! `local`: memory servers in this process.
+//!
+//! Verbs are atomics and word copies on the servers' regions, done by the caller when it posts. RPCs run
+//! inline in the caller, or on a bounded number of threads per memory server. With a network model,
+//! each completion is held back for as long as a NIC would have taken.
+//!
+//! *Thread safety*: the cluster is shared by all client threads; an endpoint belongs to one.
+
+mod endpoint;
+mod op;
+mod threads;
+
+pub use endpoint::LocalFabric;
+pub use op::LocalOp;
+
+use crate::executor::{Driver, Executor, Progress, Requests};
+use crate::sync::{Arc, AtomicBool, Ordering};
+use crate::{Cluster, Provider, RpcService, ServerId};
+use endpoint::Shared;
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Instant;
+use threads::ServerThreads;
+
+/// What a local cluster is like.
+#[derive(Clone, Debug)]
+pub struct LocalConfig {
+    /// Threads per memory server that serve RPCs; 0 runs them inline in the caller.
+    pub server_threads: usize,
+    /// How long a round trip takes, in nanoseconds; 0 completes at once.
+    pub network_latency_ns: u64,
+    /// How fast an endpoint's link is, in bytes per second; 0 is without limit.
+    pub bandwidth_bytes_per_s: u64,
+    /// Runs all clients of one call on one thread, each giving way to the others at every operation,
+    /// instead of a thread for each.
+    pub one_client_thread: bool,
+    /// The longest that an RPC on a server thread may take, in nanoseconds.
+    pub timeout_ns: u64,
+    /// How many operations an endpoint may have in flight.
+    pub depth: usize,
+    /// Where randomness starts.
+    pub seed: u64,
+}
+
+impl Default for LocalConfig {
+    fn default() -> Self {
+        Self {
+            server_threads: 0,
+            network_latency_ns: 0,
+            bandwidth_bytes_per_s: 0,
+            one_client_thread: false,
+            timeout_ns: 5_000_000_000,
+            depth: 256,
+            seed: 1,
+        }
+    }
+}
+
+impl Provider for LocalConfig {
+    type Cluster<S: RpcService> = LocalCluster<S>;
+
+    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> LocalCluster<S> {
+        LocalCluster::start(self.clone(), services)
+    }
+}
+
+/// Memory servers of this process.
+#[derive(Debug)]
+pub struct LocalCluster<S: RpcService> {
+    shared: Arc<Shared<S>>,
+}
+
+/// One memory server, as the clients of this process see it.
+#[derive(Debug)]
+struct LocalServer<S> {
+    service: Arc<S>,
+    alive: AtomicBool,
+    threads: Option<ServerThreads>,
+}
+
+impl<S: RpcService> LocalCluster<S> {
+    /// Starts the memory servers.
+    pub fn start(config: LocalConfig, services: Vec<Arc<S>>) -> Self {
+        let servers = services
+            .into_iter()
+            .map(|service| LocalServer {
+                threads: (config.server_threads > 0)
+                    .then(|| ServerThreads::start(config.server_threads, &service)),
+                service,
+                alive: AtomicBool::new(true),
+            })
+            .collect();
+        #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
+        let started = Instant::now();
+        Self { shared: Arc::new(Shared { config, servers, started }) }
+    }
+
+    /// The memory servers' services, in the order of their numbers.
+    pub fn services(&self) -> impl Iterator<Item = &Arc<S>> {
+        self.shared.servers.iter().map(|server| &server.service)
+    }
+
+    fn run_thread<T, Fut>(
+        &self,
+        clients: &[(usize, u16)],
+        body: &(impl Fn(LocalFabric<S>, usize) -> Fut + Sync),
+    ) -> Vec<Option<T>>
+    where
+        Fut: Future<Output = T>,
+    {
+        let timers = Rc::new(op::Timers::new(self.shared.started));
+        let results: Vec<_> = clients.iter().map(|_| Rc::new(RefCell::new(None))).collect();
+        let mut executor = Executor::new();
+        for ((number, compute_server), result) in clients.iter().zip(&results) {
+            let give_way = clients.len() > 1;
+            let fabric = LocalFabric::new(
+                Arc::clone(&self.shared),
+                Rc::clone(&timers),
+                *compute_server,
+                *number,
+                give_way,
+            );
+            let future = body(fabric, *number);
+            let result = Rc::clone(result);
+            executor.spawn(0, async move {
+                let value = future.await;
+                *result.borrow_mut() = Some(value);
+            });
+        }
+        assert!(executor.run(&TimerDriver(timers)), "local operations always complete");
+        results.iter().map(|result| result.borrow_mut().take()).collect()
+    }
+}
+
+impl<S: RpcService> Cluster for LocalCluster<S> {
+    type Fabric = LocalFabric<S>;
+
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        let clients: Vec<(usize, u16)> = compute_servers.iter().copied().enumerate().collect();
+        if self.shared.config.one_client_thread || clients.len() == 1 {
+            return self.run_thread(&clients, &body);
+        }
+        let body = &body;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = clients
+                .chunks(1)
+                .map(|client| scope.spawn(move || self.run_thread(client, body)))
+                .collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Vec<Option<T>>>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().flat_map(join).collect()
+        })
+    }
+
+    fn kill_memory_server(&self, server: ServerId) {
+        if let Some(server) = self.shared.servers.get(server.index()) {
+            server.alive.store(false, Ordering::Release);
+        }
+    }
+}
+
+struct TimerDriver(Rc<op::Timers>);
+
+impl Driver for TimerDriver {
+    fn requests(&self) -> Option<Requests> {
+        None
+    }
+
+    fn progress(&self) -> Progress {
+        self.0.progress()
+    }
+}

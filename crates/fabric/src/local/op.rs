@@ -1,0 +1,193 @@
+//! Posted operations of the local provider, and the timers that hold completions back.
+
+use crate::sync::{Arc, lock};
+use crate::{FabricError, Message, ServerId, Uncertainty};
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use super::threads::ReplySlot;
+
+/// The clock of one client thread and the tasks that wait on it.
+#[derive(Debug)]
+pub(super) struct Timers {
+    started: Instant,
+    /// Deadlines in nanoseconds, with the place of their waker.
+    heap: RefCell<BinaryHeap<Reverse<(u64, usize)>>>,
+    wakers: RefCell<Vec<Option<Waker>>>,
+    vacant: RefCell<Vec<usize>>,
+}
+
+impl Timers {
+    pub(super) fn new(started: Instant) -> Self {
+        Self {
+            started,
+            heap: RefCell::default(),
+            wakers: RefCell::default(),
+            vacant: RefCell::default(),
+        }
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
+        let now = Instant::now();
+        u64::try_from(now.duration_since(self.started).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Wakes `waker` once `at_ns` has come.
+    pub(super) fn wake_at(&self, at_ns: u64, waker: Waker) {
+        let mut wakers = self.wakers.borrow_mut();
+        let place = self.vacant.borrow_mut().pop().unwrap_or_else(|| {
+            wakers.push(None);
+            wakers.len() - 1
+        });
+        wakers[place] = Some(waker);
+        self.heap.borrow_mut().push(Reverse((at_ns, place)));
+    }
+
+    /// Wakes what is due.
+    pub(super) fn progress(&self) -> crate::executor::Progress {
+        use crate::executor::Progress;
+        let now = self.now_ns();
+        let mut heap = self.heap.borrow_mut();
+        let mut woken = false;
+        while let Some(&Reverse((at_ns, place))) = heap.peek() {
+            if at_ns > now {
+                break;
+            }
+            heap.pop();
+            self.vacant.borrow_mut().push(place);
+            if let Some(waker) = self.wakers.borrow_mut()[place].take() {
+                waker.wake();
+                woken = true;
+            }
+        }
+        if woken {
+            return Progress::Advanced;
+        }
+        let ns = heap.peek().map_or(u64::MAX, |&Reverse((at_ns, _))| at_ns - now);
+        Progress::Wait { ns }
+    }
+}
+
+/// What the operations of one endpoint share.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) timers: Rc<Timers>,
+    pub(super) count: Cell<usize>,
+    /// Whether something was posted since the last wait: it shares the doorbell.
+    pub(super) batch_open: Cell<bool>,
+    pub(super) counters: crate::Counters,
+}
+
+/// A posted operation of the local provider.
+#[derive(Debug)]
+#[must_use = "an operation is only known to have happened once it is awaited"]
+pub struct LocalOp<T> {
+    pub(super) state: State<T>,
+}
+
+#[derive(Debug)]
+pub(super) enum State<T> {
+    /// Completed when posted.
+    Ready(Option<Result<T, FabricError>>),
+    /// Done, but the completion is held back until `due_ns`, and for one poll at least.
+    HeldBack {
+        result: Option<Result<T, FabricError>>,
+        due_ns: u64,
+        armed: bool,
+        endpoint: Rc<InFlight>,
+    },
+    /// On its way through a server thread; `finish` makes the result of the reply.
+    OnServer {
+        slot: Arc<ReplySlot>,
+        finish: fn(Message) -> T,
+        server: ServerId,
+        not_before_ns: u64,
+        deadline_ns: u64,
+        armed: bool,
+        endpoint: Rc<InFlight>,
+    },
+}
+
+impl<T> LocalOp<T> {
+    pub(super) fn ready(result: Result<T, FabricError>) -> Self {
+        Self { state: State::Ready(Some(result)) }
+    }
+}
+
+impl<T> Unpin for LocalOp<T> {}
+
+impl<T> Future for LocalOp<T> {
+    type Output = Result<T, FabricError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.state {
+            State::Ready(result) => Poll::Ready(take(result)),
+            State::HeldBack { result, due_ns, armed, endpoint } => {
+                endpoint.batch_open.set(false);
+                let due = *due_ns == 0 || endpoint.timers.now_ns() >= *due_ns;
+                match (std::mem::replace(armed, true), due) {
+                    (true, true) => return Poll::Ready(take(result)),
+                    // Even what is done already lets the thread's other tasks go first.
+                    (false, true) => context.waker().wake_by_ref(),
+                    (false, false) => endpoint.timers.wake_at(*due_ns, context.waker().clone()),
+                    (true, false) => {}
+                }
+                Poll::Pending
+            }
+            State::OnServer {
+                slot,
+                finish,
+                server,
+                not_before_ns,
+                deadline_ns,
+                armed,
+                endpoint,
+            } => {
+                endpoint.batch_open.set(false);
+                let now = endpoint.timers.now_ns();
+                let mut held = lock(&slot.state);
+                if now >= *not_before_ns
+                    && let Some(reply) = held.reply.take()
+                {
+                    endpoint.counters.count_rpc_reply(reply.as_ref().map_or(0, |m| m.len()));
+                    return Poll::Ready(reply.map(*finish));
+                }
+                if now >= *deadline_ns {
+                    held.waker = None;
+                    endpoint.counters.count_indeterminate();
+                    let why = Uncertainty::TimedOut;
+                    return Poll::Ready(Err(FabricError::Indeterminate { server: *server, why }));
+                }
+                held.waker = Some(context.waker().clone());
+                let replied = held.reply.is_some();
+                drop(held);
+                if replied {
+                    endpoint.timers.wake_at(*not_before_ns, context.waker().clone());
+                } else if !std::mem::replace(armed, true) {
+                    endpoint.timers.wake_at(*deadline_ns, context.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
+}
+
+fn take<T>(result: &mut Option<Result<T, FabricError>>) -> Result<T, FabricError> {
+    result.take().expect("a completed operation is not polled again")
+}
+
+impl<T> Drop for LocalOp<T> {
+    fn drop(&mut self) {
+        if let State::HeldBack { endpoint, .. } | State::OnServer { endpoint, .. } = &self.state {
+            endpoint.count.set(endpoint.count.get() - 1);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A region: the memory that one server lends to the fabric.
+//!
+//! *Invariants*: the words are never unmapped or moved while the region lives, and start as zeros.
+//!
+//! *Thread safety*: every access is an atomic access of one aligned 8-byte word, `Relaxed` unless said
+//! otherwise; nobody ever forms `&[u8]` over a region. That is the whole promise of a READ or a WRITE:
+//! a longer copy may mix old and new words.
+
+use crate::sync::{AtomicU64, Ordering};
+use thiserror::Error;
+
+/// Why a region was not to be had.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// The size is zero, or no multiple of 4 KiB.
+    #[error("a region of {bytes} bytes: the size must be a positive multiple of 4096")]
+    BadSize {
+        /// The size asked for.
+        bytes: usize,
+    },
+    /// The operating system refused the mapping.
+    #[error("cannot map {bytes} bytes for a region: {source}")]
+    Map {
+        /// The size asked for.
+        bytes: usize,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+}
+
+/// Zeroed memory that is accessed word by word; pages of the operating system are taken when touched.
+pub struct Region {
+    #[cfg(not(loom))]
+    start: std::ptr::NonNull<AtomicU64>,
+    #[cfg(loom)]
+    storage: Box<[AtomicU64]>,
+    words: usize,
+}
+
+impl Region {
+    /// A region of `bytes` bytes, a multiple of 4096. Memory is taken as it is touched.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the size is not usable or the operating system refuses.
+    pub fn new(bytes: usize) -> Result<Self, RegionError> {
+        if bytes == 0 || !bytes.is_multiple_of(4096) {
+            return Err(RegionError::BadSize { bytes });
+        }
+        Self::map(bytes)
+    }
+
+    #[cfg(loom)]
+    fn map(bytes: usize) -> Result<Self, RegionError> {
+        let words = bytes / 8;
+        Ok(Self { storage: (0..words).map(|_| AtomicU64::new(0)).collect(), words })
+    }
+
+    #[cfg(not(loom))]
+    fn map(bytes: usize) -> Result<Self, RegionError> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+        let mapped = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+        };
+        let start = mapped.map_err(|errno| RegionError::Map { bytes, source: errno.into() })?;
+        // Tree walks touch a new page at every step: huge pages save most of the TLB misses. A kernel
+        // without them says no, and nothing is lost.
+        // SAFETY: the range is the mapping just made, and the advice changes no content.
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+        let start = std::ptr::NonNull::new(start.cast::<AtomicU64>())
+            .ok_or(RegionError::BadSize { bytes })?;
+        Ok(Self { start, words: bytes / 8 })
+    }
+
+    /// The size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.words * 8
+    }
+
+    /// All words of the region.
+    #[inline]
+    pub fn words(&self) -> &[AtomicU64] {
+        #[cfg(loom)]
+        return &self.storage;
+        #[cfg(not(loom))]
+        // SAFETY: the mapping holds `words` aligned words, initialised to zero, lives as long as
+        // `self`, and every access to it anywhere goes through `AtomicU64`.
+        unsafe {
+            std::slice::from_raw_parts(self.start.as_ptr(), self.words)
+        }
+    }
+
+    /// The `count` words from byte `offset` on, or `None` if they are unaligned or not all inside.
+    #[inline]
+    pub fn slice(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        if !offset.is_multiple_of(8) {
+            return None;
+        }
+        let first = usize::try_from(offset / 8).ok()?;
+        self.words().get(first..first.checked_add(count)?)
+    }
+}
+
+/// Copies `from` to `to` word by word, in ascending order.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
+    assert_eq!(from.len(), to.len(), "both sides of a copy have one length");
+    for (source, target) in from.iter().zip(to) {
+        target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+#[cfg(not(loom))]
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `map` with this length, and no borrow outlives `self`.
+        let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.words * 8) };
+        debug_assert!(result.is_ok(), "unmapping a region");
+    }
+}
+
+// SAFETY: the region owns its mapping; all access is through atomics.
+#[cfg(not(loom))]
+unsafe impl Send for Region {}
+// SAFETY: as above: shared access is atomic word access.
+#[cfg(not(loom))]
+unsafe impl Sync for Region {}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("bytes", &self.bytes()).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_checked() {
+        assert!(matches!(Region::new(0), Err(RegionError::BadSize { .. })));
+        assert!(matches!(Region::new(4097), Err(RegionError::BadSize { .. })));
+        let region = Region::new(8192).unwrap();
+        assert_eq!(region.bytes(), 8192);
+        assert!(region.words().iter().all(|w| w.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn slices_stay_inside() {
+        let region = Region::new(4096).unwrap();
+        assert!(region.slice(0, 512).is_some());
+        assert!(region.slice(8, 512).is_none());
+        assert!(region.slice(4, 1).is_none());
+        assert!(region.slice(u64::MAX - 7, 1).is_none());
+        assert!(region.slice(8, usize::MAX).is_none());
+        assert!(region.slice(4096, 0).is_some());
+    }
+}

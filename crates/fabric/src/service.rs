@@ -1,0 +1,167 @@
+//! The memory server's side of the fabric: the RPC service, and the processor that it runs on.
+
+use crate::Message;
+use crate::region::Region;
+use crate::sync::Arc;
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+/// A kind of compute work, charged where the code does it. Real providers let the work itself take its
+/// time; the simulator lets [`CostModel::ns`] pass in virtual time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Work {
+    /// A client makes a request or digests a completion, and what surrounds an operation there.
+    Client,
+    /// A server thread takes a request from its queue, decodes it, and posts the reply.
+    Dispatch,
+    /// One node is searched.
+    VisitNode,
+    /// One record or separator of a node is changed.
+    ChangeNode,
+    /// A node is split, merged or rebalanced with another.
+    RestructureNode,
+    /// So many records are copied out of or into leaves.
+    CopyRecords(u32),
+    /// A wait for another thread's latch.
+    Spin,
+}
+
+/// How long each kind of work takes, in nanoseconds; `docs/internals/cost-model.md` says where the
+/// figures come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostModel {
+    /// [`Work::Client`].
+    pub client_ns: u64,
+    /// [`Work::Dispatch`].
+    pub dispatch_ns: u64,
+    /// [`Work::VisitNode`].
+    pub visit_node_ns: u64,
+    /// [`Work::ChangeNode`].
+    pub change_node_ns: u64,
+    /// [`Work::RestructureNode`].
+    pub restructure_node_ns: u64,
+    /// [`Work::CopyRecords`], per record, in picoseconds.
+    pub copy_record_ps: u64,
+    /// [`Work::Spin`].
+    pub spin_ns: u64,
+}
+
+impl Default for CostModel {
+    fn default() -> Self {
+        Self {
+            client_ns: 150,
+            dispatch_ns: 450,
+            visit_node_ns: 70,
+            change_node_ns: 60,
+            restructure_node_ns: 500,
+            copy_record_ps: 1_500,
+            spin_ns: 60,
+        }
+    }
+}
+
+impl CostModel {
+    /// How long `work` takes.
+    pub fn ns(&self, work: Work) -> u64 {
+        match work {
+            Work::Client => self.client_ns,
+            Work::Dispatch => self.dispatch_ns,
+            Work::VisitNode => self.visit_node_ns,
+            Work::ChangeNode => self.change_node_ns,
+            Work::RestructureNode => self.restructure_node_ns,
+            Work::CopyRecords(records) => (u64::from(records) * self.copy_record_ps).div_ceil(1000),
+            Work::Spin => self.spin_ns,
+        }
+    }
+}
+
+/// The processor that a memory server's code runs on.
+///
+/// The code of a server never waits for the network or the clock: it charges its work, and waits for
+/// nothing but latches of its own server.
+pub trait Cpu {
+    /// Accounts for work. In the simulator other threads of the server run meanwhile; elsewhere this
+    /// is free and never suspends.
+    fn charge(&self, work: Work) -> impl Future<Output = ()>;
+
+    /// Lets the holder of a latch go on; `attempt` counts the waits for one latch from 0.
+    fn pause(&self, attempt: u32) -> impl Future<Output = ()>;
+
+    /// A small number that tells apart threads that run at the same time, to spread counters over
+    /// cache lines. Two threads may share it.
+    fn stripe(&self) -> usize;
+}
+
+/// The calling thread as a memory server's processor: nothing is charged, nothing ever suspends.
+#[derive(Clone, Copy, Debug)]
+pub struct InlineCpu {
+    stripe: usize,
+}
+
+impl InlineCpu {
+    /// The calling thread, with a number that tells it from others that run at the same time.
+    pub const fn new(stripe: usize) -> Self {
+        Self { stripe }
+    }
+}
+
+impl Cpu for InlineCpu {
+    #[inline(always)]
+    async fn charge(&self, _work: Work) {}
+
+    #[inline]
+    async fn pause(&self, attempt: u32) {
+        // The holder may wait for this core: after a few spins, give it away.
+        if attempt < 16 {
+            std::hint::spin_loop();
+        } else {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "a latch wait has no endpoint to wait through"
+            )]
+            std::thread::yield_now();
+        }
+    }
+
+    #[inline]
+    fn stripe(&self) -> usize {
+        self.stripe
+    }
+}
+
+/// What a memory server answers with, over the memory it lends.
+///
+/// *Thread safety*: `handle` runs on several server threads at once.
+pub trait RpcService: Send + Sync + 'static {
+    /// The memory that one-sided verbs reach.
+    fn region(&self) -> &Arc<Region>;
+
+    /// Answers one request from compute server `client`. `reply` comes empty. Any bytes may come in:
+    /// what is not a valid request gets a reply that says so.
+    fn handle<C: Cpu>(
+        &self,
+        cpu: &C,
+        client: u16,
+        request: &[u8],
+        reply: &mut Message,
+    ) -> impl Future<Output = ()>;
+
+    /// Housekeeping after a reply has been sent, on the thread that served it: a bounded piece of work,
+    /// or nothing.
+    fn after_reply<C: Cpu>(&self, cpu: &C) -> impl Future<Output = ()>;
+}
+
+/// The result of a future that never suspends, as every future over [`InlineCpu`] is.
+///
+/// # Panics
+/// If the future suspends after all.
+#[inline]
+pub fn now_or_never<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("a future that must not suspend did"),
+    }
+}

@@ -1,0 +1,1 @@
+//! `sim`: a whole cluster on one thread, in virtual time.
