@@ -1,1 +1,15 @@
-//! Soon.
+//! Farleaf: ordered key-value indexes whose nodes live in the memory of other machines.
+//!
+//! The modules follow the way of one key: [`index`] → [`remote`] → the fabric → [`server`]. [`page`]
+//! knows the bytes of nodes and nothing else, [`wire`] the messages between compute and memory servers.
+//! `ARCHITECTURE.md` walks the whole way.
+
+#![forbid(unsafe_code)]
+
+pub mod index;
+pub mod page;
+pub mod remote;
+pub mod server;
+pub mod wire;
+
+pub use farleaf_fabric as fabric;

@@ -1,0 +1,1 @@
+//! The suite that every index design passes on every provider.

@@ -1,0 +1,72 @@
+//! What an index operation can come to when it is not an answer.
+
+use crate::page::SuperblockError;
+use crate::wire::Refusal;
+use farleaf_fabric::{FabricError, ServerId};
+use thiserror::Error;
+
+/// Why an operation has no answer.
+///
+/// Everything but [`IndexError::Indeterminate`] says that the operation changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// The memory that the operation needed is not to be had; the index is whole.
+    #[error("memory server {server} has no memory left for another node")]
+    OutOfMemory {
+        /// Where there was none.
+        server: ServerId,
+    },
+    /// Nobody knows whether the operation happened, or will.
+    #[error("the operation's outcome is unknown: {0}")]
+    Indeterminate(FabricError),
+    /// The operation lost against others as often as it may.
+    #[error("gave up after {retries} retries against concurrent operations")]
+    Contended {
+        /// How often it was tried again.
+        retries: u32,
+    },
+    /// The fabric did not carry out the operation.
+    #[error(transparent)]
+    Fabric(FabricError),
+    /// A memory server did not accept the request.
+    #[error("memory server {server} refused the request: {refusal}")]
+    Refused {
+        /// The server.
+        server: ServerId,
+        /// Its reason.
+        refusal: Refusal,
+    },
+    /// A memory server's reply makes no sense.
+    #[error("memory server {server} sent a reply that makes no sense")]
+    BadReply {
+        /// The server.
+        server: ServerId,
+    },
+    /// A memory server holds another kind of pool.
+    #[error("memory server {server}: {error}")]
+    BadPool {
+        /// The server.
+        server: ServerId,
+        /// What is wrong with it.
+        error: SuperblockError,
+    },
+    /// The input of a bulk load does not ascend strictly.
+    #[error("the input of a bulk load must ascend strictly, and record {position} does not")]
+    NotSorted {
+        /// The offending record, counted from 0.
+        position: u64,
+    },
+    /// An argument is out of its range.
+    #[error("{0}")]
+    InvalidArgument(&'static str),
+}
+
+impl From<FabricError> for IndexError {
+    fn from(error: FabricError) -> Self {
+        match error {
+            FabricError::Indeterminate { .. } => Self::Indeterminate(error),
+            other => Self::Fabric(other),
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! The index designs, behind one trait. No design knows another.
+
+pub mod coarse;
+pub mod conformance;
+mod error;
+mod range_index;
+
+pub use error::IndexError;
+pub use range_index::{Design, Exchange, RangeIndex, Scan};

@@ -1,0 +1,156 @@
+//! The one trait of all index designs.
+
+use super::IndexError;
+use crate::page::Layout;
+use farleaf_fabric::Fabric;
+use std::fmt::Debug;
+use std::future::Future;
+use std::ops::{Bound, RangeBounds};
+
+/// An ordered key-value index, as one client sees it.
+///
+/// Single-key operations are linearizable, across clients and compute servers. A scan is not a snapshot:
+/// it sees every key that is there throughout, once and in order, and no key that never was; of keys
+/// that come, go or change meanwhile it sees some state. An operation that ends in
+/// [`IndexError::Indeterminate`] may have happened, and may still happen later; with any other error it
+/// has not and will not.
+///
+/// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be in
+/// flight together.
+pub trait RangeIndex {
+    /// Keys.
+    type Key: Clone + Ord + Debug + 'static;
+    /// Values.
+    type Value: Clone + Eq + Debug + 'static;
+
+    /// The value of `key`.
+    fn get(&self, key: &Self::Key)
+    -> impl Future<Output = Result<Option<Self::Value>, IndexError>>;
+
+    /// Adds `key`; `false`, and nothing changes, if it is there already.
+    fn insert(
+        &self,
+        key: &Self::Key,
+        value: &Self::Value,
+    ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Changes the value of `key`; `false`, and nothing changes, if it is absent.
+    fn update(
+        &self,
+        key: &Self::Key,
+        value: &Self::Value,
+    ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Sets the value of `key`, whether it is there or not.
+    fn upsert(
+        &self,
+        key: &Self::Key,
+        value: &Self::Value,
+    ) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Removes `key`; `false` if it is absent.
+    fn remove(&self, key: &Self::Key) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Sets the value of `key` to `new` if it is there with the value `expected`.
+    fn compare_exchange(
+        &self,
+        key: &Self::Key,
+        expected: &Self::Value,
+        new: &Self::Value,
+    ) -> impl Future<Output = Result<Exchange<Self::Value>, IndexError>>;
+
+    /// The records that `scan` asks for, in its order.
+    fn scan(
+        &self,
+        scan: &Scan<Self::Key>,
+    ) -> impl Future<Output = Result<Vec<(Self::Key, Self::Value)>, IndexError>>;
+
+    /// The values of `keys`, in their order; the lookups are in flight together. Each is linearizable,
+    /// all of them together are not.
+    fn multi_get(
+        &self,
+        keys: &[Self::Key],
+    ) -> impl Future<Output = Result<Vec<Option<Self::Value>>, IndexError>>;
+
+    /// Fills an empty index from records that ascend strictly, with pages filled to `fill` (0.1 to
+    /// 1.0); returns how many there were. Nobody else may use the index meanwhile. Readers see nothing
+    /// of it until it is done; if it fails, the index stays empty.
+    fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (Self::Key, Self::Value)>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>>;
+
+    /// Runs the design's housekeeping (collection of deleted records, rebalancing) to its end, instead of
+    /// waiting for it to happen by the way.
+    fn collect(&self) -> impl Future<Output = Result<(), IndexError>>;
+}
+
+/// What became of a compare-exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exchange<V> {
+    /// The value was the expected one and is now the new one.
+    Exchanged,
+    /// The value was another one (`None`: the key is absent) and still is.
+    Differs(Option<V>),
+}
+
+/// Which records a scan returns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scan<K> {
+    /// Where it starts or ends, below.
+    pub lower: Bound<K>,
+    /// Where it ends or starts, above.
+    pub upper: Bound<K>,
+    /// Descending instead of ascending.
+    pub reverse: bool,
+    /// At most so many records.
+    pub limit: usize,
+}
+
+impl<K: Clone> Scan<K> {
+    /// Everything within `range`, ascending.
+    pub fn range(range: impl RangeBounds<K>) -> Self {
+        Self {
+            lower: range.start_bound().cloned(),
+            upper: range.end_bound().cloned(),
+            reverse: false,
+            limit: usize::MAX,
+        }
+    }
+
+    /// The same range from its upper end downwards.
+    #[must_use]
+    pub fn reverse(mut self) -> Self {
+        self.reverse = !self.reverse;
+        self
+    }
+
+    /// At most `limit` records.
+    #[must_use]
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.limit = limit;
+        self
+    }
+}
+
+/// An index design: how to make and open indexes over memory servers with pages of `L`.
+pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
+    /// The design's name, as commands and reports say it.
+    const NAME: &'static str;
+
+    /// What can be chosen when an index is made.
+    type Options: Clone + Debug + Send + Sync;
+
+    /// The handles.
+    type Index<F: Fabric>: RangeIndex<Key = L::Key, Value = L::Value>;
+
+    /// Makes an empty index on memory servers that have none.
+    fn create<F: Fabric>(
+        fabric: &F,
+        options: &Self::Options,
+    ) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Opens the index that the memory servers hold.
+    fn open<F: Fabric>(fabric: F) -> impl Future<Output = Result<Self::Index<F>, IndexError>>;
+}

@@ -1,0 +1,421 @@
+//! The fixed 8-byte layout: `u64` keys, `u64` values, pages of `WORDS` words.
+//!
+//! ```text
+//! leaf   words 8…  key 0, value 0, key 1, value 1, …      (side by side: one record, one message)
+//! inner  words 8…  key 0 … key C-1, child 0 … child C-1    (key 0 is the page's low fence)
+//! ```
+//!
+//! *Invariants*
+//! - P3. Keys ascend strictly; all lie within the fences.
+//! - P4. Bit `i` of word 6 says that record `i` is deleted; no bit at or above `count` is set.
+//! - P5. An inner page's key 0 is its low fence, and it has at least one child.
+//! - P6. Every `u64` is a valid key and a valid value.
+//!
+//! *Thread safety*: that of [`super::Page`].
+
+use super::layout::{Layout, LeafInsert, Probe, Reach, ScanWindow};
+use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, Page};
+use farleaf_fabric::{GlobalAddr, Message};
+use std::ops::{Bound, Range};
+
+/// `u64` keys and values in pages of `WORDS` words; 128 of them, 1 KB, hold 60 records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixed8<const WORDS: usize = 128>;
+
+const _: () = assert!(Fixed8::<128>::CAPACITY == 60);
+const _: () = assert!(HEADER_WORDS + 2 * Fixed8::<128>::CAPACITY == 128);
+
+type View<'a, const WORDS: usize> = Page<'a, Fixed8<WORDS>>;
+
+impl<const WORDS: usize> Fixed8<WORDS> {
+    const CHECKED_CAPACITY: usize = {
+        let capacity = (WORDS - HEADER_WORDS) / 2;
+        assert!(capacity >= 4, "a page holds at least four entries");
+        assert!(capacity <= 64, "one word holds the deleted bits");
+        capacity
+    };
+
+    #[inline]
+    fn record_key(page: View<'_, WORDS>, slot: usize) -> u64 {
+        page.load(HEADER_WORDS + 2 * slot)
+    }
+
+    #[inline]
+    fn record_value(page: View<'_, WORDS>, slot: usize) -> u64 {
+        page.load(HEADER_WORDS + 2 * slot + 1)
+    }
+
+    fn set_record(page: View<'_, WORDS>, slot: usize, key: u64, value: u64) {
+        page.store(HEADER_WORDS + 2 * slot, key);
+        page.store(HEADER_WORDS + 2 * slot + 1, value);
+    }
+
+    #[inline]
+    fn separator(page: View<'_, WORDS>, slot: usize) -> u64 {
+        page.load(HEADER_WORDS + slot)
+    }
+
+    #[inline]
+    fn child(page: View<'_, WORDS>, slot: usize) -> u64 {
+        page.load(HEADER_WORDS + Self::CHECKED_CAPACITY + slot)
+    }
+
+    fn set_entry(page: View<'_, WORDS>, slot: usize, key: u64, child: u64) {
+        page.store(HEADER_WORDS + slot, key);
+        page.store(HEADER_WORDS + Self::CHECKED_CAPACITY + slot, child);
+    }
+
+    /// The number of entries whose key satisfies `left_of`, which holds for a prefix of them. Without
+    /// branches on the keys: they are unpredictable.
+    #[inline]
+    fn partition(
+        count: usize,
+        key_at: impl Fn(usize) -> u64,
+        left_of: impl Fn(u64) -> bool,
+    ) -> usize {
+        if count == 0 {
+            return 0;
+        }
+        let (mut base, mut left) = (0, count);
+        while left > 1 {
+            let half = left / 2;
+            base = if left_of(key_at(base + half - 1)) { base + half } else { base };
+            left -= half;
+        }
+        base + usize::from(left_of(key_at(base)))
+    }
+
+    /// The first slot of a leaf whose key is not below `key`.
+    #[inline]
+    fn lower_bound(page: View<'_, WORDS>, key: u64) -> usize {
+        Self::partition(page.count(), |slot| Self::record_key(page, slot), |k| k < key)
+    }
+
+    /// The slot of `key` if it is in the leaf, deleted or not.
+    #[inline]
+    fn find(page: View<'_, WORDS>, key: u64) -> Option<usize> {
+        let slot = Self::lower_bound(page, key);
+        (slot < page.count() && Self::record_key(page, slot) == key).then_some(slot)
+    }
+
+    #[inline]
+    fn is_deleted(page: View<'_, WORDS>, slot: usize) -> bool {
+        page.load(DELETED_WORD) >> slot & 1 != 0
+    }
+
+    fn set_deleted(page: View<'_, WORDS>, slot: usize, deleted: bool) {
+        let bits = page.load(DELETED_WORD) & !(1 << slot);
+        page.store(DELETED_WORD, bits | u64::from(deleted) << slot);
+    }
+
+    /// Copies entries of `from` to slots of `to` from `at` on. Leaf and inner pages differ only in where
+    /// the two words of an entry are.
+    fn copy_entries(from: View<'_, WORDS>, slots: Range<usize>, to: View<'_, WORDS>, at: usize) {
+        let leaf = from.level() == 0;
+        for (offset, slot) in slots.enumerate() {
+            if leaf {
+                let (key, value) = (Self::record_key(from, slot), Self::record_value(from, slot));
+                Self::set_record(to, at + offset, key, value);
+            } else {
+                let (key, child) = (Self::separator(from, slot), Self::child(from, slot));
+                Self::set_entry(to, at + offset, key, child);
+            }
+        }
+    }
+
+    /// Opens a gap of `by` entries at the front.
+    fn shift_up(page: View<'_, WORDS>, by: usize) {
+        for slot in (0..page.count()).rev() {
+            Self::copy_entries(page, slot..slot + 1, page, slot + by);
+        }
+    }
+
+    fn key_of(page: View<'_, WORDS>, slot: usize) -> u64 {
+        if page.level() == 0 { Self::record_key(page, slot) } else { Self::separator(page, slot) }
+    }
+
+    /// The slots of a leaf that lie in the window.
+    fn window_slots(page: View<'_, WORDS>, window: &ScanWindow<'_, u64>) -> Range<usize> {
+        let count = page.count();
+        let prefix = |left_of: &dyn Fn(u64) -> bool| {
+            Self::partition(count, |slot| Self::record_key(page, slot), left_of)
+        };
+        let first = match window.lower {
+            Bound::Unbounded => 0,
+            Bound::Included(&key) => prefix(&|k| k < key),
+            Bound::Excluded(&key) => prefix(&|k| k <= key),
+        };
+        let end = match window.upper {
+            Bound::Unbounded => count,
+            Bound::Included(&key) => prefix(&|k| k <= key),
+            Bound::Excluded(&key) => prefix(&|k| k < key),
+        };
+        first..end.max(first)
+    }
+}
+
+impl<const WORDS: usize> Layout for Fixed8<WORDS> {
+    type Key = u64;
+    type Value = u64;
+
+    const PAGE_WORDS: usize = WORDS;
+    const CAPACITY: usize = Self::CHECKED_CAPACITY;
+    const FORMAT: u8 = 1;
+
+    fn min_key() -> u64 {
+        0
+    }
+
+    #[inline]
+    fn put_key(key: &u64, to: &mut Message) {
+        to.extend_from_slice(&key.to_le_bytes());
+    }
+
+    #[inline]
+    fn take_key(from: &mut &[u8]) -> Option<u64> {
+        let (word, rest) = from.split_first_chunk()?;
+        *from = rest;
+        Some(u64::from_le_bytes(*word))
+    }
+
+    #[inline]
+    fn put_value(value: &u64, to: &mut Message) {
+        Self::put_key(value, to);
+    }
+
+    #[inline]
+    fn take_value(from: &mut &[u8]) -> Option<u64> {
+        Self::take_key(from)
+    }
+
+    #[inline]
+    fn hash(key: &u64) -> u64 {
+        // The finaliser of MurmurHash3: a bijection whose every output bit depends on every input bit.
+        let mut hash = *key;
+        hash = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        hash ^ hash >> 33
+    }
+
+    #[inline]
+    fn low(page: View<'_, WORDS>) -> u64 {
+        page.load(LOW_WORD)
+    }
+
+    #[inline]
+    fn high(page: View<'_, WORDS>) -> Option<u64> {
+        (!page.high_is_infinite()).then(|| page.load(HIGH_WORD))
+    }
+
+    fn set_low(page: View<'_, WORDS>, low: &u64) {
+        page.store(LOW_WORD, *low);
+    }
+
+    fn set_high(page: View<'_, WORDS>, high: Option<&u64>) {
+        page.store(HIGH_WORD, high.copied().unwrap_or(u64::MAX));
+        page.set_high_infinite(high.is_none());
+    }
+
+    #[inline]
+    fn reach(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> Reach {
+        let low = page.load(LOW_WORD);
+        let high = page.load(HIGH_WORD);
+        let (below, beyond) = match probe {
+            Probe::At(&key) => (key < low, key >= high && !page.high_is_infinite()),
+            Probe::Before(&key) => (key <= low, key > high && !page.high_is_infinite()),
+            Probe::Last => (false, !page.high_is_infinite()),
+        };
+        match (below, beyond) {
+            (true, _) => Reach::Below,
+            (false, true) => Reach::Beyond,
+            (false, false) => Reach::Inside,
+        }
+    }
+
+    #[inline]
+    fn leaf_get(page: View<'_, WORDS>, key: &u64) -> Option<u64> {
+        let slot = Self::find(page, *key)?;
+        (!Self::is_deleted(page, slot)).then(|| Self::record_value(page, slot))
+    }
+
+    fn leaf_collect(
+        page: View<'_, WORDS>,
+        window: &ScanWindow<'_, u64>,
+        out: &mut Vec<(u64, u64)>,
+    ) -> usize {
+        let before = out.len();
+        let live = |&slot: &usize| !Self::is_deleted(page, slot);
+        let record = |slot| (Self::record_key(page, slot), Self::record_value(page, slot));
+        let slots = Self::window_slots(page, window);
+        if window.reverse {
+            out.extend(slots.rev().filter(live).map(record).take(window.limit));
+        } else {
+            out.extend(slots.filter(live).map(record).take(window.limit));
+        }
+        out.len() - before
+    }
+
+    fn leaf_insert(page: View<'_, WORDS>, key: &u64, value: &u64) -> LeafInsert {
+        let mut slot = Self::lower_bound(page, *key);
+        if slot < page.count() && Self::record_key(page, slot) == *key {
+            if !Self::is_deleted(page, slot) {
+                return LeafInsert::Exists;
+            }
+            Self::set_record(page, slot, *key, *value);
+            Self::set_deleted(page, slot, false);
+            return LeafInsert::Inserted;
+        }
+        if page.count() == Self::CAPACITY {
+            if Self::leaf_compact(page) == 0 {
+                return LeafInsert::Full;
+            }
+            slot = Self::lower_bound(page, *key);
+        }
+        let count = page.count();
+        for above in (slot..count).rev() {
+            Self::copy_entries(page, above..above + 1, page, above + 1);
+        }
+        let deleted = page.load(DELETED_WORD);
+        let below = deleted & ((1 << slot) - 1);
+        page.store(DELETED_WORD, below | (deleted ^ below) << 1);
+        Self::set_record(page, slot, *key, *value);
+        page.set_count(count + 1);
+        LeafInsert::Inserted
+    }
+
+    fn leaf_replace(page: View<'_, WORDS>, key: &u64, value: &u64) -> bool {
+        let Some(slot) = Self::find(page, *key).filter(|&slot| !Self::is_deleted(page, slot))
+        else {
+            return false;
+        };
+        Self::set_record(page, slot, *key, *value);
+        true
+    }
+
+    fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> bool {
+        let Some(slot) = Self::find(page, *key).filter(|&slot| !Self::is_deleted(page, slot))
+        else {
+            return false;
+        };
+        Self::set_deleted(page, slot, true);
+        true
+    }
+
+    fn leaf_compact(page: View<'_, WORDS>) -> usize {
+        let count = page.count();
+        let mut kept = 0;
+        for slot in 0..count {
+            if !Self::is_deleted(page, slot) {
+                Self::copy_entries(page, slot..slot + 1, page, kept);
+                kept += 1;
+            }
+        }
+        page.store(DELETED_WORD, 0);
+        page.set_count(kept);
+        count - kept
+    }
+
+    #[inline]
+    fn inner_slot(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> usize {
+        let count = page.count();
+        let key_at = |slot| Self::separator(page, slot);
+        let not_above = match probe {
+            Probe::At(&key) => Self::partition(count, key_at, |k| k <= key),
+            Probe::Before(&key) => Self::partition(count, key_at, |k| k < key),
+            Probe::Last => count,
+        };
+        not_above.saturating_sub(1)
+    }
+
+    #[inline]
+    fn inner_child(page: View<'_, WORDS>, slot: usize) -> GlobalAddr {
+        if slot >= page.count() {
+            return GlobalAddr::NULL;
+        }
+        GlobalAddr::from_bits(Self::child(page, slot))
+    }
+
+    fn inner_key(page: View<'_, WORDS>, slot: usize) -> u64 {
+        Self::separator(page, slot.min(Self::CAPACITY - 1))
+    }
+
+    fn inner_insert(page: View<'_, WORDS>, key: &u64, child: GlobalAddr) -> bool {
+        let count = page.count();
+        if count == Self::CAPACITY {
+            return false;
+        }
+        let slot = Self::partition(count, |slot| Self::separator(page, slot), |k| k < *key);
+        for above in (slot..count).rev() {
+            Self::copy_entries(page, above..above + 1, page, above + 1);
+        }
+        Self::set_entry(page, slot, *key, child.to_bits());
+        page.set_count(count + 1);
+        true
+    }
+
+    fn inner_remove(page: View<'_, WORDS>, slot: usize) {
+        let count = page.count();
+        Self::copy_entries(page, slot + 1..count, page, slot);
+        page.set_count(count - 1);
+    }
+
+    fn inner_set_key(page: View<'_, WORDS>, slot: usize, key: &u64) {
+        page.store(HEADER_WORDS + slot, *key);
+    }
+
+    fn split_copy(left: View<'_, WORDS>, right: View<'_, WORDS>, right_at: GlobalAddr) -> u64 {
+        let count = left.count();
+        let middle = count / 2;
+        let separator = Self::key_of(left, middle);
+        right.format_empty(right_at, left.level(), &separator, Self::high(left).as_ref());
+        right.set_sibling(left.sibling());
+        Self::copy_entries(left, middle..count, right, 0);
+        right.set_count(count - middle);
+        right.store(DELETED_WORD, left.load(DELETED_WORD) >> middle);
+        separator
+    }
+
+    fn split_truncate(left: View<'_, WORDS>, separator: &u64, right_at: GlobalAddr) {
+        let middle = left.count() / 2;
+        left.store(DELETED_WORD, left.load(DELETED_WORD) & ((1 << middle) - 1));
+        left.set_count(middle);
+        Self::set_high(left, Some(separator));
+        left.set_sibling(right_at);
+    }
+
+    fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
+        // An eighth of a page is left free, so that the next insert does not split it at once.
+        left.live_count() + right.live_count() <= Self::CAPACITY - Self::CAPACITY / 8
+    }
+
+    fn merge(left: View<'_, WORDS>, right: View<'_, WORDS>) {
+        debug_assert_eq!(left.deleted_count() + right.deleted_count(), 0, "compacted first");
+        let (kept, added) = (left.count(), right.count());
+        Self::copy_entries(right, 0..added, left, kept);
+        left.set_count(kept + added);
+        Self::set_high(left, Self::high(right).as_ref());
+        left.set_sibling(right.sibling());
+    }
+
+    fn rebalance(left: View<'_, WORDS>, right: View<'_, WORDS>) -> u64 {
+        debug_assert_eq!(left.deleted_count() + right.deleted_count(), 0, "compacted first");
+        let (lefts, rights) = (left.count(), right.count());
+        let target = (lefts + rights) / 2;
+        if lefts < target {
+            let moved = target - lefts;
+            Self::copy_entries(right, 0..moved, left, lefts);
+            Self::copy_entries(right, moved..rights, right, 0);
+            right.set_count(rights - moved);
+        } else {
+            let moved = lefts - target;
+            Self::shift_up(right, moved);
+            Self::copy_entries(left, target..lefts, right, 0);
+            right.set_count(rights + moved);
+        }
+        left.set_count(target);
+        let separator = Self::key_of(right, 0);
+        Self::set_high(left, Some(&separator));
+        Self::set_low(right, &separator);
+        separator
+    }
+}

@@ -1,0 +1,108 @@
+//! The versioned latch in word 0 of every page: `[locked:1][owner:15][version:48]`.
+//!
+//! Readers are optimistic: they take the version, read whatever words they like, and validate that the
+//! version did not move. Writers turn the version that they read under into a lock by one CAS, so a
+//! lock is only ever taken on a page that is still as it was read.
+//!
+//! *Invariants*
+//! - L1. The version grows by one with every unlock and never goes back, whatever the page is reused for
+//!   (48 bits: 2^48 changes of one page).
+//! - L2. While the word is locked, only the holder stores to the page.
+//! - L3. A validated read saw a page that no holder was changing.
+//!
+//! The order of accesses (Boehm, *Can seqlocks get along with programming language memory models?*,
+//! 2012): a reader loads the version `Acquire`, the words `Relaxed`, then fences `Acquire` and loads the
+//! version `Relaxed`. A writer takes the lock with a CAS `Acquire`, fences `Release`, stores the words
+//! `Relaxed`, and stores the new version `Release`.
+//!
+//! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
+
+use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
+use std::fmt;
+
+const LOCKED: u64 = 1 << 63;
+const OWNER_SHIFT: u32 = 48;
+const VERSION_MASK: u64 = (1 << 48) - 1;
+
+/// A version that was read while nobody held the lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Version(u64);
+
+impl Version {
+    /// The version in a copy of a page's word 0, or `None` if that was locked.
+    pub fn of_word(word: u64) -> Option<Self> {
+        (word & LOCKED == 0).then_some(Self(word))
+    }
+
+    /// The word that holds this version.
+    pub fn to_word(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0 & VERSION_MASK)
+    }
+}
+
+/// The latch over a page's word 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Latch<'a> {
+    word: &'a AtomicU64,
+}
+
+impl<'a> Latch<'a> {
+    /// The latch in `word`.
+    #[inline]
+    pub fn new(word: &'a AtomicU64) -> Self {
+        Self { word }
+    }
+
+    /// Starts an optimistic read: the version, or `None` while somebody holds the lock.
+    #[inline]
+    pub fn optimistic(self) -> Option<Version> {
+        Version::of_word(self.word.load(Ordering::Acquire))
+    }
+
+    /// Whether nobody has held the lock since `version` was read; if so, all that was read since is of
+    /// one piece (L3).
+    #[inline]
+    #[must_use]
+    pub fn validate(self, version: Version) -> bool {
+        fence(Ordering::Acquire);
+        self.word.load(Ordering::Relaxed) == version.0
+    }
+
+    /// Takes the lock if the page is still at `version`, in the name of `owner` (15 bits).
+    #[inline]
+    pub fn try_lock(self, version: Version, owner: u16) -> Option<Exclusive<'a>> {
+        let locked =
+            LOCKED | (u64::from(owner & 0x7fff) << OWNER_SHIFT) | (version.0 & VERSION_MASK);
+        self.word.compare_exchange(version.0, locked, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        fence(Ordering::Release);
+        Some(Exclusive { word: self.word })
+    }
+}
+
+/// The right to change a page; dropping it unlocks with the next version.
+#[derive(Debug)]
+#[must_use = "dropping the guard unlocks"]
+pub struct Exclusive<'a> {
+    word: &'a AtomicU64,
+}
+
+impl Exclusive<'_> {
+    /// The version that the page will have when this guard is dropped.
+    pub fn next_version(&self) -> Version {
+        Version((self.word.load(Ordering::Relaxed) + 1) & VERSION_MASK)
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let next = self.next_version();
+        self.word.store(next.0, Ordering::Release);
+    }
+}

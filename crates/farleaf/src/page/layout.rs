@@ -1,0 +1,140 @@
+//! What a layout of pages must be able to do. Indexes and servers are generic over it; keys and values
+//! of another kind are another implementation of [`Layout`] and change nothing else.
+
+use super::view::Page;
+use farleaf_fabric::{GlobalAddr, Message};
+use std::fmt::Debug;
+use std::ops::Bound;
+
+/// What a descent looks for.
+#[derive(Clone, Copy, Debug)]
+pub enum Probe<'k, K> {
+    /// The node that covers this key.
+    At(&'k K),
+    /// The node that covers the keys just below this one. There is none below the smallest key.
+    Before(&'k K),
+    /// The rightmost node.
+    Last,
+}
+
+/// Where a probe lies with respect to a page's fences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Left of the low fence: whoever came here was misled.
+    Below,
+    /// Between the fences.
+    Inside,
+    /// At or right of the high fence: the right sibling knows more.
+    Beyond,
+}
+
+/// What became of an insertion into a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeafInsert {
+    /// The record is in.
+    Inserted,
+    /// The key is there already; nothing changed.
+    Exists,
+    /// There is no room, even without the deleted records; nothing changed.
+    Full,
+}
+
+/// Which records of a leaf a scan wants.
+#[derive(Clone, Debug)]
+pub struct ScanWindow<'k, K> {
+    /// The lower bound.
+    pub lower: Bound<&'k K>,
+    /// The upper bound.
+    pub upper: Bound<&'k K>,
+    /// Descending instead of ascending.
+    pub reverse: bool,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// The bytes of one kind of page.
+///
+/// Functions that read accept pages that change under them: they may return nonsense then, which
+/// validation discards, but never read outside the page, loop for ever or panic. Functions that change a
+/// page are for its exclusive holder, and keep P1–P6 of `docs/internals/page-format.md`.
+pub trait Layout: Copy + Debug + Send + Sync + 'static {
+    /// Keys, in their order.
+    type Key: Clone + Ord + Debug + Send + Sync + 'static;
+    /// Values.
+    type Value: Clone + Eq + Debug + Send + Sync + 'static;
+
+    /// Words of a page, header included.
+    const PAGE_WORDS: usize;
+    /// The most entries that a page can ever have.
+    const CAPACITY: usize;
+    /// The format's number, in every page and superblock.
+    const FORMAT: u8;
+
+    /// The smallest key.
+    fn min_key() -> Self::Key;
+
+    /// Appends a key to a message.
+    fn put_key(key: &Self::Key, to: &mut Message);
+    /// Takes a key off the front of a message; `None` if there is none.
+    fn take_key(from: &mut &[u8]) -> Option<Self::Key>;
+    /// Appends a value to a message.
+    fn put_value(value: &Self::Value, to: &mut Message);
+    /// Takes a value off the front of a message; `None` if there is none.
+    fn take_value(from: &mut &[u8]) -> Option<Self::Value>;
+    /// A hash of the key that spreads over all 64 bits.
+    fn hash(key: &Self::Key) -> u64;
+
+    /// The low fence, inclusive.
+    fn low(page: Page<'_, Self>) -> Self::Key;
+    /// The high fence, exclusive; `None` is infinite.
+    fn high(page: Page<'_, Self>) -> Option<Self::Key>;
+    /// Sets the low fence.
+    fn set_low(page: Page<'_, Self>, low: &Self::Key);
+    /// Sets the high fence.
+    fn set_high(page: Page<'_, Self>, high: Option<&Self::Key>);
+    /// Where the probe lies.
+    fn reach(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> Reach;
+
+    /// Leaf: the value of a key that is there and not deleted.
+    fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<Self::Value>;
+    /// Leaf: appends the wanted records to `out`, in the wanted order; says how many.
+    fn leaf_collect(
+        page: Page<'_, Self>,
+        window: &ScanWindow<'_, Self::Key>,
+        out: &mut Vec<(Self::Key, Self::Value)>,
+    ) -> usize;
+    /// Leaf: adds a record; throws deleted ones out first if it must.
+    fn leaf_insert(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafInsert;
+    /// Leaf: replaces the value of a key that is there; says whether it is.
+    fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool;
+    /// Leaf: marks a key as deleted; says whether it was there.
+    fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
+    /// Leaf: throws the deleted records out; says how many.
+    fn leaf_compact(page: Page<'_, Self>) -> usize;
+
+    /// Inner: the slot whose subtree the probe is in.
+    fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
+    /// Inner: the child at a slot; null if there is none.
+    fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
+    /// Inner: the lowest key of the subtree at a slot.
+    fn inner_key(page: Page<'_, Self>, slot: usize) -> Self::Key;
+    /// Inner: adds a child that covers the keys from `key` on; `false` if there is no room.
+    fn inner_insert(page: Page<'_, Self>, key: &Self::Key, child: GlobalAddr) -> bool;
+    /// Inner: takes the entry at a slot out.
+    fn inner_remove(page: Page<'_, Self>, slot: usize);
+    /// Inner: changes the lowest key of the subtree at a slot.
+    fn inner_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key);
+
+    /// The first half of a split: fills `right`, formatted by this, with the upper half of `left` and
+    /// returns the separator. `left` stays as it is.
+    fn split_copy(left: Page<'_, Self>, right: Page<'_, Self>, right_at: GlobalAddr) -> Self::Key;
+    /// The second half: takes what `right` has out of `left` and links the two.
+    fn split_truncate(left: Page<'_, Self>, separator: &Self::Key, right_at: GlobalAddr);
+    /// Whether the live entries of both fit one page.
+    fn fits_merged(left: Page<'_, Self>, right: Page<'_, Self>) -> bool;
+    /// Appends all of `right` to `left`, its neighbour to the left, which then covers both and is
+    /// linked past `right`. Nothing of either may be marked as deleted.
+    fn merge(left: Page<'_, Self>, right: Page<'_, Self>);
+    /// Evens out two neighbours; returns the new separator. Nothing of either may be marked as deleted.
+    fn rebalance(left: Page<'_, Self>, right: Page<'_, Self>) -> Self::Key;
+}

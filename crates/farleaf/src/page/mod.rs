@@ -1,0 +1,19 @@
+//! Pages: the bytes of nodes, and nothing else. No I/O, no allocation policy, no network.
+//!
+//! `docs/internals/page-format.md` draws the bytes and numbers the invariants (P1 …).
+
+mod carve;
+mod fixed8;
+mod latch;
+mod layout;
+mod superblock;
+mod view;
+mod walk;
+
+pub use carve::NodeCarver;
+pub use fixed8::Fixed8;
+pub use latch::{Exclusive, Latch, Version};
+pub use layout::{Layout, LeafInsert, Probe, Reach, ScanWindow};
+pub use superblock::{Superblock, SuperblockError};
+pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
+pub use walk::{Step, step};

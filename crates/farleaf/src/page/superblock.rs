@@ -1,0 +1,110 @@
+//! The superblock: page 0 of every memory server, which says what the rest of the region is.
+//!
+//! ```text
+//! word 0  magic            word 1  [reserved:32][page words:16][format:16]
+//! word 2  root address     word 3  placement level M
+//! word 4  pool bytes       word 5  options
+//! ```
+//!
+//! The root's address never changes once it is set. *Thread safety*: written before the server serves;
+//! the root word once, later; read by anyone.
+
+use super::layout::Layout;
+use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::sync::{AtomicU64, Ordering};
+use thiserror::Error;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"Farleaf\x01");
+
+/// Why a superblock cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SuperblockError {
+    /// There is none.
+    #[error("the region has no superblock")]
+    Missing,
+    /// The pages have another layout than the reader's.
+    #[error(
+        "the pool has pages of {page_words} words in format {format}, not {ours_words} in {ours}"
+    )]
+    OtherLayout {
+        /// The pool's format.
+        format: u16,
+        /// The pool's page size in words.
+        page_words: usize,
+        /// The reader's format.
+        ours: u16,
+        /// The reader's page size in words.
+        ours_words: usize,
+    },
+}
+
+/// What a superblock says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The root of the server's own tree; null while there is none.
+    pub root: GlobalAddr,
+    /// Subtrees of this level lie whole on one memory server.
+    pub placement_level: u64,
+    /// Bytes of the region.
+    pub pool_bytes: u64,
+    /// The index design's options, as it likes.
+    pub options: u64,
+}
+
+impl Superblock {
+    /// Words that the superblock takes.
+    pub const WORDS: usize = 8;
+
+    /// Writes the superblock of a new pool with pages of `L`.
+    ///
+    /// # Panics
+    /// If `words` are fewer than [`Superblock::WORDS`].
+    pub fn write<L: Layout>(&self, words: &[AtomicU64]) {
+        let format = u64::from(L::FORMAT) | (L::PAGE_WORDS as u64) << 16;
+        let content = [MAGIC, format, 0, self.placement_level, self.pool_bytes, self.options];
+        for (word, value) in words.iter().zip(content) {
+            word.store(value, Ordering::Relaxed);
+        }
+        Self::set_root(words, self.root);
+    }
+
+    /// Sets the root, once the tree below it is whole.
+    ///
+    /// # Panics
+    /// If `words` are fewer than [`Superblock::WORDS`].
+    pub fn set_root(words: &[AtomicU64], root: GlobalAddr) {
+        words[2].store(root.to_bits(), Ordering::Release);
+    }
+
+    /// The root; null while there is none.
+    ///
+    /// # Panics
+    /// If `words` are fewer than [`Superblock::WORDS`].
+    #[inline]
+    pub fn root(words: &[AtomicU64]) -> GlobalAddr {
+        GlobalAddr::from_bits(words[2].load(Ordering::Acquire))
+    }
+
+    /// Reads a superblock, if it is one of pages of `L`.
+    ///
+    /// # Errors
+    /// [`SuperblockError`] if it is not.
+    pub fn read<L: Layout>(words: &[AtomicU64]) -> Result<Self, SuperblockError> {
+        let word = |index: usize| words[index].load(Ordering::Relaxed);
+        if words.len() < Self::WORDS || word(0) != MAGIC {
+            return Err(SuperblockError::Missing);
+        }
+        let (format, page_words) = (word(1) as u16, (word(1) >> 16) as u16 as usize);
+        let (ours, ours_words) = (u16::from(L::FORMAT), L::PAGE_WORDS);
+        if (format, page_words) != (ours, ours_words) {
+            return Err(SuperblockError::OtherLayout { format, page_words, ours, ours_words });
+        }
+        Ok(Self {
+            root: Self::root(words),
+            placement_level: word(3),
+            pool_bytes: word(4),
+            options: word(5),
+        })
+    }
+}

@@ -1,0 +1,205 @@
+//! A page as everybody sees it: eight header words that all layouts share, then the layout's entries.
+//!
+//! *Invariants* (`docs/internals/page-format.md`)
+//! - P1. Word 1 is the page's own address.
+//! - P2. `count` is at most the layout's capacity in every validated read.
+//!
+//! *Thread safety*: a view is a borrow of atomics. Readers may see any mixture of words until they
+//! validate; setters are for whoever holds the page exclusively.
+
+use super::latch::Latch;
+use super::layout::Layout;
+use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::sync::{AtomicU64, Ordering};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Words before a page's first entry.
+pub const HEADER_WORDS: usize = 8;
+
+/// No tree is higher: 2^8 entries a node would be more than enough for 2^64 keys.
+pub const MAX_LEVEL: u8 = 63;
+
+const SELF_WORD: usize = 1;
+pub(super) const LOW_WORD: usize = 2;
+pub(super) const HIGH_WORD: usize = 3;
+const META_WORD: usize = 4;
+const SIBLING_WORD: usize = 5;
+pub(super) const DELETED_WORD: usize = 6;
+
+// Word 4: [format:8][flags:8][reserved:16][count:16][level:16], from the high end down.
+const LEVEL_BITS: u64 = 0xffff;
+const COUNT_SHIFT: u32 = 16;
+const FLAGS_SHIFT: u32 = 48;
+const FORMAT_SHIFT: u32 = 56;
+
+/// The high fence is infinite: the page covers every key from its low fence on.
+const HIGH_INFINITE: u64 = 1;
+/// The page is not part of the tree any more.
+const DEAD: u64 = 2;
+
+/// A borrowed page of layout `L`.
+pub struct Page<'a, L> {
+    words: &'a [AtomicU64],
+    layout: PhantomData<L>,
+}
+
+impl<L> Clone for Page<'_, L> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<L> Copy for Page<'_, L> {}
+
+impl<'a, L: Layout> Page<'a, L> {
+    /// The page in `words`.
+    ///
+    /// # Panics
+    /// If there are not exactly as many words as a page of `L` has.
+    #[inline]
+    pub fn new(words: &'a [AtomicU64]) -> Self {
+        assert_eq!(words.len(), L::PAGE_WORDS, "a page has the layout's number of words");
+        Self { words, layout: PhantomData }
+    }
+
+    /// All words, header first.
+    #[inline]
+    pub fn words(self) -> &'a [AtomicU64] {
+        self.words
+    }
+
+    /// The word at `index`.
+    #[inline]
+    pub(super) fn load(self, index: usize) -> u64 {
+        self.words[index].load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn store(self, index: usize, value: u64) {
+        self.words[index].store(value, Ordering::Relaxed);
+    }
+
+    /// The latch of the page.
+    #[inline]
+    pub fn latch(self) -> Latch<'a> {
+        Latch::new(&self.words[0])
+    }
+
+    /// The page's own address (P1).
+    pub fn address(self) -> GlobalAddr {
+        GlobalAddr::from_bits(self.load(SELF_WORD))
+    }
+
+    /// The distance to the leaves; leaves are at level 0.
+    #[inline]
+    pub fn level(self) -> u8 {
+        (self.load(META_WORD) & LEVEL_BITS) as u8
+    }
+
+    /// How many entries the page has, deleted ones included; never more than the capacity, even while
+    /// the page changes.
+    #[inline]
+    pub fn count(self) -> usize {
+        ((self.load(META_WORD) >> COUNT_SHIFT) as u16 as usize).min(L::CAPACITY)
+    }
+
+    /// Level and count in one load: they belong together on the hot path.
+    #[inline]
+    pub fn level_and_count(self) -> (u8, usize) {
+        let meta = self.load(META_WORD);
+        ((meta & LEVEL_BITS) as u8, ((meta >> COUNT_SHIFT) as u16 as usize).min(L::CAPACITY))
+    }
+
+    fn flag(self, flag: u64) -> bool {
+        self.load(META_WORD) >> FLAGS_SHIFT & flag != 0
+    }
+
+    /// Whether the page covers every key from its low fence on.
+    #[inline]
+    pub fn high_is_infinite(self) -> bool {
+        self.flag(HIGH_INFINITE)
+    }
+
+    /// Whether the page was taken out of the tree.
+    #[inline]
+    pub fn is_dead(self) -> bool {
+        self.flag(DEAD)
+    }
+
+    /// The format version that the page was written under.
+    pub fn format(self) -> u8 {
+        (self.load(META_WORD) >> FORMAT_SHIFT) as u8
+    }
+
+    /// The right sibling on the same level; null at the right edge.
+    #[inline]
+    pub fn sibling(self) -> GlobalAddr {
+        GlobalAddr::from_bits(self.load(SIBLING_WORD))
+    }
+
+    /// Sets the right sibling.
+    pub fn set_sibling(self, sibling: GlobalAddr) {
+        self.store(SIBLING_WORD, sibling.to_bits());
+    }
+
+    pub(super) fn set_count(self, count: usize) {
+        debug_assert!(count <= L::CAPACITY, "P2");
+        let meta = self.load(META_WORD) & !(0xffff << COUNT_SHIFT);
+        self.store(META_WORD, meta | (count as u64) << COUNT_SHIFT);
+    }
+
+    fn set_flag(self, flag: u64, on: bool) {
+        let meta = self.load(META_WORD) & !(flag << FLAGS_SHIFT);
+        self.store(META_WORD, meta | if on { flag << FLAGS_SHIFT } else { 0 });
+    }
+
+    pub(super) fn set_high_infinite(self, infinite: bool) {
+        self.set_flag(HIGH_INFINITE, infinite);
+    }
+
+    /// Marks the page as taken out of the tree.
+    pub fn set_dead(self) {
+        self.set_flag(DEAD, true);
+    }
+
+    /// Writes an empty page's header, all but the latch: level, fences (`None` is infinite), own
+    /// address, no sibling, nothing deleted.
+    pub fn format_empty(self, address: GlobalAddr, level: u8, low: &L::Key, high: Option<&L::Key>) {
+        self.store(SELF_WORD, address.to_bits());
+        self.store(META_WORD, u64::from(level) | u64::from(L::FORMAT) << FORMAT_SHIFT);
+        self.store(SIBLING_WORD, 0);
+        self.store(DELETED_WORD, 0);
+        self.store(7, 0);
+        L::set_low(self, low);
+        L::set_high(self, high);
+    }
+
+    /// Copies the content of `from`, all but the latch and the own address.
+    pub fn copy_content(self, from: Page<'_, L>) {
+        for index in 2..L::PAGE_WORDS {
+            self.store(index, from.load(index));
+        }
+    }
+
+    /// Entries that are not deleted.
+    pub fn live_count(self) -> usize {
+        self.count() - self.deleted_count()
+    }
+
+    /// Entries that are marked as deleted and still take room.
+    pub fn deleted_count(self) -> usize {
+        (self.load(DELETED_WORD).count_ones() as usize).min(self.count())
+    }
+}
+
+impl<L: Layout> fmt::Debug for Page<'_, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page")
+            .field("address", &self.address())
+            .field("level", &self.level())
+            .field("count", &self.count())
+            .field("sibling", &self.sibling())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,32 @@
+//! One step of a descent, the same on the compute side and on a memory server.
+
+use super::layout::{Layout, Probe, Reach};
+use super::view::Page;
+use farleaf_fabric::GlobalAddr;
+
+/// Where a descent goes from a page. Only to be trusted once the page's version has been validated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// This is the node that was looked for.
+    Here,
+    /// Down to this child.
+    Child(GlobalAddr),
+    /// Right to this sibling: the node was split and its parent does not know yet.
+    Right(GlobalAddr),
+    /// The page is not where the descent should be: start again.
+    Lost,
+}
+
+/// The step from `page` towards the node at level `target` that `probe` looks for.
+#[inline]
+pub fn step<L: Layout>(page: Page<'_, L>, probe: Probe<'_, L::Key>, target: u8) -> Step {
+    if page.is_dead() || page.level() < target {
+        return Step::Lost;
+    }
+    match L::reach(page, probe) {
+        Reach::Below => Step::Lost,
+        Reach::Beyond => Step::Right(page.sibling()),
+        Reach::Inside if page.level() == target => Step::Here,
+        Reach::Inside => Step::Child(L::inner_child(page, L::inner_slot(page, probe))),
+    }
+}

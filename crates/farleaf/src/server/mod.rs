@@ -1,0 +1,1 @@
+//! The memory server: its region, its allocator, and the requests that it answers.

@@ -1,0 +1,522 @@
+//! The messages between compute and memory servers.
+//!
+//! A message is a tag byte and its fields, integers little-endian, keys and values as the layout writes
+//! them. Any bytes may arrive: decoding never panics, never allocates more than the message is long, and
+//! says no to what is left over at the end.
+//!
+//! *Thread safety*: plain values.
+
+use crate::page::Layout;
+use farleaf_fabric::{GlobalAddr, Message};
+use std::ops::Bound;
+use thiserror::Error;
+
+/// A request to a memory server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request<L: Layout> {
+    /// What is there? Answered by [`Reply::Description`].
+    Describe,
+    /// Make an empty tree for the keys that `share` gives to this server.
+    Create {
+        /// The server's share of the key space.
+        share: Share<L::Key>,
+    },
+    /// The value of a key.
+    Get {
+        /// The key.
+        key: L::Key,
+    },
+    /// Add a key that is absent.
+    Insert {
+        /// The key.
+        key: L::Key,
+        /// Its value.
+        value: L::Value,
+    },
+    /// Change the value of a key that is there.
+    Update {
+        /// The key.
+        key: L::Key,
+        /// Its new value.
+        value: L::Value,
+    },
+    /// Set the value of a key.
+    Upsert {
+        /// The key.
+        key: L::Key,
+        /// Its new value.
+        value: L::Value,
+    },
+    /// Remove a key.
+    Remove {
+        /// The key.
+        key: L::Key,
+    },
+    /// Change the value of a key if it is the expected one.
+    CompareExchange {
+        /// The key.
+        key: L::Key,
+        /// The value that it must have.
+        expected: L::Value,
+        /// Its new value.
+        new: L::Value,
+    },
+    /// Records of a range; the reply says whether there may be more than it holds.
+    Scan {
+        /// The lower bound.
+        lower: Bound<L::Key>,
+        /// The upper bound.
+        upper: Bound<L::Key>,
+        /// Descending.
+        reverse: bool,
+        /// At most so many.
+        limit: u32,
+    },
+    /// A chunk of memory to carve nodes from.
+    AllocateChunk {
+        /// Its size; the server may give less.
+        bytes: u64,
+    },
+    /// Start a bulk load into the empty tree.
+    LoadBegin {
+        /// How full to make the pages, in thousandths.
+        fill_permille: u16,
+    },
+    /// The next records of the bulk load.
+    LoadAppend {
+        /// Ascending, above all before.
+        records: Vec<(L::Key, L::Value)>,
+    },
+    /// The bulk load is complete: show it.
+    LoadEnd,
+    /// The bulk load is off: forget it.
+    LoadAbort,
+    /// Collect deleted records now; answered when a whole pass is done.
+    Collect,
+    /// How much of the memory is used.
+    Usage,
+}
+
+/// Which keys a memory server's tree holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Share<K> {
+    /// Those from `low`, inclusive, to `high`, exclusive (`None`: infinite).
+    Range {
+        /// The lowest key.
+        low: K,
+        /// The first key that is not included.
+        high: Option<K>,
+    },
+    /// Those whose hash, modulo `servers`, is the server's number.
+    Hash {
+        /// How many servers there are.
+        servers: u16,
+    },
+}
+
+/// How much of a memory server's memory is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of the region.
+    pub pool_bytes: u64,
+    /// Bytes that are given out in chunks, the superblock's included.
+    pub allocated_bytes: u64,
+    /// Nodes of the server's own tree that are in use.
+    pub nodes_in_use: u64,
+    /// Nodes that were freed and wait for reuse.
+    pub nodes_free: u64,
+    /// Records deleted and not yet collected.
+    pub deleted_records: u64,
+    /// Levels of the server's own tree.
+    pub height: u64,
+}
+
+/// A memory server's answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply<L: Layout> {
+    /// Done, nothing to say.
+    Done,
+    /// Done, or not, as the operation's condition was.
+    Applied(bool),
+    /// A value, or none.
+    Value(Option<L::Value>),
+    /// The compare-exchange failed against this.
+    Differs(Option<L::Value>),
+    /// Records of a scan.
+    Records {
+        /// In the order of the scan.
+        records: Vec<(L::Key, L::Value)>,
+        /// Whether there may be more.
+        more: bool,
+    },
+    /// A chunk.
+    Chunk {
+        /// Where it starts.
+        at: GlobalAddr,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The server's share, if it has a tree.
+    Description(Option<Share<L::Key>>),
+    /// Answers [`Request::Usage`].
+    Usage(Usage),
+    /// No.
+    Refused(Refusal),
+}
+
+/// Why a memory server says no. It has changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The request makes no sense.
+    #[error("the request is malformed")]
+    Malformed,
+    /// There is no memory for what was asked.
+    #[error("out of memory")]
+    OutOfMemory,
+    /// There is no tree.
+    #[error("there is no index")]
+    NoTree,
+    /// There is a tree already.
+    #[error("there is an index already")]
+    TreeExists,
+    /// A bulk load needs an empty tree.
+    #[error("the index is not empty")]
+    NotEmpty,
+    /// No bulk load is going on.
+    #[error("no bulk load is going on")]
+    NotLoading,
+    /// A bulk load is going on.
+    #[error("a bulk load is going on")]
+    Loading,
+    /// The records of a bulk load do not ascend.
+    #[error("the records do not ascend strictly")]
+    NotSorted,
+    /// The key belongs to another server.
+    #[error("the key belongs to another memory server")]
+    NotMine,
+    /// The operation lost against others as often as it may.
+    #[error("too many restarts against concurrent operations")]
+    Contended,
+    /// The tree is damaged where the operation went.
+    #[error("the tree is damaged")]
+    Damaged,
+}
+
+const REFUSALS: [Refusal; 11] = [
+    Refusal::Malformed,
+    Refusal::OutOfMemory,
+    Refusal::NoTree,
+    Refusal::TreeExists,
+    Refusal::NotEmpty,
+    Refusal::NotLoading,
+    Refusal::Loading,
+    Refusal::NotSorted,
+    Refusal::NotMine,
+    Refusal::Contended,
+    Refusal::Damaged,
+];
+
+fn take_bytes<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
+    let (bytes, rest) = from.split_first_chunk::<N>()?;
+    *from = rest;
+    Some(*bytes)
+}
+
+#[inline]
+fn take_u8(from: &mut &[u8]) -> Option<u8> {
+    take_bytes::<1>(from).map(|[byte]| byte)
+}
+
+fn take_u16(from: &mut &[u8]) -> Option<u16> {
+    take_bytes(from).map(u16::from_le_bytes)
+}
+
+fn take_u32(from: &mut &[u8]) -> Option<u32> {
+    take_bytes(from).map(u32::from_le_bytes)
+}
+
+fn take_u64(from: &mut &[u8]) -> Option<u64> {
+    take_bytes(from).map(u64::from_le_bytes)
+}
+
+#[inline]
+fn take_bool(from: &mut &[u8]) -> Option<bool> {
+    match take_u8(from)? {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
+}
+
+/// `value` if nothing is left of the message.
+#[inline]
+fn whole<T>(value: T, rest: &[u8]) -> Option<T> {
+    rest.is_empty().then_some(value)
+}
+
+fn put_records<L: Layout>(records: &[(L::Key, L::Value)], to: &mut Message) {
+    let count = u32::try_from(records.len()).unwrap_or(u32::MAX);
+    to.extend_from_slice(&count.to_le_bytes());
+    for (key, value) in records {
+        L::put_key(key, to);
+        L::put_value(value, to);
+    }
+}
+
+fn take_records<L: Layout>(from: &mut &[u8]) -> Option<Vec<(L::Key, L::Value)>> {
+    let count = take_u32(from)? as usize;
+    // A lying count must not make us allocate: a record takes two bytes at the very least.
+    let mut records = Vec::with_capacity(count.min(from.len() / 2));
+    for _ in 0..count {
+        records.push((L::take_key(from)?, L::take_value(from)?));
+    }
+    Some(records)
+}
+
+fn put_bound<L: Layout>(bound: &Bound<L::Key>, to: &mut Message) {
+    match bound {
+        Bound::Unbounded => to.push(0),
+        Bound::Included(key) => {
+            to.push(1);
+            L::put_key(key, to);
+        }
+        Bound::Excluded(key) => {
+            to.push(2);
+            L::put_key(key, to);
+        }
+    }
+}
+
+fn take_bound<L: Layout>(from: &mut &[u8]) -> Option<Bound<L::Key>> {
+    Some(match take_u8(from)? {
+        0 => Bound::Unbounded,
+        1 => Bound::Included(L::take_key(from)?),
+        2 => Bound::Excluded(L::take_key(from)?),
+        _ => return None,
+    })
+}
+
+fn put_option<T>(option: Option<&T>, to: &mut Message, put: impl FnOnce(&T, &mut Message)) {
+    to.push(u8::from(option.is_some()));
+    if let Some(value) = option {
+        put(value, to);
+    }
+}
+
+#[inline]
+fn take_option<T>(
+    from: &mut &[u8],
+    take: impl FnOnce(&mut &[u8]) -> Option<T>,
+) -> Option<Option<T>> {
+    Some(if take_bool(from)? { Some(take(from)?) } else { None })
+}
+
+fn put_share<L: Layout>(share: &Share<L::Key>, to: &mut Message) {
+    match share {
+        Share::Range { low, high } => {
+            to.push(0);
+            L::put_key(low, to);
+            put_option(high.as_ref(), to, L::put_key);
+        }
+        Share::Hash { servers } => {
+            to.push(1);
+            to.extend_from_slice(&servers.to_le_bytes());
+        }
+    }
+}
+
+fn take_share<L: Layout>(from: &mut &[u8]) -> Option<Share<L::Key>> {
+    Some(match take_u8(from)? {
+        0 => Share::Range { low: L::take_key(from)?, high: take_option(from, L::take_key)? },
+        1 => Share::Hash { servers: take_u16(from)? },
+        _ => return None,
+    })
+}
+
+impl<L: Layout> Request<L> {
+    /// The request as a message.
+    #[inline]
+    pub fn encode(&self) -> Message {
+        let mut to = Message::new();
+        let put_pair = |tag, key, value, to: &mut Message| {
+            to.push(tag);
+            L::put_key(key, to);
+            L::put_value(value, to);
+        };
+        match self {
+            Self::Describe => to.push(0),
+            Self::Create { share } => {
+                to.push(1);
+                put_share::<L>(share, &mut to);
+            }
+            Self::Get { key } => {
+                to.push(2);
+                L::put_key(key, &mut to);
+            }
+            Self::Insert { key, value } => put_pair(3, key, value, &mut to),
+            Self::Update { key, value } => put_pair(4, key, value, &mut to),
+            Self::Upsert { key, value } => put_pair(5, key, value, &mut to),
+            Self::Remove { key } => {
+                to.push(6);
+                L::put_key(key, &mut to);
+            }
+            Self::CompareExchange { key, expected, new } => {
+                put_pair(7, key, expected, &mut to);
+                L::put_value(new, &mut to);
+            }
+            Self::Scan { lower, upper, reverse, limit } => {
+                to.push(8);
+                put_bound::<L>(lower, &mut to);
+                put_bound::<L>(upper, &mut to);
+                to.push(u8::from(*reverse));
+                to.extend_from_slice(&limit.to_le_bytes());
+            }
+            Self::AllocateChunk { bytes } => {
+                to.push(9);
+                to.extend_from_slice(&bytes.to_le_bytes());
+            }
+            Self::LoadBegin { fill_permille } => {
+                to.push(10);
+                to.extend_from_slice(&fill_permille.to_le_bytes());
+            }
+            Self::LoadAppend { records } => {
+                to.push(11);
+                put_records::<L>(records, &mut to);
+            }
+            Self::LoadEnd => to.push(12),
+            Self::LoadAbort => to.push(13),
+            Self::Collect => to.push(14),
+            Self::Usage => to.push(15),
+        }
+        to
+    }
+
+    /// The request in a message, if it is one and nothing more.
+    #[inline]
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        let mut from = message;
+        let tag = take_u8(&mut from)?;
+        let request = match tag {
+            0 => Self::Describe,
+            1 => Self::Create { share: take_share::<L>(&mut from)? },
+            2 => Self::Get { key: L::take_key(&mut from)? },
+            3..=5 => {
+                let (key, value) = (L::take_key(&mut from)?, L::take_value(&mut from)?);
+                match tag {
+                    3 => Self::Insert { key, value },
+                    4 => Self::Update { key, value },
+                    _ => Self::Upsert { key, value },
+                }
+            }
+            6 => Self::Remove { key: L::take_key(&mut from)? },
+            7 => Self::CompareExchange {
+                key: L::take_key(&mut from)?,
+                expected: L::take_value(&mut from)?,
+                new: L::take_value(&mut from)?,
+            },
+            8 => Self::Scan {
+                lower: take_bound::<L>(&mut from)?,
+                upper: take_bound::<L>(&mut from)?,
+                reverse: take_bool(&mut from)?,
+                limit: take_u32(&mut from)?,
+            },
+            9 => Self::AllocateChunk { bytes: take_u64(&mut from)? },
+            10 => Self::LoadBegin { fill_permille: take_u16(&mut from)? },
+            11 => Self::LoadAppend { records: take_records::<L>(&mut from)? },
+            12 => Self::LoadEnd,
+            13 => Self::LoadAbort,
+            14 => Self::Collect,
+            15 => Self::Usage,
+            _ => return None,
+        };
+        whole(request, from)
+    }
+}
+
+impl<L: Layout> Reply<L> {
+    /// Appends the reply to an empty message.
+    #[inline]
+    pub fn encode(&self, to: &mut Message) {
+        match self {
+            Self::Done => to.push(0),
+            Self::Applied(applied) => to.extend_from_slice(&[1, u8::from(*applied)]),
+            Self::Value(value) => {
+                to.push(2);
+                put_option(value.as_ref(), to, L::put_value);
+            }
+            Self::Differs(value) => {
+                to.push(3);
+                put_option(value.as_ref(), to, L::put_value);
+            }
+            Self::Records { records, more } => {
+                to.extend_from_slice(&[4, u8::from(*more)]);
+                put_records::<L>(records, to);
+            }
+            Self::Chunk { at, bytes } => {
+                to.push(5);
+                to.extend_from_slice(&at.to_bits().to_le_bytes());
+                to.extend_from_slice(&bytes.to_le_bytes());
+            }
+            Self::Description(share) => {
+                to.push(6);
+                put_option(share.as_ref(), to, put_share::<L>);
+            }
+            Self::Usage(usage) => {
+                to.push(7);
+                for field in usage.fields() {
+                    to.extend_from_slice(&field.to_le_bytes());
+                }
+            }
+            Self::Refused(refusal) => {
+                let number = REFUSALS.iter().position(|other| other == refusal).unwrap_or(0);
+                to.extend_from_slice(&[8, number as u8]);
+            }
+        }
+    }
+
+    /// The reply in a message, if it is one and nothing more.
+    #[inline]
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        let mut from = message;
+        let reply = match take_u8(&mut from)? {
+            0 => Self::Done,
+            1 => Self::Applied(take_bool(&mut from)?),
+            2 => Self::Value(take_option(&mut from, L::take_value)?),
+            3 => Self::Differs(take_option(&mut from, L::take_value)?),
+            4 => {
+                let more = take_bool(&mut from)?;
+                Self::Records { records: take_records::<L>(&mut from)?, more }
+            }
+            5 => Self::Chunk {
+                at: GlobalAddr::from_bits(take_u64(&mut from)?),
+                bytes: take_u64(&mut from)?,
+            },
+            6 => Self::Description(take_option(&mut from, take_share::<L>)?),
+            7 => {
+                let mut fields = [0; 6];
+                for field in &mut fields {
+                    *field = take_u64(&mut from)?;
+                }
+                Self::Usage(Usage::from_fields(fields))
+            }
+            8 => Self::Refused(*REFUSALS.get(take_u8(&mut from)? as usize)?),
+            _ => return None,
+        };
+        whole(reply, from)
+    }
+}
+
+impl Usage {
+    fn fields(&self) -> [u64; 6] {
+        let Self { pool_bytes, allocated_bytes, nodes_in_use, nodes_free, deleted_records, height } =
+            *self;
+        [pool_bytes, allocated_bytes, nodes_in_use, nodes_free, deleted_records, height]
+    }
+
+    fn from_fields(fields: [u64; 6]) -> Self {
+        let [pool_bytes, allocated_bytes, nodes_in_use, nodes_free, deleted_records, height] =
+            fields;
+        Self { pool_bytes, allocated_bytes, nodes_in_use, nodes_free, deleted_records, height }
+    }
+}
