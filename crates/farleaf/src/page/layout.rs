@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::ops::Bound;
 
 /// What a descent looks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Probe<'k, K> {
     /// The node that covers this key.
     At(&'k K),
@@ -16,6 +16,15 @@ pub enum Probe<'k, K> {
     /// The rightmost node.
     Last,
 }
+
+// Derived, these would ask for a copyable key.
+impl<K> Clone for Probe<'_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for Probe<'_, K> {}
 
 /// Where a probe lies with respect to a page's fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
