@@ -3,6 +3,7 @@
 use super::op::{InFlight, LocalOp, State, Timers};
 use super::threads::ServerThreads;
 use super::{LocalConfig, LocalServer};
+use crate::access::{check_access, check_alignment};
 use crate::region::copy_words;
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::{
@@ -114,16 +115,8 @@ impl<S: RpcService> LocalFabric<S> {
 
     /// The words that a verb is about, checked where the memory is.
     fn memory(&self, at: GlobalAddr, bytes: usize) -> Result<&[AtomicU64], FabricError> {
-        if !at.offset().is_multiple_of(8) || !bytes.is_multiple_of(8) || at.is_swizzled() {
-            return Err(FabricError::Unaligned { at, bytes });
-        }
-        let region = self.server(at.server())?.service.region();
-        let region_bytes = region.bytes();
-        region.slice(at.offset(), bytes / 8).ok_or(FabricError::OutOfBounds {
-            at,
-            bytes,
-            region_bytes,
-        })
+        check_alignment(at, bytes)?;
+        check_access(self.server(at.server())?.service.region(), at, bytes)
     }
 
     /// When an operation with a payload of `bytes` completes.
