@@ -211,12 +211,11 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
         now_or_never(found.service.handle(cpu, self.endpoint.compute_server, &request, &mut reply));
         now_or_never(found.service.after_reply(cpu));
         let reply_bytes = reply.len();
+        if reply_bytes > MAX_MESSAGE_BYTES {
+            return LocalOp::ready(Err(FabricError::MessageTooLarge { bytes: reply_bytes }));
+        }
         self.counters_ref().count_rpc_reply(reply_bytes);
-        let result = match reply_bytes {
-            bytes if bytes > MAX_MESSAGE_BYTES => Err(FabricError::MessageTooLarge { bytes }),
-            _ => Ok(reply),
-        };
-        self.complete(result, bytes + reply_bytes)
+        self.complete(Ok(reply), bytes + reply_bytes)
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
