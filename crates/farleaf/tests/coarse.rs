@@ -150,19 +150,19 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
 #[test]
 fn the_collection_runs_by_itself() {
     let provider = LocalConfig::default();
-    let cluster = setup(&provider, 1, 16 << 20).with_index::<Fixed8<16>, Coarse>();
+    let cluster = setup(&provider, 1, 16 << 20).with_index::<Fixed8, Coarse>();
     cluster.run_one(|fabric| async move {
-        let index = open::<_, Fixed8<16>>(fabric.clone()).await;
-        for key in 0..5_000 {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        for key in 0..40_000 {
             index.insert(&key, &key).await.unwrap();
         }
         let full = index.usage().await.unwrap()[0];
-        for key in (0..5_000).filter(|key| key % 10 > 0) {
+        for key in (0..40_000).filter(|key| key % 10 > 0) {
             index.remove(&key).await.unwrap();
         }
         let thin = index.usage().await.unwrap()[0];
         assert!(thin.nodes_in_use * 2 < full.nodes_in_use, "{full:?} {thin:?}");
-        assert!(thin.deleted_records < 2_500, "{thin:?}");
+        assert!(thin.deleted_records < 4_000, "{thin:?}");
     });
 }
 
@@ -222,7 +222,9 @@ fn a_server_survives_any_request() {
 fn same(reply: Option<Reply<Fixed8>>, expected: Option<Reply<Fixed8>>) -> bool {
     let bytes = |reply: Option<Reply<Fixed8>>| {
         let mut message = Message::new();
-        reply.map(|reply| reply.encode(&mut message));
+        if let Some(reply) = reply {
+            reply.encode(&mut message);
+        }
         message
     };
     bytes(reply) == bytes(expected)
