@@ -20,8 +20,7 @@ fn contents<const W: usize>(page: Page<'_, Fixed8<W>>) -> Vec<(u64, u64)> {
 fn play<const W: usize>(data: &[u8]) {
     let words = || (0..W).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
     let (left_words, right_words) = (words(), words());
-    let (left, right) =
-        (Page::<Fixed8<W>>::new(&left_words), Page::<Fixed8<W>>::new(&right_words));
+    let (left, right) = (Page::<Fixed8<W>>::new(&left_words), Page::<Fixed8<W>>::new(&right_words));
     let at = |number: u64| GlobalAddr::new(ServerId::new(0), number * 1024);
     left.format_empty(at(1), 0, &0, None);
     let mut separator: Option<u64> = None;
