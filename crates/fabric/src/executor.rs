@@ -68,8 +68,16 @@ pub trait Driver {
 
 /// The tasks that can go on, in the order in which they were woken.
 struct ReadyQueue {
-    tasks: StdMutex<VecDeque<Arc<TaskHandle>>>,
+    state: StdMutex<ReadyTasks>,
     woken: Condvar,
+}
+
+#[derive(Default)]
+struct ReadyTasks {
+    tasks: VecDeque<Arc<TaskHandle>>,
+    /// Whether the executor's thread is blocked on `woken`: a notification costs a system call, and
+    /// almost every wake comes from the thread itself.
+    sleeping: bool,
 }
 
 struct TaskHandle {
@@ -86,8 +94,14 @@ impl Wake for TaskHandle {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::AcqRel) {
-            lock_std(&self.queue.tasks).push_back(Arc::clone(self));
-            self.queue.woken.notify_one();
+            let sleeping = {
+                let mut state = lock_std(&self.queue.state);
+                state.tasks.push_back(Arc::clone(self));
+                state.sleeping
+            };
+            if sleeping {
+                self.queue.woken.notify_one();
+            }
         }
     }
 }
@@ -132,8 +146,7 @@ const SHORT_WAIT_NS: u64 = 100_000;
 impl<'a> Executor<'a> {
     /// An executor without tasks.
     pub fn new() -> Self {
-        let queue =
-            Arc::new(ReadyQueue { tasks: StdMutex::new(VecDeque::new()), woken: Condvar::new() });
+        let queue = Arc::new(ReadyQueue { state: StdMutex::default(), woken: Condvar::new() });
         Self { tasks: Vec::new(), vacant: Vec::new(), live: 0, generation: 0, queue }
     }
 
@@ -163,7 +176,15 @@ impl<'a> Executor<'a> {
     /// Runs until no task of `group` is left, and says whether they all ended (or were killed); `false`
     /// means that nothing can move them any more.
     pub fn run_group(&mut self, group: u32, driver: &impl Driver) -> bool {
-        self.run_while(driver, |executor| executor.group_lives(group))
+        self.run_groups(|of_task| of_task == group, driver)
+    }
+
+    /// Runs until no task is left whose group is one of `groups`; `false` if nothing can move the rest
+    /// any more. Tasks of other groups go on meanwhile, and are left as they are.
+    pub fn run_groups(&mut self, groups: impl Fn(u32) -> bool, driver: &impl Driver) -> bool {
+        self.run_while(driver, |executor| {
+            executor.tasks.iter().flatten().any(|task| groups(task.group))
+        })
     }
 
     /// Runs until no task is left; `false` if nothing can move the rest any more.
@@ -171,20 +192,16 @@ impl<'a> Executor<'a> {
         self.run_while(driver, |executor| executor.live > 0)
     }
 
-    fn group_lives(&self, group: u32) -> bool {
-        self.tasks.iter().flatten().any(|task| task.group == group)
-    }
-
     fn run_while(&mut self, driver: &impl Driver, go_on: impl Fn(&Self) -> bool) -> bool {
         let mut ended = true;
         loop {
-            self.serve(driver);
+            ended |= self.serve(driver);
             // A scan over the tasks is only worth it when one has ended.
             if ended && !go_on(self) {
                 return true;
             }
             ended = false;
-            let next = lock_std(&self.queue.tasks).pop_front();
+            let next = lock_std(&self.queue.state).tasks.pop_front();
             if let Some(handle) = next {
                 ended = self.poll(&handle);
                 continue;
@@ -197,7 +214,7 @@ impl<'a> Executor<'a> {
                     if !go_on(self) {
                         return true;
                     }
-                    if lock_std(&self.queue.tasks).is_empty() {
+                    if lock_std(&self.queue.state).tasks.is_empty() {
                         return false;
                     }
                 }
@@ -206,14 +223,17 @@ impl<'a> Executor<'a> {
         }
     }
 
-    fn serve(&mut self, driver: &impl Driver) {
-        let Some(requests) = driver.requests() else { return };
+    /// Does what the driver asks; says whether tasks may have been killed.
+    fn serve(&mut self, driver: &impl Driver) -> bool {
+        let Some(requests) = driver.requests() else { return false };
+        let killed = !requests.kill.is_empty();
         for group in requests.kill {
             self.kill(group);
         }
         for (group, task) in requests.spawn {
             self.spawn_boxed(group, task);
         }
+        killed
     }
 
     /// Drops every task of `group`.
@@ -251,10 +271,13 @@ impl<'a> Executor<'a> {
             std::thread::yield_now();
             return;
         }
-        let tasks = lock_std(&self.queue.tasks);
-        if tasks.is_empty() {
+        let mut state = lock_std(&self.queue.state);
+        if state.tasks.is_empty() {
             let wait = Duration::from_nanos(ns.min(LONGEST_WAIT_NS));
-            drop(self.queue.woken.wait_timeout(tasks, wait));
+            state.sleeping = true;
+            let woken = self.queue.woken.wait_timeout(state, wait);
+            let (mut state, _) = woken.unwrap_or_else(std::sync::PoisonError::into_inner);
+            state.sleeping = false;
         }
     }
 }

@@ -7,6 +7,7 @@
 //! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared by
 //! everyone and is only ever touched word by word, atomically.
 
+mod access;
 mod addr;
 mod buffer;
 mod cluster;
@@ -28,6 +29,6 @@ pub use cluster::{Cluster, Provider};
 pub use counters::{CounterSnapshot, Counters};
 pub use error::{FabricError, Uncertainty};
 pub use message::{MAX_MESSAGE_BYTES, Message};
-pub use region::{Region, RegionError};
+pub use region::{Region, RegionError, prefetch_words};
 pub use service::{CostModel, Cpu, InlineCpu, RpcService, Work, now_or_never};
 pub use verbs::Fabric;
