@@ -318,6 +318,11 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         })
     }
 
+    /// The cluster, to run other clients on it or to make servers fail.
+    pub fn cluster(&self) -> &P::Cluster<MemoryServer<Fixed8>> {
+        &self.cluster
+    }
+
     /// How many records were loaded, and inserted by runs since.
     pub fn records(&self) -> u64 {
         self.records

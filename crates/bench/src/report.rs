@@ -60,11 +60,11 @@ pub struct Report {
     pub partitioning: String,
     /// The memory servers' shares under range partitioning, as weights.
     pub placement: Vec<u64>,
-    /// The round trip that was asked for; none is the fabric's default.
-    pub network_latency_ns: Option<u64>,
-    /// Simulated cores of each memory server.
+    /// A round trip, without what NICs and processors take.
+    pub network_latency_ns: u64,
+    /// Simulated cores of each memory server; none on other fabrics.
     pub server_cores: Option<usize>,
-    /// Threads of each memory server; 0 is inline in the caller.
+    /// Threads of each memory server, 0 being inline in the caller; none in the simulator.
     pub server_threads: Option<usize>,
     /// How long the load took, in the fabric's time.
     pub load_seconds: f64,

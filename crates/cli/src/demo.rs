@@ -169,6 +169,7 @@ impl Task for Demo<'_> {
                 compute_servers: 1,
                 seed: self.seed,
                 fill: FILL,
+                server_threads: Some(0),
                 partitioning: PartitioningName::Range.name().to_owned(),
                 placement: vec![1; usize::from(MEMORY_SERVERS)],
                 load_seconds,

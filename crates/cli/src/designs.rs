@@ -8,6 +8,7 @@ use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::page::Fixed8;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
 
 /// The index designs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -65,6 +66,8 @@ pub(crate) struct IndexOptions {
 pub(crate) enum FabricConfig {
     /// Memory servers in this process.
     Local(LocalConfig),
+    /// Everything simulated.
+    Sim(Box<SimConfig>),
 }
 
 /// What is done with a design on a fabric.
@@ -107,5 +110,6 @@ fn on_fabric<D: Design<Fixed8>, T: Task>(
 ) -> T::Output {
     match fabric {
         FabricConfig::Local(config) => task.run::<D, _>(config, options),
+        FabricConfig::Sim(config) => task.run::<D, _>(&**config, options),
     }
 }

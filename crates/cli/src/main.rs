@@ -73,7 +73,7 @@ fn main() -> ExitCode {
         // Whoever reads the output has seen enough.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::error_line(&format!("{error:#}"));
+            output::error_line(&output::causes(&error));
             ExitCode::from(if error.is::<UsageError>() { 2 } else { 1 })
         }
     }

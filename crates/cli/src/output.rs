@@ -72,6 +72,17 @@ pub(crate) fn error_line(message: &str) {
     note(&format!("error: {}", words.join(" ")));
 }
 
+/// An error and what caused it. Some errors say their cause themselves: nothing is said twice.
+pub(crate) fn causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 /// Whether the reader of the output has gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;

@@ -14,6 +14,7 @@ use farleaf_bench::trace::{TraceFormat, read_trace, touched_keys};
 use farleaf_bench::workload::{Operation, StreamConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 
 /// Real threads of one process; simulated clients are as many as one likes.
@@ -106,9 +107,18 @@ impl Plan {
                 clustered: arguments.clustered,
                 partitioning: arguments.partitioning.name().to_owned(),
                 placement: if is_range { weights.clone() } else { Vec::new() },
-                network_latency_ns: arguments.network_latency_ns,
-                server_cores: arguments.server_cores.map(usize::from),
-                server_threads: arguments.server_threads.map(usize::from),
+                network_latency_ns: match &fabric {
+                    FabricConfig::Local(config) => config.network_latency_ns,
+                    FabricConfig::Sim(config) => 2 * config.network.one_way_ns,
+                },
+                server_cores: match &fabric {
+                    FabricConfig::Local(_) => None,
+                    FabricConfig::Sim(config) => Some(config.cores_per_memory_server),
+                },
+                server_threads: match &fabric {
+                    FabricConfig::Local(config) => Some(config.server_threads),
+                    FabricConfig::Sim(_) => None,
+                },
                 ..Report::default()
             },
             index: IndexOptions {
@@ -161,12 +171,22 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
 
 fn fabric(arguments: &Arguments) -> FabricConfig {
     match arguments.fabric {
-        FabricName::Local | FabricName::Sim => FabricConfig::Local(LocalConfig {
+        FabricName::Local => FabricConfig::Local(LocalConfig {
             server_threads: usize::from(arguments.server_threads.unwrap_or(0)),
             network_latency_ns: arguments.network_latency_ns.unwrap_or(0),
             seed: arguments.seed,
             ..LocalConfig::default()
         }),
+        FabricName::Sim => {
+            let mut config = SimConfig { seed: arguments.seed, ..SimConfig::default() };
+            if let Some(round_trip_ns) = arguments.network_latency_ns {
+                config.network.one_way_ns = round_trip_ns / 2;
+            }
+            if let Some(cores) = arguments.server_cores {
+                config.cores_per_memory_server = cores.into();
+            }
+            FabricConfig::Sim(Box::new(config))
+        }
     }
 }
 
