@@ -11,6 +11,9 @@ use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 use thiserror::Error;
 
+/// Records that one reply to a scan holds at most; a longer scan goes on with another request.
+pub const SCAN_REPLY_RECORDS: usize = 4096;
+
 /// A request to a memory server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<L: Layout> {

@@ -1,1 +1,376 @@
-//! The suite that every index design passes on every provider.
+//! The suite that every index design passes on every provider, against `BTreeMap`.
+//!
+//! A design's tests call [`run`] with a provider and the design's options; the checks panic where the
+//! index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys make a tree
+//! of many levels.
+
+use super::{Design, Exchange, IndexError, RangeIndex, Scan};
+use crate::page::Layout;
+use crate::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// What the suite runs on.
+#[derive(Debug)]
+pub struct Setup<'a, P, O> {
+    /// Where.
+    pub provider: &'a P,
+    /// How indexes are made.
+    pub options: O,
+    /// How many memory servers.
+    pub memory_servers: u16,
+    /// What they are like.
+    pub server: MemoryServerConfig,
+}
+
+/// Random numbers of a client, from its endpoint.
+struct Dice<F>(F);
+
+impl<F: Fabric> Dice<F> {
+    fn below(&self, limit: u64) -> u64 {
+        self.0.random() % limit
+    }
+
+    /// A key of a small space with the extreme keys in it.
+    fn key(&self, space: u64) -> u64 {
+        match self.below(space) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => u64::MAX - 1,
+            number => number * (u64::MAX / space),
+        }
+    }
+}
+
+/// A cluster of `Setup`.
+type Started<L, P> = <P as Provider>::Cluster<MemoryServer<L>>;
+type Model = BTreeMap<u64, u64>;
+
+impl<P: Provider, O: Clone> Setup<'_, P, O> {
+    /// Starts the memory servers, without an index.
+    ///
+    /// # Panics
+    /// If there is no memory for them.
+    pub fn start<L: Layout>(&self) -> Started<L, P> {
+        let server = |number| MemoryServer::new(ServerId::new(number), &self.server);
+        let servers = (0..self.memory_servers).map(|number| Arc::new(server(number).unwrap()));
+        self.provider.start(servers.collect())
+    }
+
+    /// Starts the memory servers with an empty index of design `D`.
+    ///
+    /// # Panics
+    /// If that fails.
+    pub fn with_index<L: Layout, D: Design<L, Options = O>>(&self) -> Started<L, P>
+    where
+        O: Sync,
+    {
+        let cluster = self.start();
+        let options = &self.options;
+        cluster.run_one(|fabric| async move { D::create(&fabric, options).await }).unwrap();
+        cluster
+    }
+}
+
+/// Runs every check.
+///
+/// # Panics
+/// If one fails.
+pub fn run<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+    P: Provider,
+{
+    opening::<L, D, P>(setup);
+    single_operations::<L, D, P>(setup);
+    scans::<L, D, P>(setup);
+    bulk_load::<L, D, P>(setup);
+    concurrent_owners::<L, D, P>(setup);
+    concurrent_counters::<L, D, P>(setup);
+}
+
+async fn open<L: Layout, D: Design<L>, F: Fabric>(fabric: F) -> D::Index<F> {
+    D::open(fabric).await.expect("the index opens")
+}
+
+/// An index is made once, and cannot be opened before.
+pub fn opening<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+    P: Provider,
+{
+    let cluster = setup.start::<L>();
+    let options = &setup.options;
+    cluster.run_one(|fabric| async move {
+        assert!(D::open(fabric.clone()).await.is_err(), "there is no index yet");
+        D::create(&fabric, options).await.unwrap();
+        assert!(D::create(&fabric, options).await.is_err(), "there is an index already");
+        let index = open::<L, D, _>(fabric).await;
+        assert_eq!(index.get(&7).await, Ok(None));
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&Scan::range(..).reverse()).await, Ok(vec![]));
+        assert_eq!(index.multi_get(&[]).await, Ok(vec![]));
+    });
+}
+
+/// Applies one random operation to index and model and compares their answers.
+async fn random_operation<I, F>(index: &I, model: &mut Model, dice: &Dice<F>, key: u64)
+where
+    I: RangeIndex<Key = u64, Value = u64>,
+    F: Fabric,
+{
+    let value = dice.0.random();
+    let there = model.contains_key(&key);
+    match dice.below(8) {
+        0 | 1 => {
+            assert_eq!(index.insert(&key, &value).await, Ok(!there), "insert {key}");
+            model.entry(key).or_insert(value);
+        }
+        2 => {
+            assert_eq!(index.update(&key, &value).await, Ok(there), "update {key}");
+            model.entry(key).and_modify(|held| *held = value);
+        }
+        3 => {
+            assert_eq!(index.upsert(&key, &value).await, Ok(()), "upsert {key}");
+            model.insert(key, value);
+        }
+        4 | 5 => {
+            assert_eq!(index.remove(&key).await, Ok(there), "remove {key}");
+            model.remove(&key);
+        }
+        6 => {
+            let held = model.get(&key).copied();
+            let expected = if dice.below(2) == 0 { held.unwrap_or(1) } else { !value };
+            let outcome = index.compare_exchange(&key, &expected, &value).await;
+            if held == Some(expected) {
+                model.insert(key, value);
+                assert_eq!(outcome, Ok(Exchange::Exchanged), "compare-exchange {key}");
+            } else {
+                assert_eq!(outcome, Ok(Exchange::Differs(held)), "compare-exchange {key}");
+            }
+        }
+        _ => assert_eq!(index.get(&key).await, Ok(model.get(&key).copied()), "get {key}"),
+    }
+}
+
+async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: &Model) {
+    let expected: Vec<(u64, u64)> = model.iter().map(|(&key, &value)| (key, value)).collect();
+    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected, "a scan of everything");
+}
+
+/// One client, random operations, the extreme keys and values among them.
+pub fn single_operations<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+    P: Provider,
+{
+    let cluster = setup.with_index::<L, D>();
+    cluster.run_one(|fabric| async move {
+        let dice = Dice(fabric.clone());
+        let index = open::<L, D, _>(fabric).await;
+        let mut model = Model::new();
+        for key in [0, u64::MAX] {
+            for value in [0, u64::MAX] {
+                index.upsert(&key, &value).await.unwrap();
+                assert_eq!(index.get(&key).await, Ok(Some(value)));
+                model.insert(key, value);
+            }
+        }
+        for round in 0..2_500 {
+            // Grow, then shrink, then grow again: the space widens and narrows.
+            let space = if round / 500 % 2 == 0 { 400 } else { 90 };
+            let key = dice.key(space);
+            random_operation(&index, &mut model, &dice, key).await;
+            if round % 500 == 499 {
+                same_contents(&index, &model).await;
+                let keys: Vec<u64> = (0..300).map(|_| dice.key(400)).collect();
+                let expected: Vec<_> = keys.iter().map(|key| model.get(key).copied()).collect();
+                assert_eq!(index.multi_get(&keys).await.unwrap(), expected);
+            }
+        }
+        for &key in model.keys() {
+            assert_eq!(index.remove(&key).await, Ok(true));
+        }
+        index.collect().await.unwrap();
+        same_contents(&index, &Model::new()).await;
+        assert_eq!(index.insert(&5, &6).await, Ok(true));
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![(5, 6)]));
+    });
+}
+
+fn model_scan(model: &Model, scan: &Scan<u64>) -> Vec<(u64, u64)> {
+    let inside = |&(key, _): &(&u64, &u64)| {
+        let above = match scan.lower {
+            Bound::Unbounded => true,
+            Bound::Included(low) => *key >= low,
+            Bound::Excluded(low) => *key > low,
+        };
+        let below = match scan.upper {
+            Bound::Unbounded => true,
+            Bound::Included(high) => *key <= high,
+            Bound::Excluded(high) => *key < high,
+        };
+        above && below
+    };
+    let records = model.iter().filter(inside).map(|(&key, &value)| (key, value));
+    if scan.reverse {
+        records.rev().take(scan.limit).collect()
+    } else {
+        records.take(scan.limit).collect()
+    }
+}
+
+/// Scans with every kind of bound, both directions, limits, empty and crossed ranges.
+pub fn scans<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+    P: Provider,
+{
+    let cluster = setup.with_index::<L, D>();
+    cluster.run_one(|fabric| async move {
+        let dice = Dice(fabric.clone());
+        let index = open::<L, D, _>(fabric).await;
+        let mut model = Model::new();
+        for _ in 0..600 {
+            let key = dice.key(300);
+            index.upsert(&key, &!key).await.unwrap();
+            model.insert(key, !key);
+        }
+        for _ in 0..150 {
+            let key = dice.key(300);
+            assert_eq!(index.remove(&key).await, Ok(model.remove(&key).is_some()));
+        }
+        let bound = || match dice.below(3) {
+            0 => Bound::Unbounded,
+            1 => Bound::Included(dice.key(300)),
+            _ => Bound::Excluded(dice.key(300)),
+        };
+        for _ in 0..300 {
+            let limit = [0, 1, 2, 7, 40, usize::MAX][dice.below(6) as usize];
+            let mut scan = Scan::range((bound(), bound())).limit(limit);
+            if dice.below(2) == 0 {
+                scan = scan.reverse();
+            }
+            let records = index.scan(&scan).await.unwrap();
+            assert_eq!(records, model_scan(&model, &scan), "{scan:?}");
+        }
+        let everything_below_zero = Scan { upper: Bound::Excluded(0), ..Scan::range(..) };
+        assert_eq!(index.scan(&everything_below_zero.reverse()).await, Ok(vec![]));
+    });
+}
+
+/// Bulk loading: contents, order, refusals that leave the index as it was.
+pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+    P: Provider,
+{
+    for (count, fill) in [(0, 0.7), (1, 0.7), (5_000, 0.7), (3_000, 1.0), (700, 0.1)] {
+        let cluster = setup.with_index::<L, D>();
+        cluster.run_one(|fabric| async move {
+            let dice = Dice(fabric.clone());
+            let index = open::<L, D, _>(fabric).await;
+            let step = u64::MAX / count.max(2);
+            let records = || (0..count).map(|number| (number * step, number));
+            let mut model: Model = records().collect();
+
+            let unsorted = records().chain([(1, 1), (1, 2)]);
+            let refused = index.bulk_load(unsorted, fill).await;
+            assert!(matches!(refused, Err(IndexError::NotSorted { .. })), "{refused:?}");
+            same_contents(&index, &Model::new()).await;
+            assert!(index.bulk_load(records(), 0.05).await.is_err(), "too empty pages");
+
+            assert_eq!(index.bulk_load(records(), fill).await, Ok(count));
+            same_contents(&index, &model).await;
+            if count > 0 {
+                assert!(index.bulk_load(records(), fill).await.is_err(), "not empty any more");
+                same_contents(&index, &model).await;
+            }
+            for _ in 0..600 {
+                let key = dice.below(count.max(1)) * step + dice.below(3);
+                random_operation(&index, &mut model, &dice, key).await;
+            }
+            same_contents(&index, &model).await;
+        });
+    }
+}
+
+/// Several clients at once, each the only one to change its keys: each sees exactly what it did, while
+/// splits, merges and collections of the others go on around its keys.
+pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+    P: Provider,
+{
+    const CLIENTS: u64 = 4;
+    let cluster = setup.with_index::<L, D>();
+    let compute_servers = [0, 0, 1, 1];
+    let models = cluster.run(&compute_servers, |fabric, client| async move {
+        let dice = Dice(fabric.clone());
+        let index = open::<L, D, _>(fabric).await;
+        let mut model = Model::new();
+        let mine = |number: u64| (number * CLIENTS + client as u64) * 0x0010_0000_0000_0001;
+        for round in 0..900 {
+            let space = if round / 150 % 2 == 0 { 150 } else { 40 };
+            let key = mine(dice.below(space));
+            random_operation(&index, &mut model, &dice, key).await;
+            if round % 60 == 0 {
+                let seen = index.scan(&Scan::range(..)).await.unwrap();
+                assert!(seen.is_sorted_by(|a, b| a.0 < b.0), "a scan ascends strictly");
+                let is_mine = |key: u64| (0..150).any(|number| mine(number) == key);
+                let mine: Model = seen.into_iter().filter(|&(key, _)| is_mine(key)).collect();
+                assert_eq!(mine, model, "a scan sees the keys that nobody else changes");
+            }
+        }
+        model
+    });
+    let model: Model = models.into_iter().flatten().flatten().collect();
+    cluster.run_one(|fabric| {
+        let model = &model;
+        async move { same_contents(&open::<L, D, _>(fabric).await, model).await }
+    });
+}
+
+/// Several clients at once on the same few keys: every compare-exchange counts exactly once.
+pub fn concurrent_counters<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+    P: Provider,
+{
+    const ROUNDS: u64 = 150;
+    let keys = [3, u64::MAX / 2, u64::MAX];
+    let cluster = setup.with_index::<L, D>();
+    let inserted = cluster.run(&[0, 1, 2], |fabric, _| async move {
+        let dice = Dice(fabric.clone());
+        let index = open::<L, D, _>(fabric).await;
+        let mut inserted = 0;
+        for key in keys {
+            inserted += u64::from(index.insert(&key, &0).await.unwrap());
+        }
+        for _ in 0..ROUNDS {
+            let key = keys[dice.below(3) as usize];
+            let mut held = index.get(&key).await.unwrap().expect("nobody removes it");
+            while let Exchange::Differs(now) =
+                index.compare_exchange(&key, &held, &(held + 1)).await.unwrap()
+            {
+                held = now.expect("nobody removes it");
+            }
+        }
+        inserted
+    });
+    assert_eq!(inserted.iter().flatten().sum::<u64>(), 3, "of several inserts one succeeds");
+    cluster.run_one(|fabric| async move {
+        let index = open::<L, D, _>(fabric).await;
+        let counters = index.multi_get(&keys).await.unwrap();
+        assert_eq!(counters.into_iter().flatten().sum::<u64>(), 3 * ROUNDS);
+    });
+}

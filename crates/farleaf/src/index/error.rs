@@ -1,6 +1,7 @@
 //! What an index operation can come to when it is not an answer.
 
 use crate::page::SuperblockError;
+use crate::remote::RemoteError;
 use crate::wire::Refusal;
 use farleaf_fabric::{FabricError, ServerId};
 use thiserror::Error;
@@ -62,11 +63,16 @@ pub enum IndexError {
     InvalidArgument(&'static str),
 }
 
-impl From<FabricError> for IndexError {
-    fn from(error: FabricError) -> Self {
+impl From<RemoteError> for IndexError {
+    fn from(error: RemoteError) -> Self {
         match error {
-            FabricError::Indeterminate { .. } => Self::Indeterminate(error),
-            other => Self::Fabric(other),
+            RemoteError::OutOfMemory { server } => Self::OutOfMemory { server },
+            RemoteError::Indeterminate(error) => Self::Indeterminate(error),
+            RemoteError::Contended { retries } => Self::Contended { retries },
+            RemoteError::Fabric(error) => Self::Fabric(error),
+            RemoteError::Refused { server, refusal } => Self::Refused { server, refusal },
+            RemoteError::BadReply { server } => Self::BadReply { server },
+            RemoteError::BadPool { server, error } => Self::BadPool { server, error },
         }
     }
 }

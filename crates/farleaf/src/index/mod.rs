@@ -6,4 +6,4 @@ mod error;
 mod range_index;
 
 pub use error::IndexError;
-pub use range_index::{Design, Exchange, RangeIndex, Scan};
+pub use range_index::{Design, Exchange, RangeIndex, Records, Scan};

@@ -63,7 +63,7 @@ pub trait RangeIndex {
     fn scan(
         &self,
         scan: &Scan<Self::Key>,
-    ) -> impl Future<Output = Result<Vec<(Self::Key, Self::Value)>, IndexError>>;
+    ) -> impl Future<Output = Result<Records<Self::Key, Self::Value>, IndexError>>;
 
     /// The values of `keys`, in their order; the lookups are in flight together. Each is linearizable,
     /// all of them together are not.
@@ -85,6 +85,9 @@ pub trait RangeIndex {
     /// waiting for it to happen by the way.
     fn collect(&self) -> impl Future<Output = Result<(), IndexError>>;
 }
+
+/// Keys with their values.
+pub type Records<K, V> = Vec<(K, V)>;
 
 /// What became of a compare-exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -375,12 +375,10 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         separator
     }
 
-    fn split_truncate(left: View<'_, WORDS>, separator: &u64, right_at: GlobalAddr) {
+    fn split_truncate(left: View<'_, WORDS>) {
         let middle = left.count() / 2;
         left.store(DELETED_WORD, left.load(DELETED_WORD) & ((1 << middle) - 1));
         left.set_count(middle);
-        Self::set_high(left, Some(separator));
-        left.set_sibling(right_at);
     }
 
     fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {

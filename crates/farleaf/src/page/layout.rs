@@ -134,11 +134,16 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Inner: changes the lowest key of the subtree at a slot.
     fn inner_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key);
 
-    /// The first half of a split: fills `right`, formatted by this, with the upper half of `left` and
+    /// The first third of a split: fills `right`, formatted by this, with the upper half of `left` and
     /// returns the separator. `left` stays as it is.
     fn split_copy(left: Page<'_, Self>, right: Page<'_, Self>, right_at: GlobalAddr) -> Self::Key;
-    /// The second half: takes what `right` has out of `left` and links the two.
-    fn split_truncate(left: Page<'_, Self>, separator: &Self::Key, right_at: GlobalAddr);
+    /// The second third: takes the upper half out of `left`, whose fence still covers it.
+    fn split_truncate(left: Page<'_, Self>);
+    /// The last third: `left` ends at the separator, and `right` is its sibling.
+    fn split_link(left: Page<'_, Self>, separator: &Self::Key, right_at: GlobalAddr) {
+        Self::set_high(left, Some(separator));
+        left.set_sibling(right_at);
+    }
     /// Whether the live entries of both fit one page.
     fn fits_merged(left: Page<'_, Self>, right: Page<'_, Self>) -> bool;
     /// Appends all of `right` to `left`, its neighbour to the left, which then covers both and is

@@ -1,1 +1,189 @@
-//! Design 1 of *Designing Distributed Tree-based Index Structures for Fast RDMA-capable Networks*.
+//! The coarse-grained design: the key space is divided among the memory servers, by ranges or by a hash,
+//! each has a tree of its own, and every operation is an RPC to one of them.
+//!
+//! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
+//! Networks* (SIGMOD 2019), §3. The trees are in [`crate::server::tree`].
+//!
+//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
+
+mod load;
+mod map;
+mod scan;
+
+pub use map::Partitioning;
+
+use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
+use crate::page::Layout;
+use crate::remote::{RemoteError, RpcClient};
+use crate::wire::{Refusal, Reply, Request, Usage};
+use farleaf_fabric::{Fabric, ServerId, Work};
+use map::PartitionMap;
+use std::fmt::Debug;
+use std::future::Future;
+
+/// The coarse-grained design.
+#[derive(Clone, Copy, Debug)]
+pub struct Coarse;
+
+/// What can be chosen when a coarse-grained index is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoarseOptions<K> {
+    /// How the keys are divided among the memory servers.
+    pub partitioning: Partitioning<K>,
+}
+
+impl<L: Layout> Design<L> for Coarse {
+    const NAME: &'static str = "coarse";
+    type Options = CoarseOptions<L::Key>;
+    type Index<F: Fabric> = CoarseIndex<F, L>;
+
+    async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
+        let client = RpcClient::<F, L>::new(fabric.clone());
+        let shares = options.partitioning.shares::<L>(fabric.memory_servers())?;
+        for (number, share) in (0..).zip(shares) {
+            let server = ServerId::new(number);
+            client.expect_done(server, &Request::Create { share }).await?;
+        }
+        Ok(())
+    }
+
+    async fn open<F: Fabric>(fabric: F) -> Result<Self::Index<F>, IndexError> {
+        let client = RpcClient::<F, L>::new(fabric);
+        let mut shares = Vec::new();
+        for number in 0..client.fabric().memory_servers() {
+            let server = ServerId::new(number);
+            client.check_superblock(server).await?;
+            match client.ask(server, &Request::Describe).await? {
+                Reply::Description(Some(share)) => shares.push(share),
+                Reply::Description(None) => {
+                    return Err(IndexError::Refused { server, refusal: Refusal::NoTree });
+                }
+                _ => return Err(IndexError::BadReply { server }),
+            }
+        }
+        let map = PartitionMap::from_shares::<L>(shares)?;
+        Ok(CoarseIndex { client, map })
+    }
+}
+
+/// A handle on a coarse-grained index.
+#[derive(Debug)]
+pub struct CoarseIndex<F: Fabric, L: Layout> {
+    client: RpcClient<F, L>,
+    map: PartitionMap<L::Key>,
+}
+
+impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
+    /// How much of each memory server's memory is used.
+    ///
+    /// # Errors
+    /// [`IndexError`] if a server does not answer.
+    pub async fn usage(&self) -> Result<Vec<Usage>, IndexError> {
+        let mut usages = Vec::new();
+        for server in self.map.servers() {
+            match self.client.ask_harmless(server, &Request::Usage).await? {
+                Reply::Usage(usage) => usages.push(usage),
+                _ => return Err(IndexError::BadReply { server }),
+            }
+        }
+        Ok(usages)
+    }
+}
+
+impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
+    type Key = L::Key;
+    type Value = L::Value;
+
+    #[inline]
+    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
+        let server = self.map.server_of::<L>(key);
+        match self.client.ask_harmless(server, &Request::Get { key: key.clone() }).await? {
+            Reply::Value(value) => Ok(value),
+            _ => Err(IndexError::BadReply { server }),
+        }
+    }
+
+    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
+        let request = Request::Insert { key: key.clone(), value: value.clone() };
+        Ok(self.client.expect_applied(self.map.server_of::<L>(key), &request).await?)
+    }
+
+    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
+        let request = Request::Update { key: key.clone(), value: value.clone() };
+        Ok(self.client.expect_applied(self.map.server_of::<L>(key), &request).await?)
+    }
+
+    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
+        let request = Request::Upsert { key: key.clone(), value: value.clone() };
+        Ok(self.client.expect_done(self.map.server_of::<L>(key), &request).await?)
+    }
+
+    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
+        let request = Request::Remove { key: key.clone() };
+        Ok(self.client.expect_applied(self.map.server_of::<L>(key), &request).await?)
+    }
+
+    async fn compare_exchange(
+        &self,
+        key: &L::Key,
+        expected: &L::Value,
+        new: &L::Value,
+    ) -> Result<Exchange<L::Value>, IndexError> {
+        let server = self.map.server_of::<L>(key);
+        let (expected, new) = (expected.clone(), new.clone());
+        let request = Request::CompareExchange { key: key.clone(), expected, new };
+        match self.client.ask(server, &request).await? {
+            Reply::Done => Ok(Exchange::Exchanged),
+            Reply::Differs(found) => Ok(Exchange::Differs(found)),
+            _ => Err(IndexError::BadReply { server }),
+        }
+    }
+
+    fn scan(
+        &self,
+        scan: &Scan<L::Key>,
+    ) -> impl Future<Output = Result<Records<L::Key, L::Value>, IndexError>> {
+        self.scan_all(scan)
+    }
+
+    async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
+        let mut values = Vec::with_capacity(keys.len());
+        for window in keys.chunks(self.client.fabric().depth().max(1)) {
+            self.client.fabric().charge(Work::Client).await;
+            let posted: Vec<_> = window
+                .iter()
+                .map(|key| {
+                    let server = self.map.server_of::<L>(key);
+                    let request = Request::<L>::Get { key: key.clone() };
+                    (server, self.client.post(server, &request), key)
+                })
+                .collect();
+            for (server, operation, key) in posted {
+                let request = Request::Get { key: key.clone() };
+                let value = match self.client.finish(server, operation, &request).await {
+                    Ok(Reply::Value(value)) => value,
+                    Err(RemoteError::Indeterminate(_)) => self.get(key).await?,
+                    Err(error) => return Err(error.into()),
+                    Ok(_) => return Err(IndexError::BadReply { server }),
+                };
+                values.push(value);
+            }
+        }
+        Ok(values)
+    }
+
+    fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>> {
+        self.load_all(records, fill)
+    }
+
+    async fn collect(&self) -> Result<(), IndexError> {
+        for server in self.map.servers() {
+            self.client.expect_done(server, &Request::Collect).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! Bulk loading: records stream to the servers in batches; each builds its tree beside the empty one and
+//! shows it when all records are in.
+
+use super::CoarseIndex;
+use crate::index::IndexError;
+use crate::page::Layout;
+use crate::remote::RemoteError;
+use crate::wire::{Refusal, Reply, Request};
+use farleaf_fabric::{Fabric, ServerId};
+
+/// Records in one message.
+const BATCH_RECORDS: usize = 2048;
+
+impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
+    pub(super) async fn load_all(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        if !(0.1..=1.0).contains(&fill) {
+            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
+        }
+        let begin = Request::LoadBegin { fill_permille: (fill * 1000.0).round() as u16 };
+        let mut begun: Vec<ServerId> = Vec::new();
+        let outcome = async {
+            for server in self.map.servers() {
+                // Another's load must not be broken off by ours.
+                match self.client.expect_done(server, &begin).await {
+                    Err(error @ RemoteError::Refused { refusal: Refusal::Loading, .. }) => {
+                        return Err(IndexError::from(error));
+                    }
+                    outcome => {
+                        begun.push(server);
+                        outcome?;
+                    }
+                }
+            }
+            let loaded = self.load_records(records).await?;
+            for server in self.map.servers() {
+                self.client.expect_done(server, &Request::LoadEnd).await?;
+            }
+            Ok(loaded)
+        }
+        .await;
+        if outcome.is_err() {
+            for server in begun {
+                // Best effort: the first error is the one to report.
+                let _ = self.client.expect_done(server, &Request::LoadAbort).await;
+            }
+        }
+        outcome
+    }
+
+    async fn load_records(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+    ) -> Result<u64, IndexError> {
+        let mut batches: Vec<Vec<(L::Key, L::Value)>> =
+            self.map.servers().map(|_| Vec::with_capacity(BATCH_RECORDS)).collect();
+        let mut last: Option<L::Key> = None;
+        let mut count = 0;
+        for (key, value) in records {
+            if last.as_ref().is_some_and(|last| *last >= key) {
+                return Err(IndexError::NotSorted { position: count });
+            }
+            last = Some(key.clone());
+            count += 1;
+            let server = self.map.server_of::<L>(&key);
+            let batch = &mut batches[server.index()];
+            batch.push((key, value));
+            if batch.len() == BATCH_RECORDS {
+                self.load_batch(server, batch).await?;
+            }
+        }
+        for server in self.map.servers() {
+            let batch = &mut batches[server.index()];
+            if !batch.is_empty() {
+                self.load_batch(server, batch).await?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Sends a batch and empties it.
+    async fn load_batch(
+        &self,
+        server: ServerId,
+        batch: &mut Vec<(L::Key, L::Value)>,
+    ) -> Result<(), IndexError> {
+        let request = Request::LoadAppend { records: std::mem::take(batch) };
+        let reply = self.client.ask(server, &request).await?;
+        if let Request::LoadAppend { records } = request {
+            *batch = records;
+            batch.clear();
+        }
+        if matches!(reply, Reply::Done) { Ok(()) } else { Err(IndexError::BadReply { server }) }
+    }
+}

@@ -1,0 +1,105 @@
+//! Which memory server holds which keys.
+//!
+//! *Invariant*: every key has exactly one server. *Thread safety*: immutable.
+
+use crate::index::IndexError;
+use crate::page::Layout;
+use crate::wire::Share;
+use farleaf_fabric::ServerId;
+
+/// How keys are divided among memory servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Partitioning<K> {
+    /// By a hash: even whatever the keys, but a scan asks every server.
+    Hash,
+    /// By ranges: server `i` holds the keys from boundary `i - 1`, inclusive, to boundary `i`, exclusive.
+    Range {
+        /// One less than there are servers, ascending strictly, above the smallest key.
+        boundaries: Vec<K>,
+    },
+}
+
+impl<K: Clone + Ord> Partitioning<K> {
+    /// Each server's share.
+    pub(super) fn shares<L: Layout<Key = K>>(
+        &self,
+        servers: u16,
+    ) -> Result<Vec<Share<K>>, IndexError> {
+        match self {
+            Self::Hash => Ok(vec![Share::Hash { servers }; usize::from(servers)]),
+            Self::Range { boundaries } => {
+                if boundaries.len() + 1 != usize::from(servers) {
+                    let what = "range partitioning takes one boundary less than there are servers";
+                    return Err(IndexError::InvalidArgument(what));
+                }
+                let lows = std::iter::once(L::min_key()).chain(boundaries.iter().cloned());
+                let highs = boundaries.iter().cloned().map(Some).chain(std::iter::once(None));
+                let shares: Vec<_> =
+                    lows.zip(highs).map(|(low, high)| Share::Range { low, high }).collect();
+                let ascends = |share: &Share<K>| match share {
+                    Share::Range { low, high } => high.as_ref().is_none_or(|high| low < high),
+                    Share::Hash { .. } => true,
+                };
+                if !shares.iter().all(ascends) {
+                    let what = "the boundaries of a range partitioning ascend strictly";
+                    return Err(IndexError::InvalidArgument(what));
+                }
+                Ok(shares)
+            }
+        }
+    }
+}
+
+/// The servers' shares, as a client looks keys up in them.
+#[derive(Clone, Debug)]
+pub(super) enum PartitionMap<K> {
+    Hash { servers: u16 },
+    Range { boundaries: Vec<K> },
+}
+
+impl<K: Clone + Ord> PartitionMap<K> {
+    /// The map that the servers' shares make, if they fit together.
+    pub(super) fn from_shares<L: Layout<Key = K>>(
+        shares: Vec<Share<K>>,
+    ) -> Result<Self, IndexError> {
+        let misfit = IndexError::InvalidArgument("the memory servers' shares do not fit together");
+        let servers = u16::try_from(shares.len()).map_err(|_| misfit.clone())?;
+        if servers > 0 && shares.iter().all(|share| *share == Share::Hash { servers }) {
+            return Ok(Self::Hash { servers });
+        }
+        let mut boundaries = Vec::new();
+        let mut expected = Some(L::min_key());
+        for share in shares {
+            let Share::Range { low, high } = share else { return Err(misfit) };
+            if expected.replace(low.clone()) != Some(low) {
+                return Err(misfit);
+            }
+            boundaries.extend(high.clone());
+            expected = high;
+        }
+        // The last share, and no other, must be open upwards.
+        if expected.is_some() || boundaries.len() + 1 != usize::from(servers) {
+            return Err(misfit);
+        }
+        Ok(Self::Range { boundaries })
+    }
+
+    /// The server that holds `key`.
+    #[inline]
+    pub(super) fn server_of<L: Layout<Key = K>>(&self, key: &K) -> ServerId {
+        let number = match self {
+            Self::Hash { servers } => L::hash(key) % u64::from(*servers),
+            Self::Range { boundaries } => boundaries.partition_point(|low| low <= key) as u64,
+        };
+        ServerId::new(number as u16)
+    }
+
+    /// All servers.
+    pub(super) fn servers(&self) -> impl DoubleEndedIterator<Item = ServerId> + use<K> {
+        let count = match self {
+            Self::Hash { servers } => *servers,
+            Self::Range { boundaries } => boundaries.len() as u16 + 1,
+        };
+        (0..count).map(ServerId::new)
+    }
+}

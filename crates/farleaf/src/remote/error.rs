@@ -1,0 +1,63 @@
+//! What a protocol over the fabric can come to when it does not succeed.
+
+use crate::page::SuperblockError;
+use crate::wire::Refusal;
+use farleaf_fabric::{FabricError, ServerId};
+use thiserror::Error;
+
+/// Why an exchange with a memory server did not succeed.
+///
+/// Everything but [`RemoteError::Indeterminate`] says that it changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RemoteError {
+    /// The server has no memory for what was asked.
+    #[error("memory server {server} has no memory left for another node")]
+    OutOfMemory {
+        /// Where there was none.
+        server: ServerId,
+    },
+    /// Nobody knows whether the operation happened, or will.
+    #[error("the operation's outcome is unknown: {0}")]
+    Indeterminate(FabricError),
+    /// The operation lost against others as often as it may.
+    #[error("gave up after {retries} retries against concurrent operations")]
+    Contended {
+        /// How often it was tried again.
+        retries: u32,
+    },
+    /// The fabric did not carry out the operation.
+    #[error(transparent)]
+    Fabric(FabricError),
+    /// A memory server did not accept the request.
+    #[error("memory server {server} refused the request: {refusal}")]
+    Refused {
+        /// The server.
+        server: ServerId,
+        /// Its reason.
+        refusal: Refusal,
+    },
+    /// A memory server's reply makes no sense.
+    #[error("memory server {server} sent a reply that makes no sense")]
+    BadReply {
+        /// The server.
+        server: ServerId,
+    },
+    /// A memory server holds another kind of pool.
+    #[error("memory server {server}: {error}")]
+    BadPool {
+        /// The server.
+        server: ServerId,
+        /// What is wrong with it.
+        error: SuperblockError,
+    },
+}
+
+impl From<FabricError> for RemoteError {
+    fn from(error: FabricError) -> Self {
+        match error {
+            FabricError::Indeterminate { .. } => Self::Indeterminate(error),
+            other => Self::Fabric(other),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! RPCs to memory servers: encoding, bounded retries, and what an outcome means.
+//!
+//! *Invariant*: every retry is bounded and counted.
+
+use super::RemoteError;
+use crate::page::{Layout, Superblock};
+use crate::wire::{Refusal, Reply, Request};
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Message, ServerId, Work};
+use std::fmt::Debug;
+use std::marker::PhantomData;
+
+/// How often a read whose outcome is unknown is sent again.
+const READ_RETRIES: u32 = 4;
+/// How often a request is sent again that lost against others, or found the endpoint full.
+const BUSY_RETRIES: u32 = 16;
+/// The first wait before such a retry, in nanoseconds; it doubles with each, and half of it is random.
+const BACKOFF_NS: u64 = 2_000;
+
+/// Requests and replies over one endpoint. *Thread safety*: that of the endpoint.
+#[derive(Clone, Debug)]
+pub struct RpcClient<F, L> {
+    fabric: F,
+    layout: PhantomData<L>,
+}
+
+impl<F: Fabric, L: Layout> RpcClient<F, L> {
+    /// A client over this endpoint.
+    pub fn new(fabric: F) -> Self {
+        Self { fabric, layout: PhantomData }
+    }
+
+    /// The endpoint.
+    pub fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    /// Posts a request, to be waited for by [`RpcClient::finish`].
+    #[inline]
+    pub fn post(&self, server: ServerId, request: &Request<L>) -> F::Op<Message> {
+        self.fabric.call(server, request.encode())
+    }
+
+    /// One request and its reply. A server that is busy is asked again, within bounds: it has not done
+    /// anything. Where the outcome is unknown, only the caller knows whether asking again is harmless.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; all but `Indeterminate` say that the server has not changed anything.
+    #[inline]
+    pub async fn ask(
+        &self,
+        server: ServerId,
+        request: &Request<L>,
+    ) -> Result<Reply<L>, RemoteError> {
+        self.fabric.charge(Work::Client).await;
+        let first = self.post(server, request);
+        self.finish(server, first, request).await
+    }
+
+    /// Waits for a request that has been posted, and asks again if the server was busy.
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`].
+    #[inline]
+    pub async fn finish(
+        &self,
+        server: ServerId,
+        posted: F::Op<Message>,
+        request: &Request<L>,
+    ) -> Result<Reply<L>, RemoteError> {
+        match self.outcome(server, posted.await) {
+            Err(error) if is_busy(&error) => self.ask_again(server, request).await,
+            outcome => outcome,
+        }
+    }
+
+    #[cold]
+    async fn ask_again(
+        &self,
+        server: ServerId,
+        request: &Request<L>,
+    ) -> Result<Reply<L>, RemoteError> {
+        for retry in 0..BUSY_RETRIES {
+            let wait = BACKOFF_NS << retry.min(10);
+            self.fabric.sleep(wait / 2 + self.fabric.random() % (wait / 2 + 1)).await;
+            self.fabric.counters().count_retry();
+            let reply = self.post(server, request).await;
+            match self.outcome(server, reply) {
+                Err(error) if is_busy(&error) => {}
+                outcome => return outcome,
+            }
+        }
+        Err(RemoteError::Contended { retries: BUSY_RETRIES })
+    }
+
+    #[inline]
+    fn outcome(
+        &self,
+        server: ServerId,
+        reply: Result<Message, FabricError>,
+    ) -> Result<Reply<L>, RemoteError> {
+        match Reply::decode(&reply?) {
+            Some(Reply::Refused(Refusal::OutOfMemory)) => Err(RemoteError::OutOfMemory { server }),
+            Some(Reply::Refused(refusal)) => Err(RemoteError::Refused { server, refusal }),
+            Some(reply) => Ok(reply),
+            None => Err(RemoteError::BadReply { server }),
+        }
+    }
+
+    /// A request that changes nothing, so it can be sent again when its outcome is unknown.
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`].
+    #[inline]
+    pub async fn ask_harmless(
+        &self,
+        server: ServerId,
+        request: &Request<L>,
+    ) -> Result<Reply<L>, RemoteError> {
+        match self.ask(server, request).await {
+            Err(RemoteError::Indeterminate(_)) => self.ask_harmless_again(server, request).await,
+            outcome => outcome,
+        }
+    }
+
+    #[cold]
+    async fn ask_harmless_again(
+        &self,
+        server: ServerId,
+        request: &Request<L>,
+    ) -> Result<Reply<L>, RemoteError> {
+        let mut outcome = Err(RemoteError::BadReply { server });
+        for _ in 0..READ_RETRIES {
+            self.fabric.counters().count_retry();
+            outcome = self.ask(server, request).await;
+            if !matches!(outcome, Err(RemoteError::Indeterminate(_))) {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// A request that is answered by [`Reply::Done`].
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`].
+    pub async fn expect_done(
+        &self,
+        server: ServerId,
+        request: &Request<L>,
+    ) -> Result<(), RemoteError> {
+        match self.ask(server, request).await? {
+            Reply::Done => Ok(()),
+            _ => Err(RemoteError::BadReply { server }),
+        }
+    }
+
+    /// A request that is answered by [`Reply::Applied`].
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`].
+    pub async fn expect_applied(
+        &self,
+        server: ServerId,
+        request: &Request<L>,
+    ) -> Result<bool, RemoteError> {
+        match self.ask(server, request).await? {
+            Reply::Applied(applied) => Ok(applied),
+            _ => Err(RemoteError::BadReply { server }),
+        }
+    }
+
+    /// Checks, by one READ, that the server's pool has pages of `L`.
+    ///
+    /// # Errors
+    /// [`RemoteError::BadPool`] if it has not.
+    pub async fn check_superblock(&self, server: ServerId) -> Result<(), RemoteError> {
+        let buffer = self.fabric.buffer(Superblock::WORDS * 8)?;
+        let buffer = self.fabric.read(GlobalAddr::new(server, 0), buffer).await?;
+        Superblock::read::<L>(buffer.words())
+            .map_err(|error| RemoteError::BadPool { server, error })?;
+        Ok(())
+    }
+}
+
+/// Whether the operation surely has not happened and may succeed a little later.
+fn is_busy(error: &RemoteError) -> bool {
+    matches!(
+        error,
+        RemoteError::Refused { refusal: Refusal::Contended, .. }
+            | RemoteError::Fabric(FabricError::QueueFull { .. })
+    )
+}

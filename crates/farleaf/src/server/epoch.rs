@@ -1,0 +1,132 @@
+//! Epochs: when a node that was taken out of the tree can be used again.
+//!
+//! Every operation runs inside an epoch. A node is retired in the epoch that is current once nothing in
+//! the tree points to it, and freed two epochs later: by then every operation that could have met it has
+//! ended.
+//!
+//! *Invariants*
+//! - E1. The epoch moves from `e` to `e + 1` only while nobody is inside `e - 1`.
+//! - E2. So nobody is ever inside an epoch older than the current one less one, and what was retired in
+//!   `r` is out of reach once the epoch is `r + 2`.
+//!
+//! *Thread safety*: any number of threads; entering and leaving touch one counter, spread over cache
+//! lines by stripe. Checked by `tests/loom.rs`.
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
+use std::collections::VecDeque;
+
+#[cfg(not(loom))]
+const STRIPES: usize = 8;
+#[cfg(loom)]
+const STRIPES: usize = 1;
+
+#[derive(Debug)]
+#[repr(align(128))]
+struct Inside([AtomicU64; 3]);
+
+/// The epochs of one tree.
+#[derive(Debug)]
+pub struct Epochs {
+    current: AtomicU64,
+    inside: [Inside; STRIPES],
+    retired: Mutex<VecDeque<(u64, GlobalAddr)>>,
+}
+
+impl Default for Epochs {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The stay of one operation in its epoch.
+#[derive(Debug)]
+pub struct EpochGuard<'a> {
+    counter: &'a AtomicU64,
+}
+
+impl Drop for EpochGuard<'_> {
+    fn drop(&mut self) {
+        self.counter.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Epochs {
+    /// Epochs that begin now.
+    pub fn new() -> Self {
+        let counters = || Inside([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
+        Self {
+            current: AtomicU64::new(2),
+            inside: std::array::from_fn(|_| counters()),
+            retired: Mutex::new(VecDeque::new()),
+        }
+    }
+
+    /// Enters the current epoch.
+    #[inline]
+    pub fn enter(&self, stripe: usize) -> EpochGuard<'_> {
+        loop {
+            let epoch = self.current.load(Ordering::SeqCst);
+            let counter = &self.inside[stripe % STRIPES].0[(epoch % 3) as usize];
+            counter.fetch_add(1, Ordering::SeqCst);
+            // Whoever moved the epoch on in between may not have seen us: then try the next.
+            if self.current.load(Ordering::SeqCst) == epoch {
+                return EpochGuard { counter };
+            }
+            counter.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Notes that nothing in the tree points to `node` any more.
+    pub fn retire(&self, node: GlobalAddr) {
+        let mut retired = lock(&self.retired);
+        let epoch = self.current.load(Ordering::SeqCst);
+        retired.push_back((epoch, node));
+    }
+
+    /// Moves the epoch on if it can (E1), and returns the nodes that are out of reach (E2).
+    pub fn advance(&self) -> Vec<GlobalAddr> {
+        let mut retired = lock(&self.retired);
+        let epoch = self.current.load(Ordering::SeqCst);
+        let previous = ((epoch + 2) % 3) as usize;
+        let empty = |stripe: &Inside| stripe.0[previous].load(Ordering::SeqCst) == 0;
+        if self.inside.iter().all(empty) {
+            self.current.store(epoch + 1, Ordering::SeqCst);
+        }
+        let epoch = self.current.load(Ordering::SeqCst);
+        let mut free = Vec::new();
+        while let Some(&(since, node)) = retired.front()
+            && since + 2 <= epoch
+        {
+            retired.pop_front();
+            free.push(node);
+        }
+        free
+    }
+
+    /// Nodes that are retired and not yet returned.
+    pub fn retired(&self) -> usize {
+        lock(&self.retired).len()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use farleaf_fabric::ServerId;
+
+    #[test]
+    fn a_reader_holds_back_what_was_retired_while_it_reads() {
+        let epochs = Epochs::new();
+        let node = GlobalAddr::new(ServerId::new(0), 1024);
+        let reader = epochs.enter(0);
+        epochs.retire(node);
+        for _ in 0..5 {
+            assert!(epochs.advance().is_empty());
+        }
+        drop(reader);
+        let freed: Vec<_> = (0..3).flat_map(|_| epochs.advance()).collect();
+        assert_eq!(freed, [node]);
+        assert_eq!(epochs.retired(), 0);
+    }
+}

@@ -1,0 +1,211 @@
+//! One memory server: answers the requests of [`crate::wire`] over its region.
+//!
+//! *Invariants*: M1. no request, whatever its bytes, makes the server crash or touch memory outside its
+//! region. M2. a refused request has changed nothing.
+//!
+//! *Thread safety*: any number of threads, through `&self`.
+
+use super::chunks::ChunkAllocator;
+use super::tree::{Discipline, Loader, Sound, Tree};
+use crate::page::{Layout, Superblock};
+use crate::wire::{Refusal, Reply, Request, Share, Usage};
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::{Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId, Work};
+use std::sync::OnceLock;
+
+/// What a memory server is like.
+#[derive(Clone, Debug)]
+pub struct MemoryServerConfig {
+    /// Bytes of its region, a multiple of 4096; taken from the operating system as they are touched.
+    pub pool_bytes: usize,
+    /// Bytes of the chunks that the server's own tree takes.
+    pub chunk_bytes: u64,
+    /// Subtrees of this level lie whole on one memory server.
+    pub placement_level: u8,
+}
+
+impl Default for MemoryServerConfig {
+    fn default() -> Self {
+        Self { pool_bytes: 1 << 30, chunk_bytes: 1 << 20, placement_level: 3 }
+    }
+}
+
+/// A memory server with pages of layout `L`.
+#[derive(Debug)]
+pub struct MemoryServer<L: Layout, D: Discipline = Sound> {
+    id: ServerId,
+    region: Arc<Region>,
+    chunks: Arc<ChunkAllocator>,
+    tree: Tree<L, D>,
+    share: OnceLock<Share<L::Key>>,
+    load: Mutex<Option<Loader<L>>>,
+}
+
+impl<L: Layout, D: Discipline> MemoryServer<L, D> {
+    /// A memory server with an empty pool.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the region is not to be had.
+    pub fn new(id: ServerId, config: &MemoryServerConfig) -> Result<Self, RegionError> {
+        let region = Arc::new(Region::new(config.pool_bytes)?);
+        let superblock = Superblock {
+            root: GlobalAddr::NULL,
+            placement_level: config.placement_level.into(),
+            pool_bytes: region.bytes() as u64,
+            options: 0,
+        };
+        superblock.write::<L>(region.words());
+        let chunks = Arc::new(ChunkAllocator::new(id, region.bytes() as u64));
+        let tree =
+            Tree::new(id, Arc::clone(&region), Arc::clone(&chunks), config.chunk_bytes.max(1));
+        Ok(Self { id, region, chunks, tree, share: OnceLock::new(), load: Mutex::new(None) })
+    }
+
+    /// The server's own tree, to be called directly.
+    pub fn tree(&self) -> &Tree<L, D> {
+        &self.tree
+    }
+
+    /// How much of the memory is used.
+    pub fn usage(&self) -> Usage {
+        let tree = self.tree.usage();
+        Usage {
+            pool_bytes: self.chunks.region_bytes(),
+            allocated_bytes: self.chunks.allocated_bytes(),
+            nodes_in_use: tree.nodes_in_use,
+            nodes_free: tree.nodes_free,
+            deleted_records: tree.deleted_records,
+            height: tree.height,
+        }
+    }
+
+    /// Refuses keys of other servers.
+    #[inline]
+    fn mine(&self, key: &L::Key) -> Result<(), Refusal> {
+        let mine = match self.share.get().ok_or(Refusal::NoTree)? {
+            Share::Range { low, high } => key >= low && high.as_ref().is_none_or(|high| key < high),
+            Share::Hash { servers } => {
+                L::hash(key) % u64::from(*servers) == u64::from(self.id.number())
+            }
+        };
+        if mine { Ok(()) } else { Err(Refusal::NotMine) }
+    }
+
+    fn create(&self, share: Share<L::Key>) -> Result<Reply<L>, Refusal> {
+        let sensible = match &share {
+            Share::Range { low, high } => high.as_ref().is_none_or(|high| low < high),
+            Share::Hash { servers } => *servers > self.id.number(),
+        };
+        if !sensible {
+            return Err(Refusal::Malformed);
+        }
+        self.tree.create()?;
+        self.share.set(share).map_err(|_| Refusal::TreeExists)?;
+        Ok(Reply::Done)
+    }
+
+    fn load_append(&self, records: &[(L::Key, L::Value)]) -> Result<Reply<L>, Refusal> {
+        for (key, _) in records {
+            self.mine(key)?;
+        }
+        let mut load = lock(&self.load);
+        let mut loader = load.take().ok_or(Refusal::NotLoading)?;
+        match self.tree.load_append(&mut loader, records) {
+            Ok(()) => {
+                *load = Some(loader);
+                Ok(Reply::Done)
+            }
+            Err(refusal) => {
+                self.tree.load_abort(loader);
+                Err(refusal)
+            }
+        }
+    }
+
+    async fn answer<C: Cpu>(&self, cpu: &C, request: Request<L>) -> Result<Reply<L>, Refusal> {
+        Ok(match request {
+            Request::Get { key } => {
+                self.mine(&key)?;
+                Reply::Value(self.tree.get(cpu, &key).await?)
+            }
+            Request::Insert { key, value } => {
+                self.mine(&key)?;
+                Reply::Applied(self.tree.insert(cpu, &key, &value).await?)
+            }
+            Request::Update { key, value } => {
+                self.mine(&key)?;
+                Reply::Applied(self.tree.update(cpu, &key, &value).await?)
+            }
+            Request::Upsert { key, value } => {
+                self.mine(&key)?;
+                self.tree.upsert(cpu, &key, &value).await?;
+                Reply::Done
+            }
+            Request::Remove { key } => {
+                self.mine(&key)?;
+                Reply::Applied(self.tree.remove(cpu, &key).await?)
+            }
+            Request::CompareExchange { key, expected, new } => {
+                self.mine(&key)?;
+                let found = self.tree.compare_exchange(cpu, &key, &expected, &new).await?;
+                if found.as_ref() == Some(&expected) { Reply::Done } else { Reply::Differs(found) }
+            }
+            Request::Scan { lower, upper, reverse, limit } => {
+                let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+                let (records, more) = self.tree.scan(cpu, &lower, &upper, reverse, limit).await?;
+                Reply::Records { records, more }
+            }
+            Request::Describe => Reply::Description(self.share.get().cloned()),
+            Request::Create { share } => self.create(share)?,
+            Request::AllocateChunk { bytes } => {
+                let (at, bytes) = self.chunks.allocate(bytes).ok_or(Refusal::OutOfMemory)?;
+                Reply::Chunk { at, bytes }
+            }
+            Request::LoadBegin { fill_permille } => {
+                let mut load = lock(&self.load);
+                if load.is_some() {
+                    return Err(Refusal::Loading);
+                }
+                *load = Some(self.tree.load_begin(fill_permille)?);
+                Reply::Done
+            }
+            Request::LoadAppend { records } => self.load_append(&records)?,
+            Request::LoadEnd => {
+                let loader = lock(&self.load).take().ok_or(Refusal::NotLoading)?;
+                self.tree.load_end(cpu, loader).await?;
+                Reply::Done
+            }
+            Request::LoadAbort => {
+                if let Some(loader) = lock(&self.load).take() {
+                    self.tree.load_abort(loader);
+                }
+                Reply::Done
+            }
+            Request::Collect => {
+                self.tree.collect(cpu).await?;
+                Reply::Done
+            }
+            Request::Usage => Reply::Usage(self.usage()),
+        })
+    }
+}
+
+impl<L: Layout, D: Discipline> RpcService for MemoryServer<L, D> {
+    fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    #[inline]
+    async fn handle<C: Cpu>(&self, cpu: &C, _client: u16, request: &[u8], reply: &mut Message) {
+        cpu.charge(Work::Dispatch).await;
+        let answer = match Request::decode(request) {
+            Some(request) => self.answer(cpu, request).await,
+            None => Err(Refusal::Malformed),
+        };
+        answer.unwrap_or_else(Reply::Refused).encode(reply);
+    }
+
+    async fn after_reply<C: Cpu>(&self, cpu: &C) {
+        self.tree.collect_if_due(cpu).await;
+    }
+}

@@ -1,0 +1,275 @@
+//! The collection: throws deleted records out, merges and rebalances what has become too empty, and
+//! frees nodes through epochs (§3.2 of the paper: "responsible for removing and re-balancing the index in
+//! regular intervals").
+//!
+//! It goes through the tree level by level, from the leaves up, one parent at a time, in small steps that
+//! server threads take between requests: a step falls due with every [`STEP_DEBT`] removals, so the work
+//! is in proportion to the garbage.
+//!
+//! *Invariants*: G1. one collection step at a time. G2. two nodes are merged only under the latches of
+//! their parent and both, and only if the parent has a separator for both. G3. what is taken out is
+//! marked dead before its latch is let go, and freed only through epochs.
+
+use super::descend::{Found, restarting};
+use super::{Discipline, Fail, Tree};
+use crate::page::{Layout, Page, Probe};
+use crate::wire::Refusal;
+use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::{Cpu, GlobalAddr, Work};
+
+/// Removals after which a step of collection falls due.
+const STEP_DEBT: u64 = 16;
+
+/// Where the collection stands.
+#[derive(Debug)]
+pub(super) struct Collector<K> {
+    /// Removals that no step has answered yet.
+    debt: AtomicU64,
+    /// G1.
+    busy: AtomicBool,
+    /// The next step: the level whose nodes are collected, and a key of the next parent.
+    cursor: Mutex<Option<(u8, K)>>,
+}
+
+impl<K> Default for Collector<K> {
+    fn default() -> Self {
+        Self { debt: AtomicU64::new(0), busy: AtomicBool::new(false), cursor: Mutex::new(None) }
+    }
+}
+
+impl<K> Collector<K> {
+    pub(super) fn owe(&self, removals: u64) {
+        self.debt.fetch_add(removals, Ordering::Relaxed);
+    }
+}
+
+/// Clears the mark of the running collection, whatever ends it.
+struct Busy<'a>(&'a AtomicBool);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// What looking at two neighbours came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pair {
+    /// They are fine as they are, or not known to their parent yet.
+    Untouched,
+    Merged,
+    Rebalanced,
+}
+
+impl<L: Layout, D: Discipline> Tree<L, D> {
+    fn begin_collection(&self) -> Option<Busy<'_>> {
+        (!self.collector.busy.swap(true, Ordering::AcqRel)).then(|| Busy(&self.collector.busy))
+    }
+
+    /// Takes one step of the collection if one is due.
+    pub(in crate::server) async fn collect_if_due<C: Cpu>(&self, cpu: &C) {
+        if self.collector.debt.load(Ordering::Relaxed) < STEP_DEBT || self.root().is_null() {
+            return;
+        }
+        let Some(_busy) = self.begin_collection() else { return };
+        self.collector.debt.fetch_sub(STEP_DEBT, Ordering::Relaxed);
+        // A step that lost against others is not worth more than this: the next pass comes by again.
+        let _ = self.collection_step(cpu).await;
+        self.free_retired();
+    }
+
+    /// Runs a whole pass of the collection, and frees what nobody can reach.
+    ///
+    /// # Errors
+    /// [`Refusal::Contended`] if it lost too often against others, or another is running.
+    pub async fn collect<C: Cpu>(&self, cpu: &C) -> Result<(), Refusal> {
+        let mut attempt = 0;
+        let _busy = loop {
+            if let Some(busy) = self.begin_collection() {
+                break busy;
+            }
+            self.before_restart(cpu, attempt).await?;
+            attempt += 1;
+        };
+        *lock(&self.collector.cursor) = None;
+        while self.collection_step(cpu).await? {}
+        // A node is free two epochs after it was retired.
+        for _ in 0..3 {
+            self.free_retired();
+        }
+        Ok(())
+    }
+
+    fn free_retired(&self) {
+        let free = self.epochs.advance();
+        if !free.is_empty() {
+            self.nodes.give_back(free);
+        }
+    }
+
+    /// Collects below one parent and moves the cursor on; `false` at the end of a pass.
+    async fn collection_step<C: Cpu>(&self, cpu: &C) -> Result<bool, Refusal> {
+        let _epoch = self.epochs.enter(cpu.stripe());
+        let cursor = lock(&self.collector.cursor).take();
+        let (level, key) = cursor.unwrap_or_else(|| (0, L::min_key()));
+        let root = self.page(self.root()).ok_or(Refusal::NoTree)?;
+        if root.level() <= level {
+            return restarting!(self, cpu, self.collect_root(cpu)).map(|()| false);
+        }
+        let next = restarting!(self, cpu, self.collect_below(cpu, level, &key))?;
+        *lock(&self.collector.cursor) =
+            Some(next.map_or_else(|| (level + 1, L::min_key()), |key| (level, key)));
+        Ok(true)
+    }
+
+    /// Collects the children of the parent of `key`'s node at `level`; returns where the next parent
+    /// begins.
+    async fn collect_below<C: Cpu>(
+        &self,
+        cpu: &C,
+        level: u8,
+        key: &L::Key,
+    ) -> Result<Option<L::Key>, Fail> {
+        let mut parent = self.descend(cpu, Probe::At(key), level + 1).await?;
+        let mut slot = 0;
+        loop {
+            let count = parent.page.count();
+            if slot + 1 < count {
+                let (left, right) = (self.child(&parent, slot)?, self.child(&parent, slot + 1)?);
+                self.compact_if_needed(cpu, level, left).await?;
+                if Self::too_empty(left, right) {
+                    let pair = self.join(cpu, &parent, slot).await?;
+                    // The parent was locked, so it is another now: look at it anew, and if the two
+                    // merged, from the same slot.
+                    parent = self.descend(cpu, Probe::At(key), level + 1).await?;
+                    slot += usize::from(pair != Pair::Merged);
+                } else {
+                    slot += 1;
+                }
+                continue;
+            }
+            if slot < count {
+                let last = self.child(&parent, slot)?;
+                self.compact_if_needed(cpu, level, last).await?;
+            }
+            let next = L::high(parent.page);
+            self.validate(&parent)?;
+            return Ok(next);
+        }
+    }
+
+    /// Whether one of two neighbours is below half, so that they should be merged or evened out.
+    fn too_empty(left: Page<'_, L>, right: Page<'_, L>) -> bool {
+        let (lefts, rights) = (left.live_count(), right.live_count());
+        let least = lefts.min(rights);
+        least < L::CAPACITY / 2
+            && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
+    }
+
+    /// The child at a slot, as far as the parent is still as it was found.
+    fn child<'a>(&'a self, parent: &Found<'_, L>, slot: usize) -> Result<Page<'a, L>, Fail> {
+        let at = L::inner_child(parent.page, slot);
+        self.validate(parent)?;
+        Ok(self.page(at).ok_or(Refusal::Damaged)?)
+    }
+
+    /// Throws the deleted records of a leaf out, if it has any.
+    async fn compact_if_needed<C: Cpu>(
+        &self,
+        cpu: &C,
+        level: u8,
+        leaf: Page<'_, L>,
+    ) -> Result<(), Fail> {
+        if level > 0 || leaf.deleted_count() == 0 {
+            return Ok(());
+        }
+        let _guard = self.lock_any(cpu, leaf).await?;
+        if leaf.is_dead() || leaf.level() != 0 {
+            return Ok(());
+        }
+        cpu.charge(Work::ChangeNode).await;
+        self.compact_locked(leaf);
+        Ok(())
+    }
+
+    fn compact_locked(&self, leaf: Page<'_, L>) {
+        let thrown_out = L::leaf_compact(leaf);
+        self.count_deleted(thrown_out, 0);
+    }
+
+    /// Merges or evens out the children at `slot` and `slot + 1`, under all three latches (G2).
+    async fn join<C: Cpu>(
+        &self,
+        cpu: &C,
+        parent: &Found<'_, L>,
+        slot: usize,
+    ) -> Result<Pair, Fail> {
+        let parent_guard = self.lock_found(parent)?;
+        let (left_at, right_at) =
+            (L::inner_child(parent.page, slot), L::inner_child(parent.page, slot + 1));
+        let left = self.page(left_at).ok_or(Refusal::Damaged)?;
+        let right = self.page(right_at).ok_or(Refusal::Damaged)?;
+        let left_guard = self.lock_any(cpu, left).await?;
+        // Between a split and its separator there is a node that the parent does not know.
+        if left.sibling() != right_at {
+            return Ok(Pair::Untouched);
+        }
+        let right_guard = self.lock_any(cpu, right).await?;
+        if left.level() == 0 {
+            self.compact_locked(left);
+            self.compact_locked(right);
+        }
+        cpu.charge(Work::RestructureNode).await;
+        let pair = if L::fits_merged(left, right) {
+            L::merge(left, right);
+            cpu.charge(Work::ChangeNode).await;
+            L::inner_remove(parent.page, slot + 1);
+            right.set_dead();
+            Pair::Merged
+        } else if left.count().abs_diff(right.count()) > 1 {
+            let separator = L::rebalance(left, right);
+            cpu.charge(Work::ChangeNode).await;
+            L::inner_set_key(parent.page, slot + 1, &separator);
+            Pair::Rebalanced
+        } else {
+            Pair::Untouched
+        };
+        drop(right_guard);
+        drop(left_guard);
+        drop(parent_guard);
+        if pair == Pair::Merged {
+            self.epochs.retire(right_at);
+        }
+        Ok(pair)
+    }
+
+    /// The end of a pass: a root that is a leaf is compacted; one with a single child takes its content.
+    async fn collect_root<C: Cpu>(&self, cpu: &C) -> Result<(), Fail> {
+        let at = self.root();
+        let page = self.page(at).ok_or(Refusal::NoTree)?;
+        let version = self.version(cpu, page).await?;
+        let root = Found { at, page, version };
+        if page.level() == 0 {
+            return self.compact_if_needed(cpu, 0, page).await;
+        }
+        if page.count() != 1 {
+            return self.validate(&root);
+        }
+        let root_guard = self.lock_found(&root)?;
+        let child_at: GlobalAddr = L::inner_child(page, 0);
+        let child = self.page(child_at).ok_or(Refusal::Damaged)?;
+        let child_guard = self.lock_any(cpu, child).await?;
+        // A child that was split, whose sibling the root does not know yet, is not all there is.
+        if !child.sibling().is_null() || !child.high_is_infinite() {
+            return Ok(());
+        }
+        cpu.charge(Work::RestructureNode).await;
+        page.copy_content(child);
+        child.set_dead();
+        drop(child_guard);
+        drop(root_guard);
+        self.epochs.retire(child_at);
+        // There may be another single child below.
+        Err(Fail::Restart)
+    }
+}

@@ -1,0 +1,140 @@
+//! Descents: from the root to a node, coupling versions on the way.
+
+use super::{Discipline, Fail, MAX_RESTARTS, MAX_SPINS, Tree};
+use crate::page::{Exclusive, Layout, Page, Probe, Step, Version, step};
+use crate::wire::Refusal;
+use farleaf_fabric::{Cpu, GlobalAddr, Work};
+
+/// A node as a descent found it: to be trusted only while its version validates.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found<'a, L: Layout> {
+    pub(super) at: GlobalAddr,
+    pub(super) page: Page<'a, L>,
+    pub(super) version: Version,
+}
+
+impl<L: Layout, D: Discipline> Tree<L, D> {
+    /// The version of a page that nobody holds; waits, but not for ever.
+    #[inline]
+    pub(super) async fn version<C: Cpu>(
+        &self,
+        cpu: &C,
+        page: Page<'_, L>,
+    ) -> Result<Version, Fail> {
+        for attempt in 0..MAX_SPINS {
+            if let Some(version) = page.latch().optimistic() {
+                return Ok(version);
+            }
+            if !D::VALIDATES {
+                return Version::of_word(0).ok_or(Fail::Restart);
+            }
+            cpu.pause(attempt).await;
+        }
+        Err(Fail::Restart)
+    }
+
+    /// Restarts unless `found` is still as it was when its version was taken.
+    #[inline]
+    pub(super) fn validate(&self, found: &Found<'_, L>) -> Result<(), Fail> {
+        if D::VALIDATES && !found.page.latch().validate(found.version) {
+            return Err(Fail::Restart);
+        }
+        Ok(())
+    }
+
+    /// Locks the page as it was found, or restarts.
+    pub(super) fn lock_found<'a>(&self, found: &Found<'a, L>) -> Result<Exclusive<'a>, Fail> {
+        found.page.latch().try_lock(found.version, self.server.number()).ok_or(Fail::Restart)
+    }
+
+    /// Locks a page however it is; waits, but not for ever.
+    pub(super) async fn lock_any<'a, C: Cpu>(
+        &self,
+        cpu: &C,
+        page: Page<'a, L>,
+    ) -> Result<Exclusive<'a>, Fail> {
+        for attempt in 0..MAX_SPINS {
+            let version = page.latch().optimistic();
+            let guard = version.and_then(|v| page.latch().try_lock(v, self.server.number()));
+            if let Some(guard) = guard {
+                return Ok(guard);
+            }
+            cpu.pause(attempt).await;
+        }
+        Err(Fail::Restart)
+    }
+
+    /// Goes from `found` to the node at `to`: its version first, and only if `found` still holds then,
+    /// the hand-over is safe.
+    #[inline]
+    pub(super) async fn hand_over<'a, C: Cpu>(
+        &'a self,
+        cpu: &C,
+        found: &Found<'_, L>,
+        to: GlobalAddr,
+    ) -> Result<Found<'a, L>, Fail> {
+        let page = self.page(to).ok_or(Refusal::Damaged)?;
+        let version = self.version(cpu, page).await?;
+        self.validate(found)?;
+        Ok(Found { at: to, page, version })
+    }
+
+    /// One descent to the node at level `target` that `probe` looks for.
+    #[inline]
+    pub(super) async fn descend<'a, C: Cpu>(
+        &'a self,
+        cpu: &C,
+        probe: Probe<'_, L::Key>,
+        target: u8,
+    ) -> Result<Found<'a, L>, Fail> {
+        let at = self.root();
+        let page = self.page(at).ok_or(Refusal::NoTree)?;
+        let version = self.version(cpu, page).await?;
+        let mut found = Found { at, page, version };
+        loop {
+            cpu.charge(Work::VisitNode).await;
+            let step = step(found.page, probe, target);
+            // Before its address is followed: what an invalid page says is no address.
+            self.validate(&found)?;
+            match step {
+                Step::Here => return Ok(found),
+                Step::Child(to) | Step::Right(to) => {
+                    found = self.hand_over(cpu, &found, to).await?
+                }
+                Step::Lost => return Err(Fail::Restart),
+            }
+        }
+    }
+
+    /// Waits a little before restart number `attempt`, or gives up.
+    pub(super) async fn before_restart<C: Cpu>(
+        &self,
+        cpu: &C,
+        attempt: u32,
+    ) -> Result<(), Refusal> {
+        if attempt >= MAX_RESTARTS {
+            return Err(Refusal::Contended);
+        }
+        cpu.pause(attempt).await;
+        Ok(())
+    }
+}
+
+/// Tries `$attempt` again as long as it restarts, within bounds.
+macro_rules! restarting {
+    ($tree:expr, $cpu:expr, $attempt:expr) => {{
+        let mut restarts = 0;
+        loop {
+            match $attempt.await {
+                Ok(value) => break Ok(value),
+                Err($crate::server::tree::Fail::Refused(refusal)) => break Err(refusal),
+                Err($crate::server::tree::Fail::Restart) => {}
+            }
+            if let Err(refusal) = $tree.before_restart($cpu, restarts).await {
+                break Err(refusal);
+            }
+            restarts += 1;
+        }
+    }};
+}
+pub(super) use restarting;

@@ -1,0 +1,180 @@
+//! The memory server's own tree: a B-link tree whose nodes all live in the server's region.
+//!
+//! Readers couple optimistically: they take a node's version, read it, take the child's version, validate
+//! the node's, and go on; a writer turns the version it read under into the leaf's lock. A node that is
+//! split points to its new right sibling, so the tree is whole before the parent knows; the separator goes
+//! into the parent afterwards. Deleting marks a record; the collection (`collect`) throws marked records
+//! out, merges and rebalances, and retires nodes into epochs.
+//!
+//! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
+//! Networks*, §3, with these differences: the root stays where it is (its content moves into two new
+//! children when it splits), and nodes carry both fences, so that whoever was misled notices.
+//!
+//! *Invariants*
+//! - T1. Following child words and siblings from the root reaches every record, at every instant at which
+//!   no latch on the way is held.
+//! - T2. A node's high fence is its right sibling's low fence; the leftmost low fence is the smallest
+//!   key, the rightmost high fence infinite.
+//! - T3. Latches are taken from the top down, and left before right; who holds a leaf's latch waits for
+//!   nothing but fresh nodes.
+//! - T4. A node is retired only when no parent and no sibling points to it.
+//!
+//! *Thread safety*: any number of threads, through `&self`.
+
+mod collect;
+mod descend;
+mod load;
+mod point;
+mod scan;
+mod split;
+
+pub use load::Loader;
+
+use super::chunks::ChunkAllocator;
+use super::epoch::Epochs;
+use super::nodes::NodePool;
+use crate::page::{Layout, NodeCarver, Page, Superblock};
+use crate::wire::Refusal;
+use collect::Collector;
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_fabric::{GlobalAddr, Region, ServerId};
+use std::marker::PhantomData;
+
+/// Which of the protocol's checks are carried out.
+///
+/// [`Sound`] carries out all of them; the others each leave one out, so that the simulator can show that
+/// its checkers notice. The choice is made at compile time and costs the sound tree nothing.
+pub trait Discipline: Copy + Send + Sync + std::fmt::Debug + 'static {
+    /// Readers wait for latches and validate versions.
+    const VALIDATES: bool = true;
+}
+
+/// The whole protocol.
+#[derive(Clone, Copy, Debug)]
+pub struct Sound;
+
+impl Discipline for Sound {}
+
+/// A planted bug: readers take what they see, latched or not.
+#[derive(Clone, Copy, Debug)]
+pub struct SkipsValidation;
+
+impl Discipline for SkipsValidation {
+    const VALIDATES: bool = false;
+}
+
+/// Restarts after which an operation gives up.
+const MAX_RESTARTS: u32 = 10_000;
+/// Waits for one latch after which whoever waits restarts.
+const MAX_SPINS: u32 = 10_000;
+
+/// Why an attempt did not get through.
+#[derive(Clone, Copy, Debug)]
+enum Fail {
+    /// Another operation got in between: try again.
+    Restart,
+    /// It cannot succeed.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Fail {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// A tree in one region.
+#[derive(Debug)]
+pub struct Tree<L: Layout, D: Discipline = Sound> {
+    server: ServerId,
+    region: Arc<Region>,
+    nodes: NodePool,
+    epochs: Epochs,
+    collector: Collector<L::Key>,
+    deleted: AtomicU64,
+    discipline: PhantomData<(L, D)>,
+}
+
+impl<L: Layout, D: Discipline> Tree<L, D> {
+    /// No tree yet, in a region that has a superblock.
+    pub(super) fn new(
+        server: ServerId,
+        region: Arc<Region>,
+        chunks: Arc<ChunkAllocator>,
+        chunk_bytes: u64,
+    ) -> Self {
+        Self {
+            server,
+            region,
+            nodes: NodePool::new(chunks, L::PAGE_WORDS * 8, chunk_bytes),
+            epochs: Epochs::new(),
+            collector: Collector::default(),
+            deleted: AtomicU64::new(0),
+            discipline: PhantomData,
+        }
+    }
+
+    /// Makes an empty tree.
+    pub(super) fn create(&self) -> Result<(), Refusal> {
+        if !self.root().is_null() {
+            return Err(Refusal::TreeExists);
+        }
+        let root = self.nodes.take(1).ok_or(Refusal::OutOfMemory)?[0];
+        let page = self.page(root).ok_or(Refusal::Damaged)?;
+        page.format_empty(root, 0, &L::min_key(), None);
+        Superblock::set_root(self.superblock(), root);
+        Ok(())
+    }
+
+    fn superblock(&self) -> &[AtomicU64] {
+        &self.region.words()[..Superblock::WORDS]
+    }
+
+    /// The root's address; null while there is no tree.
+    #[inline]
+    pub fn root(&self) -> GlobalAddr {
+        Superblock::root(self.superblock())
+    }
+
+    /// The page at an address, if one can be there.
+    #[inline]
+    fn page(&self, at: GlobalAddr) -> Option<Page<'_, L>> {
+        if at.is_null() || at.server() != self.server || at.is_swizzled() {
+            return None;
+        }
+        if !at.offset().is_multiple_of(NodeCarver::NODE_ALIGN) {
+            return None;
+        }
+        self.region.slice(at.offset(), L::PAGE_WORDS).map(Page::new)
+    }
+
+    /// Nodes in use, nodes waiting for reuse, records deleted and not collected, and levels.
+    pub fn usage(&self) -> TreeUsage {
+        let (nodes_in_use, nodes_free) = self.nodes.usage();
+        let deleted_records = self.deleted.load(Ordering::Relaxed);
+        let height = self.page(self.root()).map_or(0, |root| u64::from(root.level()) + 1);
+        TreeUsage { nodes_in_use, nodes_free, deleted_records, height }
+    }
+
+    /// Accounts for deleted records that came or went by a change of one leaf.
+    fn count_deleted(&self, before: usize, after: usize) {
+        if after > before {
+            self.deleted.fetch_add((after - before) as u64, Ordering::Relaxed);
+        } else if before > after {
+            self.deleted.fetch_sub((before - after) as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How much a tree takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeUsage {
+    /// Nodes in use.
+    pub nodes_in_use: u64,
+    /// Nodes freed and not reused.
+    pub nodes_free: u64,
+    /// Records deleted and not yet collected.
+    pub deleted_records: u64,
+    /// Levels.
+    pub height: u64,
+}

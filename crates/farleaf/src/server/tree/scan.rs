@@ -1,0 +1,135 @@
+//! Range scans, forward along the siblings, backward along the low fences.
+
+use super::descend::{Found, restarting};
+use super::{Discipline, Fail, Tree};
+use crate::page::{Layout, Probe, ScanWindow};
+use crate::wire::{Refusal, SCAN_REPLY_RECORDS};
+use farleaf_fabric::{Cpu, Work};
+use std::ops::Bound;
+
+/// What one leaf contributed to a scan.
+struct LeafPart<'a, L: Layout> {
+    leaf: Found<'a, L>,
+    /// Where the rest of the range begins; `None` if nothing is left.
+    rest: Option<L::Key>,
+}
+
+/// A scan under way. The near bound moves on with every leaf: records may move between leaves
+/// meanwhile, and none is to be seen twice.
+struct Progress<L: Layout> {
+    lower: Bound<L::Key>,
+    upper: Bound<L::Key>,
+    reverse: bool,
+    limit: usize,
+    out: Vec<(L::Key, L::Value)>,
+}
+
+impl<L: Layout, D: Discipline> Tree<L, D> {
+    /// Up to `limit` records between the bounds, and whether there may be more.
+    ///
+    /// # Errors
+    /// [`Refusal`] if there is no tree, or the operation lost too often against others.
+    pub async fn scan<C: Cpu>(
+        &self,
+        cpu: &C,
+        lower: &Bound<L::Key>,
+        upper: &Bound<L::Key>,
+        reverse: bool,
+        limit: usize,
+    ) -> Result<(Vec<(L::Key, L::Value)>, bool), Refusal> {
+        let _epoch = self.epochs.enter(cpu.stripe());
+        let limit = limit.min(SCAN_REPLY_RECORDS);
+        let min = L::min_key();
+        let mut progress = Progress::<L> {
+            lower: lower.clone(),
+            upper: upper.clone(),
+            reverse,
+            limit,
+            out: Vec::with_capacity(limit.min(256)),
+        };
+        if limit == 0 || (reverse && matches!(upper, Bound::Excluded(key) if *key == min)) {
+            return Ok((progress.out, false));
+        }
+        let mut known: Option<Found<'_, L>> = None;
+        loop {
+            let near = if reverse { progress.upper.clone() } else { progress.lower.clone() };
+            let probe = match (&near, reverse) {
+                (Bound::Unbounded, false) => Probe::At(&min),
+                (Bound::Unbounded, true) => Probe::Last,
+                (Bound::Excluded(key), true) => Probe::Before(key),
+                (Bound::Included(key) | Bound::Excluded(key), _) => Probe::At(key),
+            };
+            let part =
+                restarting!(self, cpu, self.scan_leaf(cpu, probe, known.take(), &mut progress))?;
+            let Some(rest) = part.rest else { return Ok((progress.out, false)) };
+            if progress.out.len() >= limit {
+                return Ok((progress.out, true));
+            }
+            // The sibling without another descent, if the leaf is still as it was.
+            if !reverse {
+                known = self.hand_over(cpu, &part.leaf, part.leaf.page.sibling()).await.ok();
+            }
+            if reverse {
+                progress.upper = Bound::Excluded(rest);
+            } else {
+                progress.lower = Bound::Included(rest);
+            }
+        }
+    }
+
+    /// Collects from the leaf that `probe` looks for, which may be known already.
+    async fn scan_leaf<'a, C: Cpu>(
+        &'a self,
+        cpu: &C,
+        probe: Probe<'_, L::Key>,
+        known: Option<Found<'a, L>>,
+        progress: &mut Progress<L>,
+    ) -> Result<LeafPart<'a, L>, Fail> {
+        let leaf = match known {
+            Some(leaf) => {
+                cpu.charge(Work::VisitNode).await;
+                leaf
+            }
+            None => self.descend(cpu, probe, 0).await?,
+        };
+        let before = progress.out.len();
+        let result = self.collect_leaf(cpu, leaf, progress).await;
+        if result.is_err() {
+            progress.out.truncate(before);
+        }
+        result
+    }
+
+    async fn collect_leaf<'a, C: Cpu>(
+        &'a self,
+        cpu: &C,
+        leaf: Found<'a, L>,
+        progress: &mut Progress<L>,
+    ) -> Result<LeafPart<'a, L>, Fail> {
+        let Progress { lower, upper, reverse, limit, out } = progress;
+        let (lower, upper, reverse) = (lower.as_ref(), upper.as_ref(), *reverse);
+        let page = leaf.page;
+        if page.is_dead() || page.level() != 0 {
+            return Err(Fail::Restart);
+        }
+        let window = ScanWindow { lower, upper, reverse, limit: *limit - out.len() };
+        let copied = L::leaf_collect(page, &window, out);
+        let rest = if reverse {
+            let low = L::low(page);
+            let ends = match lower {
+                Bound::Unbounded => low == L::min_key(),
+                Bound::Included(key) | Bound::Excluded(key) => *key >= low,
+            };
+            (!ends && low > L::min_key()).then_some(low)
+        } else {
+            L::high(page).filter(|high| match upper {
+                Bound::Unbounded => true,
+                Bound::Included(key) => key >= high,
+                Bound::Excluded(key) => key > high,
+            })
+        };
+        cpu.charge(Work::CopyRecords(copied as u32)).await;
+        self.validate(&leaf)?;
+        Ok(LeafPart { leaf, rest })
+    }
+}

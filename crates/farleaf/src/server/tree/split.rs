@@ -1,0 +1,159 @@
+//! Splits: a full node gives its upper half to a new right sibling, and its parent learns of it later.
+//!
+//! *Invariants*: S1. all nodes that a chain of splits can need are taken before the first change, so
+//! running out of memory changes nothing. S2. a new node is complete before anything points to it. S3. a
+//! separator that cannot be installed costs readers a step to the right, nothing else.
+
+use super::descend::{Found, restarting};
+use super::{Discipline, Fail, Tree};
+use crate::page::{Exclusive, Layout, LeafInsert, Page, Probe};
+use crate::wire::Refusal;
+use farleaf_fabric::{Cpu, GlobalAddr, Work};
+
+/// What a full node had no room for.
+#[derive(Clone, Debug)]
+pub(super) enum Entry<L: Layout> {
+    /// A record of a leaf.
+    Record(L::Key, L::Value),
+    /// A child of an inner node.
+    Child(L::Key, GlobalAddr),
+}
+
+impl<L: Layout> Entry<L> {
+    fn key(&self) -> &L::Key {
+        match self {
+            Self::Record(key, _) | Self::Child(key, _) => key,
+        }
+    }
+
+    /// Adds the entry; `false` if there is no room.
+    fn add_to(&self, page: Page<'_, L>) -> bool {
+        match self {
+            Self::Record(key, value) => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
+            Self::Child(key, child) => L::inner_insert(page, key, *child),
+        }
+    }
+}
+
+/// A separator that the parents do not know yet.
+#[derive(Clone, Debug)]
+struct Separator<K> {
+    level: u8,
+    key: K,
+    child: GlobalAddr,
+}
+
+impl<L: Layout, D: Discipline> Tree<L, D> {
+    /// Splits the locked node, adds `entry` to the right half of it, and lets the parents know.
+    pub(super) async fn split_and_add<C: Cpu>(
+        &self,
+        cpu: &C,
+        full: Found<'_, L>,
+        guard: Exclusive<'_>,
+        entry: Entry<L>,
+    ) -> Result<(), Refusal> {
+        // S1: one node a level up to the root, two for the root, and one in case it grows meanwhile.
+        let root = self.page(self.root()).ok_or(Refusal::NoTree)?;
+        let levels = usize::from(root.level().saturating_sub(full.page.level())) + 3;
+        let mut spare = self.nodes.take(levels).ok_or(Refusal::OutOfMemory)?;
+        let result = self.split(cpu, full, guard, &entry, &mut spare).await;
+        let mut separator = result.as_ref().ok().cloned().flatten();
+        while let Some(known) = separator {
+            // S3: the record is in; whoever comes by will step to the right.
+            separator =
+                restarting!(self, cpu, self.install(cpu, &known, &mut spare)).unwrap_or(None);
+        }
+        self.nodes.give_back(spare);
+        result.map(|_| ())
+    }
+
+    /// Splits one locked node and adds `entry`; returns the separator that its parent must learn.
+    async fn split<C: Cpu>(
+        &self,
+        cpu: &C,
+        full: Found<'_, L>,
+        guard: Exclusive<'_>,
+        entry: &Entry<L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Option<Separator<L::Key>>, Refusal> {
+        let needed = if full.at == self.root() { 2 } else { 1 };
+        if spare.len() < needed {
+            spare.extend(self.nodes.take(needed).ok_or(Refusal::OutOfMemory)?);
+        }
+        let separator = if full.at == self.root() {
+            self.split_root(cpu, full.page, entry, spare).await?;
+            None
+        } else {
+            let (key, child) = self.split_node(cpu, full.page, entry, spare).await?;
+            Some(Separator { level: full.page.level() + 1, key, child })
+        };
+        drop(guard);
+        Ok(separator)
+    }
+
+    async fn split_node<C: Cpu>(
+        &self,
+        cpu: &C,
+        left: Page<'_, L>,
+        entry: &Entry<L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<(L::Key, GlobalAddr), Refusal> {
+        let right_at = spare.pop().ok_or(Refusal::OutOfMemory)?;
+        let right = self.page(right_at).ok_or(Refusal::Damaged)?;
+        // Nobody else knows the node; the latch is taken for its version to move on (L1).
+        let fresh = self.lock_any(cpu, right).await.map_err(|_| Refusal::Damaged)?;
+        let separator = L::split_copy(left, right, right_at);
+        let half = if entry.key() < &separator { left } else { right };
+        cpu.charge(Work::RestructureNode).await;
+        L::split_truncate(left);
+        cpu.charge(Work::ChangeNode).await;
+        entry.add_to(half);
+        L::split_link(left, &separator, right_at);
+        drop(fresh);
+        Ok((separator, right_at))
+    }
+
+    /// The root's content moves into two new children; the root stays where it is, one level higher.
+    async fn split_root<C: Cpu>(
+        &self,
+        cpu: &C,
+        root: Page<'_, L>,
+        entry: &Entry<L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<(), Refusal> {
+        let left_at = spare.pop().ok_or(Refusal::OutOfMemory)?;
+        let left = self.page(left_at).ok_or(Refusal::Damaged)?;
+        let fresh = self.lock_any(cpu, left).await.map_err(|_| Refusal::Damaged)?;
+        let (low, high) = (L::low(root), L::high(root));
+        left.format_empty(left_at, root.level(), &low, high.as_ref());
+        left.copy_content(root);
+        let (separator, right_at) = self.split_node(cpu, left, entry, spare).await?;
+        root.format_empty(root.address(), left.level() + 1, &low, high.as_ref());
+        cpu.charge(Work::ChangeNode).await;
+        L::inner_insert(root, &low, left_at);
+        L::inner_insert(root, &separator, right_at);
+        drop(fresh);
+        Ok(())
+    }
+
+    /// Adds a separator at its level; returns the next one if that node had to be split.
+    async fn install<C: Cpu>(
+        &self,
+        cpu: &C,
+        separator: &Separator<L::Key>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Option<Separator<L::Key>>, Fail> {
+        let probe = Probe::At(&separator.key);
+        let node = self.descend(cpu, probe, separator.level).await?;
+        let guard = self.lock_found(&node)?;
+        cpu.charge(Work::ChangeNode).await;
+        if L::inner_key(node.page, L::inner_slot(node.page, probe)) == separator.key {
+            return Ok(None); // another has installed it
+        }
+        let entry = Entry::Child(separator.key.clone(), separator.child);
+        if entry.add_to(node.page) {
+            return Ok(None);
+        }
+        Ok(self.split(cpu, node, guard, &entry, spare).await?)
+    }
+}

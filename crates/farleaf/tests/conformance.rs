@@ -1,0 +1,56 @@
+//! Every index design on every provider.
+
+use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::conformance::{self, Setup};
+use farleaf::page::Fixed8;
+use farleaf::server::MemoryServerConfig;
+use farleaf_fabric::Provider;
+use farleaf_fabric::local::LocalConfig;
+
+fn range() -> CoarseOptions<u64> {
+    let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
+    CoarseOptions { partitioning: Partitioning::Range { boundaries } }
+}
+
+fn hash() -> CoarseOptions<u64> {
+    CoarseOptions { partitioning: Partitioning::Hash }
+}
+
+/// Tiny pages make high trees of few keys, and most operations restructure something.
+type Tiny = Fixed8<16>;
+
+fn coarse(provider: &impl Provider) {
+    let server =
+        MemoryServerConfig { pool_bytes: 8 << 20, chunk_bytes: 1 << 14, ..Default::default() };
+    for options in [range(), hash()] {
+        let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+        conformance::run::<Tiny, Coarse, _>(&setup);
+    }
+    let setup = Setup { provider, options: range(), memory_servers: 3, server };
+    conformance::run::<Fixed8, Coarse, _>(&setup);
+}
+
+#[test]
+fn coarse_on_local_inline() {
+    coarse(&LocalConfig::default());
+}
+
+#[test]
+fn coarse_on_local_with_one_client_thread() {
+    coarse(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
+}
+
+#[test]
+fn coarse_on_local_with_server_threads() {
+    coarse(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
+}
+
+#[test]
+fn coarse_on_local_with_latency() {
+    coarse(&LocalConfig {
+        network_latency_ns: 2_000,
+        bandwidth_bytes_per_s: 12_500_000_000,
+        one_client_thread: true,
+        ..LocalConfig::default()
+    });
+}
