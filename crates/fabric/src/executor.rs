@@ -163,7 +163,15 @@ impl<'a> Executor<'a> {
     /// Runs until no task of `group` is left, and says whether they all ended (or were killed); `false`
     /// means that nothing can move them any more.
     pub fn run_group(&mut self, group: u32, driver: &impl Driver) -> bool {
-        self.run_while(driver, |executor| executor.group_lives(group))
+        self.run_groups(|of_task| of_task == group, driver)
+    }
+
+    /// Runs until no task is left whose group is one of `groups`; `false` if nothing can move the rest
+    /// any more. Tasks of other groups go on meanwhile, and are left as they are.
+    pub fn run_groups(&mut self, groups: impl Fn(u32) -> bool, driver: &impl Driver) -> bool {
+        self.run_while(driver, |executor| {
+            executor.tasks.iter().flatten().any(|task| groups(task.group))
+        })
     }
 
     /// Runs until no task is left; `false` if nothing can move the rest any more.
@@ -171,14 +179,10 @@ impl<'a> Executor<'a> {
         self.run_while(driver, |executor| executor.live > 0)
     }
 
-    fn group_lives(&self, group: u32) -> bool {
-        self.tasks.iter().flatten().any(|task| task.group == group)
-    }
-
     fn run_while(&mut self, driver: &impl Driver, go_on: impl Fn(&Self) -> bool) -> bool {
         let mut ended = true;
         loop {
-            self.serve(driver);
+            ended |= self.serve(driver);
             // A scan over the tasks is only worth it when one has ended.
             if ended && !go_on(self) {
                 return true;
@@ -206,14 +210,17 @@ impl<'a> Executor<'a> {
         }
     }
 
-    fn serve(&mut self, driver: &impl Driver) {
-        let Some(requests) = driver.requests() else { return };
+    /// Does what the driver asks; says whether tasks may have been killed.
+    fn serve(&mut self, driver: &impl Driver) -> bool {
+        let Some(requests) = driver.requests() else { return false };
+        let killed = !requests.kill.is_empty();
         for group in requests.kill {
             self.kill(group);
         }
         for (group, task) in requests.spawn {
             self.spawn_boxed(group, task);
         }
+        killed
     }
 
     /// Drops every task of `group`.

@@ -7,6 +7,7 @@
 //! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared by
 //! everyone and is only ever touched word by word, atomically.
 
+mod access;
 mod addr;
 mod buffer;
 mod cluster;

@@ -3,6 +3,7 @@
 use super::op::{InFlight, LocalOp, State, Timers};
 use super::threads::ServerThreads;
 use super::{LocalConfig, LocalServer};
+use crate::access::{check_access, check_alignment};
 use crate::region::copy_words;
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::{
@@ -114,16 +115,8 @@ impl<S: RpcService> LocalFabric<S> {
 
     /// The words that a verb is about, checked where the memory is.
     fn memory(&self, at: GlobalAddr, bytes: usize) -> Result<&[AtomicU64], FabricError> {
-        if !at.offset().is_multiple_of(8) || !bytes.is_multiple_of(8) || at.is_swizzled() {
-            return Err(FabricError::Unaligned { at, bytes });
-        }
-        let region = self.server(at.server())?.service.region();
-        let region_bytes = region.bytes();
-        region.slice(at.offset(), bytes / 8).ok_or(FabricError::OutOfBounds {
-            at,
-            bytes,
-            region_bytes,
-        })
+        check_alignment(at, bytes)?;
+        check_access(self.server(at.server())?.service.region(), at, bytes)
     }
 
     /// When an operation with a payload of `bytes` completes.
@@ -218,12 +211,11 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
         now_or_never(found.service.handle(cpu, self.endpoint.compute_server, &request, &mut reply));
         now_or_never(found.service.after_reply(cpu));
         let reply_bytes = reply.len();
+        if reply_bytes > MAX_MESSAGE_BYTES {
+            return LocalOp::ready(Err(FabricError::MessageTooLarge { bytes: reply_bytes }));
+        }
         self.counters_ref().count_rpc_reply(reply_bytes);
-        let result = match reply_bytes {
-            bytes if bytes > MAX_MESSAGE_BYTES => Err(FabricError::MessageTooLarge { bytes }),
-            _ => Ok(reply),
-        };
-        self.complete(result, bytes + reply_bytes)
+        self.complete(Ok(reply), bytes + reply_bytes)
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {

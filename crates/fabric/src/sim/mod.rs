@@ -1,1 +1,279 @@
 //! `sim`: a whole cluster on one thread, in virtual time.
+//!
+//! The code under simulation is the very code that runs elsewhere; the simulator decides when its
+//! messages arrive, in which pieces they take effect, how long its work takes, and who dies. All of it
+//! follows from [`SimConfig::seed`], so a run that went wrong can be run again.
+//!
+//! *Invariants*: nothing here reads a clock, an entropy source or an address; nothing is iterated in
+//! an order that is not fixed. Only tasks and the executor run between two events.
+//!
+//! *Thread safety*: a cluster and its clients live on one thread; a [`SimControl`] may go anywhere.
+
+mod config;
+mod endpoint;
+mod events;
+mod network;
+mod op;
+mod server;
+mod statistics;
+mod tearing;
+mod world;
+
+pub use config::{Faults, NetworkModel, SimConfig};
+pub use endpoint::SimFabric;
+pub use op::SimOp;
+pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};
+
+use crate::executor::{BoxTask, Driver, Executor, Progress, Requests};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
+use crate::{Cluster, Provider, RpcService, ServerId};
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use world::{Group, Shared, Step, World};
+
+impl Provider for SimConfig {
+    type Cluster<S: RpcService> = SimCluster<S>;
+
+    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> SimCluster<S> {
+        SimCluster::start(self.clone(), services)
+    }
+}
+
+/// A simulated cluster. Virtual time, servers and messages on their way go on from one run to the next.
+#[derive(Debug)]
+pub struct SimCluster<S: RpcService> {
+    world: Shared,
+    services: Vec<Arc<S>>,
+    /// By memory server and core.
+    cores: Vec<Vec<CoreTask>>,
+    control: SimControl,
+}
+
+impl<S: RpcService> SimCluster<S> {
+    /// Starts the memory servers.
+    ///
+    /// # Panics
+    /// If the settings make no sense: a probability outside 0 to 1, losses without a timeout, no core.
+    pub fn start(config: SimConfig, services: Vec<Arc<S>>) -> Self {
+        let cores = 0..config.cores_per_memory_server;
+        let regions = services.iter().map(|service| Arc::clone(service.region())).collect();
+        let world = Rc::new(RefCell::new(World::new(config, regions)));
+        let run_core = |(server, service): (usize, &Arc<S>)| {
+            let task = |core| {
+                CoreTask::new(server::run_core(
+                    Rc::clone(&world),
+                    Arc::clone(service),
+                    server,
+                    core,
+                ))
+            };
+            cores.clone().map(task).collect()
+        };
+        let cores = services.iter().enumerate().map(run_core).collect();
+        Self { world, services, cores, control: SimControl::default() }
+    }
+
+    /// The memory servers' services, in the order of their numbers.
+    pub fn services(&self) -> impl Iterator<Item = &Arc<S>> {
+        self.services.iter()
+    }
+
+    /// The virtual time, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.world.borrow().events.now_ns()
+    }
+
+    /// What the cluster has done so far.
+    pub fn statistics(&self) -> SimStatistics {
+        SimStatistics::of(&self.world.borrow())
+    }
+
+    /// A handle that kills servers, from within a client too.
+    pub fn control(&self) -> SimControl {
+        self.control.clone()
+    }
+
+    /// Stops a compute server for good: its clients end, and its messages that are on their way may
+    /// or may not take effect.
+    pub fn kill_compute_server(&self, server: u16) {
+        self.control.kill_compute_server(server);
+    }
+}
+
+impl<S: RpcService> Cluster for SimCluster<S> {
+    type Fabric = SimFabric;
+
+    /// # Panics
+    /// If clients are left and nothing can ever wake them, or if they run beyond
+    /// [`SimConfig::give_up_after_ns`].
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        let driver = SimDriver { world: &self.world, control: &self.control, cores: &self.cores };
+        let results: Vec<_> = compute_servers.iter().map(|_| RefCell::new(None)).collect();
+        let mut executor = Executor::new();
+        // The dead of the time between two runs.
+        drop(driver.requests());
+        {
+            let mut world = self.world.borrow_mut();
+            world.give_up_at_ns = match world.config.give_up_after_ns {
+                0 => u64::MAX,
+                after_ns => world.events.now_ns().saturating_add(after_ns),
+            };
+        }
+        for (server, cores) in (0..).zip(&self.cores) {
+            for core in cores {
+                executor.spawn(Group::Memory(server).number(), core.clone());
+            }
+        }
+        for (number, (server, result)) in compute_servers.iter().zip(&results).enumerate() {
+            if !self.world.borrow_mut().compute_server(*server).alive {
+                continue;
+            }
+            let future = body(SimFabric::new(&self.world, *server), number);
+            executor.spawn(Group::Compute(*server).number(), async move {
+                let value = future.await;
+                *result.borrow_mut() = Some(value);
+            });
+        }
+        let ended = executor.run_groups(|group| group < Group::FIRST_MEMORY, &driver);
+        assert!(
+            ended,
+            "deadlock at {} ns of virtual time: clients are left, and nothing can wake them",
+            self.now_ns()
+        );
+        drop(executor);
+        results.into_iter().map(RefCell::into_inner).collect()
+    }
+
+    fn kill_memory_server(&self, server: ServerId) {
+        self.control.kill_memory_server(server);
+    }
+}
+
+impl<S: RpcService> Drop for SimCluster<S> {
+    fn drop(&mut self) {
+        // Tasks hold the world, and the world's queues hold operations.
+        for core in self.cores.iter().flatten() {
+            core.stop();
+        }
+        self.world.borrow_mut().clear();
+    }
+}
+
+/// Kills servers of a simulated cluster. What it is asked for happens before any other task goes on.
+#[derive(Clone, Debug, Default)]
+pub struct SimControl(Arc<Orders>);
+
+#[derive(Debug, Default)]
+struct Orders {
+    any: AtomicBool,
+    kill: Mutex<Vec<Group>>,
+}
+
+impl SimControl {
+    /// Stops a memory server for good.
+    pub fn kill_memory_server(&self, server: ServerId) {
+        self.order(Group::Memory(server.number()));
+    }
+
+    /// Stops a compute server for good, with all its clients.
+    pub fn kill_compute_server(&self, server: u16) {
+        self.order(Group::Compute(server));
+    }
+
+    fn order(&self, group: Group) {
+        lock(&self.0.kill).push(group);
+        self.0.any.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> Vec<Group> {
+        if !self.0.any.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        self.0.any.store(false, Ordering::Release);
+        std::mem::take(&mut lock(&self.0.kill))
+    }
+}
+
+/// The task of a memory server's core. It outlives the executor of one run: each run spawns a handle.
+#[derive(Clone)]
+struct CoreTask(Rc<RefCell<Option<BoxTask>>>);
+
+impl CoreTask {
+    fn new(task: impl Future<Output = ()> + 'static) -> Self {
+        Self(Rc::new(RefCell::new(Some(Box::pin(task)))))
+    }
+
+    fn stop(&self) {
+        let task = self.0.borrow_mut().take();
+        drop(task);
+    }
+}
+
+impl std::fmt::Debug for CoreTask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CoreTask").field("runs", &self.0.borrow().is_some()).finish()
+    }
+}
+
+impl Future for CoreTask {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        match &mut *self.0.borrow_mut() {
+            Some(task) => task.as_mut().poll(context),
+            None => Poll::Ready(()),
+        }
+    }
+}
+
+struct SimDriver<'a> {
+    world: &'a Shared,
+    control: &'a SimControl,
+    cores: &'a [Vec<CoreTask>],
+}
+
+impl Driver for SimDriver<'_> {
+    fn requests(&self) -> Option<Requests> {
+        let died = {
+            let mut world = self.world.borrow_mut();
+            for group in self.control.take() {
+                match group {
+                    Group::Memory(server) => world.kill_memory_server(server),
+                    Group::Compute(server) => world.kill_compute_server(server),
+                }
+            }
+            if world.died.is_empty() {
+                return None;
+            }
+            std::mem::take(&mut world.died)
+        };
+        for group in &died {
+            if let Group::Memory(server) = group {
+                self.cores[usize::from(*server)].iter().for_each(CoreTask::stop);
+            }
+        }
+        Some(Requests { spawn: Vec::new(), kill: died.into_iter().map(Group::number).collect() })
+    }
+
+    fn progress(&self) -> Progress {
+        let mut world = self.world.borrow_mut();
+        loop {
+            match world.step() {
+                Step::Quiet => {}
+                Step::Woke => return Progress::Advanced,
+                Step::Empty => return Progress::Stuck,
+            }
+        }
+    }
+}

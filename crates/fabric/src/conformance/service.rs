@@ -1,0 +1,118 @@
+//! The memory server that the suite runs against: small, and with something of everything.
+
+use crate::region::Region;
+use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::{Cpu, Message, RpcService, Work};
+
+/// What the suite's memory servers answer with.
+///
+/// *Thread safety*: its only state is the region.
+#[derive(Debug)]
+pub struct TestService {
+    region: Arc<Region>,
+}
+
+/// The reply to what is not a request.
+pub const NOT_A_REQUEST: &[u8] = b"not a request";
+
+const ECHO: u8 = 1;
+const READ_WORD: u8 = 2;
+const ADD_WORD: u8 = 3;
+const REPLY_OF: u8 = 4;
+const WORK: u8 = 5;
+
+impl TestService {
+    /// A server that lends `bytes` bytes of zeros, a multiple of 4096.
+    ///
+    /// # Panics
+    /// If the memory is not to be had.
+    pub fn new(bytes: usize) -> Arc<Self> {
+        let region = Region::new(bytes).expect("a small region");
+        Arc::new(Self { region: Arc::new(region) })
+    }
+
+    /// Asks for the same bytes back.
+    pub fn echo(bytes: &[u8]) -> Message {
+        let mut request = Message::from_slice(&[ECHO]);
+        request.extend_from_slice(bytes);
+        request
+    }
+
+    /// Asks for the word at `offset`.
+    pub fn read_word(offset: u64) -> Message {
+        request(READ_WORD, &[offset])
+    }
+
+    /// Asks to add `delta` to the word at `offset`; the reply is the value before.
+    pub fn add_word(offset: u64, delta: u64) -> Message {
+        request(ADD_WORD, &[offset, delta])
+    }
+
+    /// Asks for a reply of `bytes` bytes, however many.
+    pub fn reply_of(bytes: u64) -> Message {
+        request(REPLY_OF, &[bytes])
+    }
+
+    /// Asks to visit `nodes` nodes; the reply is that number.
+    pub fn work(nodes: u64) -> Message {
+        request(WORK, &[nodes])
+    }
+
+    fn word(&self, offset: u64) -> Option<&AtomicU64> {
+        self.region.slice(offset, 1).map(|words| &words[0])
+    }
+}
+
+fn request(kind: u8, arguments: &[u64]) -> Message {
+    let mut request = Message::from_slice(&[kind]);
+    for argument in arguments {
+        request.extend_from_slice(&argument.to_le_bytes());
+    }
+    request
+}
+
+/// The word that a reply consists of.
+///
+/// # Panics
+/// If it is anything else.
+pub fn word_of(reply: &[u8]) -> u64 {
+    u64::from_le_bytes(reply.try_into().expect("a reply of one word"))
+}
+
+impl RpcService for TestService {
+    fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    async fn handle<C: Cpu>(&self, cpu: &C, _client: u16, request: &[u8], reply: &mut Message) {
+        let (kind, arguments) = request.split_first().unwrap_or((&0, &[]));
+        if *kind == ECHO {
+            return reply.extend_from_slice(arguments);
+        }
+        let words: Vec<u64> = arguments.chunks_exact(8).map(word_of).collect();
+        let answer = match (*kind, &words[..]) {
+            (READ_WORD, [offset]) => self.word(*offset).map(|word| word.load(Ordering::Acquire)),
+            (ADD_WORD, [offset, delta]) => {
+                cpu.charge(Work::VisitNode).await;
+                self.word(*offset).map(|word| word.fetch_add(*delta, Ordering::AcqRel))
+            }
+            (REPLY_OF, [bytes]) => {
+                return reply.resize(usize::try_from(*bytes).unwrap_or(0), 7);
+            }
+            (WORK, [nodes]) => {
+                for _ in 0..*nodes {
+                    cpu.charge(Work::VisitNode).await;
+                }
+                cpu.pause(0).await;
+                Some(*nodes)
+            }
+            _ => None,
+        };
+        match answer {
+            Some(word) => reply.extend_from_slice(&word.to_le_bytes()),
+            None => reply.extend_from_slice(NOT_A_REQUEST),
+        }
+    }
+
+    async fn after_reply<C: Cpu>(&self, _cpu: &C) {}
+}

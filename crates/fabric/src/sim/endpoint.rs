@@ -1,0 +1,242 @@
+//! An endpoint of the simulator: one thread of a compute server.
+
+use super::events::Until;
+use super::network::Connection;
+use super::op::{Body, Op, SimOp};
+use super::world::Shared;
+use crate::access::check_alignment;
+use crate::{
+    Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
+    ServerId, Work,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// The largest scratch buffer.
+const BUFFER_BYTES: usize = 4096;
+
+/// What an endpoint and its operations share.
+#[derive(Debug)]
+pub(super) struct EndpointState {
+    pub(super) counters: Counters,
+    pub(super) compute_server: u16,
+    pub(super) in_flight: Cell<usize>,
+    /// Operations that were posted and wait for the thread to get to them.
+    pub(super) departing: Cell<usize>,
+    /// By memory server.
+    pub(super) connections: RefCell<Vec<Connection>>,
+    /// Whether something was posted since the last wait: it shares the doorbell.
+    batch_open: Cell<bool>,
+    /// Until when the endpoint's thread is busy.
+    busy_until_ns: Cell<u64>,
+}
+
+impl EndpointState {
+    pub(super) fn close_batch(&self) {
+        self.batch_open.set(false);
+    }
+
+    /// Keeps the thread busy for `ns` more, from `now_ns` at the earliest; returns until when.
+    fn occupy(&self, now_ns: u64, ns: u64) -> u64 {
+        let until_ns = self.busy_until_ns.get().max(now_ns) + ns;
+        self.busy_until_ns.set(until_ns);
+        until_ns
+    }
+}
+
+/// One endpoint of a simulated compute server.
+#[derive(Clone, Debug)]
+pub struct SimFabric {
+    world: Shared,
+    endpoint: Rc<EndpointState>,
+    own: Rc<Own>,
+    depth: usize,
+    memory_servers: u16,
+}
+
+#[derive(Debug)]
+struct Own {
+    buffers: BufferPool,
+    rng: RefCell<SmallRng>,
+}
+
+impl SimFabric {
+    pub(super) fn new(world: &Shared, compute_server: u16) -> Self {
+        let (number, seed, depth, servers) = {
+            let mut world = world.borrow_mut();
+            world.endpoints += 1;
+            (world.endpoints, world.config.seed, world.config.depth, world.memory.len())
+        };
+        let buffers =
+            BufferPool::new(depth, BUFFER_BYTES).expect("an endpoint's scratch buffers are small");
+        let seed = seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let endpoint = EndpointState {
+            counters: Counters::default(),
+            compute_server,
+            in_flight: Cell::new(0),
+            departing: Cell::new(0),
+            connections: RefCell::new(vec![Connection::default(); servers]),
+            batch_open: Cell::new(false),
+            busy_until_ns: Cell::new(0),
+        };
+        Self {
+            world: Rc::clone(world),
+            endpoint: Rc::new(endpoint),
+            own: Rc::new(Own { buffers, rng: RefCell::new(SmallRng::seed_from_u64(seed)) }),
+            depth,
+            memory_servers: u16::try_from(servers).unwrap_or(ServerId::LIMIT),
+        }
+    }
+
+    /// Posts an operation that has passed its own checks.
+    fn post<T>(&self, server: ServerId, body: Body, finish: fn(Body) -> T) -> SimOp<T> {
+        let endpoint = &self.endpoint;
+        let opens_batch = !endpoint.batch_open.replace(true);
+        if opens_batch {
+            endpoint.counters.count_doorbell();
+        }
+        if let Err(error) = self.admit(server, &body) {
+            return SimOp::refused(error);
+        }
+        let mut world = self.world.borrow_mut();
+        let now_ns = world.events.now_ns();
+        let network = &world.config.network;
+        let cost_ns = network.post_ns + if opens_batch { network.doorbell_ns } else { 0 };
+        let deadline_ns = match world.config.faults.timeout_ns {
+            0 => u64::MAX,
+            timeout_ns => now_ns + timeout_ns,
+        };
+        endpoint.in_flight.set(endpoint.in_flight.get() + 1);
+        let leave_ns = endpoint.occupy(now_ns, cost_ns);
+        let op = Op::new(endpoint, server, deadline_ns, body);
+        world.post(Rc::clone(&op), leave_ns);
+        SimOp::in_flight(op, finish)
+    }
+
+    /// What can be refused without asking the memory server.
+    fn admit(&self, server: ServerId, body: &Body) -> Result<(), FabricError> {
+        match *body {
+            Body::Read { at, into: ref buffer } | Body::Write { at, from: ref buffer } => {
+                check_alignment(at, buffer.bytes())?;
+            }
+            Body::CompareSwap { at, .. } | Body::FetchAdd { at, .. } => check_alignment(at, 8)?,
+            Body::Call(ref request) if request.len() > MAX_MESSAGE_BYTES => {
+                return Err(FabricError::MessageTooLarge { bytes: request.len() });
+            }
+            _ => {}
+        }
+        if server.number() >= self.memory_servers {
+            return Err(FabricError::NoSuchServer(server));
+        }
+        if self.endpoint.in_flight.get() >= self.depth {
+            return Err(FabricError::QueueFull { depth: self.depth });
+        }
+        Ok(())
+    }
+}
+
+fn buffer_of(body: Body) -> Buffer {
+    match body {
+        Body::Read { into: buffer, .. } | Body::Write { from: buffer, .. } => buffer,
+        other => unreachable!("a READ or a WRITE keeps its buffer, not {other:?}"),
+    }
+}
+
+fn found_by(body: Body) -> u64 {
+    match body {
+        Body::Found(value) => value,
+        other => unreachable!("an atomic that took effect has found a value, not {other:?}"),
+    }
+}
+
+fn reply_of(body: Body) -> Message {
+    match body {
+        Body::Call(reply) => reply,
+        other => unreachable!("an answered call has its reply, not {other:?}"),
+    }
+}
+
+impl Fabric for SimFabric {
+    type Op<T: 'static> = SimOp<T>;
+
+    fn read(&self, at: GlobalAddr, into: Buffer) -> SimOp<Buffer> {
+        self.endpoint.counters.count_read(into.bytes());
+        self.post(at.server(), Body::Read { at, into }, buffer_of)
+    }
+
+    fn write(&self, at: GlobalAddr, from: Buffer) -> SimOp<Buffer> {
+        self.endpoint.counters.count_write(from.bytes());
+        self.post(at.server(), Body::Write { at, from }, buffer_of)
+    }
+
+    fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> SimOp<u64> {
+        self.endpoint.counters.count_atomic();
+        self.post(at.server(), Body::CompareSwap { at, expected, new }, found_by)
+    }
+
+    fn fetch_add(&self, at: GlobalAddr, delta: u64) -> SimOp<u64> {
+        self.endpoint.counters.count_atomic();
+        self.post(at.server(), Body::FetchAdd { at, delta }, found_by)
+    }
+
+    fn call(&self, server: ServerId, request: Message) -> SimOp<Message> {
+        self.endpoint.counters.count_rpc(request.len());
+        self.post(server, Body::Call(request), reply_of)
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
+        self.own.buffers.take(bytes).ok_or(FabricError::NoBuffer { bytes })
+    }
+
+    async fn charge(&self, work: Work) {
+        let until_ns = {
+            let mut world = self.world.borrow_mut();
+            let ns = world.work_ns(work);
+            if ns == 0 {
+                return;
+            }
+            self.endpoint.occupy(world.events.now_ns(), ns)
+        };
+        Until::new(&self.world, until_ns).await;
+    }
+
+    async fn sleep(&self, ns: u64) {
+        self.endpoint.close_batch();
+        let until_ns = {
+            let world = self.world.borrow();
+            let now_ns = world.events.now_ns();
+            match ns {
+                // The thread's turn comes again when what the others do with it is done.
+                0 => self.endpoint.busy_until_ns.get().max(now_ns) + world.config.yield_ns,
+                _ => now_ns.saturating_add(ns),
+            }
+        };
+        Until::new(&self.world, until_ns).await;
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.world.borrow().events.now_ns()
+    }
+
+    fn random(&self) -> u64 {
+        self.own.rng.borrow_mut().next_u64()
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.endpoint.counters
+    }
+
+    fn memory_servers(&self) -> u16 {
+        self.memory_servers
+    }
+
+    fn compute_server(&self) -> u16 {
+        self.endpoint.compute_server
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+}

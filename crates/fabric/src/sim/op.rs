@@ -1,0 +1,185 @@
+//! A posted operation: what the endpoint's future and the simulated network share.
+//!
+//! *Invariants*: O1. the buffer stays in `body` until the operation ended well and its future took it,
+//! or until nobody, neither future nor event, has the operation any more (contract F8). O2. `result` is
+//! set once; a reply that comes later changes nothing.
+
+use super::endpoint::EndpointState;
+use crate::{Buffer, FabricError, GlobalAddr, Message, ServerId};
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// What an operation is to do, and later what came of it.
+#[derive(Debug)]
+pub(super) enum Body {
+    Read {
+        at: GlobalAddr,
+        into: Buffer,
+    },
+    Write {
+        at: GlobalAddr,
+        from: Buffer,
+    },
+    CompareSwap {
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    },
+    FetchAdd {
+        at: GlobalAddr,
+        delta: u64,
+    },
+    /// The value that an atomic found.
+    Found(u64),
+    /// A request on its way, and later its reply.
+    Call(Message),
+    Taken,
+}
+
+impl Body {
+    pub(super) fn is_write(&self) -> bool {
+        matches!(self, Self::Write { .. })
+    }
+
+    pub(super) fn is_call(&self) -> bool {
+        matches!(self, Self::Call(_))
+    }
+
+    /// The payload of the request, in bytes.
+    pub(super) fn sent_bytes(&self) -> usize {
+        match self {
+            Self::Write { from, .. } => from.bytes(),
+            Self::CompareSwap { .. } | Self::FetchAdd { .. } => 16,
+            Self::Call(request) => request.len(),
+            Self::Read { .. } | Self::Found(_) | Self::Taken => 0,
+        }
+    }
+
+    /// The payload of the reply, in bytes.
+    pub(super) fn received_bytes(&self) -> usize {
+        match self {
+            Self::Read { into, .. } => into.bytes(),
+            Self::Call(reply) => reply.len(),
+            Self::Found(_) => 8,
+            _ => 0,
+        }
+    }
+
+    /// How many words take effect one by one.
+    pub(super) fn words(&self) -> usize {
+        match self {
+            Self::Read { into: buffer, .. } | Self::Write { from: buffer, .. } => {
+                buffer.words().len()
+            }
+            _ => 1,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct OpState {
+    pub(super) body: Body,
+    /// The piece that each word belongs to, and the number of pieces, if the verb is torn.
+    pub(super) pieces: Option<(Box<[u8]>, u8)>,
+    /// What the reply says, once there is one.
+    pub(super) reply: Result<(), FabricError>,
+    /// How the operation ended.
+    pub(super) result: Option<Result<(), FabricError>>,
+    pub(super) waker: Option<Waker>,
+}
+
+/// An operation in the simulated fabric.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) endpoint: Rc<EndpointState>,
+    pub(super) server: ServerId,
+    /// When the operation runs out of time; `u64::MAX` for never.
+    pub(super) deadline_ns: u64,
+    pub(super) state: RefCell<OpState>,
+}
+
+impl Op {
+    pub(super) fn new(
+        endpoint: &Rc<EndpointState>,
+        server: ServerId,
+        deadline_ns: u64,
+        body: Body,
+    ) -> Rc<Self> {
+        let state = OpState { body, pieces: None, reply: Ok(()), result: None, waker: None };
+        let endpoint = Rc::clone(endpoint);
+        Rc::new(Self { endpoint, server, deadline_ns, state: RefCell::new(state) })
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.borrow().result.is_some()
+    }
+
+    /// The core takes the request.
+    pub(super) fn take_request(&self) -> Message {
+        match std::mem::replace(&mut self.state.borrow_mut().body, Body::Taken) {
+            Body::Call(request) => request,
+            other => unreachable!("only calls reach a core, not {other:?}"),
+        }
+    }
+}
+
+/// A posted operation of the simulator.
+#[derive(Debug)]
+#[must_use = "an operation is only known to have happened once it is awaited"]
+pub struct SimOp<T>(Posted<T>);
+
+#[derive(Debug)]
+enum Posted<T> {
+    /// Refused when posted.
+    Refused(Option<FabricError>),
+    InFlight {
+        op: Rc<Op>,
+        finish: fn(Body) -> T,
+    },
+}
+
+impl<T> Unpin for SimOp<T> {}
+
+impl<T> SimOp<T> {
+    pub(super) fn refused(error: FabricError) -> Self {
+        Self(Posted::Refused(Some(error)))
+    }
+
+    /// `finish` takes the value out of the ended operation.
+    pub(super) fn in_flight(op: Rc<Op>, finish: fn(Body) -> T) -> Self {
+        Self(Posted::InFlight { op, finish })
+    }
+}
+
+impl<T> Future for SimOp<T> {
+    type Output = Result<T, FabricError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Posted::Refused(error) => {
+                Poll::Ready(Err(error.take().expect("a completed operation is not polled again")))
+            }
+            Posted::InFlight { op, finish } => {
+                op.endpoint.close_batch();
+                let mut state = op.state.borrow_mut();
+                match state.result.clone() {
+                    Some(Ok(())) => {
+                        let body = std::mem::replace(&mut state.body, Body::Taken);
+                        Poll::Ready(Ok(finish(body)))
+                    }
+                    Some(Err(error)) => Poll::Ready(Err(error)),
+                    None => {
+                        match &mut state.waker {
+                            Some(waker) => waker.clone_from(context.waker()),
+                            empty => *empty = Some(context.waker().clone()),
+                        }
+                        Poll::Pending
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! The simulated world: the state of all servers, and the way of one operation through it.
+//!
+//! ```text
+//! post ─ Depart ─▶ Arrive ─┬─▶ Effect (one per piece) ──┬─▶ ReplyArrive ─▶ Complete
+//!                          └─▶ Enqueue ─▶ core serves ──┘
+//! ```
+//!
+//! Each step takes the ports and the time that the network model says, and any of them can be where a
+//! message is lost or a server found dead. `Deadline` and `Lost` end an operation whose completion has
+//! not come; what is still on its way then goes on, and may take effect later (contract F7).
+
+use super::config::SimConfig;
+use super::endpoint::EndpointState;
+use super::events::{Event, Events};
+use super::network::Nic;
+use super::op::{Body, Op};
+use super::server::MemoryServer;
+use super::tearing;
+use crate::access::check_access;
+use crate::region::Region;
+use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::{FabricError, MAX_MESSAGE_BYTES, Message, Uncertainty, Work};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The world, as everything on its one thread holds it.
+pub(super) type Shared = Rc<RefCell<World>>;
+
+/// How far ahead an endpoint may book its port. The time of a few posts: an event for each of them
+/// would change nothing but the simulator's speed.
+const BOOK_AHEAD_NS: u64 = 1_000;
+
+/// A compute server's part in the world.
+#[derive(Debug)]
+pub(super) struct ComputeServer {
+    pub(super) alive: bool,
+    pub(super) nic: Nic,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) config: SimConfig,
+    pub(super) events: Events,
+    rng: SmallRng,
+    pub(super) compute: Vec<ComputeServer>,
+    pub(super) memory: Vec<MemoryServer>,
+    /// Executor groups of servers that died since the executor last asked.
+    pub(super) died: Vec<Group>,
+    pub(super) endpoints: u64,
+    pub(super) give_up_at_ns: u64,
+    /// Whether the last event woke a task.
+    woke: bool,
+}
+
+/// A server that tasks run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Group {
+    Compute(u16),
+    Memory(u16),
+}
+
+impl Group {
+    /// The executor's number for the group.
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Self::Compute(server) => u32::from(server),
+            Self::Memory(server) => Self::FIRST_MEMORY + u32::from(server),
+        }
+    }
+
+    /// Groups from here on are memory servers.
+    pub(super) const FIRST_MEMORY: u32 = 1 << 16;
+}
+
+/// What came of one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// An event happened that no task noticed.
+    Quiet,
+    /// A task may go on, or tasks died.
+    Woke,
+    /// There is no event.
+    Empty,
+}
+
+impl World {
+    pub(super) fn new(config: SimConfig, regions: Vec<Arc<Region>>) -> Self {
+        config.faults.check();
+        assert!(config.cores_per_memory_server > 0, "a memory server has a core");
+        assert!(config.yield_ns > 0, "a yield takes time");
+        let cores = config.cores_per_memory_server;
+        let memory = regions.into_iter().map(|region| MemoryServer::new(region, cores)).collect();
+        let mut events = Events::default();
+        for &(server, at_ns) in &config.faults.kill_memory_server_at_ns {
+            events.schedule(at_ns, Event::KillMemory(server));
+        }
+        for &(server, at_ns) in &config.faults.kill_compute_server_at_ns {
+            events.schedule(at_ns, Event::KillCompute(server));
+        }
+        Self {
+            rng: SmallRng::seed_from_u64(config.seed),
+            config,
+            events,
+            compute: Vec::new(),
+            memory,
+            died: Vec::new(),
+            endpoints: 0,
+            give_up_at_ns: u64::MAX,
+            woke: false,
+        }
+    }
+
+    /// The compute server of this number, which exists from now on.
+    pub(super) fn compute_server(&mut self, server: u16) -> &mut ComputeServer {
+        let needed = usize::from(server) + 1;
+        while self.compute.len() < needed {
+            self.compute.push(ComputeServer { alive: true, nic: Nic::default() });
+        }
+        &mut self.compute[usize::from(server)]
+    }
+
+    /// How long `work` takes. Waits for a latch vary a little: two spinning threads that keep step
+    /// would meet at the latch for ever.
+    pub(super) fn work_ns(&mut self, work: Work) -> u64 {
+        let ns = self.config.cost.ns(work);
+        match work {
+            Work::Spin => ns + self.rng.random_range(0..=ns / 4 + 1),
+            _ => ns,
+        }
+    }
+
+    /// Lets the next event happen.
+    pub(super) fn step(&mut self) -> Step {
+        self.woke = false;
+        let Some(event) = self.events.next() else { return Step::Empty };
+        assert!(
+            self.events.now_ns() <= self.give_up_at_ns,
+            "clients still run after {} ns of virtual time (give_up_after_ns): an endless loop?",
+            self.config.give_up_after_ns
+        );
+        match event {
+            Event::Wake(place) => {
+                self.events.wake(place);
+                self.woke = true;
+            }
+            Event::Depart(op) => {
+                op.endpoint.departing.set(op.endpoint.departing.get() - 1);
+                if self.sender_lives(&op.endpoint) {
+                    self.depart(&op, self.events.now_ns());
+                }
+            }
+            Event::Arrive(op) => self.arrive(op),
+            Event::Enqueue(op) => self.enqueue(op),
+            Event::Effect(op, piece) => self.effect(&op, piece),
+            Event::ReplyArrive(op) => {
+                let cost_ns = self.reply_ns(&op);
+                let sender = usize::from(op.endpoint.compute_server);
+                if self.compute[sender].alive {
+                    let receive = &mut self.compute[sender].nic.receive;
+                    let there_ns = receive.take(self.events.now_ns(), cost_ns) + cost_ns;
+                    self.events.schedule(there_ns, Event::Complete(op));
+                }
+            }
+            Event::Complete(op) => {
+                let reply = op.state.borrow().reply.clone();
+                self.end(&op, reply);
+            }
+            Event::Deadline(op) => {
+                let why = Uncertainty::TimedOut;
+                self.end(&op, Err(FabricError::Indeterminate { server: op.server, why }));
+            }
+            Event::Lost(op) => {
+                let why = Uncertainty::ConnectionLost;
+                self.end(&op, Err(FabricError::Indeterminate { server: op.server, why }));
+            }
+            Event::KillMemory(server) => self.kill_memory_server(server),
+            Event::KillCompute(server) => self.kill_compute_server(server),
+        }
+        if self.woke { Step::Woke } else { Step::Quiet }
+    }
+
+    fn sender_lives(&self, endpoint: &EndpointState) -> bool {
+        self.compute[usize::from(endpoint.compute_server)].alive
+    }
+
+    /// The endpoint's thread posts `op`, and gets to it at `leave_ns`.
+    pub(super) fn post(&mut self, op: Rc<Op>, leave_ns: u64) {
+        if op.deadline_ns != u64::MAX {
+            self.events.schedule(op.deadline_ns, Event::Deadline(Rc::clone(&op)));
+        }
+        let ahead_ns = leave_ns - self.events.now_ns();
+        if ahead_ns <= BOOK_AHEAD_NS && op.endpoint.departing.get() == 0 {
+            return self.depart(&op, leave_ns);
+        }
+        op.endpoint.departing.set(op.endpoint.departing.get() + 1);
+        self.events.schedule(leave_ns, Event::Depart(op));
+    }
+
+    /// The request leaves through the compute server's port.
+    fn depart(&mut self, op: &Rc<Op>, at_ns: u64) {
+        let (sent_bytes, is_call, is_write) = {
+            let body = &op.state.borrow().body;
+            (body.sent_bytes(), body.is_call(), body.is_write())
+        };
+        let cost_ns = self.config.network.message_ns(sent_bytes);
+        let sender = usize::from(op.endpoint.compute_server);
+        let start_ns = self.compute[sender].nic.send.take(at_ns, cost_ns);
+        let lost = self.happens(self.config.faults.drop_probability);
+        let mut arrives_ns = start_ns + self.travel_ns();
+        if self.happens(self.config.faults.late_probability) {
+            let late_ns = self.rng.random_range(1..=self.config.faults.max_late_ns.max(1));
+            arrives_ns = arrives_ns.max(op.deadline_ns + late_ns);
+        }
+        if !is_call {
+            let mut connections = op.endpoint.connections.borrow_mut();
+            let connection = &mut connections[op.server.index()];
+            if at_ns < connection.down_until_ns {
+                return;
+            }
+            if lost && is_write {
+                connection.down_until_ns = op.deadline_ns;
+            }
+            arrives_ns = arrives_ns.max(connection.write_arrives_ns);
+            if is_write && !lost {
+                connection.write_arrives_ns = arrives_ns;
+            }
+        }
+        if !lost {
+            self.events.schedule(arrives_ns, Event::Arrive(Rc::clone(op)));
+        }
+    }
+
+    /// The request comes in through the memory server's port.
+    fn arrive(&mut self, op: Rc<Op>) {
+        let server = op.server.index();
+        if !self.memory[server].alive {
+            return self.lose(op);
+        }
+        let (sent_bytes, is_call, is_write, words) = {
+            let body = &op.state.borrow().body;
+            (body.sent_bytes(), body.is_call(), body.is_write(), body.words())
+        };
+        let cost_ns = self.config.network.message_ns(sent_bytes);
+        let now_ns = self.events.now_ns();
+        let there_ns = self.memory[server].nic.receive.take(now_ns, cost_ns) + cost_ns;
+        if is_call {
+            return self.events.schedule(there_ns, Event::Enqueue(op));
+        }
+        let write_done_ns = op.endpoint.connections.borrow()[server].write_done_ns;
+        let first_ns = (there_ns + self.config.network.remote_access_ns).max(write_done_ns);
+        let mut last_ns = first_ns;
+        if words > 1 && self.happens(self.config.faults.tear_probability) {
+            let (piece_of, pieces) = tearing::split(&mut self.rng, words);
+            op.state.borrow_mut().pieces = Some((piece_of, pieces));
+            let mut moments: [u64; 8] = [0; 8];
+            let moments = &mut moments[..usize::from(pieces)];
+            let window_ns = self.config.faults.tear_window_ns;
+            moments.fill_with(|| first_ns + self.rng.random_range(0..=window_ns));
+            moments.sort_unstable();
+            for (piece, at_ns) in (0..pieces).zip(moments) {
+                last_ns = *at_ns;
+                self.events.schedule(last_ns, Event::Effect(Rc::clone(&op), piece));
+            }
+        } else {
+            self.events.schedule(first_ns, Event::Effect(Rc::clone(&op), 0));
+        }
+        if is_write {
+            op.endpoint.connections.borrow_mut()[server].write_done_ns = last_ns;
+        }
+    }
+
+    /// A piece of a verb takes effect; after the last one, the reply leaves.
+    fn effect(&mut self, op: &Rc<Op>, piece: u8) {
+        let pieces = op.state.borrow().pieces.as_ref().map_or(1, |(_, pieces)| *pieces);
+        let is_last = piece + 1 == pieces;
+        if !self.memory[op.server.index()].alive {
+            return if is_last {
+                self.lose(Rc::clone(op))
+            };
+        }
+        if !self.sender_lives(&op.endpoint) && self.is_cut(op) {
+            return;
+        }
+        let mut state = op.state.borrow_mut();
+        let state = &mut *state;
+        let region = &self.memory[op.server.index()].region;
+        match perform(region, &mut state.body, state.pieces.as_ref().map(|p| &*p.0), piece) {
+            Ok(()) => {}
+            Err(error) => state.reply = Err(error),
+        }
+        if is_last {
+            let bytes = if state.reply.is_ok() { state.body.received_bytes() } else { 0 };
+            self.send_reply(op, bytes);
+        }
+    }
+
+    /// Whether what a dead compute server sent stops here: a coin for each piece, until it falls once.
+    fn is_cut(&mut self, op: &Op) -> bool {
+        let cut = self.rng.random_bool(0.5);
+        let connection = &mut op.endpoint.connections.borrow_mut()[op.server.index()];
+        connection.cut |= cut;
+        connection.cut
+    }
+
+    /// The request joins the queue for a core.
+    fn enqueue(&mut self, op: Rc<Op>) {
+        if !self.memory[op.server.index()].alive {
+            return self.lose(op);
+        }
+        self.woke = self.memory[op.server.index()].enqueue(op);
+    }
+
+    /// A core has served the call.
+    pub(super) fn reply_to_call(&mut self, op: &Rc<Op>, reply: Message) {
+        let bytes = reply.len();
+        {
+            let mut state = op.state.borrow_mut();
+            if bytes > MAX_MESSAGE_BYTES {
+                state.reply = Err(FabricError::MessageTooLarge { bytes });
+                state.body = Body::Call(Message::new());
+            } else {
+                state.body = Body::Call(reply);
+            }
+        }
+        self.send_reply(op, if bytes > MAX_MESSAGE_BYTES { 0 } else { bytes });
+    }
+
+    fn send_reply(&mut self, op: &Rc<Op>, payload_bytes: usize) {
+        let cost_ns = self.config.network.message_ns(payload_bytes);
+        let send = &mut self.memory[op.server.index()].nic.send;
+        let start_ns = send.take(self.events.now_ns(), cost_ns);
+        if !self.happens(self.config.faults.drop_probability) {
+            let arrives_ns = start_ns + self.travel_ns();
+            self.events.schedule(arrives_ns, Event::ReplyArrive(Rc::clone(op)));
+        }
+    }
+
+    fn reply_ns(&self, op: &Op) -> u64 {
+        let state = op.state.borrow();
+        let bytes = if state.reply.is_ok() { state.body.received_bytes() } else { 0 };
+        self.config.network.message_ns(bytes)
+    }
+
+    /// The operation ends for its endpoint, if it has not yet.
+    fn end(&mut self, op: &Op, result: Result<(), FabricError>) {
+        let mut state = op.state.borrow_mut();
+        if state.result.is_some() {
+            return;
+        }
+        let endpoint = &op.endpoint;
+        endpoint.in_flight.set(endpoint.in_flight.get() - 1);
+        match (&result, &state.body) {
+            (Ok(()), Body::Call(reply)) => endpoint.counters.count_rpc_reply(reply.len()),
+            (Err(FabricError::Indeterminate { .. }), _) => endpoint.counters.count_indeterminate(),
+            _ => {}
+        }
+        state.result = Some(result);
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+            self.woke = true;
+        }
+    }
+
+    /// The memory server is dead; the endpoint will notice.
+    fn lose(&mut self, op: Rc<Op>) {
+        if !op.has_ended() {
+            let at_ns = self.events.now_ns() + self.config.faults.detect_death_ns;
+            self.events.schedule(at_ns, Event::Lost(op));
+        }
+    }
+
+    /// Wire time of one message, with what goes wrong on the way.
+    fn travel_ns(&mut self) -> u64 {
+        let mut travel_ns = self.config.network.one_way_ns;
+        if self.config.faults.jitter_ns > 0 {
+            travel_ns += self.rng.random_range(0..=self.config.faults.jitter_ns);
+        }
+        if self.happens(self.config.faults.delay_probability) {
+            travel_ns += self.rng.random_range(0..=self.config.faults.max_delay_ns);
+        }
+        travel_ns
+    }
+
+    /// Tosses a coin; a fault that is switched off takes nothing from the random stream.
+    fn happens(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.rng.random_bool(probability)
+    }
+
+    pub(super) fn kill_memory_server(&mut self, server: u16) {
+        let Some(found) = self.memory.get_mut(usize::from(server)) else { return };
+        if !std::mem::replace(&mut found.alive, false) {
+            return;
+        }
+        for op in found.take_requests() {
+            self.lose(op);
+        }
+        self.died.push(Group::Memory(server));
+        self.woke = true;
+    }
+
+    pub(super) fn kill_compute_server(&mut self, server: u16) {
+        self.compute_server(server).alive = false;
+        self.died.push(Group::Compute(server));
+        self.woke = true;
+    }
+
+    /// Forgets everything that holds operations, and so the world's part in reference cycles.
+    pub(super) fn clear(&mut self) {
+        self.events = Events::default();
+        for server in &mut self.memory {
+            drop(server.take_requests());
+        }
+    }
+}
+
+/// Does piece number `piece` of a verb; all of it if `piece_of` is `None`.
+fn perform(
+    region: &Region,
+    body: &mut Body,
+    piece_of: Option<&[u8]>,
+    piece: u8,
+) -> Result<(), FabricError> {
+    match *body {
+        Body::Read { at, ref into } => {
+            let memory = check_access(region, at, into.bytes())?;
+            copy_piece(memory, into.words(), piece_of, piece);
+        }
+        Body::Write { at, ref from } => {
+            let memory = check_access(region, at, from.bytes())?;
+            copy_piece(from.words(), memory, piece_of, piece);
+        }
+        Body::CompareSwap { at, expected, new } => {
+            let word = &check_access(region, at, 8)?[0];
+            let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
+            *body = Body::Found(swapped.unwrap_or_else(|found| found));
+        }
+        Body::FetchAdd { at, delta } => {
+            let word = &check_access(region, at, 8)?[0];
+            *body = Body::Found(word.fetch_add(delta, Ordering::AcqRel));
+        }
+        Body::Found(_) | Body::Call(_) | Body::Taken => {}
+    }
+    Ok(())
+}
+
+fn copy_piece(from: &[AtomicU64], to: &[AtomicU64], piece_of: Option<&[u8]>, piece: u8) {
+    let Some(piece_of) = piece_of else {
+        return crate::region::copy_words(from, to);
+    };
+    for ((from, to), _) in from.iter().zip(to).zip(piece_of).filter(|(_, of)| **of == piece) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}

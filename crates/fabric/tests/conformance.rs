@@ -1,0 +1,47 @@
+//! Every provider that needs nothing but this process, through the suite.
+
+use farleaf_fabric::conformance;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::{Faults, SimConfig};
+
+#[test]
+fn local_inline() {
+    conformance::run(&LocalConfig::default());
+}
+
+#[test]
+fn local_with_one_client_thread() {
+    conformance::run(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
+}
+
+#[test]
+fn local_with_server_threads() {
+    conformance::run(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
+}
+
+#[test]
+fn local_with_a_network_model() {
+    conformance::run(&LocalConfig {
+        network_latency_ns: 2_000,
+        bandwidth_bytes_per_s: 12_500_000_000,
+        ..LocalConfig::default()
+    });
+}
+
+/// So that a check that never ends fails instead.
+const GIVE_UP_AFTER_NS: u64 = 1_000_000_000;
+
+#[test]
+fn sim_without_faults() {
+    conformance::run(&SimConfig { give_up_after_ns: GIVE_UP_AFTER_NS, ..SimConfig::default() });
+}
+
+#[test]
+fn sim_that_tears_and_reorders() {
+    for seed in 0..50 {
+        println!("seed {seed}");
+        let faults = Faults::rough();
+        let give_up_after_ns = GIVE_UP_AFTER_NS;
+        conformance::run(&SimConfig { seed, faults, give_up_after_ns, ..SimConfig::default() });
+    }
+}
