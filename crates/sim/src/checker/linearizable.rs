@@ -21,7 +21,7 @@
 
 use super::Verdict;
 use super::observations::{Change, Fact, Requires, Seen, Step, facts_by_key};
-use crate::history::{History, Holds};
+use crate::history::{Action, History, Holds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -396,10 +396,7 @@ fn report(
         let mark = if place == at { '>' } else { ' ' };
         let operation = &history.operations[facts[place].operation];
         let _ = write!(text, "{mark} {operation}");
-        let is_read_of_many = matches!(
-            operation.action,
-            crate::history::Action::Scan(_) | crate::history::Action::MultiGet(_)
-        );
+        let is_read_of_many = matches!(operation.action, Action::Scan(_) | Action::MultiGet(_));
         if let (true, Step::Sees(Seen::Exactly(value))) = (is_read_of_many, facts[place].step) {
             let _ = write!(text, ", {key}: {}", Holds(value));
         }

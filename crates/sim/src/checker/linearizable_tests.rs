@@ -2,7 +2,7 @@
 
 use super::super::fixtures::{history, unknown};
 use super::*;
-use crate::history::{Action, Outcome};
+use crate::history::Outcome;
 use farleaf::index::{Exchange, Scan};
 use proptest::prelude::*;
 

@@ -23,7 +23,7 @@
 
 use super::Verdict;
 use super::observations::{Change, Covered, Fact, Requires, Seen, Step, facts_by_key, within};
-use crate::history::{Action, History, Holds, Operation, Outcome};
+use crate::history::{Action, History, Operation, Outcome};
 use farleaf::index::Scan;
 use std::collections::BTreeMap;
 
