@@ -64,12 +64,13 @@ fn main() -> ExitCode {
         Err(error) => return explain(&error),
     };
     let result = match arguments.command {
-        Command::Demo(arguments) => demo::run(&arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments).map(|()| true),
+        Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
         Command::Sim(arguments) => sim::run(&arguments),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         // Whoever reads the output has seen enough.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
