@@ -95,7 +95,9 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--trace-op-column", "op"], "not provided: --trace"),
         (&["demo", "--input", "x.csv"], "not provided: --key-column"),
         (&["demo", "--input", "x.csv", "--key-column", "k", "--keys", "5"], "cannot be used with"),
-        (&["demo", "--value-column", "v"], "not provided: --input"),
+        (&["sim", "--scenario", "nope"], "scenario nope"),
+        (&["sim", "--count", "0"], "must be at least 1"),
+        (&["demo", "--value-column", "v"], "not provided: "),
     ];
     for (arguments, expected) in cases {
         let error = error(2, arguments);
@@ -251,6 +253,14 @@ fn help_and_version_go_to_stdout() {
     for expected in ["--cache-percent", "zipfian:THETA", "Exit codes", "Examples", "nanoseconds"] {
         assert!(help.contains(expected), "{expected}");
     }
+}
+
+#[test]
+fn a_scenario_that_fails_ends_with_code_1() {
+    let canary = farleaf(&["sim", "--scenario", "canary", "--count", "50"]);
+    assert_eq!(canary.status.code(), Some(1));
+    assert!(text(&canary.stdout).contains("replay: farleaf sim --scenario "));
+    assert!(farleaf(&["sim", "--scenario", "coarse-hot-keys"]).status.success());
 }
 
 #[test]

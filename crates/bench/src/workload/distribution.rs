@@ -4,12 +4,14 @@ use super::Permutation;
 use rand::RngExt;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand_distr::{Distribution as _, Zipf};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// How often which key is asked for.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How often which key is asked for. As data it is the text that [`str::parse`] takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Distribution {
     /// All keys alike.
     Uniform,
@@ -53,6 +55,20 @@ impl FromStr for Distribution {
             "latest" => Ok(Self::Latest { theta: theta()? }),
             _ => Err(wrong()),
         }
+    }
+}
+
+impl TryFrom<String> for Distribution {
+    type Error = DistributionError;
+
+    fn try_from(text: String) -> Result<Self, DistributionError> {
+        text.parse()
+    }
+}
+
+impl From<Distribution> for String {
+    fn from(distribution: Distribution) -> Self {
+        distribution.to_string()
     }
 }
 

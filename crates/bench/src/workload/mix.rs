@@ -1,11 +1,13 @@
 //! Mixes of operations, as data.
 
 use super::Distribution;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use thiserror::Error;
 
 /// How many records a scan asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ScanLength {
     /// Always so many.
     Fixed(u32),
@@ -15,7 +17,8 @@ pub enum ScanLength {
 
 /// A kind of operation. Unless said otherwise its key is one of the loaded keys, drawn from the
 /// distribution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum OperationKind {
     /// A lookup.
@@ -39,6 +42,7 @@ pub enum OperationKind {
         /// How many.
         length: ScanLength,
         /// Descending.
+        #[serde(default)]
         reverse: bool,
     },
     /// Looks up so many keys at once.
@@ -56,13 +60,15 @@ impl OperationKind {
 }
 
 /// Kinds of operations with their weights, and a name.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Mix {
     /// What reports call it.
     pub name: Cow<'static, str>,
     /// The kinds and how often each comes, in proportion.
     pub operations: Cow<'static, [(OperationKind, u32)]>,
     /// The distribution that is meant if none is asked for.
+    #[serde(default = "ycsb_distribution")]
     pub distribution: Distribution,
 }
 
@@ -75,6 +81,10 @@ pub struct UnknownMix {
 }
 
 const ZIPFIAN: Distribution = Distribution::Zipfian { theta: 0.99 };
+
+fn ycsb_distribution() -> Distribution {
+    ZIPFIAN
+}
 
 const fn named(name: &'static str, operations: &'static [(OperationKind, u32)]) -> Mix {
     Mix { name: Cow::Borrowed(name), operations: Cow::Borrowed(operations), distribution: ZIPFIAN }
@@ -156,6 +166,26 @@ mod tests {
         assert_eq!(latest, Distribution::Latest { theta: 0.99 });
         let message = Mix::named("ycsb-z").unwrap_err().to_string();
         assert!(message.contains("`ycsb-z`") && message.contains("scan-intensive"), "{message}");
+    }
+
+    #[test]
+    fn mixes_are_data() {
+        let text = r#"{ "name": "mine", "operations": [
+            ["get", 3], [{ "multi-get": { "keys": 8 } }, 1],
+            [{ "scan": { "length": { "up-to": 10 } } }, 1]
+        ] }"#;
+        let mix: Mix = serde_json::from_str(text).unwrap();
+        let scan = OperationKind::Scan { length: ScanLength::UpTo(10), reverse: false };
+        let built = Mix::new("mine")
+            .with(Get, 3)
+            .with(OperationKind::MultiGet { keys: 8 }, 1)
+            .with(scan, 1);
+        assert_eq!(mix, built);
+        let written = serde_json::to_string(&mix).unwrap();
+        assert_eq!(serde_json::from_str::<Mix>(&written).unwrap(), mix);
+        let wrong = text.replace("\"operations\"", "\"distribution\": \"zipf\", \"operations\"");
+        let message = serde_json::from_str::<Mix>(&wrong).unwrap_err().to_string();
+        assert!(message.contains("`zipf` is no distribution"), "{message}");
     }
 
     #[test]

@@ -17,8 +17,11 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 
-/// Real threads of one process; simulated clients are as many as one likes.
+/// Real threads of one process.
 const MOST_LOCAL_CLIENTS: u32 = 1024;
+
+/// Simulated clients, each with its histogram of latencies.
+const MOST_SIM_CLIENTS: u32 = 16_384;
 
 /// Offsets on a memory server have 48 bits.
 const MOST_POOL_BYTES: u64 = 1 << 47;
@@ -142,10 +145,13 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
             "--trace is replayed by one client: leave --threads and --compute-servers out",
         );
     }
-    if arguments.fabric == FabricName::Local && clients > MOST_LOCAL_CLIENTS {
+    let (most, fabric) = match arguments.fabric {
+        FabricName::Local => (MOST_LOCAL_CLIENTS, "local"),
+        FabricName::Sim => (MOST_SIM_CLIENTS, "sim"),
+    };
+    if clients > most {
         return usage(format!(
-            "--threads times --compute-servers is {clients}: at most {MOST_LOCAL_CLIENTS} on the local \
-             fabric"
+            "--threads times --compute-servers is {clients}: at most {most} on the {fabric} fabric"
         ));
     }
     if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
