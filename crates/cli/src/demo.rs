@@ -23,7 +23,7 @@ use std::path::PathBuf;
     farleaf demo --input orders.csv --key-column id --value-column amount\n\n\
     The cluster is embedded: 4 memory servers and 1 compute server with 2 threads, in this process.\n\
     The costs per operation are those of any network; the times are those of this machine's memory.\n\n\
-    Exit codes: 0 done, 1 something failed on the way, 2 the command line makes no sense.")]
+    Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense.")]
 pub(crate) struct Arguments {
     /// How many generated records to load
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]

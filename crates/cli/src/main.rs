@@ -1,6 +1,6 @@
 //! The command `farleaf`: a demo, benchmarks and simulations.
 //!
-//! Exit codes: 0 done, 1 something failed on the way, 2 the command line makes no sense. An error is one
+//! Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense. An error is one
 //! line on stderr.
 
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@ mod units;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+use farleaf_bench::InputError;
 use std::process::ExitCode;
 
 /// Ordered key-value indexes whose nodes live in the memory of other machines.
@@ -24,7 +25,7 @@ use std::process::ExitCode;
     max_term_width = 100,
     after_help = "Examples:\n  farleaf demo\n  farleaf bench --workload ycsb-a --keys 10M --threads 2\n  \
                   farleaf bench --help\n\n\
-                  Exit codes: 0 done, 1 something failed on the way, 2 the command line makes no sense."
+                  Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -58,6 +59,11 @@ fn usage<T>(message: impl Into<String>) -> anyhow::Result<T> {
     Err(UsageError(message.into()).into())
 }
 
+/// Whether the error is in what the caller gave: the command line, or an input file.
+fn is_callers(error: &anyhow::Error) -> bool {
+    error.is::<UsageError>() || error.chain().any(|cause| cause.is::<InputError>())
+}
+
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -75,7 +81,7 @@ fn main() -> ExitCode {
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::error_line(&output::causes(&error));
-            ExitCode::from(if error.is::<UsageError>() { 2 } else { 1 })
+            ExitCode::from(if is_callers(&error) { 2 } else { 1 })
         }
     }
 }

@@ -8,7 +8,7 @@ use farleaf_sim::{CommandError, run_command};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  farleaf sim --scenario all --seed 1 --count 100\n  \
                         farleaf sim --scenario canary\n\n\
-                        Exit codes: 0 done, 1 a run violated what must hold (the output has the command that replays it), 2 the command line makes no sense.")]
+                        Exit codes: 0 done, 1 a run violated what must hold (the output has the command that replays it), 2 the command line or an input file makes no sense.")]
 pub(crate) struct Arguments {
     /// A scenario's file or name, `all` for all that are built in, or `canary` for those with a planted
     /// bug, which must fail

@@ -107,20 +107,28 @@ fn bad_values_end_with_one_line_and_code_2() {
 
 #[test]
 fn failures_on_the_way_end_with_code_1() {
-    let absent = error(1, &["bench", "--trace", "/nonexistent/trace.csv"]);
-    assert_eq!(absent.matches("No such file").count(), 1, "said once: {absent}");
     assert!(error(1, &small(&["--json", "/nonexistent/x.json"])).contains("cannot write"));
     let tiny = ["bench", "--keys", "1M", "--pool-bytes", "4Mi"];
     assert!(error(1, &tiny).contains("has no memory left"));
+}
+
+#[test]
+fn bad_input_files_end_with_code_2() {
+    let absent = error(2, &["bench", "--trace", "/nonexistent/trace.csv"]);
+    assert_eq!(absent.matches("No such file").count(), 1, "said once: {absent}");
+    assert!(error(2, &["sim", "--scenario", "/nonexistent/x.toml"]).contains("No such file"));
 
     let file = TestFile::new("bad-trace.csv", b"op,lbn\n28,1\n99,2\n");
-    assert!(error(1, &["bench", "--trace", file.path()]).contains("line 3: column `op` is `99`"));
+    assert!(error(2, &["bench", "--trace", file.path()]).contains("line 3: column `op` is `99`"));
     let column = ["bench", "--trace", file.path(), "--trace-key-column", "block"];
-    assert!(error(1, &column).contains("no column `block`; its columns are: op, lbn"));
+    assert!(error(2, &column).contains("no column `block`; its columns are: op, lbn"));
 
     let file = TestFile::new("bad-input.csv", b"id,amount\n1,2\nx,4\n");
     let input = ["demo", "--input", file.path(), "--key-column", "id"];
-    assert!(error(1, &input).contains("line 3: column `id` is `x`"));
+    assert!(error(2, &input).contains("line 3: column `id` is `x`"));
+    let file = TestFile::new("cut.csv.gz", &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0]);
+    let input = ["demo", "--input", file.path(), "--key-column", "id"];
+    assert!(!error(2, &input).is_empty());
 }
 
 #[test]

@@ -24,7 +24,7 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
 Numbers may have `_` between digits and a suffix k, M or G; bytes also Ki, Mi or Gi.
 Keys and values are 8 bytes each.
 
-Exit codes: 0 done, 1 something failed on the way, 2 the command line makes no sense.";
+Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense.";
 
 /// The options of `farleaf bench`.
 #[derive(Debug, Args)]
