@@ -68,8 +68,16 @@ pub trait Driver {
 
 /// The tasks that can go on, in the order in which they were woken.
 struct ReadyQueue {
-    tasks: StdMutex<VecDeque<Arc<TaskHandle>>>,
+    state: StdMutex<ReadyTasks>,
     woken: Condvar,
+}
+
+#[derive(Default)]
+struct ReadyTasks {
+    tasks: VecDeque<Arc<TaskHandle>>,
+    /// Whether the executor's thread is blocked on `woken`: a notification costs a system call, and
+    /// almost every wake comes from the thread itself.
+    sleeping: bool,
 }
 
 struct TaskHandle {
@@ -86,8 +94,14 @@ impl Wake for TaskHandle {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::AcqRel) {
-            lock_std(&self.queue.tasks).push_back(Arc::clone(self));
-            self.queue.woken.notify_one();
+            let sleeping = {
+                let mut state = lock_std(&self.queue.state);
+                state.tasks.push_back(Arc::clone(self));
+                state.sleeping
+            };
+            if sleeping {
+                self.queue.woken.notify_one();
+            }
         }
     }
 }
@@ -132,8 +146,7 @@ const SHORT_WAIT_NS: u64 = 100_000;
 impl<'a> Executor<'a> {
     /// An executor without tasks.
     pub fn new() -> Self {
-        let queue =
-            Arc::new(ReadyQueue { tasks: StdMutex::new(VecDeque::new()), woken: Condvar::new() });
+        let queue = Arc::new(ReadyQueue { state: StdMutex::default(), woken: Condvar::new() });
         Self { tasks: Vec::new(), vacant: Vec::new(), live: 0, generation: 0, queue }
     }
 
@@ -188,7 +201,7 @@ impl<'a> Executor<'a> {
                 return true;
             }
             ended = false;
-            let next = lock_std(&self.queue.tasks).pop_front();
+            let next = lock_std(&self.queue.state).tasks.pop_front();
             if let Some(handle) = next {
                 ended = self.poll(&handle);
                 continue;
@@ -201,7 +214,7 @@ impl<'a> Executor<'a> {
                     if !go_on(self) {
                         return true;
                     }
-                    if lock_std(&self.queue.tasks).is_empty() {
+                    if lock_std(&self.queue.state).tasks.is_empty() {
                         return false;
                     }
                 }
@@ -258,10 +271,13 @@ impl<'a> Executor<'a> {
             std::thread::yield_now();
             return;
         }
-        let tasks = lock_std(&self.queue.tasks);
-        if tasks.is_empty() {
+        let mut state = lock_std(&self.queue.state);
+        if state.tasks.is_empty() {
             let wait = Duration::from_nanos(ns.min(LONGEST_WAIT_NS));
-            drop(self.queue.woken.wait_timeout(tasks, wait));
+            state.sleeping = true;
+            let woken = self.queue.woken.wait_timeout(state, wait);
+            let (mut state, _) = woken.unwrap_or_else(std::sync::PoisonError::into_inner);
+            state.sleeping = false;
         }
     }
 }

@@ -6,6 +6,7 @@ use farleaf::page::Fixed8;
 use farleaf::server::MemoryServerConfig;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::{Faults, SimConfig};
 
 fn range() -> CoarseOptions<u64> {
     let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
@@ -53,4 +54,16 @@ fn coarse_on_local_with_latency() {
         one_client_thread: true,
         ..LocalConfig::default()
     });
+}
+
+#[test]
+fn coarse_on_the_simulator() {
+    coarse(&SimConfig::default());
+}
+
+#[test]
+fn coarse_on_a_rough_network() {
+    for seed in 0..4 {
+        coarse(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
+    }
 }

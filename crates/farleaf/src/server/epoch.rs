@@ -25,6 +25,14 @@ const STRIPES: usize = 1;
 #[repr(align(128))]
 struct Inside([AtomicU64; 3]);
 
+/// The model checker takes `SeqCst` accesses for `AcqRel` ones, but knows fences: this states to it what
+/// the accesses next to it say to everybody else.
+#[inline(always)]
+fn sequentially_consistent() {
+    #[cfg(loom)]
+    farleaf_fabric::sync::fence(Ordering::SeqCst);
+}
+
 /// The epochs of one tree.
 #[derive(Debug)]
 pub struct Epochs {
@@ -69,6 +77,7 @@ impl Epochs {
             let epoch = self.current.load(Ordering::SeqCst);
             let counter = &self.inside[stripe % STRIPES].0[(epoch % 3) as usize];
             counter.fetch_add(1, Ordering::SeqCst);
+            sequentially_consistent();
             // Whoever moved the epoch on in between may not have seen us: then try the next.
             if self.current.load(Ordering::SeqCst) == epoch {
                 return EpochGuard { counter };
@@ -80,6 +89,7 @@ impl Epochs {
     /// Notes that nothing in the tree points to `node` any more.
     pub fn retire(&self, node: GlobalAddr) {
         let mut retired = lock(&self.retired);
+        sequentially_consistent();
         let epoch = self.current.load(Ordering::SeqCst);
         retired.push_back((epoch, node));
     }
@@ -89,6 +99,7 @@ impl Epochs {
         let mut retired = lock(&self.retired);
         let epoch = self.current.load(Ordering::SeqCst);
         let previous = ((epoch + 2) % 3) as usize;
+        sequentially_consistent();
         let empty = |stripe: &Inside| stripe.0[previous].load(Ordering::SeqCst) == 0;
         if self.inside.iter().all(empty) {
             self.current.store(epoch + 1, Ordering::SeqCst);

@@ -10,7 +10,7 @@ use super::tree::{Discipline, Loader, Sound, Tree};
 use crate::page::{Layout, Superblock};
 use crate::wire::{Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::{Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId, Work};
+use farleaf_fabric::{Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId};
 use std::sync::OnceLock;
 
 /// What a memory server is like.
@@ -197,7 +197,6 @@ impl<L: Layout, D: Discipline> RpcService for MemoryServer<L, D> {
 
     #[inline]
     async fn handle<C: Cpu>(&self, cpu: &C, _client: u16, request: &[u8], reply: &mut Message) {
-        cpu.charge(Work::Dispatch).await;
         let answer = match Request::decode(request) {
             Some(request) => self.answer(cpu, request).await,
             None => Err(Refusal::Malformed),

@@ -3,8 +3,8 @@
 //! regular intervals").
 //!
 //! It goes through the tree level by level, from the leaves up, one parent at a time, in small steps that
-//! server threads take between requests: a step falls due with every [`STEP_DEBT`] removals, so the work
-//! is in proportion to the garbage.
+//! server threads take between requests: how many removals make a step due
+//! depends on how many records one parent covers, so the work is in proportion to the garbage.
 //!
 //! *Invariants*: G1. one collection step at a time. G2. two nodes are merged only under the latches of
 //! their parent and both, and only if the parent has a separator for both. G3. what is taken out is
@@ -17,8 +17,8 @@ use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 
-/// Removals after which a step of collection falls due.
-const STEP_DEBT: u64 = 16;
+/// Passes after which an explicit collection stops at the latest: each empties a level more.
+const MAX_PASSES: u32 = 2 * crate::page::MAX_LEVEL as u32;
 
 /// Where the collection stands.
 #[derive(Debug)]
@@ -27,13 +27,20 @@ pub(super) struct Collector<K> {
     debt: AtomicU64,
     /// G1.
     busy: AtomicBool,
+    /// Nodes merged so far.
+    merges: AtomicU64,
     /// The next step: the level whose nodes are collected, and a key of the next parent.
     cursor: Mutex<Option<(u8, K)>>,
 }
 
 impl<K> Default for Collector<K> {
     fn default() -> Self {
-        Self { debt: AtomicU64::new(0), busy: AtomicBool::new(false), cursor: Mutex::new(None) }
+        Self {
+            debt: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+            merges: AtomicU64::new(0),
+            cursor: Mutex::new(None),
+        }
     }
 }
 
@@ -62,23 +69,30 @@ enum Pair {
 }
 
 impl<L: Layout, D: Discipline> Tree<L, D> {
+    /// Removals after which a step, the children of one parent, falls due: so that the garbage stays
+    /// at a few hundredths of the records.
+    const STEP_DEBT: u64 = {
+        let debt = (L::CAPACITY * L::CAPACITY / 64) as u64;
+        if debt == 0 { 1 } else { debt }
+    };
+
     fn begin_collection(&self) -> Option<Busy<'_>> {
         (!self.collector.busy.swap(true, Ordering::AcqRel)).then(|| Busy(&self.collector.busy))
     }
 
     /// Takes one step of the collection if one is due.
     pub(in crate::server) async fn collect_if_due<C: Cpu>(&self, cpu: &C) {
-        if self.collector.debt.load(Ordering::Relaxed) < STEP_DEBT || self.root().is_null() {
+        if self.collector.debt.load(Ordering::Relaxed) < Self::STEP_DEBT || self.root().is_null() {
             return;
         }
         let Some(_busy) = self.begin_collection() else { return };
-        self.collector.debt.fetch_sub(STEP_DEBT, Ordering::Relaxed);
+        self.collector.debt.fetch_sub(Self::STEP_DEBT, Ordering::Relaxed);
         // A step that lost against others is not worth more than this: the next pass comes by again.
         let _ = self.collection_step(cpu).await;
         self.free_retired();
     }
 
-    /// Runs a whole pass of the collection, and frees what nobody can reach.
+    /// Collects all that there is to collect, and frees what nobody can reach.
     ///
     /// # Errors
     /// [`Refusal::Contended`] if it lost too often against others, or another is running.
@@ -91,8 +105,15 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
             self.before_restart(cpu, attempt).await?;
             attempt += 1;
         };
-        *lock(&self.collector.cursor) = None;
-        while self.collection_step(cpu).await? {}
+        // Merging a level leaves its parents emptier: go on until a pass merges nothing.
+        for _ in 0..MAX_PASSES {
+            let merges = self.collector.merges.load(Ordering::Relaxed);
+            *lock(&self.collector.cursor) = None;
+            while self.collection_step(cpu).await? {}
+            if self.collector.merges.load(Ordering::Relaxed) == merges {
+                break;
+            }
+        }
         // A node is free two epochs after it was retired.
         for _ in 0..3 {
             self.free_retired();
@@ -239,6 +260,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
         drop(parent_guard);
         if pair == Pair::Merged {
             self.epochs.retire(right_at);
+            self.collector.merges.fetch_add(1, Ordering::Relaxed);
         }
         Ok(pair)
     }
@@ -269,6 +291,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
         drop(child_guard);
         drop(root_guard);
         self.epochs.retire(child_at);
+        self.collector.merges.fetch_add(1, Ordering::Relaxed);
         // There may be another single child below.
         Err(Fail::Restart)
     }

@@ -1,0 +1,353 @@
+//! What only the simulator promises: replay, faults, and a network and cores with limits.
+
+use farleaf_fabric::conformance::TestService;
+use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig};
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_fabric::{
+    Cluster, CostModel, Fabric, FabricError, GlobalAddr, RpcService, ServerId, Uncertainty, Work,
+};
+
+const SERVER: ServerId = ServerId::new(0);
+
+fn at(offset: u64) -> GlobalAddr {
+    GlobalAddr::new(SERVER, offset)
+}
+
+fn start(config: SimConfig, servers: usize) -> SimCluster<TestService> {
+    SimCluster::start(config, (0..servers).map(|_| TestService::new(16_384)).collect())
+}
+
+fn word(cluster: &SimCluster<TestService>, offset: u64) -> u64 {
+    let service: &Arc<TestService> = cluster.services().next().unwrap();
+    service.region().slice(offset, 1).unwrap()[0].load(Ordering::Acquire)
+}
+
+/// A bit of everything; what each client saw and when.
+fn trace(seed: u64) -> (Vec<Option<Vec<String>>>, u64) {
+    let faults = Faults {
+        drop_probability: 0.02,
+        late_probability: 0.02,
+        max_late_ns: 100_000,
+        timeout_ns: 200_000,
+        kill_compute_server_at_ns: vec![(2, 300_000)],
+        ..Faults::rough()
+    };
+    let cluster = start(SimConfig { seed, faults, ..SimConfig::default() }, 2);
+    let traces = cluster.run(&[0, 0, 1, 1, 2], |fabric, client| async move {
+        let mut trace = Vec::new();
+        for round in 0..40 {
+            let offset = fabric.random() % 64 * 8;
+            let place = GlobalAddr::new(ServerId::new((round % 2) as u16), offset);
+            let write = fabric.write(place, fabric.buffer(256).unwrap());
+            let read = fabric.read(place, fabric.buffer(512).unwrap());
+            let add = fabric.fetch_add(place, client as u64);
+            let call = fabric.call(place.server(), TestService::add_word(offset, 1));
+            fabric.charge(Work::VisitNode).await;
+            trace.push(format!("{} write {:?}", fabric.now_ns(), write.await.map(|_| ())));
+            let found = read.await.map(|buffer| buffer.get(3));
+            trace.push(format!("{} read {found:?}", fabric.now_ns()));
+            trace.push(format!("{} add {:?}", fabric.now_ns(), add.await));
+            trace.push(format!("{} call {:?}", fabric.now_ns(), call.await));
+        }
+        trace
+    });
+    (traces, cluster.statistics().trace_hash)
+}
+
+#[test]
+fn a_seed_replays() {
+    let (first, first_hash) = trace(7);
+    let (second, second_hash) = trace(7);
+    assert_eq!(first, second);
+    assert_eq!(first_hash, second_hash);
+    assert!(first[..4].iter().all(Option::is_some));
+    assert!(first[4].is_none(), "its compute server died");
+    let (other, other_hash) = trace(8);
+    assert_ne!(first, other);
+    assert_ne!(first_hash, other_hash);
+}
+
+#[test]
+fn reads_are_torn_on_purpose() {
+    let mixtures = |faults| {
+        let cluster = start(SimConfig { faults, ..SimConfig::default() }, 1);
+        let seen = cluster.run(&[0, 1], |fabric, client| async move {
+            let mut mixtures = 0;
+            for round in 0..200 {
+                let buffer = fabric.buffer(256).unwrap();
+                if client == 0 {
+                    (0..32).for_each(|index| buffer.set(index, round));
+                    fabric.write(at(0), buffer).await.unwrap();
+                } else {
+                    let found = fabric.read(at(0), buffer).await.unwrap();
+                    mixtures += u32::from((0..32).any(|index| found.get(index) != found.get(0)));
+                }
+            }
+            mixtures
+        });
+        seen[1].unwrap()
+    };
+    assert!(mixtures(Faults::rough()) > 20);
+    assert_eq!(mixtures(Faults::default()), 0, "without faults a verb is one instant");
+}
+
+#[test]
+fn lost_messages_end_as_indeterminate() {
+    let timeout_ns = 50_000;
+    let faults = Faults { drop_probability: 0.2, timeout_ns, ..Faults::default() };
+    let cluster = start(SimConfig { faults, ..SimConfig::default() }, 1);
+    let (mut answered, mut unknown) = (0, 0);
+    let outcomes = cluster.run_one(|fabric| async move {
+        let mut outcomes = Vec::new();
+        for _ in 0..200 {
+            let before_ns = fabric.now_ns();
+            outcomes.push((fabric.fetch_add(at(0), 1).await, fabric.now_ns() - before_ns));
+        }
+        assert!(fabric.counters().snapshot().indeterminate > 0);
+        outcomes
+    });
+    for (outcome, took_ns) in outcomes {
+        match outcome {
+            Ok(_) => answered += 1,
+            Err(error) => {
+                let why = Uncertainty::TimedOut;
+                assert_eq!(error, FabricError::Indeterminate { server: SERVER, why });
+                assert_eq!(took_ns, timeout_ns);
+                unknown += 1;
+            }
+        }
+    }
+    // A lost request has no effect, a lost reply has: the sum is in between.
+    let sum = word(&cluster, 0);
+    assert!(answered > 50 && unknown > 20);
+    assert!(answered < sum && sum < answered + unknown, "{answered} < {sum}, {unknown} unknown");
+}
+
+#[test]
+fn late_requests_take_effect_after_their_deadline() {
+    let (timeout_ns, max_late_ns) = (20_000, 40_000);
+    let faults = Faults { late_probability: 1.0, max_late_ns, timeout_ns, ..Faults::default() };
+    let cluster = start(SimConfig { faults, ..SimConfig::default() }, 1);
+    cluster.run_one(|fabric| async move {
+        let buffer = fabric.buffer(64).unwrap();
+        buffer.set(0, 5);
+        assert!(fabric.write(at(0), buffer).await.is_err());
+        assert!(fabric.call(SERVER, TestService::add_word(8, 1)).await.is_err());
+    });
+    assert_eq!(word(&cluster, 0), 0, "the WRITE was given up before it happened");
+    cluster.run_one(|fabric| async move { fabric.sleep(2 * max_late_ns + 100_000).await });
+    assert_eq!(word(&cluster, 0), 5, "and happened after that, in a later run");
+    assert_eq!(word(&cluster, 8), 1);
+}
+
+#[test]
+fn a_write_that_was_lost_takes_its_followers_with_it() {
+    let faults = Faults { drop_probability: 0.3, timeout_ns: 50_000, ..Faults::default() };
+    for seed in 0..30 {
+        let config = SimConfig { seed, faults: faults.clone(), ..SimConfig::default() };
+        let cluster = start(config, 1);
+        cluster.run_one(|fabric| async move {
+            let writes: Vec<_> = (0..8)
+                .map(|index| {
+                    let buffer = fabric.buffer(8).unwrap();
+                    buffer.set(0, 1);
+                    fabric.write(at(index * 8), buffer)
+                })
+                .collect();
+            for write in writes {
+                let _ = write.await;
+            }
+        });
+        let landed: Vec<u64> = (0..8).map(|index| word(&cluster, index * 8)).collect();
+        assert!(landed.is_sorted_by(|a, b| a >= b), "a later WRITE without an earlier: {landed:?}");
+    }
+}
+
+#[test]
+fn servers_die_while_clients_run() {
+    let faults = Faults {
+        detect_death_ns: 10_000,
+        kill_memory_server_at_ns: vec![(0, 30_000)],
+        ..Faults::default()
+    };
+    let cluster = start(SimConfig { faults, ..SimConfig::default() }, 2);
+    let control = cluster.control();
+    let control = &control;
+    let ends = cluster.run(&[0, 1, 1], |fabric, client| async move {
+        if client == 2 {
+            // A client that ends its own compute server has no next step.
+            fabric.sleep(60_000).await;
+            control.kill_compute_server(1);
+            fabric.sleep(0).await;
+            unreachable!("it is dead");
+        }
+        loop {
+            let call = fabric.call(SERVER, TestService::work(20));
+            let read = fabric.read(at(0), fabric.buffer(64).unwrap());
+            let why = Uncertainty::ConnectionLost;
+            match (call.await, read.await) {
+                (Ok(_), Ok(_)) => {}
+                (_, Err(error)) => {
+                    assert_eq!(error, FabricError::Indeterminate { server: SERVER, why });
+                    break;
+                }
+                (Err(error), Ok(_)) => {
+                    assert_eq!(error, FabricError::Indeterminate { server: SERVER, why });
+                }
+            }
+        }
+        let noticed_ns = fabric.now_ns();
+        if client == 1 {
+            fabric.sleep(1_000_000).await;
+        }
+        noticed_ns
+    });
+    let noticed_ns = ends[0].unwrap();
+    assert!((40_000..60_000).contains(&noticed_ns), "{noticed_ns}");
+    assert_eq!(ends[1..], [None, None]);
+    assert_eq!(cluster.run(&[1], |_, _| async { 1 }), [None], "the dead stay dead");
+    let other = cluster.run_one(|fabric| async move {
+        fabric.fetch_add(GlobalAddr::new(ServerId::new(1), 0), 1).await
+    });
+    assert_eq!(other, Ok(0));
+}
+
+#[test]
+#[should_panic(expected = "deadlock at")]
+fn a_deadlock_is_reported() {
+    start(SimConfig::default(), 1).run_one(|_| std::future::pending::<()>());
+}
+
+#[test]
+#[should_panic(expected = "give_up_after_ns")]
+fn an_endless_loop_is_reported() {
+    let config = SimConfig { give_up_after_ns: 1_000_000, ..SimConfig::default() };
+    start(config, 1).run_one(|fabric| async move {
+        loop {
+            fabric.sleep(0).await;
+        }
+    })
+}
+
+#[test]
+fn an_unloaded_verb_takes_what_the_model_says() {
+    let network = NetworkModel::default();
+    let cluster = start(SimConfig::default(), 1);
+    for bytes in [8, 1024, 4096] {
+        let (read_ns, write_ns, add_ns) = cluster.run_one(|fabric| async move {
+            let start_ns = fabric.now_ns();
+            let buffer = fabric.read(at(0), fabric.buffer(bytes).unwrap()).await.unwrap();
+            let read_ns = fabric.now_ns();
+            fabric.write(at(0), buffer).await.unwrap();
+            let write_ns = fabric.now_ns();
+            fabric.fetch_add(at(0), 1).await.unwrap();
+            (read_ns - start_ns, write_ns - read_ns, fabric.now_ns() - write_ns)
+        });
+        assert_eq!(read_ns, network.unloaded_verb_ns(0, bytes));
+        assert_eq!(write_ns, network.unloaded_verb_ns(bytes, 0));
+        assert_eq!(add_ns, network.unloaded_verb_ns(16, 8));
+    }
+    assert_eq!(network.unloaded_verb_ns(0, 8), 2_000, "the figure of the documentation");
+}
+
+/// The rate at which `clients` do `operations` operations in all.
+fn rate_per_s<Fut: Future<Output = ()>>(
+    config: SimConfig,
+    clients: &[u16],
+    operations: usize,
+    body: impl Fn(farleaf_fabric::sim::SimFabric, usize) -> Fut + Sync,
+) -> f64 {
+    let cluster = start(config, 1);
+    cluster.run(clients, body);
+    operations as f64 * 1e9 / cluster.now_ns() as f64
+}
+
+fn assert_near(measured: f64, expected: f64) {
+    assert!((measured / expected - 1.0).abs() < 0.05, "{measured} is not near {expected}");
+}
+
+#[test]
+fn bandwidth_is_a_limit() {
+    let clients: Vec<u16> = (0..16).collect();
+    let config = SimConfig::default();
+    let wire_bytes = 4096 + config.network.header_bytes;
+    let expected = config.network.bandwidth_bytes_per_s as f64 / wire_bytes as f64;
+    let rate = rate_per_s(config, &clients, 16 * 500, |fabric, _| async move {
+        for _ in 0..500 {
+            fabric.read(at(0), fabric.buffer(4096).unwrap()).await.unwrap();
+        }
+    });
+    assert_near(rate, expected);
+}
+
+#[test]
+fn message_rate_is_a_limit() {
+    let clients: Vec<u16> = (0..64).collect();
+    let mut config = SimConfig::default();
+    config.network.ns_per_message = 50;
+    let rate = rate_per_s(config, &clients, 64 * 500, |fabric, _| async move {
+        for _ in 0..500 {
+            fabric.read(at(0), fabric.buffer(8).unwrap()).await.unwrap();
+        }
+    });
+    assert_near(rate, 1e9 / 50.0);
+}
+
+#[test]
+fn cores_are_a_limit() {
+    let cost = CostModel::default();
+    let clients: Vec<u16> = (0..32).map(|client| client % 4).collect();
+    for cores in [1, 2] {
+        let config = SimConfig { cores_per_memory_server: cores, ..SimConfig::default() };
+        let service_ns = cost.dispatch_ns + cost.visit_node_ns;
+        let cluster = start(config, 1);
+        cluster.run(&clients, |fabric, _| async move {
+            for _ in 0..200 {
+                fabric.call(SERVER, TestService::add_word(0, 1)).await.unwrap();
+            }
+        });
+        let now_ns = cluster.now_ns() as f64;
+        assert_near(32.0 * 200.0 * 1e9 / now_ns, cores as f64 * 1e9 / service_ns as f64);
+        let server = cluster.statistics().memory_servers[0];
+        assert_eq!(server.requests, 32 * 200);
+        assert_eq!(server.core_busy_ns, 32 * 200 * service_ns);
+        assert_near(server.core_busy_ns as f64, now_ns * cores as f64);
+    }
+}
+
+#[test]
+fn an_endpoint_is_one_thread() {
+    let cluster = start(SimConfig::default(), 1);
+    let visit_ns = CostModel::default().visit_node_ns;
+    let ended_ns = cluster.run_one(|fabric| async move {
+        let before_ns = fabric.now_ns();
+        let mut first = std::pin::pin!(fabric.charge(Work::VisitNode));
+        let mut second = std::pin::pin!(fabric.charge(Work::VisitNode));
+        let mut ended = [false; 2];
+        std::future::poll_fn(|context| {
+            ended[0] = ended[0] || first.as_mut().poll(context).is_ready();
+            ended[1] = ended[1] || second.as_mut().poll(context).is_ready();
+            if ended == [true; 2] { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+        fabric.now_ns() - before_ns
+    });
+    assert_eq!(ended_ns, 2 * visit_ns);
+}
+
+#[test]
+fn requests_on_several_cores_interleave() {
+    let config = SimConfig { cores_per_memory_server: 2, ..SimConfig::default() };
+    let cluster = start(config, 1);
+    let order = AtomicU64::new(0);
+    let order = &order;
+    cluster.run_one(|fabric| async move {
+        let slow = fabric.call(SERVER, TestService::work(1_000));
+        let quick = fabric.call(SERVER, TestService::work(1));
+        quick.await.unwrap();
+        order.store(fabric.now_ns(), Ordering::Relaxed);
+        slow.await.unwrap();
+    });
+    assert!(order.load(Ordering::Relaxed) < 10_000, "the quick one did not wait for the slow one");
+    assert!(cluster.now_ns() > 70_000);
+}

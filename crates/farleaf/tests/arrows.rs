@@ -1,0 +1,177 @@
+//! The layers: who may use whom. Reads the sources, so that an edge against the arrows fails here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Modules of the library, with those that each may use. `ARCHITECTURE.md` draws the same.
+const MODULES: [(&str, &[&str]); 5] = [
+    ("page", &[]),
+    ("wire", &["page"]),
+    ("server", &["page", "wire"]),
+    ("remote", &["page", "wire"]),
+    ("index", &["remote", "page", "wire"]),
+];
+
+/// What the suites may use on top: they start whole clusters.
+const SUITES: [(&str, &[&str]); 1] = [("index/conformance.rs", &["server"])];
+
+/// Crates, with the crates of the project that each may depend on.
+const CRATES: [(&str, &[&str]); 5] = [
+    ("fabric", &[]),
+    ("farleaf", &["farleaf-fabric"]),
+    ("bench", &["farleaf", "farleaf-fabric"]),
+    ("sim", &["farleaf", "farleaf-bench", "farleaf-fabric"]),
+    ("cli", &["farleaf", "farleaf-bench", "farleaf-fabric", "farleaf-sim"]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("its entries can be read").path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn files_below(folder: &str) -> Vec<(String, String)> {
+    let (base, mut paths) = (root().join(folder), Vec::new());
+    rust_files(&base, &mut paths);
+    let relative = |path: &Path| path.strip_prefix(&base).unwrap().to_string_lossy().into_owned();
+    paths.iter().map(|path| (relative(path), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// Code without comments.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(|line| line.split("//").next().unwrap_or(""))
+}
+
+/// The modules that follow `crate::` anywhere in the code.
+fn used_modules(text: &str) -> BTreeSet<String> {
+    let code: String = code(text).collect::<Vec<_>>().join("\n");
+    let first_word = |rest: &str| -> String {
+        rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+    };
+    let mut used = BTreeSet::new();
+    for (at, prefix) in code.match_indices("crate::") {
+        let rest = &code[at + prefix.len()..];
+        match rest.strip_prefix('{') {
+            // use crate::{page::Layout, wire::{Request, Reply}};
+            Some(group) => {
+                let (mut depth, mut start) = (0, true);
+                for (offset, symbol) in group.char_indices() {
+                    match symbol {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => start = true,
+                        symbol if start && symbol.is_alphanumeric() => {
+                            used.insert(first_word(&group[offset..]));
+                            start = false;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            None => {
+                used.insert(first_word(rest));
+            }
+        }
+    }
+    used
+}
+
+#[test]
+fn modules_use_only_what_they_may() {
+    let allowed: BTreeMap<&str, &[&str]> = MODULES.into();
+    let suites: BTreeMap<&str, &[&str]> = SUITES.into();
+    let mut wrong = Vec::new();
+    for (file, text) in files_below("crates/farleaf/src") {
+        let module = file.split(['/', '.']).next().unwrap();
+        if module == "lib" {
+            continue;
+        }
+        let Some(may) = allowed.get(module) else {
+            wrong.push(format!("{file}: module {module} is in no table"));
+            continue;
+        };
+        let extra = suites.get(file.as_str()).copied().unwrap_or(&[]);
+        for used in used_modules(&text) {
+            let known = allowed.contains_key(used.as_str());
+            if known
+                && used != module
+                && !may.contains(&used.as_str())
+                && !extra.contains(&used.as_str())
+            {
+                wrong.push(format!("{file} uses {used}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "against the arrows: {wrong:#?}");
+}
+
+#[test]
+fn designs_do_not_know_each_other() {
+    let files = files_below("crates/farleaf/src/index");
+    let designs: BTreeSet<&str> = files
+        .iter()
+        .filter_map(|(file, _)| file.split_once('/'))
+        .map(|(folder, _)| folder)
+        .collect();
+    assert!(designs.contains("coarse"));
+    for (file, text) in &files {
+        let Some((own, _)) = file.split_once('/') else { continue };
+        for other in designs.iter().filter(|&&design| design != own) {
+            for path in [format!("index::{other}"), format!("super::super::{other}")] {
+                assert!(!code(text).any(|line| line.contains(&path)), "{file} uses {other}");
+            }
+        }
+    }
+}
+
+#[test]
+fn crates_depend_only_on_what_they_may() {
+    for (name, may) in CRATES {
+        let manifest =
+            fs::read_to_string(root().join("crates").join(name).join("Cargo.toml")).unwrap();
+        for line in manifest.lines().filter(|line| line.starts_with("farleaf")) {
+            let dependency = line.split(['.', ' ', '=']).next().unwrap();
+            assert!(may.contains(&dependency), "crate {name} depends on {dependency}");
+        }
+    }
+    let folders = fs::read_dir(root().join("crates")).unwrap().count();
+    assert_eq!(folders, CRATES.len(), "a crate is in no table");
+}
+
+/// Only then can the model checker stand in for them.
+#[test]
+fn atomics_and_locks_come_from_one_place() {
+    let exempt = ["sync.rs", "executor.rs"];
+    for folder in ["crates/fabric/src", "crates/farleaf/src"] {
+        for (file, text) in files_below(folder) {
+            let forbidden = |line: &str| {
+                ["std::sync::atomic", "std::sync::Mutex", "std::sync::RwLock", "std::sync::Arc"]
+                    .iter()
+                    .any(|path| line.contains(path))
+            };
+            if exempt.contains(&file.as_str()) {
+                continue;
+            }
+            assert!(!code(&text).any(forbidden), "{folder}/{file} goes past sync.rs");
+        }
+    }
+}
+
+#[test]
+fn no_file_is_too_long_and_no_module_is_called_util() {
+    for (file, text) in files_below("crates") {
+        assert!(text.lines().count() <= 1_000, "{file} has more than 1,000 lines");
+        assert!(!file.contains("util") && !file.contains("common"), "{file}: say what it is for");
+    }
+}

@@ -1,0 +1,287 @@
+//! What the coarse-grained design promises beyond the suite of all designs: its cost on the network, what
+//! it does without memory, that it does not leak, and that a server survives any request.
+
+use farleaf::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
+use farleaf::index::conformance::Setup;
+use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::page::{Fixed8, Layout};
+use farleaf::remote::{NodeAllocator, RemoteError};
+use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf::wire::{Refusal, Reply, Request, Share};
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Fabric, Message, Provider, ServerId};
+use std::collections::BTreeMap;
+
+fn range(servers: u64) -> CoarseOptions<u64> {
+    let boundaries = (1..servers).map(|number| u64::MAX / servers * number).collect();
+    CoarseOptions { partitioning: Partitioning::Range { boundaries } }
+}
+
+fn setup(
+    provider: &LocalConfig,
+    servers: u16,
+    pool_bytes: usize,
+) -> Setup<'_, LocalConfig, CoarseOptions<u64>> {
+    let server = MemoryServerConfig { pool_bytes, chunk_bytes: 1 << 14, ..Default::default() };
+    Setup { provider, options: range(servers.into()), memory_servers: servers, server }
+}
+
+async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> CoarseIndex<F, L> {
+    <Coarse as Design<L>>::open(fabric).await.unwrap()
+}
+
+#[test]
+fn operations_cost_what_the_paper_says() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 3, 8 << 20).with_index::<Fixed8, Coarse>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        let step = u64::MAX / 30_000;
+        let key = |number: u64| number * step;
+        index.bulk_load((0..30_000).map(|n| (key(n), n)), 0.7).await.unwrap();
+        for number in 0..500 {
+            let start = fabric.counters().snapshot();
+            assert_eq!(index.get(&key(number * 59)).await, Ok(Some(number * 59)));
+            let spent = fabric.counters().snapshot() - start;
+            assert_eq!((spent.rpcs, spent.reads, spent.writes, spent.atomics), (1, 0, 0, 0));
+            assert_eq!(spent.rpc_bytes, 9 + 10, "a tag and a key, a tag and an optional value");
+            assert_eq!(spent.doorbells, 1);
+        }
+        let start = fabric.counters().snapshot();
+        let records = index.scan(&Scan::range(key(100)..).limit(100)).await.unwrap();
+        assert_eq!(records, (100..200).map(|n| (key(n), n)).collect::<Vec<_>>());
+        let spent = fabric.counters().snapshot() - start;
+        assert_eq!((spent.rpcs, spent.remote_operations()), (1, 1), "a scan within one server");
+
+        let start = fabric.counters().snapshot();
+        assert_eq!(index.scan(&Scan::range(key(9_950)..).limit(100)).await.unwrap().len(), 100);
+        let spent = fabric.counters().snapshot() - start;
+        assert_eq!(spent.remote_operations(), 2, "a scan across a boundary");
+
+        for operation in 0..5 {
+            let start = fabric.counters().snapshot();
+            match operation {
+                0 => assert_eq!(index.insert(&5, &6).await, Ok(true)),
+                1 => assert_eq!(index.update(&5, &7).await, Ok(true)),
+                2 => index.upsert(&5, &8).await.unwrap(),
+                3 => drop(index.compare_exchange(&5, &8, &9).await.unwrap()),
+                _ => assert_eq!(index.remove(&5).await, Ok(true)),
+            }
+            let spent = fabric.counters().snapshot() - start;
+            assert_eq!((spent.rpcs, spent.remote_operations()), (1, 1));
+        }
+    });
+}
+
+/// The lookups of one multi-get are in flight together: they leave with one doorbell.
+#[test]
+fn a_multi_get_overlaps_its_lookups() {
+    let provider = LocalConfig { network_latency_ns: 1_000_000, ..LocalConfig::default() };
+    let cluster = setup(&provider, 3, 8 << 20).with_index::<Fixed8, Coarse>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        let keys: Vec<u64> = (0..64).map(|n| n << 58).collect();
+        let start = fabric.counters().snapshot();
+        index.multi_get(&keys).await.unwrap();
+        let spent = fabric.counters().snapshot() - start;
+        assert_eq!((spent.rpcs, spent.doorbells), (64, 1));
+    });
+}
+
+#[test]
+fn without_memory_the_operation_fails_and_the_index_stays_whole() {
+    let provider = LocalConfig::default();
+    let setup = setup(&provider, 2, 64 << 10);
+    let cluster = setup.with_index::<Fixed8<16>, Coarse>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8<16>>(fabric.clone()).await;
+        let mut model = BTreeMap::new();
+        let mut refused = 0;
+        for number in 0..2_000_u64 {
+            let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            match index.insert(&key, &number).await {
+                Ok(true) => drop(model.insert(key, number)),
+                Err(IndexError::OutOfMemory { .. }) => refused += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(refused > 0 && model.len() > 50, "{refused} refused, {} accepted", model.len());
+        let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
+        for (key, value) in &contents {
+            assert_eq!(index.get(key).await, Ok(Some(*value)));
+            assert_eq!(index.update(key, &!value).await, Ok(true));
+        }
+        // What is removed and collected makes room again.
+        for (key, _) in contents.iter().step_by(2) {
+            assert_eq!(index.remove(key).await, Ok(true));
+        }
+        index.collect().await.unwrap();
+        assert_eq!(index.insert(&12_345, &1).await, Ok(true));
+    });
+}
+
+#[test]
+fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 1, 16 << 20).with_index::<Fixed8<16>, Coarse>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8<16>>(fabric.clone()).await;
+        let mut most = Vec::new();
+        for round in 0..8_u64 {
+            for number in 0..3_000_u64 {
+                index.insert(&(number * 977 + round), &number).await.unwrap();
+            }
+            most.push(index.usage().await.unwrap()[0].allocated_bytes);
+            for number in 0..3_000_u64 {
+                assert_eq!(index.remove(&(number * 977 + round)).await, Ok(true));
+            }
+            index.collect().await.unwrap();
+            let usage = index.usage().await.unwrap()[0];
+            assert_eq!(usage.deleted_records, 0);
+            assert_eq!((usage.nodes_in_use, usage.height), (1, 1), "all but the root are free");
+        }
+        assert_eq!(most[1..], vec![most[1]; 7], "memory is reused");
+    });
+}
+
+/// Deleted records are collected by the way, without anybody asking for it.
+#[test]
+fn the_collection_runs_by_itself() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 1, 16 << 20).with_index::<Fixed8, Coarse>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        for key in 0..40_000 {
+            index.insert(&key, &key).await.unwrap();
+        }
+        let full = index.usage().await.unwrap()[0];
+        for key in (0..40_000).filter(|key| key % 10 > 0) {
+            index.remove(&key).await.unwrap();
+        }
+        let thin = index.usage().await.unwrap()[0];
+        assert!(thin.nodes_in_use * 2 < full.nodes_in_use, "{full:?} {thin:?}");
+        assert!(thin.deleted_records < 4_000, "{thin:?}");
+    });
+}
+
+#[test]
+fn a_server_survives_any_request() {
+    let config = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
+    let server = Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(0), &config).unwrap());
+    let cluster = LocalConfig::default().start(vec![server]);
+    cluster.run_one(|fabric| async move {
+        let server = ServerId::new(0);
+        let ask = |request: Message| {
+            let fabric = fabric.clone();
+            async move { Reply::<Fixed8>::decode(&fabric.call(server, request).await.unwrap()) }
+        };
+        let refused = |refusal| Some(Reply::Refused(refusal));
+        type R = Request<Fixed8>;
+        let get = R::Get { key: 1 }.encode();
+        assert!(same(ask(get.clone()).await, refused(Refusal::NoTree)));
+        let crossed = R::Create { share: Share::Range { low: 9, high: Some(3) } };
+        assert!(same(ask(crossed.encode()).await, refused(Refusal::Malformed)));
+        let create = R::Create { share: Share::Range { low: 0, high: Some(100) } };
+        assert!(same(ask(create.encode()).await, Some(Reply::Done)));
+        assert!(same(ask(R::Get { key: 100 }.encode()).await, refused(Refusal::NotMine)));
+        let insert = R::Insert { key: 1, value: 2 }.encode();
+        assert!(same(ask(insert).await, Some(Reply::Applied(true))));
+        // Every prefix of a request, and every request with something after it.
+        for length in 0..get.len() {
+            let cut = Message::from_slice(&get[..length]);
+            assert!(same(ask(cut).await, refused(Refusal::Malformed)));
+        }
+        let mut longer = get.clone();
+        longer.push(0);
+        assert!(same(ask(longer).await, refused(Refusal::Malformed)));
+        // A load whose count of records lies.
+        let mut lying = Message::from_slice(&[11]);
+        lying.extend_from_slice(&u32::MAX.to_le_bytes());
+        assert!(same(ask(lying).await, refused(Refusal::Malformed)));
+        let append = R::LoadAppend { records: vec![(1, 1)] };
+        assert!(same(ask(append.encode()).await, refused(Refusal::NotLoading)));
+        let begin = R::LoadBegin { fill_permille: 700 };
+        assert!(same(ask(begin.encode()).await, refused(Refusal::NotEmpty)));
+        let huge = R::AllocateChunk { bytes: u64::MAX };
+        assert!(same(ask(huge.encode()).await, refused(Refusal::OutOfMemory)));
+        for _ in 0..20_000 {
+            let length = (fabric.random() % 40) as usize;
+            let mut noise: Message = (0..length).map(|_| fabric.random() as u8).collect();
+            // Tags of requests that only read or only change single keys: the tree must survive them.
+            if let Some(tag) = noise.first_mut() {
+                *tag %= 9;
+            }
+            assert!(ask(noise).await.is_some(), "there is always a reply that makes sense");
+        }
+        assert!(matches!(ask(get).await, Some(Reply::Value(_))));
+    });
+}
+
+fn same(reply: Option<Reply<Fixed8>>, expected: Option<Reply<Fixed8>>) -> bool {
+    let bytes = |reply: Option<Reply<Fixed8>>| {
+        let mut message = Message::new();
+        if let Some(reply) = reply {
+            reply.encode(&mut message);
+        }
+        message
+    };
+    bytes(reply) == bytes(expected)
+}
+
+#[test]
+fn a_client_refuses_a_pool_of_other_pages() {
+    let config = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
+    let server = Arc::new(MemoryServer::<Fixed8<16>>::new(ServerId::new(0), &config).unwrap());
+    let cluster = LocalConfig::default().start(vec![server]);
+    cluster.run_one(|fabric| async move {
+        <Coarse as Design<Fixed8<16>>>::create(&fabric, &range(1)).await.unwrap();
+        let opened = <Coarse as Design<Fixed8>>::open(fabric).await.map(|_| ());
+        assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{opened:?}");
+    });
+}
+
+#[test]
+fn compute_servers_allocate_nodes_by_chunks() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 2, 128 << 10).start::<Fixed8>();
+    let taken = cluster.run(&[0, 1], |fabric, _| async move {
+        let allocator = NodeAllocator::<_, Fixed8>::new(fabric.clone(), 16 << 10);
+        let server = ServerId::new(1);
+        let mut nodes = Vec::new();
+        for _ in 0..16 {
+            nodes.push(allocator.take(server).await.unwrap());
+        }
+        assert_eq!(fabric.counters().snapshot().rpcs, 1, "one chunk of sixteen nodes");
+        let freed = nodes[3];
+        allocator.give_back(freed);
+        assert_eq!(
+            allocator.take(server).await,
+            Ok(freed),
+            "freed nodes first, without the network"
+        );
+        assert_eq!(fabric.counters().snapshot().rpcs, 1);
+        for _ in 0..8 {
+            nodes.push(allocator.take_anywhere().await.unwrap());
+        }
+        nodes
+    });
+    let mut nodes: Vec<_> = taken.into_iter().flatten().flatten().collect();
+    let count = nodes.len();
+    nodes.sort();
+    nodes.dedup();
+    assert_eq!(nodes.len(), count, "nobody gets another's node");
+    assert!(nodes.iter().all(|node| node.offset() > 0 && node.offset().is_multiple_of(1024)));
+
+    cluster.run_one(|fabric| async move {
+        let allocator = NodeAllocator::<_, Fixed8>::new(fabric, 1 << 20);
+        let outcome = loop {
+            match allocator.take_anywhere().await {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(outcome, RemoteError::OutOfMemory { .. }), "{outcome:?}");
+    });
+}

@@ -1,0 +1,252 @@
+//! Properties of page operations against a `BTreeMap`, on tiny pages and on the real ones.
+#![cfg(not(loom))]
+
+use farleaf::page::{Fixed8, Layout, LeafInsert, Page, Probe, Reach, ScanWindow};
+use farleaf_fabric::sync::{AtomicU64, Ordering};
+use farleaf_fabric::{GlobalAddr, ServerId};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+struct OwnedPage(Vec<AtomicU64>);
+
+impl OwnedPage {
+    fn new<const W: usize>() -> Self {
+        Self((0..W).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn page<const W: usize>(&self) -> Page<'_, Fixed8<W>> {
+        Page::new(&self.0)
+    }
+}
+
+fn at(number: u64) -> GlobalAddr {
+    GlobalAddr::new(ServerId::new(0), number * 1024)
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Insert(u64, u64),
+    Replace(u64, u64),
+    Delete(u64),
+    Compact,
+}
+
+/// Few keys, so that they meet, and the extreme ones among them.
+fn key() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => (0..100u64).prop_map(|k| k * 1_000), 1 => Just(u64::MAX), 1 => Just(u64::MAX - 1)]
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        4 => (key(), any::<u64>()).prop_map(|(k, v)| Change::Insert(k, v)),
+        2 => (key(), any::<u64>()).prop_map(|(k, v)| Change::Replace(k, v)),
+        3 => key().prop_map(Change::Delete),
+        1 => Just(Change::Compact),
+    ]
+}
+
+type Model = BTreeMap<u64, u64>;
+
+fn apply<const W: usize>(page: Page<'_, Fixed8<W>>, model: &mut Model, change: &Change) {
+    match *change {
+        Change::Insert(key, value) => {
+            let there = model.contains_key(&key);
+            match Fixed8::<W>::leaf_insert(page, &key, &value) {
+                LeafInsert::Inserted => assert_eq!(model.insert(key, value), None),
+                LeafInsert::Exists => assert!(there),
+                LeafInsert::Full => {
+                    assert!(!there);
+                    assert_eq!(model.len(), Fixed8::<W>::CAPACITY, "full only without garbage");
+                }
+            }
+        }
+        Change::Replace(key, value) => {
+            assert_eq!(Fixed8::<W>::leaf_replace(page, &key, &value), model.contains_key(&key));
+            model.entry(key).and_modify(|held| *held = value);
+        }
+        Change::Delete(key) => {
+            assert_eq!(Fixed8::<W>::leaf_delete(page, &key), model.remove(&key).is_some());
+        }
+        Change::Compact => {
+            let deleted = page.deleted_count();
+            assert_eq!(Fixed8::<W>::leaf_compact(page), deleted);
+            assert_eq!(page.deleted_count(), 0);
+        }
+    }
+}
+
+fn contents<const W: usize>(page: Page<'_, Fixed8<W>>) -> Vec<(u64, u64)> {
+    let window =
+        ScanWindow { lower: Bound::Unbounded, upper: Bound::Unbounded, reverse: false, limit: 999 };
+    let mut out = Vec::new();
+    Fixed8::<W>::leaf_collect(page, &window, &mut out);
+    out
+}
+
+fn leaf_matches<const W: usize>(page: Page<'_, Fixed8<W>>, model: &Model) {
+    assert_eq!(contents(page), model.iter().map(|(&k, &v)| (k, v)).collect::<Vec<_>>());
+    assert_eq!(page.live_count(), model.len());
+    for key in (0..100).map(|k| k * 1_000).chain([u64::MAX, u64::MAX - 1, 1]) {
+        assert_eq!(Fixed8::<W>::leaf_get(page, &key), model.get(&key).copied());
+    }
+}
+
+fn grown<const W: usize>(changes: &[Change]) -> (OwnedPage, Model) {
+    let owned = OwnedPage::new::<W>();
+    owned.page::<W>().format_empty(at(1), 0, &0, None);
+    let mut model = Model::new();
+    for change in changes {
+        apply(owned.page::<W>(), &mut model, change);
+    }
+    (owned, model)
+}
+
+fn split_and_join<const W: usize>(changes: &[Change]) {
+    let (left, model) = grown::<W>(changes);
+    let left = left.page::<W>();
+    Fixed8::<W>::leaf_compact(left);
+    if left.count() < 2 {
+        return;
+    }
+    let right = OwnedPage::new::<W>();
+    let right = right.page::<W>();
+    let separator = Fixed8::<W>::split_copy(left, right, at(2));
+    Fixed8::<W>::split_truncate(left);
+    Fixed8::<W>::split_link(left, &separator, at(2));
+    let halves: Vec<_> = contents(left).into_iter().chain(contents(right)).collect();
+    assert_eq!(halves, model.iter().map(|(&k, &v)| (k, v)).collect::<Vec<_>>());
+    assert_eq!((left.sibling(), right.sibling()), (at(2), GlobalAddr::NULL));
+    assert_eq!(Fixed8::<W>::high(left), Some(Fixed8::<W>::low(right)));
+    for key in model.keys() {
+        let expected = if *key < separator { Reach::Inside } else { Reach::Beyond };
+        assert_eq!(Fixed8::<W>::reach(left, Probe::At(key)), expected);
+    }
+    // Make them uneven, even them out, and put them together again.
+    while left.count() > 1 {
+        let (last, _) = contents(left)[left.count() - 1];
+        Fixed8::<W>::leaf_delete(left, &last);
+        Fixed8::<W>::leaf_compact(left);
+        let expected: Vec<_> = contents(left).into_iter().chain(contents(right)).collect();
+        if left.count().abs_diff(right.count()) > 1 {
+            let separator = Fixed8::<W>::rebalance(left, right);
+            assert!(left.count().abs_diff(right.count()) <= 1);
+            assert_eq!(Fixed8::<W>::high(left), Some(separator));
+            assert_eq!(Fixed8::<W>::low(right), separator);
+        }
+        let both: Vec<_> = contents(left).into_iter().chain(contents(right)).collect();
+        assert_eq!(both, expected);
+        if Fixed8::<W>::fits_merged(left, right) {
+            Fixed8::<W>::merge(left, right);
+            assert_eq!(contents(left), expected);
+            assert!(left.high_is_infinite());
+            assert!(left.sibling().is_null());
+            return;
+        }
+    }
+}
+
+fn inner_entries<const W: usize>(keys: &std::collections::BTreeSet<u64>) {
+    let owned = OwnedPage::new::<W>();
+    let page = owned.page::<W>();
+    page.format_empty(at(1), 1, &0, None);
+    assert!(Fixed8::<W>::inner_insert(page, &0, at(1_000_000)));
+    let mut model: BTreeMap<u64, GlobalAddr> = [(0, at(1_000_000))].into();
+    for (number, &key) in keys.iter().rev().enumerate().filter(|&(_, &key)| key > 0) {
+        let child = at(number as u64 + 2);
+        let fits = Fixed8::<W>::inner_insert(page, &key, child);
+        assert_eq!(fits, model.len() < Fixed8::<W>::CAPACITY);
+        if fits {
+            model.insert(key, child);
+        }
+    }
+    fn child<const W: usize>(page: Page<'_, Fixed8<W>>, probe: Probe<'_, u64>) -> GlobalAddr {
+        Fixed8::<W>::inner_child(page, Fixed8::<W>::inner_slot(page, probe))
+    }
+    for key in keys.iter().flat_map(|&k| [k.saturating_sub(1), k, k.saturating_add(1)]) {
+        let expected = *model.range(..=key).next_back().unwrap().1;
+        assert_eq!(child(page, Probe::At(&key)), expected);
+        if key > 0 {
+            assert_eq!(
+                child(page, Probe::Before(&key)),
+                *model.range(..key).next_back().unwrap().1
+            );
+        }
+    }
+    assert_eq!(child(page, Probe::Last), *model.values().next_back().unwrap());
+    while page.count() > 1 {
+        let slot = page.count() / 2;
+        model.remove(&Fixed8::<W>::inner_key(page, slot));
+        Fixed8::<W>::inner_remove(page, slot);
+        let left: Vec<_> = (0..page.count())
+            .map(|slot| (Fixed8::<W>::inner_key(page, slot), Fixed8::<W>::inner_child(page, slot)))
+            .collect();
+        assert_eq!(left, model.clone().into_iter().collect::<Vec<_>>());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn a_leaf_is_a_small_map(changes in prop::collection::vec(change(), 0..250)) {
+        let (owned, model) = grown::<128>(&changes);
+        leaf_matches(owned.page::<128>(), &model);
+        let (owned, model) = grown::<16>(&changes);
+        leaf_matches(owned.page::<16>(), &model);
+    }
+
+    #[test]
+    fn a_window_of_a_leaf(
+        changes in prop::collection::vec(change(), 0..120),
+        low in key(), high in key(), kinds in (0..3u8, 0..3u8), reverse: bool, limit in 0..70usize,
+    ) {
+        let (owned, model) = grown::<128>(&changes);
+        let bound = |kind, key| match kind {
+            0 => Bound::Unbounded,
+            1 => Bound::Included(key),
+            _ => Bound::Excluded(key),
+        };
+        let (lower, upper) = (bound(kinds.0, &low), bound(kinds.1, &high));
+        let window = ScanWindow { lower, upper, reverse, limit };
+        let mut out = Vec::new();
+        let count = Fixed8::<128>::leaf_collect(owned.page::<128>(), &window, &mut out);
+        prop_assert_eq!(count, out.len());
+        let above = |key: &u64| match lower { Bound::Unbounded => true, Bound::Included(low) => key >= low, Bound::Excluded(low) => key > low };
+        let below = |key: &u64| match upper { Bound::Unbounded => true, Bound::Included(high) => key <= high, Bound::Excluded(high) => key < high };
+        let mut expected: Vec<_> = model.into_iter().filter(|(k, _)| above(k) && below(k)).collect();
+        if reverse { expected.reverse(); }
+        expected.truncate(limit);
+        prop_assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn splits_merges_and_rebalancing_keep_every_record(changes in prop::collection::vec(change(), 0..200)) {
+        split_and_join::<128>(&changes);
+        split_and_join::<16>(&changes);
+    }
+
+    #[test]
+    fn an_inner_page_leads_to_the_child_that_covers(keys in prop::collection::btree_set(any::<u64>(), 0..80)) {
+        inner_entries::<128>(&keys);
+        inner_entries::<16>(&keys);
+    }
+
+    /// Readers meet pages that change under them: any words at all must not harm them.
+    #[test]
+    fn any_words_can_be_read(words in prop::collection::vec(any::<u64>(), 128), key: u64) {
+        let owned = OwnedPage::new::<128>();
+        for (word, value) in owned.0.iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let page = owned.page::<128>();
+        prop_assert!(page.count() <= 60);
+        let _ = Fixed8::<128>::leaf_get(page, &key);
+        for probe in [Probe::At(&key), Probe::Before(&key), Probe::Last] {
+            let slot = Fixed8::<128>::inner_slot(page, probe);
+            let _ = (Fixed8::<128>::inner_child(page, slot), Fixed8::<128>::inner_key(page, slot));
+            let _ = farleaf::page::step(page, probe, 0);
+        }
+        prop_assert!(contents(page).len() <= 60);
+    }
+}
