@@ -17,11 +17,13 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("coarse-faults", include_str!("../scenarios/coarse-faults.toml")),
     ("coarse-hash-calm", include_str!("../scenarios/coarse-hash-calm.toml")),
     ("coarse-hot-keys", include_str!("../scenarios/coarse-hot-keys.toml")),
+    ("coarse-long-scans", include_str!("../scenarios/coarse-long-scans.toml")),
     ("coarse-range-calm", include_str!("../scenarios/coarse-range-calm.toml")),
     ("coarse-scans-hash", include_str!("../scenarios/coarse-scans-hash.toml")),
     ("coarse-scans-range", include_str!("../scenarios/coarse-scans-range.toml")),
     ("coarse-server-dies", include_str!("../scenarios/coarse-server-dies.toml")),
     ("coarse-small-pool", include_str!("../scenarios/coarse-small-pool.toml")),
+    ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
 ];
 
 /// Page sizes that scenarios can ask for, in words: code is compiled for each.
