@@ -131,6 +131,17 @@ pub struct Memory {
     pub pool_bytes_allocated: u64,
     /// The same, divided by the keys in the index.
     pub pool_bytes_per_key: f64,
+    /// The most memory that this process has had at any time, where the system tells: with everything in
+    /// one process, the pool is nearly all of it.
+    pub process_peak_bytes: Option<u64>,
+}
+
+/// The process's peak of resident memory, in bytes.
+fn process_peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
 }
 
 impl Report {
@@ -176,6 +187,8 @@ impl Report {
         self.memory = Memory {
             pool_bytes_allocated: allocated,
             pool_bytes_per_key: allocated as f64 / records.max(1) as f64,
+            // A simulated run says the same every time.
+            process_peak_bytes: (self.fabric != "sim").then(process_peak_bytes).flatten(),
         };
         self
     }
