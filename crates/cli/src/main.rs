@@ -8,6 +8,7 @@
 mod bench;
 mod demo;
 mod designs;
+mod figures;
 mod output;
 mod sim;
 mod units;
@@ -38,6 +39,8 @@ enum Command {
     Demo(demo::Arguments),
     /// Run one index design on one workload, or replay a trace, and report what it cost
     Bench(Box<bench::Arguments>),
+    /// Run a paper's experiments with every design on the simulator, and print and draw its figures
+    Figures(figures::Arguments),
     /// Run scenarios of workloads and faults on a simulated cluster
     Sim(sim::Arguments),
 }
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Demo(arguments) => demo::run(&arguments).map(|()| true),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
+        Command::Figures(arguments) => figures::run(&arguments).map(|()| true),
         Command::Sim(arguments) => sim::run(&arguments),
     };
     match result {
@@ -95,7 +99,9 @@ fn explain(error: &clap::Error) -> ExitCode {
             ExitCode::SUCCESS
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
-            output::error_line("a command is missing: demo, bench or sim; see `farleaf --help`");
+            output::error_line(
+                "a command is missing: demo, bench, figures or sim; see `farleaf --help`",
+            );
             ExitCode::from(2)
         }
         _ => {
