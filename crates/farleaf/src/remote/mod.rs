@@ -1,10 +1,12 @@
 //! Protocols over the fabric, shared by all index designs: requests to memory servers with their bounded
-//! retries, and the allocation of nodes.
+//! retries, which server holds which keys, and the allocation of nodes.
 
 mod allocate;
 mod error;
 mod rpc;
+mod shares;
 
 pub use allocate::NodeAllocator;
 pub use error::RemoteError;
 pub use rpc::RpcClient;
+pub use shares::{BadShares, Partitioning, ShareMap};
