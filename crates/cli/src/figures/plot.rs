@@ -61,6 +61,8 @@ fn draw_one(
             Axis::MemoryServers(_) => "memory servers",
         })
         .y_desc("operations/s")
+        .light_line_style(TRANSPARENT)
+        .x_label_formatter(&|value| format!("{value}"))
         .y_label_formatter(&|value| super::rate(*value))
         .draw()
         .map_err(|error| failed(&error))?;
