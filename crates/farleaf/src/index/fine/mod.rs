@@ -16,12 +16,15 @@
 //!
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
 
+mod collect;
 mod descend;
+mod heads;
 mod load;
 mod options;
 mod scan;
 mod write;
 
+pub use collect::CollectCursor;
 pub use options::FineOptions;
 
 use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
@@ -239,7 +242,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for FineIndex<F, L, D> {
         self.load_all(records, fill)
     }
 
-    async fn collect(&self) -> Result<(), IndexError> {
-        Ok(())
+    fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
+        self.collect_all()
     }
 }
