@@ -43,11 +43,11 @@ fn operations_cost_what_the_design_says() {
     let cluster = setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
-        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         let page = 1024;
-        // 42 records a leaf, 42 children a node: the root, one level, the leaves.
+        // 42 records a leaf, 42 children a node: 1,429 leaves, 35 parents, the root.
         let height = 3;
-        for number in (0..100_000).step_by(1_001) {
+        for number in (0..60_000).step_by(1_001) {
             let get = async { assert_eq!(index.get(&(number * 3)).await, Ok(Some(number))) };
             let cost = spent(&fabric, get).await;
             assert_eq!((cost.reads, cost.remote_operations()), (height, height), "a READ a level");
@@ -55,9 +55,9 @@ fn operations_cost_what_the_design_says() {
         }
         // The first change asks for a number, and for the log on the leaf's server.
         for number in 0..300 {
-            index.update(&(number * 900), &1).await.unwrap();
+            index.update(&(number * 600), &1).await.unwrap();
         }
-        for number in (0..100_000).step_by(1_003) {
+        for number in (0..60_000).step_by(1_003) {
             let key = number * 3;
             let update = async { assert_eq!(index.update(&key, &7).await, Ok(true)) };
             let cost = spent(&fabric, update).await;
@@ -84,15 +84,15 @@ fn a_multi_get_goes_down_level_by_level() {
     let cluster = setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
-        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
-        let keys: Vec<u64> = (0..64).map(|n| n * 4_500).collect();
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        let keys: Vec<u64> = (0..64).map(|n| n * 2_700).collect();
         let get = async {
             let values = index.multi_get(&keys).await.unwrap();
             assert!(values.iter().zip(&keys).all(|(value, key)| *value == Some(key / 3)));
         };
         let cost = spent(&fabric, get).await;
         assert_eq!(cost.doorbells, 3, "one a level");
-        assert!((64 + 1..=64 + 1 + 57).contains(&cost.reads), "{cost:?}");
+        assert!((64 + 1..=64 + 1 + 35).contains(&cost.reads), "{cost:?}");
     });
 }
 
@@ -107,9 +107,9 @@ fn a_scan_overlaps_its_reads() {
     let cluster = setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
-        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         let mut longest = (0, 0);
-        for number in (0..99_000).step_by(97) {
+        for number in (0..59_000).step_by(97) {
             let key = number * 3;
             let start_ns = fabric.now_ns();
             index.get(&key).await.unwrap();
@@ -183,7 +183,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         }
         index.collect().await.unwrap();
         for key in 0..20 {
-            assert_eq!(index.insert(&(key << 40), &1).await, Ok(true));
+            assert_eq!(index.insert(&((key << 40) + 1), &1).await, Ok(true));
         }
     });
 }
@@ -237,7 +237,7 @@ fn heads_are_refreshed() {
         index.collect().await.unwrap();
         let refreshed = doorbells().await;
         println!("waits of a full scan: {loaded} loaded, {grown} grown, {refreshed} refreshed");
-        assert!(refreshed * 10 < grown * 8, "{refreshed} after the refresh, {grown} before");
+        assert!(refreshed * 10 < grown * 9, "{refreshed} after the refresh, {grown} before");
         for key in 0..20_000 {
             index.remove(&(key * 2)).await.unwrap();
         }
@@ -320,4 +320,104 @@ fn a_client_that_dies_half_way_harms_nobody() {
     for seed in 0..seeds {
         dying_holder(seed, Faults::rough());
     }
+}
+
+/// Messages get lost or come too late: what an operation answers holds all the same, and one of unknown
+/// outcome has happened or not, and leaves nothing behind that stops anybody.
+fn lossy(seed: u64) -> u64 {
+    let faults = Faults {
+        drop_probability: 0.01,
+        late_probability: 0.01,
+        max_late_ns: 150_000,
+        timeout_ns: 60_000,
+        ..Faults::rough()
+    };
+    let provider = SimConfig { seed, faults, give_up_after_ns: 4_000_000_000, ..Default::default() };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let calm = setup(&provider, 3, 16 << 20, options);
+    let cluster = calm.start::<Tiny>();
+    let options = &options;
+    cluster.run_one(|fabric| async move {
+        while let Err(error) = <Fine as Design<Tiny>>::create(&fabric, options).await {
+            assert!(matches!(error, IndexError::Indeterminate(_)), "seed {seed}: {error}");
+        }
+    });
+    let models = cluster.run(&[1, 1, 2, 3], |fabric, client| async move {
+        let index = loop {
+            if let Ok(index) = <Fine as Design<Tiny>>::open(fabric.clone()).await {
+                break index;
+            }
+        };
+        // What each key may hold.
+        let mut model: BTreeMap<u64, Vec<Option<u64>>> = BTreeMap::new();
+        let mut unknown = 0;
+        for round in 0..250 {
+            if client == 3 {
+                match index.collect().await {
+                    Ok(()) | Err(IndexError::Indeterminate(_) | IndexError::Contended { .. }) => {}
+                    Err(error) => panic!("seed {seed}: collect: {error}"),
+                }
+                if round > 20 {
+                    break;
+                }
+                continue;
+            }
+            let key = client as u64 + fabric.random() % 40 * 3;
+            let value = fabric.random();
+            let held = model.entry(key).or_insert_with(|| vec![None]);
+            let (outcome, after) = match fabric.random() % 4 {
+                0 => (index.remove(&key).await.map(Some), None),
+                1 => match index.get(&key).await {
+                    Ok(found) => {
+                        assert!(held.contains(&found), "seed {seed}: {key} is {found:?}, not {held:?}");
+                        *held = vec![found];
+                        continue;
+                    }
+                    Err(error) => (Err(error), None),
+                },
+                _ => (index.upsert(&key, &value).await.map(|()| None), Some(value)),
+            };
+            match outcome {
+                Ok(removed) => {
+                    if let Some(there) = removed {
+                        let fits = held.iter().any(|value| value.is_some() == there);
+                        assert!(fits, "seed {seed}: removed {there}, held {held:?}");
+                    }
+                    *held = vec![after];
+                }
+                Err(IndexError::Indeterminate(_)) => {
+                    unknown += 1;
+                    held.push(after);
+                }
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+        }
+        (model, unknown)
+    });
+    let models = &models;
+    cluster.run(&[4], |fabric, _| async move {
+        let index = loop {
+            if let Ok(index) = <Fine as Design<Tiny>>::open(fabric.clone()).await {
+                break index;
+            }
+        };
+        for (key, held) in models.iter().flatten().flat_map(|(model, _)| model) {
+            let found = loop {
+                match index.get(key).await {
+                    Ok(found) => break found,
+                    Err(IndexError::Indeterminate(_)) => {}
+                    Err(error) => panic!("seed {seed}: {error}"),
+                }
+            };
+            assert!(held.contains(&found), "seed {seed}: {key} is {found:?}, not {held:?}");
+        }
+    });
+    models.iter().flatten().map(|(_, unknown)| unknown).sum()
+}
+
+#[test]
+fn losses_leave_nothing_half_done() {
+    let seeds = std::env::var("FARLEAF_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(30);
+    let unknown: u64 = (0..seeds).map(lossy).sum();
+    println!("{unknown} operations of unknown outcome");
 }

@@ -134,8 +134,8 @@ impl<'a, F: Fabric, L: Layout, D: Discipline> LeafStream<'a, F, L, D> {
                 self.pages.fabric().charge(Work::VisitNode).await;
                 return Ok(Some(copy));
             }
-            if is_leaf && low > *wanted {
-                // There are leaves before it that nobody has told us of.
+            if is_leaf && low >= *wanted {
+                // There is a head before it, or leaves that nobody has told us of.
                 self.ahead.push_front(Ahead { state: State::Read(copy), ..front });
                 return Ok(None);
             }

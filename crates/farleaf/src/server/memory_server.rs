@@ -138,6 +138,9 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
         if !sensible {
             return Err(Refusal::Malformed);
         }
+        if found.options == options && found.root == root {
+            return Ok(Reply::Done); // asked again, by whoever has claimed it
+        }
         if found.options != 0 || !found.root.is_null() {
             return Err(Refusal::TreeExists);
         }
