@@ -1,1 +1,19 @@
-//! Soon.
+//! Measuring index designs: what is asked of them, who asks, and what it cost.
+//!
+//! [`keys`] says which keys are loaded and where new ones fall, [`workload`] what clients do with them,
+//! [`driver`] runs the clients and counts, [`report`] and [`table`] say what came out. [`trace`] replays
+//! recorded requests instead, [`input`] loads records of a file. The simulator runs the same operation
+//! streams as the benchmark.
+
+#![forbid(unsafe_code)]
+
+mod columns;
+pub mod driver;
+pub mod input;
+pub mod keys;
+pub mod report;
+pub mod table;
+pub mod trace;
+pub mod workload;
+
+pub use columns::InputError;

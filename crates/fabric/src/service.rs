@@ -53,7 +53,7 @@ impl Default for CostModel {
         Self {
             client_ns: 150,
             dispatch_ns: 450,
-            visit_node_ns: 70,
+            visit_node_ns: 105,
             change_node_ns: 60,
             restructure_node_ns: 500,
             copy_record_ps: 1_500,

@@ -7,7 +7,7 @@ use farleaf::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::remote::{NodeAllocator, RemoteError};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf::wire::{Refusal, Reply, Request, Share};
+use farleaf::wire::{Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Message, Provider, ServerId};
@@ -70,6 +70,22 @@ fn operations_cost_what_the_paper_says() {
             }
             let spent = fabric.counters().snapshot() - start;
             assert_eq!((spent.rpcs, spent.remote_operations()), (1, 1));
+        }
+    });
+}
+
+/// The simulator found it (`coarse-long-scans`, seed 29): when a reply was full in the middle of the last leaf
+/// of the range, the server said that there was no more, and the rest of that leaf was missing.
+#[test]
+fn a_reply_that_is_full_in_the_last_leaf_is_not_the_end() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 1, 8 << 20).with_index::<Fixed8, Coarse>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        let count = SCAN_REPLY_RECORDS as u64 + 5;
+        index.bulk_load((0..count).map(|n| (n, n)), 0.7).await.unwrap();
+        for scan in [Scan::range(..), Scan::range(..).reverse()] {
+            assert_eq!(index.scan(&scan).await.unwrap().len() as u64, count, "{scan:?}");
         }
     });
 }

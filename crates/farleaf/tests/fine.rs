@@ -40,7 +40,8 @@ async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> Co
 #[test]
 fn operations_cost_what_the_design_says() {
     let provider = LocalConfig::default();
-    let cluster = setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
+    let cluster =
+        setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
@@ -81,7 +82,8 @@ fn operations_cost_what_the_design_says() {
 #[test]
 fn a_multi_get_goes_down_level_by_level() {
     let provider = LocalConfig { network_latency_ns: 100_000, ..LocalConfig::default() };
-    let cluster = setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
+    let cluster =
+        setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
@@ -104,7 +106,8 @@ fn a_scan_overlaps_its_reads() {
     network.one_way_ns = 1_000;
     let round_trip_ns = network.unloaded_verb_ns(0, 1024);
     let provider = SimConfig { network, ..SimConfig::default() };
-    let cluster = setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
+    let cluster =
+        setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
@@ -128,7 +131,10 @@ fn a_scan_overlaps_its_reads() {
             let expected = (0..=number).rev().take(100).map(|n| (n * 3, n));
             assert_eq!(records, expected.collect::<Vec<_>>());
         }
-        println!("slowest: {} ns past a get, {} READs; a READ {round_trip_ns} ns", longest.0, longest.1);
+        println!(
+            "slowest: {} ns past a get, {} READs; a READ {round_trip_ns} ns",
+            longest.0, longest.1
+        );
     });
 }
 
@@ -273,7 +279,8 @@ async fn write_for_ever<F: Fabric>(
 }
 
 fn dying_holder(seed: u64, faults: Faults) {
-    let provider = SimConfig { seed, faults, give_up_after_ns: 2_000_000_000, ..Default::default() };
+    let provider =
+        SimConfig { seed, faults, give_up_after_ns: 2_000_000_000, ..Default::default() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
     let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Tiny, Fine>();
     let known: [std::sync::Mutex<Known>; 4] = Default::default();
@@ -300,11 +307,20 @@ fn dying_holder(seed: u64, faults: Faults) {
         for round in 0..2 {
             let contents: BTreeMap<u64, u64> =
                 index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
-            for (key, (acknowledged, on_its_way)) in known.iter().flat_map(|k| k.lock().unwrap().clone()) {
+            for (key, (acknowledged, on_its_way)) in
+                known.iter().flat_map(|k| k.lock().unwrap().clone())
+            {
                 let held = contents.get(&key).copied();
                 let is_right = held == acknowledged || Some(held) == on_its_way;
-                assert!(is_right, "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}");
-                assert_eq!(index.get(&key).await.unwrap(), held, "seed {seed}: get and scan differ");
+                assert!(
+                    is_right,
+                    "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}"
+                );
+                assert_eq!(
+                    index.get(&key).await.unwrap(),
+                    held,
+                    "seed {seed}: get and scan differ"
+                );
                 if round == 1 {
                     index.upsert(&key, &key).await.unwrap();
                 }
@@ -332,7 +348,8 @@ fn lossy(seed: u64) -> u64 {
         timeout_ns: 60_000,
         ..Faults::rough()
     };
-    let provider = SimConfig { seed, faults, give_up_after_ns: 4_000_000_000, ..Default::default() };
+    let provider =
+        SimConfig { seed, faults, give_up_after_ns: 4_000_000_000, ..Default::default() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
     let calm = setup(&provider, 3, 16 << 20, options);
     let cluster = calm.start::<Tiny>();
@@ -369,7 +386,10 @@ fn lossy(seed: u64) -> u64 {
                 0 => (index.remove(&key).await.map(Some), None),
                 1 => match index.get(&key).await {
                     Ok(found) => {
-                        assert!(held.contains(&found), "seed {seed}: {key} is {found:?}, not {held:?}");
+                        assert!(
+                            held.contains(&found),
+                            "seed {seed}: {key} is {found:?}, not {held:?}"
+                        );
                         *held = vec![found];
                         continue;
                     }

@@ -1,1 +1,21 @@
-//! Soon.
+//! A whole cluster on one thread, in virtual time, and the checkers of what came of it.
+//!
+//! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] plays it once,
+//! [`history`] keeps what every client asked for and got, [`checker`] decides whether a correct index could
+//! have answered so. [`run_command`] is the command `farleaf sim`.
+//!
+//! *Thread safety*: a run is one thread; runs share nothing.
+
+#![forbid(unsafe_code)]
+
+pub mod checker;
+mod client;
+mod command;
+pub mod history;
+mod run;
+pub mod scenario;
+mod workload;
+
+pub use command::{CommandError, run_command};
+pub use run::{RunOutcome, RunReport, run_and_keep, run_seed};
+pub use scenario::{SCENARIOS, Scenario, ScenarioError};

@@ -1,7 +1,7 @@
 //! What an index operation can come to when it is not an answer.
 
 use crate::page::SuperblockError;
-use crate::remote::RemoteError;
+use crate::remote::{BadShares, RemoteError};
 use crate::wire::Refusal;
 use farleaf_fabric::{FabricError, ServerId};
 use thiserror::Error;
@@ -74,5 +74,11 @@ impl From<RemoteError> for IndexError {
             RemoteError::BadReply { server } => Self::BadReply { server },
             RemoteError::BadPool { server, error } => Self::BadPool { server, error },
         }
+    }
+}
+
+impl From<BadShares> for IndexError {
+    fn from(error: BadShares) -> Self {
+        Self::InvalidArgument(error.0)
     }
 }

@@ -1,5 +1,6 @@
 //! Protocols over the fabric, shared by all index designs: requests to memory servers with their bounded
-//! retries, the allocation of nodes, and pages that are read, locked and written one-sided.
+//! retries, which server holds which keys, the allocation of nodes, and pages that are read, locked and
+//! written one-sided.
 //!
 //! The way of a one-sided change: [`PageClient::read`] brings a validated copy; the design changes an
 //! [`Image`] of it; [`PageClient::lock`] proves by one CAS that the copy is still current;
@@ -21,6 +22,7 @@ mod recover;
 mod redo;
 mod rpc;
 mod settle;
+mod shares;
 mod split;
 
 pub use allocate::NodeAllocator;
@@ -35,4 +37,5 @@ pub use leaves::LeafStream;
 pub use lock::Locked;
 pub use pages::{GRACE_NS, PageClient, PendingRead};
 pub use rpc::RpcClient;
+pub use shares::{BadShares, Partitioning, ShareMap};
 pub use split::{Entry, Separator};

@@ -7,17 +7,15 @@
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
 
 mod load;
-mod map;
 mod scan;
 
-pub use map::Partitioning;
+pub use crate::remote::Partitioning;
 
 use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::Layout;
-use crate::remote::{RemoteError, RpcClient};
+use crate::remote::{RemoteError, RpcClient, ShareMap};
 use crate::wire::{Refusal, Reply, Request, Usage};
 use farleaf_fabric::{Fabric, ServerId, Work};
-use map::PartitionMap;
 use std::fmt::Debug;
 use std::future::Future;
 
@@ -61,7 +59,7 @@ impl<L: Layout> Design<L> for Coarse {
                 _ => return Err(IndexError::BadReply { server }),
             }
         }
-        let map = PartitionMap::from_shares::<L>(shares)?;
+        let map = ShareMap::from_shares::<L>(shares)?;
         Ok(CoarseIndex { client, map })
     }
 }
@@ -70,7 +68,7 @@ impl<L: Layout> Design<L> for Coarse {
 #[derive(Debug)]
 pub struct CoarseIndex<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
-    map: PartitionMap<L::Key>,
+    map: ShareMap<L::Key>,
 }
 
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {

@@ -1,10 +1,9 @@
 //! Scans: server after server under range partitioning, all servers merged under hash partitioning.
 
 use super::CoarseIndex;
-use super::map::PartitionMap;
 use crate::index::{IndexError, Records, Scan};
 use crate::page::Layout;
-use crate::remote::RemoteError;
+use crate::remote::{RemoteError, ShareMap};
 use crate::wire::{Reply, Request, SCAN_REPLY_RECORDS};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::collections::VecDeque;
@@ -55,8 +54,8 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         scan: &Scan<L::Key>,
     ) -> Result<Records<L::Key, L::Value>, IndexError> {
         match &self.map {
-            PartitionMap::Hash { servers } => self.scan_merged(scan, usize::from(*servers)).await,
-            PartitionMap::Range { .. } => self.scan_in_turn(scan).await,
+            ShareMap::Hash { servers } => self.scan_merged(scan, usize::from(*servers)).await,
+            ShareMap::Range { .. } => self.scan_in_turn(scan).await,
         }
     }
 

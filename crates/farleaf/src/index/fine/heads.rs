@@ -79,7 +79,11 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
         Ok((L::high(parent.page()), since))
     }
 
-    async fn add_head(&self, leaf: &PageCopy<L>, listed: &[(L::Key, GlobalAddr)]) -> Result<(), Miss> {
+    async fn add_head(
+        &self,
+        leaf: &PageCopy<L>,
+        listed: &[(L::Key, GlobalAddr)],
+    ) -> Result<(), Miss> {
         if L::high(leaf.page()).as_ref() != listed.first().map(|(low, _)| low) {
             return Ok(());
         }

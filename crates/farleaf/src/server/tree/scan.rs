@@ -61,10 +61,11 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
             };
             let part =
                 restarting!(self, cpu, self.scan_leaf(cpu, probe, known.take(), &mut progress))?;
-            let Some(rest) = part.rest else { return Ok((progress.out, false)) };
+            // The limit first: it may have cut the last leaf short.
             if progress.out.len() >= limit {
                 return Ok((progress.out, true));
             }
+            let Some(rest) = part.rest else { return Ok((progress.out, false)) };
             // The sibling without another descent, if the leaf is still as it was.
             if !reverse {
                 known = self.hand_over(cpu, &part.leaf, part.leaf.page.sibling()).await.ok();

@@ -2,10 +2,15 @@
 //!
 //! *Invariant*: every key has exactly one server. *Thread safety*: immutable.
 
-use crate::index::IndexError;
 use crate::page::Layout;
 use crate::wire::Share;
 use farleaf_fabric::ServerId;
+use thiserror::Error;
+
+/// Why shares of the key space make no whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct BadShares(pub &'static str);
 
 /// How keys are divided among memory servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,16 +26,16 @@ pub enum Partitioning<K> {
 
 impl<K: Clone + Ord> Partitioning<K> {
     /// Each server's share.
-    pub(super) fn shares<L: Layout<Key = K>>(
-        &self,
-        servers: u16,
-    ) -> Result<Vec<Share<K>>, IndexError> {
+    ///
+    /// # Errors
+    /// [`BadShares`] if the boundaries are not as many as they must be, or do not ascend.
+    pub fn shares<L: Layout<Key = K>>(&self, servers: u16) -> Result<Vec<Share<K>>, BadShares> {
         match self {
             Self::Hash => Ok(vec![Share::Hash { servers }; usize::from(servers)]),
             Self::Range { boundaries } => {
                 if boundaries.len() + 1 != usize::from(servers) {
                     let what = "range partitioning takes one boundary less than there are servers";
-                    return Err(IndexError::InvalidArgument(what));
+                    return Err(BadShares(what));
                 }
                 let lows = std::iter::once(L::min_key()).chain(boundaries.iter().cloned());
                 let highs = boundaries.iter().cloned().map(Some).chain(std::iter::once(None));
@@ -42,7 +47,7 @@ impl<K: Clone + Ord> Partitioning<K> {
                 };
                 if !shares.iter().all(ascends) {
                     let what = "the boundaries of a range partitioning ascend strictly";
-                    return Err(IndexError::InvalidArgument(what));
+                    return Err(BadShares(what));
                 }
                 Ok(shares)
             }
@@ -52,18 +57,27 @@ impl<K: Clone + Ord> Partitioning<K> {
 
 /// The servers' shares, as a client looks keys up in them.
 #[derive(Clone, Debug)]
-pub(super) enum PartitionMap<K> {
-    Hash { servers: u16 },
-    Range { boundaries: Vec<K> },
+pub enum ShareMap<K> {
+    /// The server is the hash modulo the number of servers.
+    Hash {
+        /// How many servers there are.
+        servers: u16,
+    },
+    /// Consecutive ranges, in the order of the servers.
+    Range {
+        /// Where each server but the first begins.
+        boundaries: Vec<K>,
+    },
 }
 
-impl<K: Clone + Ord> PartitionMap<K> {
+impl<K: Clone + Ord> ShareMap<K> {
     /// The map that the servers' shares make, if they fit together.
-    pub(super) fn from_shares<L: Layout<Key = K>>(
-        shares: Vec<Share<K>>,
-    ) -> Result<Self, IndexError> {
-        let misfit = IndexError::InvalidArgument("the memory servers' shares do not fit together");
-        let servers = u16::try_from(shares.len()).map_err(|_| misfit.clone())?;
+    ///
+    /// # Errors
+    /// [`BadShares`] if they do not.
+    pub fn from_shares<L: Layout<Key = K>>(shares: Vec<Share<K>>) -> Result<Self, BadShares> {
+        let misfit = BadShares("the memory servers' shares do not fit together");
+        let servers = u16::try_from(shares.len()).map_err(|_| misfit)?;
         if servers > 0 && shares.iter().all(|share| *share == Share::Hash { servers }) {
             return Ok(Self::Hash { servers });
         }
@@ -86,7 +100,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
 
     /// The server that holds `key`.
     #[inline]
-    pub(super) fn server_of<L: Layout<Key = K>>(&self, key: &K) -> ServerId {
+    pub fn server_of<L: Layout<Key = K>>(&self, key: &K) -> ServerId {
         let number = match self {
             Self::Hash { servers } => L::hash(key) % u64::from(*servers),
             Self::Range { boundaries } => boundaries.partition_point(|low| low <= key) as u64,
@@ -95,7 +109,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     }
 
     /// All servers.
-    pub(super) fn servers(&self) -> impl DoubleEndedIterator<Item = ServerId> + use<K> {
+    pub fn servers(&self) -> impl DoubleEndedIterator<Item = ServerId> + use<K> {
         let count = match self {
             Self::Hash { servers } => *servers,
             Self::Range { boundaries } => boundaries.len() as u16 + 1,

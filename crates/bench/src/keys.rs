@@ -1,0 +1,226 @@
+//! Which keys are loaded, and where new ones fall.
+//!
+//! *Invariants*: K1. loaded keys ascend strictly with their place. K2. a new key is no loaded key. K3. new
+//! keys of different numbers differ, whatever their places.
+//!
+//! *Thread safety*: a plain value; clones share what they hold.
+
+use crate::workload::mix64;
+use farleaf_fabric::sync::Arc;
+
+/// The keys that an index is loaded with, by their places from 0 on.
+#[derive(Clone, Debug)]
+pub struct KeySpace {
+    keys: Keys,
+    /// The place of the widest gap, where a new key goes that finds no room elsewhere.
+    widest: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Keys {
+    /// `n` of them, evenly over all of `u64`; nothing is held in memory. `step` and `rest` are what
+    /// 2^64 divided by `n` gives.
+    Spread { n: u64, step: u64, rest: u64 },
+    /// These.
+    Listed { keys: Arc<[u64]>, values: Arc<[u64]> },
+}
+
+/// How many gaps a new key tries before it takes the widest.
+const TRIES: u64 = 16;
+
+impl KeySpace {
+    /// `n` keys, spread evenly over all of `u64`. The value of each is a hash of it.
+    ///
+    /// # Panics
+    /// If `n` is 0.
+    pub fn spread(n: u64) -> Self {
+        assert!(n > 0, "a key space has at least one key");
+        let all = 1_u128 << 64;
+        // Of a single key only place 0 is ever asked for, and the step does not matter.
+        let step = u64::try_from(all / u128::from(n)).unwrap_or(u64::MAX);
+        let rest = (all % u128::from(n)) as u64;
+        Self { keys: Keys::Spread { n, step, rest }, widest: n - 1 }
+    }
+
+    /// The records given, which must ascend strictly; `None` if they do not or there are none.
+    pub fn listed(records: &[(u64, u64)]) -> Option<Self> {
+        if records.is_empty() || !records.is_sorted_by(|left, right| left.0 < right.0) {
+            return None;
+        }
+        let keys = records.iter().map(|(key, _)| *key).collect();
+        let values = records.iter().map(|(_, value)| *value).collect();
+        let mut space = Self { keys: Keys::Listed { keys, values }, widest: 0 };
+        space.widest = (0..space.len()).max_by_key(|place| space.gap(*place)).unwrap_or(0);
+        Some(space)
+    }
+
+    /// How many keys there are.
+    #[expect(clippy::len_without_is_empty, reason = "a key space is never empty")]
+    pub fn len(&self) -> u64 {
+        match &self.keys {
+            Keys::Spread { n, .. } => *n,
+            Keys::Listed { keys, .. } => keys.len() as u64,
+        }
+    }
+
+    /// The key at a place.
+    ///
+    /// # Panics
+    /// If there is no such place, of listed keys; of spread ones in debug builds.
+    #[inline]
+    pub fn key(&self, place: u64) -> u64 {
+        match &self.keys {
+            // place * 2^64 / n, without the slow division of 128 bits where it can be.
+            Keys::Spread { n, step, rest } => {
+                debug_assert!(place < *n, "place {place} of {n}");
+                place * step
+                    + match *n <= 1 << 32 {
+                        true => place * rest / n,
+                        false => (u128::from(place) * u128::from(*rest) / u128::from(*n)) as u64,
+                    }
+            }
+            Keys::Listed { keys, .. } => keys[place as usize],
+        }
+    }
+
+    /// The value that the key at a place is loaded with.
+    #[inline]
+    pub fn value(&self, place: u64) -> u64 {
+        match &self.keys {
+            Keys::Spread { .. } => mix64(self.key(place)),
+            Keys::Listed { values, .. } => values[place as usize],
+        }
+    }
+
+    /// All records, ascending, as a bulk load wants them.
+    pub fn records(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        (0..self.len()).map(|place| (self.key(place), self.value(place)))
+    }
+
+    /// A new key, in the gap after the key at `place`, or in another one if that is too narrow. `number`
+    /// must be another for each new key of a run; `None` if the key space has no room for it.
+    ///
+    /// Within a gap of `g` keys, numbers below `2^b <= g` are spread by reversing their `b` bits: so
+    /// different numbers never meet in one gap, and the first ones lie far apart.
+    #[inline]
+    pub fn new_key(&self, place: u64, number: u64) -> Option<u64> {
+        let n = self.len();
+        let near = (0..TRIES.min(n)).map(|step| (place + step) % n);
+        near.chain([self.widest]).find_map(|place| {
+            let bits = self.gap(place).checked_ilog2()?;
+            let reversed = match bits {
+                0 => 0,
+                bits => number.reverse_bits() >> (u64::BITS - bits),
+            };
+            (number >> bits == 0).then(|| self.key(place) + 1 + reversed)
+        })
+    }
+
+    /// How many keys are free between the key at `place` and the next.
+    #[inline]
+    fn gap(&self, place: u64) -> u64 {
+        let key = self.key(place);
+        match place + 1 < self.len() {
+            true => self.key(place + 1) - key - 1,
+            false => u64::MAX - key,
+        }
+    }
+
+    /// The boundaries that split the key space among servers in proportion to `weights`: one fewer than
+    /// there are weights, ascending strictly. With fewer keys than servers some servers get none.
+    pub fn boundaries(&self, weights: &[u64]) -> Vec<u64> {
+        let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
+        let mut sum = 0;
+        let mut previous = 0;
+        let inner = weights.split_last().map_or(weights, |(_, inner)| inner);
+        let count = inner.len() as u64;
+        let boundary = |(position, weight): (usize, &u64)| {
+            sum += u128::from(*weight);
+            let place = (u128::from(self.len()) * sum / total.max(1)) as u64;
+            let key = self.key(place.min(self.len() - 1));
+            // Strictly above the one before, and with room for those that follow.
+            let follow = count - 1 - position as u64;
+            previous = key.max(previous + 1).min(u64::MAX - follow);
+            previous
+        };
+        inner.iter().enumerate().map(boundary).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn listed(keys: &[u64]) -> KeySpace {
+        let records: Vec<_> = keys.iter().map(|key| (*key, key / 2)).collect();
+        KeySpace::listed(&records).unwrap()
+    }
+
+    #[test]
+    fn spread_keys_ascend_and_reach_both_ends() {
+        for n in [1, 2, 3, 1000, 99_991] {
+            let space = KeySpace::spread(n);
+            let keys: Vec<u64> = space.records().map(|(key, _)| key).collect();
+            assert_eq!(keys.len() as u64, n);
+            assert!(keys.is_sorted_by(|a, b| a < b), "K1");
+            assert_eq!(keys[0], 0);
+            assert!(n < 3 || *keys.last().unwrap() > u64::MAX / 2);
+        }
+        let huge = KeySpace::spread(1 << 40);
+        assert!(huge.key((1 << 40) - 1) > huge.key((1 << 40) - 2));
+    }
+
+    #[test]
+    fn new_keys_are_new_and_differ() {
+        let spaces =
+            [KeySpace::spread(7), KeySpace::spread(1000), listed(&[0, 1, 2, 3, 500, 501, 9000])];
+        for space in spaces {
+            let mut seen: BTreeSet<u64> = space.records().map(|(key, _)| key).collect();
+            for number in 0..2000 {
+                let place = mix64(number) % space.len();
+                let key = space.new_key(place, number).unwrap();
+                assert!(seen.insert(key), "K2, K3: {key}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_key_follows_its_place() {
+        let space = KeySpace::spread(1000);
+        for place in [0, 1, 500, 998] {
+            let key = space.new_key(place, 12_345).unwrap();
+            assert!(space.key(place) < key && key < space.key(place + 1));
+        }
+        assert!(space.new_key(999, 12_345).unwrap() > space.key(999));
+    }
+
+    #[test]
+    fn a_full_key_space_has_no_new_key() {
+        let full = listed(&[u64::MAX - 1, u64::MAX]);
+        assert_eq!(full.new_key(0, 0), None);
+        let narrow = listed(&[10, 12, u64::MAX]);
+        assert_eq!(narrow.new_key(0, 0), Some(11));
+        assert!(narrow.new_key(0, 1).unwrap() > 12);
+    }
+
+    #[test]
+    fn unsorted_records_make_no_key_space() {
+        assert!(KeySpace::listed(&[]).is_none());
+        assert!(KeySpace::listed(&[(2, 0), (1, 0)]).is_none());
+        assert!(KeySpace::listed(&[(1, 0), (1, 0)]).is_none());
+    }
+
+    #[test]
+    fn boundaries_follow_the_weights() {
+        let space = KeySpace::spread(1000);
+        let boundaries = space.boundaries(&[80, 12, 5, 3]);
+        assert_eq!(boundaries, [space.key(800), space.key(920), space.key(970)]);
+        assert!(space.boundaries(&[1]).is_empty());
+        for space in [KeySpace::spread(1), listed(&[u64::MAX]), listed(&[0, 1])] {
+            let boundaries = space.boundaries(&[1, 1, 1, 1, 1]);
+            assert!(boundaries.is_sorted_by(|a, b| a < b) && boundaries.len() == 4);
+            assert!(boundaries[0] > 0);
+        }
+    }
+}

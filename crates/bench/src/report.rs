@@ -1,0 +1,243 @@
+//! What a run was and what it cost, as one JSON object.
+//!
+//! The names are a contract: scripts read them. New ones may be added at the end.
+//!
+//! *Thread safety*: plain values.
+
+use crate::driver::Measurement;
+use farleaf::wire::Usage;
+use serde::{Deserialize, Serialize};
+
+/// What was measured on what. Figures that the machine decides are `seconds`, `throughput_ops_per_s`,
+/// `latency_ns` and `load_seconds`, except in the simulator; all others depend on the settings alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The design.
+    pub index: String,
+    /// The workload, or `trace`.
+    pub workload: String,
+    /// How often which key was asked for.
+    pub distribution: String,
+    /// The provider.
+    pub fabric: String,
+    /// Keys that were loaded; for a trace, those in the index at the end.
+    pub keys: u64,
+    /// Operations that were measured, failed ones included.
+    pub operations: u64,
+    /// Clients of each compute server.
+    pub threads: u16,
+    /// Memory servers.
+    pub memory_servers: u16,
+    /// Compute servers.
+    pub compute_servers: u16,
+    /// The cache of each compute server; 0 for designs that have none.
+    pub cache_bytes_per_compute_server: u64,
+    /// Where randomness started.
+    pub seed: u64,
+    /// How long the measured operations took, all clients together.
+    pub seconds: f64,
+    /// Operations that did not fail, per second, of all clients together.
+    pub throughput_ops_per_s: f64,
+    /// Latencies of operations that did not fail.
+    pub latency_ns: Latency,
+    /// What an operation cost on average.
+    pub per_operation: PerOperation,
+    /// The cache, at the end.
+    pub cache: Cache,
+    /// The memory servers' memory, at the end.
+    pub memory: Memory,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Operations that found no record, or for an insertion one that was there.
+    pub misses: u64,
+    /// What the first error was.
+    pub first_error: Option<String>,
+    /// How full pages were made by the load.
+    pub fill: f64,
+    /// Whether popular keys lay side by side.
+    pub clustered: bool,
+    /// How keys were split among memory servers.
+    pub partitioning: String,
+    /// The memory servers' shares under range partitioning, as weights.
+    pub placement: Vec<u64>,
+    /// A round trip, without what NICs and processors take.
+    pub network_latency_ns: u64,
+    /// Simulated cores of each memory server; none on other fabrics.
+    pub server_cores: Option<usize>,
+    /// Threads of each memory server, 0 being inline in the caller; none in the simulator.
+    pub server_threads: Option<usize>,
+    /// How long the load took, in the fabric's time.
+    pub load_seconds: f64,
+}
+
+/// Latencies in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// The median.
+    pub p50: u64,
+    /// 99% were shorter.
+    pub p99: u64,
+    /// 99.9% were shorter.
+    pub p999: u64,
+    /// The average.
+    pub mean: f64,
+    /// The longest.
+    pub max: u64,
+}
+
+/// Costs on the network, divided by the index operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PerOperation {
+    /// One-sided READs.
+    pub reads: f64,
+    /// One-sided WRITEs.
+    pub writes: f64,
+    /// CAS and FETCH-ADD.
+    pub atomics: f64,
+    /// RPCs.
+    pub rpcs: f64,
+    /// Payload of READs.
+    pub bytes_read: f64,
+    /// Payload of WRITEs.
+    pub bytes_written: f64,
+    /// Requests and replies of RPCs.
+    pub rpc_bytes: f64,
+    /// Operations done again.
+    pub retries: f64,
+    /// Batches that went out together.
+    pub doorbells: f64,
+}
+
+impl PerOperation {
+    /// All payload bytes, both ways; an atomic moves 8.
+    pub fn bytes(&self) -> f64 {
+        self.bytes_read + self.bytes_written + self.rpc_bytes + 8.0 * self.atomics
+    }
+}
+
+/// A cache's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cache {
+    /// Node visits that needed no remote operation, of all.
+    pub hit_ratio: f64,
+    /// Bytes in use, of all compute servers.
+    pub bytes_used: u64,
+}
+
+/// The memory servers' memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Bytes given out in chunks, of all memory servers.
+    pub pool_bytes_allocated: u64,
+    /// The same, divided by the keys in the index.
+    pub pool_bytes_per_key: f64,
+    /// The most memory that this process has had at any time, where the system tells: with everything in
+    /// one process, the pool is nearly all of it.
+    pub process_peak_bytes: Option<u64>,
+}
+
+/// The process's peak of resident memory, in bytes.
+fn process_peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+impl Report {
+    /// Fills in what came out of a run; what the run was is for the caller to say.
+    #[must_use]
+    pub fn with_measurement(mut self, measured: &Measurement) -> Self {
+        let latency = &measured.latency_ns;
+        let counters = &measured.counters;
+        let operations = measured.operations.max(1) as f64;
+        let per_operation = |count: u64| count as f64 / operations;
+        self.operations = measured.operations;
+        self.seconds = measured.elapsed_ns as f64 / 1e9;
+        let succeeded = (measured.operations - measured.errors) as f64;
+        self.throughput_ops_per_s = succeeded / measured.elapsed_ns.max(1) as f64 * 1e9;
+        self.latency_ns = Latency {
+            p50: latency.value_at_quantile(0.5),
+            p99: latency.value_at_quantile(0.99),
+            p999: latency.value_at_quantile(0.999),
+            mean: latency.mean(),
+            max: latency.max(),
+        };
+        self.per_operation = PerOperation {
+            reads: per_operation(counters.reads),
+            writes: per_operation(counters.writes),
+            atomics: per_operation(counters.atomics),
+            rpcs: per_operation(counters.rpcs),
+            bytes_read: per_operation(counters.bytes_read),
+            bytes_written: per_operation(counters.bytes_written),
+            rpc_bytes: per_operation(counters.rpc_bytes),
+            retries: per_operation(counters.retries),
+            doorbells: per_operation(counters.doorbells),
+        };
+        self.errors = measured.errors;
+        self.misses = measured.misses;
+        self.first_error = measured.first_error.as_ref().map(ToString::to_string);
+        self
+    }
+
+    /// Fills in how much memory `records` records take.
+    #[must_use]
+    pub fn with_memory(mut self, usage: &[Usage], records: u64) -> Self {
+        let allocated: u64 = usage.iter().map(|usage| usage.allocated_bytes).sum();
+        self.memory = Memory {
+            pool_bytes_allocated: allocated,
+            pool_bytes_per_key: allocated as f64 / records.max(1) as f64,
+            // A simulated run says the same every time.
+            process_peak_bytes: (self.fabric != "sim").then(process_peak_bytes).flatten(),
+        };
+        self
+    }
+
+    /// The report as one JSON object of several lines.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("plain fields make JSON")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn the_json_has_the_fields_of_the_contract() {
+        let json: Value = serde_json::from_str(&Report::default().to_json()).unwrap();
+        let texts = ["index", "workload", "distribution", "fabric"];
+        let integers = [
+            "keys",
+            "operations",
+            "threads",
+            "memory_servers",
+            "compute_servers",
+            "cache_bytes_per_compute_server",
+            "seed",
+            "errors",
+        ];
+        let floats = ["seconds", "throughput_ops_per_s"];
+        assert!(texts.iter().all(|name| json[name].is_string()));
+        assert!(integers.iter().all(|name| json[name].is_u64()));
+        assert!(floats.iter().all(|name| json[name].is_f64()));
+        assert!(["p50", "p99", "p999"].iter().all(|name| json["latency_ns"][name].is_u64()));
+        let per_operation = [
+            "reads",
+            "writes",
+            "atomics",
+            "rpcs",
+            "bytes_read",
+            "bytes_written",
+            "rpc_bytes",
+            "retries",
+        ];
+        assert!(per_operation.iter().all(|name| json["per_operation"][name].is_f64()));
+        assert!(json["cache"]["hit_ratio"].is_f64() && json["cache"]["bytes_used"].is_u64());
+        assert!(json["memory"]["pool_bytes_allocated"].is_u64());
+        assert!(json["memory"]["pool_bytes_per_key"].is_f64());
+        let read_back: Report = serde_json::from_value(json).unwrap();
+        assert_eq!(read_back, Report::default());
+    }
+}

@@ -1,0 +1,135 @@
+//! Recorded requests, replayed in their order.
+//!
+//! *Invariants*: R1. one client replays a trace, each request after the one before, from an empty index:
+//! what is in the index at the end is what a `BTreeMap` would hold.
+//!
+//! *Thread safety*: plain values.
+
+use crate::InputError;
+use crate::columns::Columns;
+use crate::driver::{BenchError, Measurement, Testbed};
+use crate::keys::KeySpace;
+use crate::workload::Operation;
+use farleaf::index::{Design, Scan};
+use farleaf::page::Fixed8;
+use farleaf::server::MemoryServer;
+use farleaf_fabric::Provider;
+use farleaf_fabric::sync::Arc;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Where a trace file has what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceFormat {
+    /// The column of the keys, which are whole numbers.
+    pub key_column: String,
+    /// The column that tells reads from writes.
+    pub op_column: String,
+    /// What it says for a read.
+    pub read: String,
+    /// What it says for a write.
+    pub write: String,
+}
+
+impl Default for TraceFormat {
+    /// A block device's trace: SCSI operation codes and logical block numbers.
+    fn default() -> Self {
+        Self {
+            key_column: "lbn".to_owned(),
+            op_column: "op".to_owned(),
+            read: "28".to_owned(),
+            write: "2a".to_owned(),
+        }
+    }
+}
+
+/// Reads a trace: a read is a lookup, a write an upsert of the request's position, from 0.
+///
+/// # Errors
+/// [`InputError`] if the file cannot be read, lacks a column, has no rows or a malformed one.
+pub fn read_trace(path: &Path, format: &TraceFormat) -> Result<Vec<Operation>, InputError> {
+    let mut columns = Columns::open(path)?;
+    let key_column = columns.column(&format.key_column)?;
+    let op_column = columns.column(&format.op_column)?;
+    let mut operations = Vec::new();
+    while columns.next_row()? {
+        let key = columns.number(key_column)?;
+        let op = columns.field(op_column);
+        operations.push(match op {
+            _ if op == format.read => Operation::Get { key },
+            _ if op == format.write => Operation::Upsert { key, value: operations.len() as u64 },
+            _ => {
+                let TraceFormat { op_column, read, write, .. } = format;
+                return Err(columns.bad_row(format!(
+                    "column `{op_column}` is `{op}`, expected `{read}` for a read or `{write}` for a \
+                     write"
+                )));
+            }
+        });
+    }
+    if operations.is_empty() {
+        return Err(columns.empty());
+    }
+    Ok(operations)
+}
+
+/// The keys that a trace touches, as a key space: it says where to split them among servers.
+///
+/// # Panics
+/// If there are none.
+pub fn touched_keys(operations: &[Operation]) -> KeySpace {
+    let touched = operations.iter().filter_map(|operation| match operation {
+        Operation::Get { key } | Operation::Upsert { key, .. } => Some(*key),
+        _ => None,
+    });
+    let records: Vec<_> =
+        touched.collect::<BTreeSet<_>>().into_iter().map(|key| (key, 0)).collect();
+    KeySpace::listed(&records).expect("a set ascends, and a trace has requests")
+}
+
+/// Makes an empty index, replays a trace on it, and returns what it cost and what the index holds at the
+/// end.
+///
+/// # Errors
+/// [`BenchError`] if the index cannot be made, opened or scanned. Requests that fail are counted.
+pub fn replay<D: Design<Fixed8>, P: Provider>(
+    provider: &P,
+    services: Vec<Arc<MemoryServer<Fixed8>>>,
+    options: &D::Options,
+    operations: &[Operation],
+) -> Result<(Measurement, Vec<(u64, u64)>), BenchError> {
+    let testbed = Testbed::<D, P>::start(provider, services, options)?;
+    let measurement = testbed.replay(operations, &|_| ())?;
+    let contents = testbed.scan(&Scan::range(..))?;
+    Ok((measurement, contents))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::columns::tests::{TestFile, gzip};
+
+    #[test]
+    fn reads_and_writes_are_told_apart() {
+        let text = b"version,time,op,size,lbn\n1,5,2a,512,7\n1,6,28,512,7\n1,6,2a,512,3\n";
+        let expected = [
+            Operation::Upsert { key: 7, value: 0 },
+            Operation::Get { key: 7 },
+            Operation::Upsert { key: 3, value: 2 },
+        ];
+        for (name, content) in [("trace.csv", text.to_vec()), ("trace.csv.gz", gzip(text))] {
+            let file = TestFile::new(name, &content);
+            let operations = read_trace(file.path(), &TraceFormat::default()).unwrap();
+            assert_eq!(operations, expected);
+            assert_eq!(touched_keys(&operations).len(), 2);
+        }
+    }
+
+    #[test]
+    fn an_unknown_request_is_an_error() {
+        let file = TestFile::new("unknown.csv", b"op,lbn\n28,1\n35,2\n");
+        let error = read_trace(file.path(), &TraceFormat::default()).unwrap_err().to_string();
+        let expected = "line 3: column `op` is `35`, expected `28` for a read or `2a` for a write";
+        assert!(error.ends_with(expected), "{error}");
+    }
+}

@@ -1,0 +1,196 @@
+//! Mixes of operations, as data.
+
+use super::Distribution;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use thiserror::Error;
+
+/// How many records a scan asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScanLength {
+    /// Always so many.
+    Fixed(u32),
+    /// Between 1 and so many, all alike.
+    UpTo(u32),
+}
+
+/// A kind of operation. Unless said otherwise its key is one of the loaded keys, drawn from the
+/// distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum OperationKind {
+    /// A lookup.
+    Get,
+    /// Adds a new key, which nobody has used before, after a loaded one drawn from the distribution.
+    Insert,
+    /// Adds a loaded key, which can succeed only after a removal.
+    Reinsert,
+    /// Changes a value.
+    Update,
+    /// Sets a value.
+    Upsert,
+    /// Removes a key.
+    Remove,
+    /// Changes a value if it is the expected one: the loaded one.
+    CompareExchange,
+    /// Reads a value and then updates it, as one operation (YCSB's workload F).
+    ReadModifyWrite,
+    /// Reads neighbouring records, from a key on.
+    Scan {
+        /// How many.
+        length: ScanLength,
+        /// Descending.
+        #[serde(default)]
+        reverse: bool,
+    },
+    /// Looks up so many keys at once.
+    MultiGet {
+        /// How many.
+        keys: u32,
+    },
+}
+
+impl OperationKind {
+    /// A forward scan of `records` records.
+    pub const fn scan(records: u32) -> Self {
+        Self::Scan { length: ScanLength::Fixed(records), reverse: false }
+    }
+}
+
+/// Kinds of operations with their weights, and a name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mix {
+    /// What reports call it.
+    pub name: Cow<'static, str>,
+    /// The kinds and how often each comes, in proportion.
+    pub operations: Cow<'static, [(OperationKind, u32)]>,
+    /// The distribution that is meant if none is asked for.
+    #[serde(default = "ycsb_distribution")]
+    pub distribution: Distribution,
+}
+
+/// A workload that is none.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{name}` is no workload: expected one of {expected}")]
+pub struct UnknownMix {
+    name: String,
+    expected: String,
+}
+
+const ZIPFIAN: Distribution = Distribution::Zipfian { theta: 0.99 };
+
+fn ycsb_distribution() -> Distribution {
+    ZIPFIAN
+}
+
+const fn named(name: &'static str, operations: &'static [(OperationKind, u32)]) -> Mix {
+    Mix { name: Cow::Borrowed(name), operations: Cow::Borrowed(operations), distribution: ZIPFIAN }
+}
+
+use OperationKind::{Get, Insert, ReadModifyWrite, Update};
+
+const SCAN_100: OperationKind = OperationKind::scan(100);
+const SCAN_UP_TO_100: OperationKind =
+    OperationKind::Scan { length: ScanLength::UpTo(100), reverse: false };
+
+/// The mixes with names: those of DEX (§8.1) and of YCSB.
+pub const NAMED_MIXES: &[Mix] = &[
+    named("read-only", &[(Get, 100)]),
+    named("read-intensive", &[(Get, 95), (Update, 5)]),
+    named("write-intensive", &[(Get, 50), (Update, 50)]),
+    named("insert-intensive", &[(Get, 50), (Insert, 50)]),
+    named("scan-intensive", &[(SCAN_100, 95), (Insert, 5)]),
+    named("ycsb-a", &[(Get, 50), (Update, 50)]),
+    named("ycsb-b", &[(Get, 95), (Update, 5)]),
+    named("ycsb-c", &[(Get, 100)]),
+    Mix {
+        name: Cow::Borrowed("ycsb-d"),
+        operations: Cow::Borrowed(&[(Get, 95), (Insert, 5)]),
+        distribution: Distribution::Latest { theta: 0.99 },
+    },
+    named("ycsb-e", &[(SCAN_UP_TO_100, 95), (Insert, 5)]),
+    named("ycsb-f", &[(Get, 50), (ReadModifyWrite, 50)]),
+];
+
+impl Mix {
+    /// An empty mix, to be filled with [`Mix::with`].
+    pub fn new(name: impl Into<Cow<'static, str>>) -> Self {
+        Self { name: name.into(), operations: Cow::Borrowed(&[]), distribution: ZIPFIAN }
+    }
+
+    /// Adds a kind of operation with its weight.
+    #[must_use]
+    pub fn with(mut self, kind: OperationKind, weight: u32) -> Self {
+        self.operations.to_mut().push((kind, weight));
+        self
+    }
+
+    /// The mix of this name.
+    ///
+    /// # Errors
+    /// [`UnknownMix`] if there is none.
+    pub fn named(name: &str) -> Result<Self, UnknownMix> {
+        NAMED_MIXES.iter().find(|mix| mix.name == name).cloned().ok_or_else(|| {
+            let names: Vec<&str> = NAMED_MIXES.iter().map(|mix| &*mix.name).collect();
+            UnknownMix { name: name.to_owned(), expected: names.join(", ") }
+        })
+    }
+
+    /// The sum of the weights.
+    pub fn total_weight(&self) -> u64 {
+        self.operations.iter().map(|(_, weight)| u64::from(*weight)).sum()
+    }
+
+    /// The share of operations that add a new key, from 0 to 1.
+    pub fn insert_share(&self) -> f64 {
+        let inserts = self.operations.iter().filter(|(kind, _)| *kind == Insert);
+        let weight: u64 = inserts.map(|(_, weight)| u64::from(*weight)).sum();
+        weight as f64 / self.total_weight().max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_named_mixes_are_those_of_the_papers() {
+        assert_eq!(NAMED_MIXES.len(), 11);
+        assert!(NAMED_MIXES.iter().all(|mix| mix.total_weight() == 100));
+        let mix = Mix::named("insert-intensive").unwrap();
+        assert!((mix.insert_share() - 0.5).abs() < 1e-12);
+        let latest = Mix::named("ycsb-d").unwrap().distribution;
+        assert_eq!(latest, Distribution::Latest { theta: 0.99 });
+        let message = Mix::named("ycsb-z").unwrap_err().to_string();
+        assert!(message.contains("`ycsb-z`") && message.contains("scan-intensive"), "{message}");
+    }
+
+    #[test]
+    fn mixes_are_data() {
+        let text = r#"{ "name": "mine", "operations": [
+            ["get", 3], [{ "multi-get": { "keys": 8 } }, 1],
+            [{ "scan": { "length": { "up-to": 10 } } }, 1]
+        ] }"#;
+        let mix: Mix = serde_json::from_str(text).unwrap();
+        let scan = OperationKind::Scan { length: ScanLength::UpTo(10), reverse: false };
+        let built = Mix::new("mine")
+            .with(Get, 3)
+            .with(OperationKind::MultiGet { keys: 8 }, 1)
+            .with(scan, 1);
+        assert_eq!(mix, built);
+        let written = serde_json::to_string(&mix).unwrap();
+        assert_eq!(serde_json::from_str::<Mix>(&written).unwrap(), mix);
+        let wrong = text.replace("\"operations\"", "\"distribution\": \"zipf\", \"operations\"");
+        let message = serde_json::from_str::<Mix>(&wrong).unwrap_err().to_string();
+        assert!(message.contains("`zipf` is no distribution"), "{message}");
+    }
+
+    #[test]
+    fn mixes_are_built_from_parts() {
+        let mix = Mix::new("mine").with(Get, 3).with(OperationKind::MultiGet { keys: 8 }, 1);
+        assert_eq!((mix.total_weight(), mix.operations.len()), (4, 2));
+    }
+}

@@ -1,0 +1,14 @@
+//! What clients ask of an index: mixes of operations as data, distributions of the keys, and the stream
+//! of operations that follows from both and a seed.
+
+mod distribution;
+mod mix;
+mod permutation;
+mod stream;
+
+pub use distribution::{Distribution, DistributionError};
+pub use mix::{Mix, NAMED_MIXES, OperationKind, ScanLength, UnknownMix};
+pub use permutation::Permutation;
+pub use stream::{Inserted, Operation, OperationStream, StreamConfig};
+
+pub(crate) use permutation::mix64;

@@ -1,0 +1,101 @@
+//! A pseudo-random bijection of `0..n`: it scatters popular ranks over the key space.
+//!
+//! YCSB hashes the rank modulo `n`, which maps several ranks to one key and leaves about a third of the
+//! keys unreachable. Here a mixer of `k` bits, `2^k` being the least power of two that holds `n`, is
+//! applied until the result is below `n` (cycle walking): less than two turns on average, every key is
+//! reached, and the distribution over the keys stays exactly that over the ranks.
+//!
+//! *Thread safety*: a plain value.
+
+/// A bijection of `0..n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permutation {
+    n: u64,
+    mask: u64,
+    shift: u32,
+    offset: u64,
+}
+
+impl Permutation {
+    /// The bijection of `0..n` that belongs to `seed`.
+    ///
+    /// # Panics
+    /// If `n` is 0.
+    pub fn new(n: u64, seed: u64) -> Self {
+        assert!(n > 0, "there is nothing to permute");
+        let bits = u64::BITS - (n - 1).leading_zeros();
+        let mask = u64::MAX.checked_shr(u64::BITS - bits).unwrap_or(0);
+        Self { n, mask, shift: (bits / 2).max(1), offset: mix64(seed) }
+    }
+
+    /// Where `rank` goes; `rank` is taken modulo `n`.
+    #[inline]
+    pub fn apply(&self, rank: u64) -> u64 {
+        let mut x = if rank < self.n { rank } else { rank % self.n };
+        // The walk follows the cycle of the mixer on 0..=mask that `x` lies on, and `x` itself is below
+        // `n`: so it ends.
+        loop {
+            x = self.mix(x);
+            if x < self.n {
+                return x;
+            }
+        }
+    }
+
+    /// Each step is invertible on numbers of `k` bits: an addition, odd factors, shifts to the right.
+    #[inline]
+    fn mix(&self, x: u64) -> u64 {
+        let mut x = x.wrapping_add(self.offset) & self.mask;
+        x ^= x >> self.shift;
+        x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9) & self.mask;
+        x ^= x >> self.shift;
+        x = x.wrapping_mul(0x94d0_49bb_1331_11eb) & self.mask;
+        x ^ (x >> self.shift)
+    }
+}
+
+/// SplitMix64's finaliser: a bijection of all 64-bit numbers that leaves no pattern.
+#[inline]
+pub(crate) fn mix64(x: u64) -> u64 {
+    let mut x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_is_a_bijection() {
+        for n in (1..=130).chain([255, 256, 257, 1000, 1 << 14, (1 << 14) + 1, 99_991]) {
+            for seed in [0, 1, 77] {
+                let permutation = Permutation::new(n, seed);
+                let mut seen = vec![false; n as usize];
+                for rank in 0..n {
+                    let place = permutation.apply(rank) as usize;
+                    assert!(!std::mem::replace(&mut seen[place], true), "n = {n}, rank {rank}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_ranks_are_spread() {
+        let n = 1_000_000;
+        let permutation = Permutation::new(n, 1);
+        let mut places: Vec<u64> = (0..100).map(|rank| permutation.apply(rank)).collect();
+        places.sort_unstable();
+        let quarters = places.chunk_by(|a, b| a / (n / 4) == b / (n / 4)).map(<[u64]>::len);
+        assert!(quarters.clone().count() == 4 && quarters.min().unwrap() > 10, "{places:?}");
+        assert!(places.windows(2).filter(|pair| pair[1] - pair[0] < 60).count() < 10);
+    }
+
+    #[test]
+    fn sizes_at_the_edge_work() {
+        assert_eq!(Permutation::new(1, 5).apply(0), 0);
+        let permutation = Permutation::new(u64::MAX, 1);
+        assert_ne!(permutation.apply(1), permutation.apply(2));
+    }
+}

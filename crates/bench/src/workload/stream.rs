@@ -1,0 +1,389 @@
+//! The operations of one client, one after the other.
+//!
+//! A stream is a function of its configuration, its client's number and (for the distribution `latest`
+//! alone) of what other clients have inserted meanwhile. Nothing is allocated on the way.
+//!
+//! *Invariants*: W1. the values of one run's writes differ from each other. W2. new keys differ from each
+//! other and from loaded ones ([`KeySpace`], K2 and K3).
+//!
+//! *Thread safety*: a stream belongs to its client; [`Inserted`] is shared by all clients of a run.
+
+use super::distribution::{Places, Ranks};
+use super::permutation::mix64;
+use super::{Distribution, Mix, OperationKind, Permutation, ScanLength};
+use crate::keys::KeySpace;
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{RngExt, SeedableRng};
+
+/// An operation to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are those of the index's operations")]
+pub enum Operation {
+    /// Look a key up.
+    Get { key: u64 },
+    /// Add a key.
+    Insert { key: u64, value: u64 },
+    /// Change a value.
+    Update { key: u64, value: u64 },
+    /// Set a value.
+    Upsert { key: u64, value: u64 },
+    /// Remove a key.
+    Remove { key: u64 },
+    /// Change a value if it is the expected one.
+    CompareExchange { key: u64, expected: u64, new: u64 },
+    /// Read a value, then update it.
+    ReadModifyWrite { key: u64, value: u64 },
+    /// Read records from `from` on, downwards if `reverse`.
+    Scan { from: u64, limit: u32, reverse: bool },
+    /// Look up the keys in [`OperationStream::batch`].
+    MultiGet,
+}
+
+/// How many new keys each client has inserted: what the distribution `latest` needs to know.
+#[derive(Debug)]
+pub struct Inserted {
+    /// One counter for each client, on cache lines of their own.
+    clients: Box<[Count]>,
+    /// The number that the first new key gets.
+    first: u64,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Count(AtomicU64);
+
+impl Inserted {
+    /// Nothing inserted yet by any of `clients`; new keys are numbered from `first` on.
+    ///
+    /// # Panics
+    /// If there are no clients.
+    pub fn new(clients: usize, first: u64) -> Self {
+        assert!(clients > 0, "somebody must do the inserting");
+        Self { clients: (0..clients).map(|_| Count::default()).collect(), first }
+    }
+
+    /// Number of `client`'s insertion `position`: all clients take turns.
+    #[inline]
+    fn number(&self, client: usize, position: u64) -> u64 {
+        self.first + position * self.clients.len() as u64 + client as u64
+    }
+}
+
+/// What all streams of a run share.
+#[derive(Clone, Debug)]
+pub struct StreamConfig {
+    /// The operations.
+    pub mix: Mix,
+    /// How often which key.
+    pub distribution: Distribution,
+    /// Popular keys lie side by side, the most popular first, instead of scattered by a hash.
+    pub clustered: bool,
+    /// The loaded keys.
+    pub keys: KeySpace,
+    /// Where randomness starts.
+    pub seed: u64,
+}
+
+/// One client's operations.
+#[derive(Debug)]
+pub struct OperationStream {
+    rng: Xoshiro256PlusPlus,
+    operations: Box<[(OperationKind, u64)]>,
+    total_weight: u64,
+    ranks: Ranks,
+    places: Places,
+    latest: bool,
+    /// Where new keys fall under `latest`: by a hash of their number, as in YCSB, so that the newest
+    /// records are found again without a list of them.
+    places_of_new: Permutation,
+    keys: KeySpace,
+    client: usize,
+    inserted: Arc<Inserted>,
+    /// How many new keys this client has been told to insert.
+    new_keys: u64,
+    values: u64,
+    batch: Vec<u64>,
+}
+
+impl OperationStream {
+    /// The operations of client `client`, one of those that `inserted` was made for.
+    ///
+    /// # Panics
+    /// If the mix has no operation, or `inserted` no such client.
+    pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<Inserted>) -> Self {
+        assert!(client < inserted.clients.len(), "client {client} is not of this run");
+        let mut total_weight = 0;
+        let add = |(kind, weight): &(OperationKind, u32)| {
+            total_weight += u64::from(*weight);
+            (*kind, total_weight)
+        };
+        let operations: Box<[_]> = config.mix.operations.iter().map(add).collect();
+        assert!(total_weight > 0, "a mix has at least one operation");
+        let n = config.keys.len();
+        let scattered = Permutation::new(n, config.seed);
+        let batch = operations.iter().map(|(kind, _)| match kind {
+            OperationKind::MultiGet { keys } => *keys as usize,
+            _ => 0,
+        });
+        Self {
+            rng: Xoshiro256PlusPlus::seed_from_u64(mix64(config.seed) ^ mix64(!(client as u64))),
+            batch: Vec::with_capacity(batch.max().unwrap_or(0)),
+            operations,
+            total_weight,
+            ranks: Ranks::new(config.distribution, n),
+            places: match config.clustered {
+                true => Places::Clustered,
+                false => Places::Scattered(scattered),
+            },
+            latest: matches!(config.distribution, Distribution::Latest { .. }),
+            places_of_new: Permutation::new(n, !config.seed),
+            keys: config.keys.clone(),
+            client,
+            inserted: Arc::clone(inserted),
+            new_keys: 0,
+            values: 0,
+        }
+    }
+
+    /// The next operation. `None` if it was to insert a new key, and the key space has no room left.
+    #[inline]
+    #[expect(clippy::should_implement_trait, reason = "`None` is not the end, as an iterator's is")]
+    pub fn next(&mut self) -> Option<Operation> {
+        let kind = match &*self.operations {
+            [(kind, _)] => *kind,
+            several => {
+                let drawn = self.rng.random_range(0..self.total_weight);
+                several.iter().find(|(_, below)| drawn < *below).expect("within the total").0
+            }
+        };
+        Some(match kind {
+            OperationKind::Get => Operation::Get { key: self.key() },
+            OperationKind::Insert => {
+                Operation::Insert { key: self.new_key()?, value: self.new_value() }
+            }
+            OperationKind::Reinsert => {
+                Operation::Insert { key: self.key(), value: self.new_value() }
+            }
+            OperationKind::Update => Operation::Update { key: self.key(), value: self.new_value() },
+            OperationKind::Upsert => Operation::Upsert { key: self.key(), value: self.new_value() },
+            OperationKind::Remove => Operation::Remove { key: self.key() },
+            OperationKind::CompareExchange => {
+                let place = self.loaded_place();
+                let (key, expected) = (self.keys.key(place), self.keys.value(place));
+                Operation::CompareExchange { key, expected, new: self.new_value() }
+            }
+            OperationKind::ReadModifyWrite => {
+                Operation::ReadModifyWrite { key: self.key(), value: self.new_value() }
+            }
+            OperationKind::Scan { length, reverse } => {
+                let limit = match length {
+                    ScanLength::Fixed(records) => records,
+                    ScanLength::UpTo(most) => self.rng.random_range(1..=most.max(1)),
+                };
+                Operation::Scan { from: self.key(), limit, reverse }
+            }
+            OperationKind::MultiGet { keys } => {
+                self.batch.clear();
+                for _ in 0..keys {
+                    let key = self.key();
+                    self.batch.push(key);
+                }
+                Operation::MultiGet
+            }
+        })
+    }
+
+    /// The keys of the [`Operation::MultiGet`] just returned.
+    pub fn batch(&self) -> &[u64] {
+        &self.batch
+    }
+
+    /// Says that the new key of the [`Operation::Insert`] just returned is in the index, so that
+    /// `latest` may ask for it.
+    #[inline]
+    pub fn inserted(&self) {
+        let count = &self.inserted.clients[self.client].0;
+        count.store(self.new_keys, Ordering::Release);
+    }
+
+    /// A number above those of all new keys that this stream has given out, for a later run to start
+    /// from: the greatest of all clients.
+    pub fn next_number(&self) -> u64 {
+        self.inserted.number(0, self.new_keys)
+    }
+
+    #[inline]
+    fn key(&mut self) -> u64 {
+        if !self.latest {
+            let place = self.loaded_place();
+            return self.keys.key(place);
+        }
+        // Rank 0 is the newest record. The clients insert in turns and about equally often: the rank
+        // gives the client and how far back to go, and what is older than all insertions is loaded.
+        let rank = self.ranks.draw(&mut self.rng);
+        let clients = self.inserted.clients.len() as u64;
+        let (back, client) = (rank / clients, (rank % clients) as usize);
+        let done = self.inserted.clients[client].0.load(Ordering::Acquire);
+        if back < done
+            && let Some(key) = self.numbered_key(client, done - 1 - back)
+        {
+            return key;
+        }
+        let place = self.places.of(rank.saturating_sub(done * clients));
+        self.keys.key(place)
+    }
+
+    #[inline]
+    fn loaded_place(&mut self) -> u64 {
+        self.places.of(self.ranks.draw(&mut self.rng))
+    }
+
+    #[inline]
+    fn new_key(&mut self) -> Option<u64> {
+        let position = self.new_keys;
+        self.new_keys += 1;
+        if self.latest {
+            return self.numbered_key(self.client, position);
+        }
+        let place = self.loaded_place();
+        self.keys.new_key(place, self.inserted.number(self.client, position))
+    }
+
+    #[inline]
+    fn numbered_key(&self, client: usize, position: u64) -> Option<u64> {
+        let number = self.inserted.number(client, position);
+        self.keys.new_key(self.places_of_new.apply(number), number)
+    }
+
+    /// W1: the client's number above, its own count below.
+    #[inline]
+    fn new_value(&mut self) -> u64 {
+        self.values += 1;
+        ((self.client as u64 + 1) << 44) | self.values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    fn config(mix: Mix, distribution: Distribution, n: u64) -> StreamConfig {
+        StreamConfig { mix, distribution, clustered: false, keys: KeySpace::spread(n), seed: 1 }
+    }
+
+    fn operations(config: &StreamConfig, client: usize, count: usize) -> Vec<Operation> {
+        let mut stream = OperationStream::new(config, client, &Arc::new(Inserted::new(4, 0)));
+        (0..count).filter_map(|_| stream.next()).collect()
+    }
+
+    #[test]
+    fn a_stream_is_a_function_of_its_seed() {
+        let mix = Mix::named("write-intensive").unwrap();
+        let config = config(mix, Distribution::Zipfian { theta: 0.99 }, 1000);
+        let first = operations(&config, 0, 500);
+        assert_eq!(first, operations(&config, 0, 500));
+        assert_ne!(first, operations(&config, 1, 500));
+        let other = StreamConfig { seed: 2, ..config };
+        assert_ne!(first, operations(&other, 0, 500));
+    }
+
+    #[test]
+    fn kinds_come_by_their_weights() {
+        let mix = Mix::named("read-intensive").unwrap();
+        let all = operations(&config(mix, Distribution::Uniform, 1000), 0, 40_000);
+        let gets = all.iter().filter(|one| matches!(one, Operation::Get { .. })).count();
+        assert!((37_700..38_300).contains(&gets), "{gets} of 40,000 are lookups");
+    }
+
+    #[test]
+    fn popular_keys_are_scattered_or_clustered() {
+        let mix = Mix::named("read-only").unwrap();
+        let mut config = config(mix, Distribution::Zipfian { theta: 0.99 }, 10_000);
+        let popular = |config: &StreamConfig| {
+            let mut counts = BTreeMap::<u64, u64>::new();
+            for operation in operations(config, 0, 50_000) {
+                let Operation::Get { key } = operation else { panic!("read-only") };
+                *counts.entry(key).or_default() += 1;
+            }
+            let mut keys: Vec<(u64, u64)> = counts.iter().map(|(k, c)| (*c, *k)).collect();
+            keys.sort_unstable_by(|a, b| b.cmp(a));
+            keys.iter().take(10).map(|(_, key)| *key).collect::<Vec<_>>()
+        };
+        let scattered = popular(&config);
+        let spread = scattered.iter().max().unwrap() - scattered.iter().min().unwrap();
+        assert!(spread > u64::MAX / 4, "{scattered:?}");
+        config.clustered = true;
+        let clustered = popular(&config);
+        assert_eq!(clustered[0], 0);
+        assert!(*clustered.iter().max().unwrap() < config.keys.key(30), "{clustered:?}");
+    }
+
+    #[test]
+    fn new_keys_and_values_never_meet() {
+        let mix = Mix::named("insert-intensive").unwrap();
+        let config = config(mix, Distribution::Zipfian { theta: 0.99 }, 100);
+        let mut keys: BTreeSet<u64> = config.keys.records().map(|(key, _)| key).collect();
+        let mut values = BTreeSet::new();
+        for client in 0..4 {
+            for operation in operations(&config, client, 5000) {
+                if let Operation::Insert { key, value } = operation {
+                    assert!(keys.insert(key), "W2");
+                    assert!(values.insert(value), "W1");
+                }
+            }
+        }
+        assert!(keys.len() > 9000);
+    }
+
+    #[test]
+    fn latest_asks_for_what_was_just_inserted() {
+        let mix = Mix::named("ycsb-d").unwrap();
+        let config = config(mix.clone(), mix.distribution, 10_000);
+        let inserted = Arc::new(Inserted::new(2, 0));
+        let mut streams = [0, 1].map(|client| OperationStream::new(&config, client, &inserted));
+        let loaded: BTreeSet<u64> = config.keys.records().map(|(key, _)| key).collect();
+        let mut present = loaded.clone();
+        let (mut gets, mut of_new) = (0, 0);
+        for step in 0..40_000 {
+            let stream = &mut streams[step % 2];
+            match stream.next().unwrap() {
+                Operation::Insert { key, .. } => {
+                    assert!(present.insert(key));
+                    stream.inserted();
+                }
+                Operation::Get { key } => {
+                    assert!(present.contains(&key), "only what is there is asked for");
+                    gets += 1;
+                    of_new += u64::from(step > 38_000 && !loaded.contains(&key));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // At the end 2,000 of 10,000 ranks are new ones, and by far the more popular.
+        assert!(gets > 37_000 && of_new > 1_300, "{of_new} of the last 1,900 lookups");
+        assert!(streams.iter().all(|stream| stream.next_number() >= 1_900));
+    }
+
+    #[test]
+    fn batches_and_scans_have_their_lengths() {
+        let mix = Mix::new("mine")
+            .with(OperationKind::MultiGet { keys: 8 }, 1)
+            .with(OperationKind::Scan { length: ScanLength::UpTo(10), reverse: true }, 1);
+        let config = config(mix, Distribution::Uniform, 1000);
+        let mut stream = OperationStream::new(&config, 0, &Arc::new(Inserted::new(1, 0)));
+        let mut lengths = BTreeSet::new();
+        for _ in 0..500 {
+            match stream.next().unwrap() {
+                Operation::MultiGet => assert_eq!(stream.batch().len(), 8),
+                Operation::Scan { limit, reverse, .. } => {
+                    assert!(reverse && lengths.insert(limit) | true)
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(lengths, (1..=10).collect());
+    }
+}

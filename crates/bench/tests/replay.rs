@@ -1,0 +1,69 @@
+//! A real block device's trace, replayed on every provider, leaves what a `BTreeMap` would hold.
+
+use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::page::Fixed8;
+use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
+use farleaf_bench::workload::Operation;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Provider, ServerId};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const SERVERS: u16 = 3;
+
+fn trace() -> Option<Vec<Operation>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/block-io.csv.gz");
+    if !path.exists() {
+        println!("skipped: the trace {} is not there", path.display());
+        return None;
+    }
+    Some(read_trace(&path, &TraceFormat::default()).unwrap())
+}
+
+fn check(provider: &impl Provider, partitioning: Partitioning<u64>, operations: &[Operation]) {
+    let config = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
+    let server =
+        |number| Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(number), &config).unwrap());
+    let services = (0..SERVERS).map(server).collect();
+    let options = CoarseOptions { partitioning };
+    let (measured, contents) =
+        replay::<Coarse, _>(provider, services, &options, operations).unwrap();
+
+    let mut model = BTreeMap::new();
+    let mut misses = 0;
+    for operation in operations {
+        match operation {
+            Operation::Get { key } => misses += u64::from(!model.contains_key(key)),
+            Operation::Upsert { key, value } => drop(model.insert(*key, *value)),
+            other => panic!("a trace has no {other:?}"),
+        }
+    }
+    assert_eq!((measured.operations, measured.errors), (operations.len() as u64, 0));
+    assert_eq!(measured.misses, misses);
+    assert_eq!(measured.counters.rpcs, operations.len() as u64, "one RPC for each request");
+    assert!(contents.iter().copied().eq(model), "the contents differ from the model's");
+}
+
+#[test]
+fn the_trace_leaves_what_a_map_would_hold() {
+    let Some(operations) = trace() else { return };
+    assert_eq!(operations.len(), 113_872);
+    let keys = touched_keys(&operations);
+    assert_eq!(keys.len(), 48_974);
+    let ranges = Partitioning::Range { boundaries: keys.boundaries(&[1; SERVERS as usize]) };
+    check(&LocalConfig::default(), ranges.clone(), &operations);
+    check(&LocalConfig::default(), Partitioning::Hash, &operations);
+    check(&SimConfig::default(), ranges, &operations);
+    check(&SimConfig::default(), Partitioning::Hash, &operations);
+}
+
+#[test]
+fn server_threads_change_nothing() {
+    let Some(mut operations) = trace() else { return };
+    operations.truncate(20_000);
+    let config = LocalConfig { server_threads: 1, ..LocalConfig::default() };
+    check(&config, Partitioning::Hash, &operations);
+}

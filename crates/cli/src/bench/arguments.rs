@@ -1,0 +1,143 @@
+//! The options of `farleaf bench`.
+
+use crate::designs::{DesignName, PartitioningName};
+use crate::units;
+use clap::{Args, ValueEnum};
+use farleaf_bench::workload::{Distribution, Mix};
+use std::path::PathBuf;
+
+const AFTER_HELP: &str = "\
+Examples:
+  farleaf bench --workload ycsb-a --keys 10M --operations 5M --threads 2
+  farleaf bench --workload insert-intensive --distribution uniform --seconds 10
+  farleaf bench --memory-servers 4 --placement 80,12,5,3 --fabric sim --compute-servers 4
+  farleaf bench --trace block-io.csv.gz --json -
+
+Workloads (in percent; updates, lookups and scans take loaded keys, insertions add new ones):
+  read-only         100 lookups                       ycsb-a  50 lookups, 50 updates
+  read-intensive    95 lookups, 5 updates             ycsb-b  95 lookups, 5 updates
+  write-intensive   50 lookups, 50 updates            ycsb-c  100 lookups
+  insert-intensive  50 lookups, 50 insertions         ycsb-d  95 lookups of the latest, 5 insertions
+  scan-intensive    95 scans of 100, 5 insertions     ycsb-e  95 scans of 1 to 100, 5 insertions
+                                                      ycsb-f  50 lookups, 50 read-modify-writes
+
+Numbers may have `_` between digits and a suffix k, M or G; bytes also Ki, Mi or Gi.
+Keys and values are 8 bytes each.
+
+Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense.";
+
+/// The options of `farleaf bench`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Arguments {
+    /// The index design
+    #[arg(long, value_enum, default_value = "coarse")]
+    pub(crate) index: DesignName,
+    /// What clients do, see below
+    #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = Mix::named)]
+    pub(super) workload: Mix,
+    /// How often which key: `uniform`, `zipfian:THETA` or `latest:THETA` [default: zipfian:0.99, for
+    /// ycsb-d latest:0.99]
+    #[arg(long, value_name = "KIND")]
+    pub(super) distribution: Option<Distribution>,
+    /// Leave popular keys side by side instead of scattering them over the key space by a hash
+    #[arg(long)]
+    pub(super) clustered: bool,
+    /// How many keys to load, evenly spread over all 64-bit numbers
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
+    pub(super) keys: u64,
+    /// How many operations to measure, of all clients together, after a warm-up of a twentieth of them
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
+    pub(super) operations: u64,
+    /// How long to measure instead, in seconds of the fabric's time, after a warm-up of a twentieth
+    #[arg(long, value_name = "S", value_parser = units::seconds, conflicts_with = "operations")]
+    pub(super) seconds: Option<f64>,
+    /// Clients of each compute server [default: 2, for a trace 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) threads: Option<u16>,
+    /// Memory servers
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "4",
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    pub(super) memory_servers: u16,
+    /// Compute servers
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    pub(super) compute_servers: u16,
+    /// How full the load makes pages, from 0.1 to 1.0
+    #[arg(long, value_name = "SHARE", default_value = "0.7", value_parser = units::fill)]
+    pub(super) fill: f64,
+    /// Cache of each compute server, in bytes
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
+    pub(super) cache_bytes: Option<u64>,
+    /// Cache of all compute servers together, in percent of the loaded records' bytes
+    #[arg(long, value_name = "PERCENT", value_parser = units::percent)]
+    pub(super) cache_percent: Option<f64>,
+    /// How keys are split among memory servers
+    #[arg(long, value_enum, default_value = "range")]
+    pub(super) partitioning: PartitioningName,
+    /// The memory servers' shares of the keys under range partitioning, as weights [default: equal]
+    #[arg(long, value_name = "W,W,…", value_delimiter = ',', value_parser = units::positive)]
+    pub(super) placement: Vec<u64>,
+    /// What the clients and the memory servers run on
+    #[arg(long, value_enum, default_value = "local")]
+    pub(super) fabric: FabricName,
+    /// A round trip, in nanoseconds [default: none on `local`, 1700 and what NICs take on `sim`]
+    #[arg(long, value_name = "NS", value_parser = units::count)]
+    pub(super) network_latency_ns: Option<u64>,
+    /// Cores of each memory server that serve RPCs, on `sim` [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) server_cores: Option<u16>,
+    /// Threads of each memory server that serve RPCs, on `local`; 0 serves them in the caller [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=256))]
+    pub(super) server_threads: Option<u16>,
+    /// Memory of each memory server, in bytes; taken from the system as it is used [default: what the keys
+    /// and the insertions can need]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
+    pub(super) pool_bytes: Option<u64>,
+    /// Where randomness starts; on `sim` it settles the whole run
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    pub(super) seed: u64,
+    /// Replay a trace instead of a workload, by one client from an empty index: CSV with a header, plain
+    /// or gzip; a read is a lookup, a write sets the key's value
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill",
+            "cache_percent",
+        ]
+    )]
+    pub(super) trace: Option<PathBuf>,
+    /// The trace's column of keys
+    #[arg(long, value_name = "NAME", default_value = "lbn", requires = "trace")]
+    pub(super) trace_key_column: String,
+    /// The trace's column that tells reads from writes
+    #[arg(long, value_name = "NAME", default_value = "op", requires = "trace")]
+    pub(super) trace_op_column: String,
+    /// What that column says for a read
+    #[arg(long, value_name = "TEXT", default_value = "28", requires = "trace")]
+    pub(super) trace_read: String,
+    /// What that column says for a write
+    #[arg(long, value_name = "TEXT", default_value = "2a", requires = "trace")]
+    pub(super) trace_write: String,
+    /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+}
+
+/// What clients and memory servers run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FabricName {
+    /// Threads of this process, in real time
+    Local,
+    /// A simulated network and simulated processors, in virtual time
+    Sim,
+}

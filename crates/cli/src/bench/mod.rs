@@ -1,0 +1,114 @@
+//! `farleaf bench`: one design, one workload or trace, one report.
+
+mod arguments;
+mod plan;
+
+pub(crate) use arguments::Arguments;
+pub(crate) use plan::{memory_servers, pool_bytes};
+
+use crate::designs::{self, Task};
+use crate::output::{self, JsonTarget, bar, grouped};
+use farleaf::index::{Design, Scan};
+use farleaf::page::Fixed8;
+use farleaf_bench::driver::{Amount, Testbed};
+use farleaf_bench::report::Report;
+use farleaf_bench::table::table;
+use farleaf_fabric::Provider;
+use plan::{Plan, Work};
+
+/// Runs the benchmark.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let plan = Plan::new(arguments)?;
+    let mut json = JsonTarget::open(arguments.json.as_deref())?;
+    if plan.ignores_cache {
+        output::note(&format!("note: the design `{}` has no cache to size", plan.report.index));
+    }
+    let report = designs::run(arguments.index, &plan.index, &plan.fabric, Bench(&plan))?;
+    json.say(&summary(&report))?;
+    json.write(&report.to_json())?;
+    warn_of_errors(&report)
+}
+
+/// Failed operations are said aloud, and it is a failure if there was nothing else.
+pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
+    let Some(first) = &report.first_error else { return Ok(()) };
+    let Report { errors, operations, .. } = report;
+    if errors == operations {
+        anyhow::bail!("all {operations} operations failed, the first one because: {first}");
+    }
+    let (errors, operations) = (grouped(*errors), grouped(*operations));
+    output::note(&format!("warning: {errors} of {operations} operations failed, first: {first}"));
+    Ok(())
+}
+
+fn summary(report: &Report) -> String {
+    let Report { compute_servers, threads, memory_servers, .. } = report;
+    let cost = &report.per_operation;
+    format!(
+        "{} on {} ({}), {} keys, {} operations in {:.3} s, seed {}\n\
+         {} fabric, {compute_servers} compute x {threads} threads, {memory_servers} memory servers, {} \
+         partitioning\n{}\n\
+         bytes per operation: {:.1} read, {:.1} written, {:.1} by RPC; retries {:.4}; misses {}\n\
+         memory pool: {} bytes, {:.1} per key",
+        report.index,
+        report.workload,
+        report.distribution,
+        grouped(report.keys),
+        grouped(report.operations),
+        report.seconds,
+        report.seed,
+        report.fabric,
+        report.partitioning,
+        table(std::slice::from_ref(report)),
+        cost.bytes_read,
+        cost.bytes_written,
+        cost.rpc_bytes,
+        cost.retries,
+        grouped(report.misses),
+        grouped(report.memory.pool_bytes_allocated),
+        report.memory.pool_bytes_per_key,
+    )
+}
+
+struct Bench<'a>(&'a Plan);
+
+impl Task for Bench<'_> {
+    type Output = anyhow::Result<Report>;
+
+    fn run<D: Design<Fixed8>, P: Provider>(
+        self,
+        provider: &P,
+        options: &D::Options,
+    ) -> anyhow::Result<Report> {
+        let plan = self.0;
+        let services = memory_servers(plan.report.memory_servers, plan.pool_bytes)?;
+        let mut testbed = Testbed::<D, P>::start(provider, services, options)?;
+        let mut report = plan.report.clone();
+        let measured = match &plan.work {
+            Work::Trace(operations) => {
+                let bar = bar("replay", Some(operations.len() as u64));
+                let measured = testbed.replay(operations, &|done| bar.inc(done))?;
+                bar.finish_and_clear();
+                report.keys = testbed.scan(&Scan::range(..))?.len() as u64;
+                measured
+            }
+            Work::Workload(run) => {
+                let loading = bar("load", Some(run.stream.keys.len()));
+                let load_ns =
+                    testbed.load(&run.stream.keys, report.fill, &|done| loading.inc(done))?;
+                loading.finish_and_clear();
+                report.load_seconds = load_ns as f64 / 1e9;
+                let total = match run.amount {
+                    Amount::Operations(operations) => Some(operations + operations / 20),
+                    Amount::Nanoseconds(_) => None,
+                };
+                let running = bar("warm-up and measurement", total);
+                let measured = testbed.measure(run, &|done| running.inc(done))?;
+                running.finish_and_clear();
+                measured
+            }
+        };
+        let records = testbed.records().max(report.keys);
+        Ok(report.with_measurement(&measured).with_memory(&testbed.usage(), records))
+    }
+}

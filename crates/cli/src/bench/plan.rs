@@ -1,0 +1,269 @@
+//! From options to what is done: everything that can be wrong with a command line is found here, before
+//! anything runs.
+
+use super::arguments::{Arguments, FabricName};
+use crate::designs::{FabricConfig, IndexOptions, PartitioningName};
+use crate::usage;
+use anyhow::Context;
+use farleaf::page::Fixed8;
+use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_bench::driver::{Amount, Run};
+use farleaf_bench::keys::KeySpace;
+use farleaf_bench::report::Report;
+use farleaf_bench::trace::{TraceFormat, read_trace, touched_keys};
+use farleaf_bench::workload::{Operation, StreamConfig};
+use farleaf_fabric::ServerId;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sync::Arc;
+
+/// Real threads of one process.
+const MOST_LOCAL_CLIENTS: u32 = 1024;
+
+/// Simulated clients, each with its histogram of latencies.
+const MOST_SIM_CLIENTS: u32 = 16_384;
+
+/// Offsets on a memory server have 48 bits.
+const MOST_POOL_BYTES: u64 = 1 << 47;
+
+/// Below this, a memory server has no room for its superblock and a few chunks.
+const LEAST_POOL_BYTES: u64 = 4 << 20;
+
+/// A whole run, ready to go.
+pub(super) struct Plan {
+    /// What is known of the report before the run.
+    pub(super) report: Report,
+    pub(super) index: IndexOptions,
+    pub(super) fabric: FabricConfig,
+    pub(super) work: Work,
+    pub(super) pool_bytes: usize,
+    /// A cache was asked for, and the design has none.
+    pub(super) ignores_cache: bool,
+}
+
+/// What is measured.
+pub(super) enum Work {
+    Workload(Box<Run>),
+    Trace(Vec<Operation>),
+}
+
+impl Plan {
+    pub(super) fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+        let threads = arguments.threads.unwrap_or(if arguments.trace.is_some() { 1 } else { 2 });
+        check(arguments, threads)?;
+        let fabric = fabric(arguments);
+        let distribution = arguments.distribution.unwrap_or(arguments.workload.distribution);
+        let (work, keys, inserts) = match &arguments.trace {
+            Some(path) => {
+                let operations = read_trace(path, &trace_format(arguments))?;
+                let keys = touched_keys(&operations);
+                let inserts = keys.len();
+                (Work::Trace(operations), keys, inserts)
+            }
+            None => {
+                let keys = KeySpace::spread(arguments.keys);
+                let stream = StreamConfig {
+                    mix: arguments.workload.clone(),
+                    distribution,
+                    clustered: arguments.clustered,
+                    keys: keys.clone(),
+                    seed: arguments.seed,
+                };
+                let amount = amount(arguments);
+                let compute_servers = arguments.compute_servers;
+                let inserts = expected_inserts(amount, arguments.workload.insert_share());
+                let run = Run { stream, compute_servers, threads, amount };
+                (Work::Workload(Box::new(run)), keys, inserts)
+            }
+        };
+        let weights = match (&*arguments.placement, arguments.partitioning) {
+            ([], _) => vec![1; usize::from(arguments.memory_servers)],
+            (weights, _) => weights.to_vec(),
+        };
+        let loaded = if arguments.trace.is_some() { 0 } else { arguments.keys };
+        let pool_bytes = match arguments.pool_bytes {
+            Some(bytes) => round_up(bytes)?,
+            None => pool_bytes(loaded, arguments.fill, inserts, &weights)?,
+        };
+        let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
+        let is_range = arguments.partitioning == PartitioningName::Range;
+        let cache_bytes = cache_bytes(arguments);
+        Ok(Self {
+            report: Report {
+                index: arguments.index.name().to_owned(),
+                workload: by_trace(arguments.workload.name.to_string()),
+                distribution: by_trace(distribution.to_string()),
+                fabric: match arguments.fabric {
+                    FabricName::Local => "local".to_owned(),
+                    FabricName::Sim => "sim".to_owned(),
+                },
+                keys: loaded,
+                threads,
+                memory_servers: arguments.memory_servers,
+                compute_servers: arguments.compute_servers,
+                cache_bytes_per_compute_server: match arguments.index.has_cache() {
+                    true => cache_bytes.unwrap_or(0),
+                    false => 0,
+                },
+                seed: arguments.seed,
+                fill: arguments.fill,
+                clustered: arguments.clustered,
+                partitioning: arguments.partitioning.name().to_owned(),
+                placement: if is_range { weights.clone() } else { Vec::new() },
+                network_latency_ns: match &fabric {
+                    FabricConfig::Local(config) => config.network_latency_ns,
+                    FabricConfig::Sim(config) => 2 * config.network.one_way_ns,
+                },
+                server_cores: match &fabric {
+                    FabricConfig::Local(_) => None,
+                    FabricConfig::Sim(config) => Some(config.cores_per_memory_server),
+                },
+                server_threads: match &fabric {
+                    FabricConfig::Local(config) => Some(config.server_threads),
+                    FabricConfig::Sim(_) => None,
+                },
+                ..Report::default()
+            },
+            index: IndexOptions {
+                partitioning: arguments.partitioning,
+                boundaries: keys.boundaries(&weights),
+            },
+            fabric,
+            work,
+            pool_bytes,
+            ignores_cache: cache_bytes.is_some() && !arguments.index.has_cache(),
+        })
+    }
+}
+
+/// What no single option can know.
+fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
+    let Arguments { placement, memory_servers, compute_servers, .. } = arguments;
+    let clients = u32::from(threads) * u32::from(*compute_servers);
+    if arguments.trace.is_some() && clients != 1 {
+        return usage(
+            "--trace is replayed by one client: leave --threads and --compute-servers out",
+        );
+    }
+    let (most, fabric) = match arguments.fabric {
+        FabricName::Local => (MOST_LOCAL_CLIENTS, "local"),
+        FabricName::Sim => (MOST_SIM_CLIENTS, "sim"),
+    };
+    if clients > most {
+        return usage(format!(
+            "--threads times --compute-servers is {clients}: at most {most} on the {fabric} fabric"
+        ));
+    }
+    if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
+        return usage("--placement needs --partitioning range");
+    }
+    if !placement.is_empty() && placement.len() != usize::from(*memory_servers) {
+        return usage(format!(
+            "--placement has {} weights, expected {memory_servers}, one for each memory server",
+            placement.len()
+        ));
+    }
+    if arguments.fabric == FabricName::Local && arguments.server_cores.is_some() {
+        return usage("--server-cores needs --fabric sim");
+    }
+    if arguments.fabric == FabricName::Sim && arguments.server_threads.is_some() {
+        return usage("--server-threads needs --fabric local");
+    }
+    if arguments.network_latency_ns.is_some_and(|ns| ns > 1_000_000_000) {
+        return usage("--network-latency-ns is at most 1G, a second");
+    }
+    Ok(())
+}
+
+fn fabric(arguments: &Arguments) -> FabricConfig {
+    match arguments.fabric {
+        FabricName::Local => FabricConfig::Local(LocalConfig {
+            server_threads: usize::from(arguments.server_threads.unwrap_or(0)),
+            network_latency_ns: arguments.network_latency_ns.unwrap_or(0),
+            seed: arguments.seed,
+            ..LocalConfig::default()
+        }),
+        FabricName::Sim => {
+            let mut config = SimConfig { seed: arguments.seed, ..SimConfig::default() };
+            if let Some(round_trip_ns) = arguments.network_latency_ns {
+                config.network.one_way_ns = round_trip_ns / 2;
+            }
+            if let Some(cores) = arguments.server_cores {
+                config.cores_per_memory_server = cores.into();
+            }
+            FabricConfig::Sim(Box::new(config))
+        }
+    }
+}
+
+fn trace_format(arguments: &Arguments) -> TraceFormat {
+    TraceFormat {
+        key_column: arguments.trace_key_column.clone(),
+        op_column: arguments.trace_op_column.clone(),
+        read: arguments.trace_read.clone(),
+        write: arguments.trace_write.clone(),
+    }
+}
+
+fn amount(arguments: &Arguments) -> Amount {
+    match arguments.seconds {
+        Some(seconds) => Amount::Nanoseconds((seconds * 1e9) as u64),
+        None => Amount::Operations(arguments.operations),
+    }
+}
+
+/// Of a run of so much time nobody knows: five million operations a second is more than a process does.
+fn expected_inserts(amount: Amount, share: f64) -> u64 {
+    let operations = match amount {
+        Amount::Operations(operations) => operations as f64,
+        Amount::Nanoseconds(ns) => ns as f64 / 1e9 * 5e6,
+    };
+    (operations * 1.05 * share).ceil() as u64
+}
+
+fn cache_bytes(arguments: &Arguments) -> Option<u64> {
+    let of_all = |percent: f64| arguments.keys as f64 * 16.0 * percent / 100.0;
+    let percent = arguments.cache_percent.map(|p| of_all(p) / f64::from(arguments.compute_servers));
+    arguments.cache_bytes.or(percent.map(|bytes| bytes as u64))
+}
+
+/// The memory that each server needs for its share of `keys` and, as these may all fall into one share,
+/// all of `inserts`; generously, because memory is taken only as it is used.
+pub(crate) fn pool_bytes(
+    keys: u64,
+    fill: f64,
+    inserts: u64,
+    weights: &[u64],
+) -> anyhow::Result<usize> {
+    let total: f64 = weights.iter().map(|weight| *weight as f64).sum();
+    let most = weights.iter().copied().max().unwrap_or(1) as f64;
+    // A page of 1 KB holds 60 records; after splits it is half full, and a tenth is for inner nodes.
+    let loaded = keys as f64 * most / total * 1024.0 / (60.0 * fill).floor() * 2.2;
+    let inserted = inserts as f64 * 1024.0 / 30.0 * 1.1;
+    // The conversion saturates, and then it is too much by far.
+    round_up(((loaded + inserted) as u64).saturating_add(64 << 20))
+}
+
+fn round_up(bytes: u64) -> anyhow::Result<usize> {
+    if !(LEAST_POOL_BYTES..=MOST_POOL_BYTES).contains(&bytes) {
+        return usage(format!(
+            "a memory server's pool of {bytes} bytes is not possible: it has from {LEAST_POOL_BYTES} to \
+             {MOST_POOL_BYTES}"
+        ));
+    }
+    Ok(usize::try_from(bytes.next_multiple_of(1 << 20))?)
+}
+
+/// Memory servers with a pool of so many bytes each.
+pub(crate) fn memory_servers(
+    count: u16,
+    pool_bytes: usize,
+) -> anyhow::Result<Vec<Arc<MemoryServer<Fixed8>>>> {
+    let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
+    (0..count)
+        .map(|number| {
+            let server = MemoryServer::new(ServerId::new(number), &config);
+            Ok(Arc::new(server.with_context(|| format!("cannot start memory server {number}"))?))
+        })
+        .collect()
+}

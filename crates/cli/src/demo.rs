@@ -1,0 +1,215 @@
+//! `farleaf demo`: an embedded cluster, every design, a few workloads, one table.
+
+use crate::bench::{memory_servers, pool_bytes, warn_of_errors};
+use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, Task};
+use crate::output::{JsonTarget, bar, grouped};
+use crate::units;
+use clap::{Args, ValueEnum};
+use farleaf::index::{Design, Scan};
+use farleaf::page::Fixed8;
+use farleaf_bench::driver::{Amount, Run, Testbed};
+use farleaf_bench::input::read_records;
+use farleaf_bench::keys::KeySpace;
+use farleaf_bench::report::Report;
+use farleaf_bench::table::table;
+use farleaf_bench::workload::{Mix, OperationKind, StreamConfig};
+use farleaf_fabric::Provider;
+use farleaf_fabric::local::LocalConfig;
+use std::path::PathBuf;
+
+/// The options of `farleaf demo`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  farleaf demo\n  farleaf demo --keys 10M\n  \
+    farleaf demo --input orders.csv --key-column id --value-column amount\n\n\
+    The cluster is embedded: 4 memory servers and 1 compute server with 2 threads, in this process.\n\
+    The costs per operation are those of any network; the times are those of this machine's memory.\n\n\
+    Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense.")]
+pub(crate) struct Arguments {
+    /// How many generated records to load
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
+    keys: u64,
+    /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the same key
+    /// the last one counts
+    #[arg(long, value_name = "FILE", conflicts_with = "keys", requires = "key_column")]
+    input: Option<PathBuf>,
+    /// The file's column of keys: whole numbers of 64 bits
+    #[arg(long, value_name = "NAME", requires = "input")]
+    key_column: Option<String>,
+    /// The file's column of values: whole numbers of 64 bits [default: the number of the row, from 0]
+    #[arg(long, value_name = "NAME", requires = "input")]
+    value_column: Option<String>,
+    /// Where randomness starts
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    seed: u64,
+    /// Write the reports as a JSON array to this file, or with `-` to stdout (the rest then goes to
+    /// stderr)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+const WORKLOADS: [&str; 5] =
+    ["read-only", "read-intensive", "write-intensive", "insert-intensive", "scan-intensive"];
+
+const MEMORY_SERVERS: u16 = 4;
+const THREADS: u16 = 2;
+const FILL: f64 = 0.7;
+
+/// Measured operations of each workload: enough for the 99.9th percentile, and all done in seconds.
+const OPERATIONS: u64 = 200_000;
+const OPERATIONS_WITH_SCANS: u64 = 20_000;
+
+/// Runs the demo.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let mut json = JsonTarget::open(arguments.json.as_deref())?;
+    let keys = match (&arguments.input, &arguments.key_column) {
+        (Some(path), Some(key_column)) => {
+            let input = read_records(path, key_column, arguments.value_column.as_deref())?;
+            json.say(&format!(
+                "{} records from {}, {} more rows repeated a key: the last one of each counts",
+                grouped(input.records.len() as u64),
+                path.display(),
+                grouped(input.duplicates),
+            ))?;
+            KeySpace::listed(&input.records).expect("the input is sorted and not empty")
+        }
+        _ => KeySpace::spread(arguments.keys),
+    };
+    let weights = vec![1; usize::from(MEMORY_SERVERS)];
+    let inserts = OPERATIONS * WORKLOADS.len() as u64;
+    let demo = Demo {
+        keys: &keys,
+        seed: arguments.seed,
+        pool_bytes: pool_bytes(keys.len(), FILL, inserts, &weights)?,
+        design: DesignName::Coarse,
+        json: &json,
+    };
+    json.say(&format!(
+        "{} keys on {MEMORY_SERVERS} memory servers, 1 compute server with {THREADS} threads, all in \
+         this process",
+        grouped(keys.len())
+    ))?;
+    let options = IndexOptions {
+        partitioning: PartitioningName::Range,
+        boundaries: keys.boundaries(&weights),
+    };
+    let fabric =
+        FabricConfig::Local(LocalConfig { seed: arguments.seed, ..LocalConfig::default() });
+    let mut reports = Vec::new();
+    for design in DesignName::value_variants() {
+        let demo = Demo { design: *design, ..demo };
+        reports.extend(designs::run(*design, &options, &fabric, demo)?);
+    }
+    json.say(&table(&reports))?;
+    for report in &reports {
+        json.say(&in_words(report))?;
+    }
+    json.write(&serde_json::to_string_pretty(&reports)?)?;
+    reports.iter().try_for_each(warn_of_errors)
+}
+
+#[derive(Clone, Copy)]
+struct Demo<'a> {
+    keys: &'a KeySpace,
+    seed: u64,
+    pool_bytes: usize,
+    design: DesignName,
+    json: &'a JsonTarget,
+}
+
+impl Task for Demo<'_> {
+    type Output = anyhow::Result<Vec<Report>>;
+
+    fn run<D: Design<Fixed8>, P: Provider>(
+        self,
+        provider: &P,
+        options: &D::Options,
+    ) -> anyhow::Result<Vec<Report>> {
+        let name = self.design.name();
+        let services = memory_servers(MEMORY_SERVERS, self.pool_bytes)?;
+        let mut testbed = Testbed::<D, P>::start(provider, services, options)?;
+        let loading = bar(&format!("{name}: load"), Some(self.keys.len()));
+        let load_ns = testbed.load(self.keys, FILL, &|done| loading.inc(done))?;
+        loading.finish_and_clear();
+        let load_seconds = load_ns as f64 / 1e9;
+        self.json.say(&format!(
+            "{name}: {} records loaded in {load_seconds:.2} s",
+            grouped(testbed.records())
+        ))?;
+        self.show(&testbed)?;
+        let mut reports = Vec::new();
+        for workload in WORKLOADS {
+            let mix = Mix::named(workload)?;
+            let distribution = mix.distribution;
+            let scans =
+                mix.operations.iter().any(|(kind, _)| matches!(kind, OperationKind::Scan { .. }));
+            let operations = if scans { OPERATIONS_WITH_SCANS } else { OPERATIONS };
+            let run = Run {
+                stream: StreamConfig {
+                    mix,
+                    distribution,
+                    clustered: false,
+                    keys: self.keys.clone(),
+                    seed: self.seed,
+                },
+                compute_servers: 1,
+                threads: THREADS,
+                amount: Amount::Operations(operations),
+            };
+            let running = bar(&format!("{name}: {workload}"), Some(operations + operations / 20));
+            let measured = testbed.measure(&run, &|done| running.inc(done))?;
+            running.finish_and_clear();
+            let report = Report {
+                index: name.to_owned(),
+                workload: workload.to_owned(),
+                distribution: distribution.to_string(),
+                fabric: "local".to_owned(),
+                keys: self.keys.len(),
+                threads: THREADS,
+                memory_servers: MEMORY_SERVERS,
+                compute_servers: 1,
+                seed: self.seed,
+                fill: FILL,
+                server_threads: Some(0),
+                partitioning: PartitioningName::Range.name().to_owned(),
+                placement: vec![1; usize::from(MEMORY_SERVERS)],
+                load_seconds,
+                ..Report::default()
+            };
+            let report = report.with_measurement(&measured);
+            reports.push(report.with_memory(&testbed.usage(), testbed.records()));
+        }
+        Ok(reports)
+    }
+}
+
+impl Demo<'_> {
+    /// One lookup and one small scan, from the middle of the keys.
+    fn show<D: Design<Fixed8>, P: Provider>(&self, testbed: &Testbed<D, P>) -> anyhow::Result<()> {
+        let key = self.keys.key(self.keys.len() / 2);
+        let value = testbed.get(key)?.map_or("nothing".to_owned(), |value| value.to_string());
+        self.json.say(&format!("  get({key}) = {value}"))?;
+        let records = testbed.scan(&Scan::range(key..).limit(3))?;
+        let records: Vec<_> =
+            records.iter().map(|(key, value)| format!("{key}: {value}")).collect();
+        self.json.say(&format!("  scan({key}.., limit 3) = {{ {} }}", records.join(", ")))
+    }
+}
+
+/// What an operation cost on the network.
+fn in_words(report: &Report) -> String {
+    let cost = &report.per_operation;
+    let kinds = [
+        (cost.reads, "READs"),
+        (cost.writes, "WRITEs"),
+        (cost.atomics, "atomics"),
+        (cost.rpcs, "RPCs"),
+    ];
+    let used: Vec<String> = kinds
+        .iter()
+        .filter(|(count, _)| *count > 0.0)
+        .map(|(count, kind)| format!("{count:.2} {kind}"))
+        .collect();
+    let used = if used.is_empty() { "nothing".to_owned() } else { used.join(", ") };
+    let Report { index, workload, .. } = report;
+    format!("{index}, {workload}: an operation cost {used} and {:.0} bytes", cost.bytes())
+}

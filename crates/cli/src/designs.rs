@@ -1,0 +1,115 @@
+//! The one table of index designs, and of the fabrics that they run on.
+//!
+//! A new design is a variant of [`DesignName`] and an arm of [`run`]; `bench` and `demo` need nothing else.
+
+use clap::ValueEnum;
+use farleaf::index::Design;
+use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::page::Fixed8;
+use farleaf_fabric::Provider;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+
+/// The index designs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DesignName {
+    /// Coarse-grained: each memory server has a tree for its share of the keys; every operation is an RPC
+    Coarse,
+}
+
+impl DesignName {
+    /// What reports call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Coarse => <Coarse as Design<Fixed8>>::NAME,
+        }
+    }
+
+    /// Whether compute servers cache nodes.
+    pub(crate) fn has_cache(self) -> bool {
+        match self {
+            Self::Coarse => false,
+        }
+    }
+}
+
+/// How keys are split among memory servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PartitioningName {
+    /// Each server holds a range of keys
+    Range,
+    /// Each server holds the keys whose hash is its number
+    Hash,
+}
+
+impl PartitioningName {
+    /// What reports call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Range => "range",
+            Self::Hash => "hash",
+        }
+    }
+}
+
+/// What can be chosen about an index, whatever its design.
+#[derive(Clone, Debug)]
+pub(crate) struct IndexOptions {
+    /// How keys are split among memory servers.
+    pub(crate) partitioning: PartitioningName,
+    /// Where, under range partitioning: one boundary fewer than there are servers.
+    pub(crate) boundaries: Vec<u64>,
+}
+
+/// A fabric with its settings.
+#[derive(Clone, Debug)]
+pub(crate) enum FabricConfig {
+    /// Memory servers in this process.
+    Local(LocalConfig),
+    /// Everything simulated.
+    Sim(Box<SimConfig>),
+}
+
+/// What is done with a design on a fabric.
+pub(crate) trait Task {
+    /// What comes out.
+    type Output;
+
+    /// Does it.
+    fn run<D: Design<Fixed8>, P: Provider>(
+        self,
+        provider: &P,
+        options: &D::Options,
+    ) -> Self::Output;
+}
+
+/// Does `task` with a design on a fabric.
+pub(crate) fn run<T: Task>(
+    design: DesignName,
+    options: &IndexOptions,
+    fabric: &FabricConfig,
+    task: T,
+) -> T::Output {
+    match design {
+        DesignName::Coarse => {
+            let partitioning = match options.partitioning {
+                PartitioningName::Range => {
+                    Partitioning::Range { boundaries: options.boundaries.clone() }
+                }
+                PartitioningName::Hash => Partitioning::Hash,
+            };
+            on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, fabric, task)
+        }
+    }
+}
+
+fn on_fabric<D: Design<Fixed8>, T: Task>(
+    options: &D::Options,
+    fabric: &FabricConfig,
+    task: T,
+) -> T::Output {
+    match fabric {
+        FabricConfig::Local(config) => task.run::<D, _>(config, options),
+        FabricConfig::Sim(config) => task.run::<D, _>(&**config, options),
+    }
+}

@@ -1,0 +1,127 @@
+//! The command `farleaf`: a demo, benchmarks and simulations.
+//!
+//! Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense. An error is one
+//! line on stderr.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+mod designs;
+mod figures;
+mod output;
+mod sim;
+mod units;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use farleaf_bench::InputError;
+use std::process::ExitCode;
+
+/// Ordered key-value indexes whose nodes live in the memory of other machines.
+#[derive(Debug, Parser)]
+#[command(
+    name = "farleaf",
+    version,
+    max_term_width = 100,
+    after_help = "Examples:\n  farleaf demo\n  farleaf bench --workload ycsb-a --keys 10M --threads 2\n  \
+                  farleaf bench --help\n\n\
+                  Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Load records into an embedded cluster, run a few workloads on every design, and show the figures
+    Demo(demo::Arguments),
+    /// Run one index design on one workload, or replay a trace, and report what it cost
+    Bench(Box<bench::Arguments>),
+    /// Run a paper's experiments with every design on the simulator, and print and draw its figures
+    Figures(figures::Arguments),
+    /// Run scenarios of workloads and faults on a simulated cluster
+    Sim(sim::Arguments),
+}
+
+/// The command line makes no sense: exit code 2.
+#[derive(Debug)]
+struct UsageError(String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Ends the command with exit code 2 and this line.
+fn usage<T>(message: impl Into<String>) -> anyhow::Result<T> {
+    Err(UsageError(message.into()).into())
+}
+
+/// Whether the error is in what the caller gave: the command line, or an input file.
+fn is_callers(error: &anyhow::Error) -> bool {
+    error.is::<UsageError>() || error.chain().any(|cause| cause.is::<InputError>())
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return explain(&error),
+    };
+    let result = match arguments.command {
+        Command::Demo(arguments) => demo::run(&arguments).map(|()| true),
+        Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
+        Command::Figures(arguments) => figures::run(&arguments).map(|()| true),
+        Command::Sim(arguments) => sim::run(&arguments),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        // Whoever reads the output has seen enough.
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error_line(&output::causes(&error));
+            ExitCode::from(if is_callers(&error) { 2 } else { 1 })
+        }
+    }
+}
+
+/// Help and version go to stdout as they are; an error becomes one line.
+fn explain(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // A reader that has gone is no failure.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            output::error_line(
+                "a command is missing: demo, bench, figures or sim; see `farleaf --help`",
+            );
+            ExitCode::from(2)
+        }
+        _ => {
+            let text = error.render().to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            let end = ["\nUsage:", "\nFor more information"].map(|mark| text.find(mark));
+            let end = end.into_iter().flatten().min().unwrap_or(text.len());
+            output::error_line(&text[..end]);
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,108 @@
+//! What goes to stdout, what to stderr, and the bars of progress.
+//!
+//! Results go to stdout, everything else to stderr; with `--json -` stdout has JSON and nothing else.
+//! Nothing here panics when the reader has gone.
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Where JSON goes.
+#[derive(Debug)]
+pub(crate) enum JsonTarget {
+    /// Nowhere.
+    None,
+    /// To stdout, and the table to stderr.
+    Stdout,
+    /// To this file.
+    File(File, PathBuf),
+}
+
+impl JsonTarget {
+    /// Opens the file at once: a run of minutes must not end with a path that cannot be written.
+    pub(crate) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
+        Ok(match path {
+            None => Self::None,
+            Some(path) if path == Path::new("-") => Self::Stdout,
+            Some(path) => {
+                let file = File::create(path)
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+                Self::File(file, path.to_owned())
+            }
+        })
+    }
+
+    /// Text for people: to stdout, unless JSON goes there.
+    pub(crate) fn say(&self, text: &str) -> anyhow::Result<()> {
+        match self {
+            Self::Stdout => {
+                note(text);
+                Ok(())
+            }
+            _ => Ok(writeln!(io::stdout().lock(), "{text}")?),
+        }
+    }
+
+    /// The JSON.
+    pub(crate) fn write(&mut self, json: &str) -> anyhow::Result<()> {
+        match self {
+            Self::None => Ok(()),
+            Self::Stdout => {
+                let mut stdout = io::stdout().lock();
+                writeln!(stdout, "{json}")?;
+                Ok(stdout.flush()?)
+            }
+            Self::File(file, path) => {
+                writeln!(file, "{json}").with_context(|| format!("cannot write {}", path.display()))
+            }
+        }
+    }
+}
+
+/// Text to stderr; if nobody reads it, nothing is lost.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// An error as one line, whatever it is made of.
+pub(crate) fn error_line(message: &str) {
+    let words: Vec<&str> = message.split_whitespace().collect();
+    note(&format!("error: {}", words.join(" ")));
+}
+
+/// An error and what caused it. Some errors say their cause themselves: nothing is said twice.
+pub(crate) fn causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Whether the reader of the output has gone.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(broken)
+}
+
+/// A bar on stderr for `total` steps, hidden when that is no terminal. Without a total it spins.
+pub(crate) fn bar(what: &str, total: Option<u64>) -> ProgressBar {
+    let (bar, template) = match total {
+        Some(total) => (
+            ProgressBar::new(total),
+            "{msg:>28} [{bar:32}] {human_pos}/{human_len} {per_sec} {eta}",
+        ),
+        None => (ProgressBar::new_spinner(), "{msg:>28} {spinner} {human_pos} {per_sec}"),
+    };
+    let style = ProgressStyle::with_template(template).expect("a valid template");
+    bar.with_style(style.progress_chars("=> ")).with_message(what.to_owned())
+}
+
+/// A count with separators, such as `1,000,000`.
+pub(crate) fn grouped(count: u64) -> String {
+    indicatif::HumanCount(count).to_string()
+}

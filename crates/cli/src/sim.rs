@@ -1,0 +1,34 @@
+//! `farleaf sim`: scenarios of workloads and faults on a simulated cluster.
+
+use crate::{units, usage};
+use clap::Args;
+use farleaf_sim::{CommandError, run_command};
+
+/// The options of `farleaf sim`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  farleaf sim --scenario all --seed 1 --count 100\n  \
+                        farleaf sim --scenario canary\n\n\
+                        Exit codes: 0 done, 1 a run violated what must hold (the output has the command that replays it), 2 the command line or an input file makes no sense.")]
+pub(crate) struct Arguments {
+    /// A scenario's file or name, `all` for all that are built in, or `canary` for those with a planted
+    /// bug, which must fail
+    #[arg(long, value_name = "FILE|all|canary", default_value = "all")]
+    scenario: String,
+    /// The first seed
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    seed: u64,
+    /// How many seeds, one after the other
+    #[arg(long, value_name = "K", default_value = "1", value_parser = units::positive)]
+    count: u64,
+}
+
+/// Runs scenarios; `false` if one of them failed.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+    let Arguments { scenario, seed, count } = arguments;
+    let mut out = std::io::stdout().lock();
+    match run_command(scenario, *seed, *count, &mut out) {
+        Ok(all_well) => Ok(all_well),
+        Err(CommandError::Output(error)) => Err(error.into()),
+        Err(error) => usage(error.to_string()),
+    }
+}

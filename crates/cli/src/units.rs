@@ -1,0 +1,88 @@
+//! Numbers as people write them: `20_000_000`, `20M`, `64Mi`.
+
+/// A count: digits, with `_` between them, and a suffix `k`, `M` or `G` (thousands, millions, thousand
+/// millions) if need be.
+pub(crate) fn count(text: &str) -> Result<u64, String> {
+    let expected = "expected a whole number such as 500000, 500_000, 500k, 20M or 1G";
+    parse(text, &[("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)])
+        .ok_or_else(|| expected.to_owned())
+}
+
+/// A count of at least 1.
+pub(crate) fn positive(text: &str) -> Result<u64, String> {
+    match count(text)? {
+        0 => Err("must be at least 1".to_owned()),
+        count => Ok(count),
+    }
+}
+
+/// Bytes: as [`count`], and `Ki`, `Mi` or `Gi` for powers of 1024.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let expected = "expected a number of bytes such as 4096, 64Ki, 512Mi, 2Gi or 1G";
+    let suffixes = [
+        ("Ki", 1 << 10),
+        ("Mi", 1 << 20),
+        ("Gi", 1 << 30),
+        ("k", 1_000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+    ];
+    parse(text, &suffixes).ok_or_else(|| expected.to_owned())
+}
+
+fn parse(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
+    let found = suffixes
+        .iter()
+        .find_map(|(suffix, factor)| text.strip_suffix(suffix).map(|digits| (digits, *factor)));
+    let (digits, factor) = found.unwrap_or((text, 1));
+    let separated = digits.starts_with(|first: char| first.is_ascii_digit())
+        && digits.chars().all(|character| character.is_ascii_digit() || character == '_')
+        && !digits.ends_with('_');
+    let number: u64 = if separated { digits.replace('_', "").parse().ok()? } else { return None };
+    number.checked_mul(factor)
+}
+
+/// How full pages are made.
+pub(crate) fn fill(text: &str) -> Result<f64, String> {
+    within(text, 0.1, 1.0, "expected a number from 0.1 to 1.0")
+}
+
+/// A percentage.
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
+    within(text, 0.0, 100.0, "expected a number from 0 to 100")
+}
+
+/// A time in seconds, up to a day.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    within(text, 1e-6, 86_400.0, "expected a number of seconds from 0.000001 to 86400")
+}
+
+fn within(text: &str, least: f64, most: f64, expected: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok();
+    number.filter(|number| (least..=most).contains(number)).ok_or_else(|| expected.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_and_bytes() {
+        let counts = [("7", 7), ("20_000_000", 20_000_000), ("20M", 20_000_000), ("3k", 3_000)];
+        assert!(counts.iter().all(|(text, number)| count(text) == Ok(*number)));
+        assert_eq!((bytes("64Mi"), bytes("1G")), (Ok(64 << 20), Ok(1_000_000_000)));
+        for wrong in ["", "M", "-1", "1.5M", "1_", "_1", "1 M", "0x10", "99999999999G", "1KiB", "٣"]
+        {
+            assert!(count(wrong).is_err() && bytes(wrong).is_err(), "{wrong}");
+        }
+        assert!(count("1Mi").is_err() && positive("0").is_err());
+    }
+
+    #[test]
+    fn ranges_are_kept() {
+        assert_eq!((fill("0.7"), percent("100"), seconds("2")), (Ok(0.7), Ok(100.0), Ok(2.0)));
+        assert!(["0.05", "1.01", "NaN", "x"].iter().all(|text| fill(text).is_err()));
+        assert!(["-1", "100.5", "inf"].iter().all(|text| percent(text).is_err()));
+        assert!(["0", "-1", "1e9"].iter().all(|text| seconds(text).is_err()));
+    }
+}

@@ -1,0 +1,286 @@
+//! The command as scripts and people meet it: exit codes, one line for each error, JSON that parses.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn farleaf(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_farleaf")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The one line of an error with this exit code.
+fn error(code: i32, arguments: &[&str]) -> String {
+    let output = farleaf(arguments);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{arguments:?}: nothing on stdout");
+    let error = stderr.strip_suffix('\n').unwrap();
+    assert!(error.starts_with("error: ") && !error.contains('\n'), "{arguments:?}: {stderr}");
+    error.to_owned()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = farleaf(arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A file of this test, removed at its end.
+struct TestFile(PathBuf);
+
+impl TestFile {
+    fn new(name: &str, content: &[u8]) -> Self {
+        let path = std::env::temp_dir().join(format!("farleaf-{}-{name}", std::process::id()));
+        std::fs::write(&path, content).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for TestFile {
+    fn drop(&mut self) {
+        // Nothing depends on it.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+const SMALL: [&str; 5] = ["bench", "--keys", "10k", "--operations", "5k"];
+
+fn small<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&SMALL, more].concat()
+}
+
+#[test]
+fn bad_values_end_with_one_line_and_code_2() {
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "a command is missing"),
+        (&["bogus"], "unrecognized subcommand 'bogus'"),
+        (&["bench", "--bogus"], "unexpected argument '--bogus'"),
+        (&["bench", "--index", "b-tree"], "[possible values: coarse"),
+        (&["bench", "--workload", "ycsb-z"], "expected one of read-only,"),
+        (&["bench", "--distribution", "zipf:1"], "expected `uniform`, `zipfian:THETA`"),
+        (&["bench", "--distribution", "zipfian:-1"], "a number from 0 to 10"),
+        (&["bench", "--keys", "0"], "must be at least 1"),
+        (&["bench", "--keys", "1e6"], "500_000, 500k, 20M or 1G"),
+        (&["bench", "--keys", "99999999999G"], "expected a whole number"),
+        (&["bench", "--keys", "1000000000000000"], "is not possible"),
+        (&["bench", "--operations", "0"], "must be at least 1"),
+        (&["bench", "--seconds", "0"], "from 0.000001 to 86400"),
+        (&["bench", "--seconds", "1", "--operations", "5"], "cannot be used with"),
+        (&["bench", "--fill", "0.05"], "from 0.1 to 1.0"),
+        (&["bench", "--fill", "1.1"], "from 0.1 to 1.0"),
+        (&["bench", "--threads", "0"], "0 is not in 1..=1024"),
+        (&["bench", "--threads", "1000", "--compute-servers", "9"], "at most 1024 on the local"),
+        (&["bench", "--memory-servers", "0"], "0 is not in 1..=1024"),
+        (&["bench", "--placement", "80,12,5"], "has 3 weights, expected 4"),
+        (&["bench", "--placement", "80,0,5,3"], "must be at least 1"),
+        (&["bench", "--placement", "1,1,1,1", "--partitioning", "hash"], "--partitioning range"),
+        (&["bench", "--cache-bytes", "1Mi", "--cache-percent", "8"], "cannot be used with"),
+        (&["bench", "--cache-percent", "101"], "from 0 to 100"),
+        (&["bench", "--pool-bytes", "64KiB"], "64Ki"),
+        (&["bench", "--pool-bytes", "4096"], "is not possible"),
+        (&["bench", "--server-cores", "2"], "needs --fabric sim"),
+        (&["bench", "--fabric", "sim", "--server-threads", "2"], "needs --fabric local"),
+        (&["bench", "--network-latency-ns", "2G"], "at most 1G"),
+        (&["bench", "--trace", "x.csv", "--keys", "5"], "cannot be used with"),
+        (&["bench", "--trace", "x.csv", "--threads", "2"], "by one client"),
+        (&["bench", "--trace-op-column", "op"], "not provided: --trace"),
+        (&["demo", "--input", "x.csv"], "not provided: --key-column"),
+        (&["demo", "--input", "x.csv", "--key-column", "k", "--keys", "5"], "cannot be used with"),
+        (&["sim", "--scenario", "nope"], "scenario nope"),
+        (&["sim", "--count", "0"], "must be at least 1"),
+        (&["demo", "--value-column", "v"], "not provided: "),
+    ];
+    for (arguments, expected) in cases {
+        let error = error(2, arguments);
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn failures_on_the_way_end_with_code_1() {
+    assert!(error(1, &small(&["--json", "/nonexistent/x.json"])).contains("cannot write"));
+    let tiny = ["bench", "--keys", "1M", "--pool-bytes", "4Mi"];
+    assert!(error(1, &tiny).contains("has no memory left"));
+}
+
+#[test]
+fn bad_input_files_end_with_code_2() {
+    let absent = error(2, &["bench", "--trace", "/nonexistent/trace.csv"]);
+    assert_eq!(absent.matches("No such file").count(), 1, "said once: {absent}");
+    assert!(error(2, &["sim", "--scenario", "/nonexistent/x.toml"]).contains("No such file"));
+
+    let file = TestFile::new("bad-trace.csv", b"op,lbn\n28,1\n99,2\n");
+    assert!(error(2, &["bench", "--trace", file.path()]).contains("line 3: column `op` is `99`"));
+    let column = ["bench", "--trace", file.path(), "--trace-key-column", "block"];
+    assert!(error(2, &column).contains("no column `block`; its columns are: op, lbn"));
+
+    let file = TestFile::new("bad-input.csv", b"id,amount\n1,2\nx,4\n");
+    let input = ["demo", "--input", file.path(), "--key-column", "id"];
+    assert!(error(2, &input).contains("line 3: column `id` is `x`"));
+    let file = TestFile::new("cut.csv.gz", &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0]);
+    let input = ["demo", "--input", file.path(), "--key-column", "id"];
+    assert!(!error(2, &input).is_empty());
+}
+
+#[test]
+fn json_alone_goes_to_stdout() {
+    let arguments = small(&["--workload", "ycsb-f", "--json", "-", "--cache-percent", "8"]);
+    let output = farleaf(&arguments);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["index"], "coarse");
+    assert_eq!(report["workload"], "ycsb-f");
+    assert_eq!(report["distribution"], "zipfian:0.99");
+    assert_eq!(report["fabric"], "local");
+    assert_eq!((&report["keys"], &report["operations"]), (&10_000.into(), &5_000.into()));
+    assert_eq!((&report["errors"], &report["misses"]), (&0.into(), &0.into()));
+    let rpcs = report["per_operation"]["rpcs"].as_f64().unwrap();
+    assert!((1.4..1.6).contains(&rpcs), "half of the operations are two: {rpcs}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("has no cache") && stderr.contains("ycsb-f"), "{stderr}");
+}
+
+#[test]
+fn json_goes_to_a_file_and_the_table_to_stdout() {
+    let file = TestFile::new("report.json", b"");
+    let output = farleaf(&small(&["--json", file.path(), "--placement", "80,12,5,3"]));
+    assert!(text(&output.stdout).contains("coarse on read-only (zipfian:0.99), 10,000 keys"));
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+    assert_eq!(report["placement"], serde_json::json!([80, 12, 5, 3]));
+}
+
+#[test]
+fn the_same_seed_on_sim_gives_the_same_output() {
+    let arguments = |seed| {
+        let more = ["--fabric", "sim", "--compute-servers", "2", "--json", "-", "--seed", seed];
+        small(&[&more[..], &["--workload", "insert-intensive"]].concat()).join(" ")
+    };
+    let run = |seed| {
+        let arguments = arguments(seed);
+        let output = farleaf(&arguments.split(' ').collect::<Vec<_>>());
+        assert!(output.status.success());
+        (text(&output.stdout), text(&output.stderr))
+    };
+    assert_eq!(run("7"), run("7"));
+    assert_ne!(run("7"), run("8"));
+}
+
+#[test]
+fn simulated_settings_matter() {
+    let slow = json(&small(&["--fabric", "sim", "--network-latency-ns", "50k", "--json", "-"]));
+    assert!(slow["latency_ns"]["p50"].as_u64().unwrap() > 50_000);
+    let crowd = ["--fabric", "sim", "--threads", "64", "--seconds", "0.001", "--json", "-"];
+    let throughput = |cores| {
+        let arguments = [&["bench", "--keys", "10k", "--server-cores", cores], &crowd[..]].concat();
+        let report = json(&arguments);
+        let seconds = report["seconds"].as_f64().unwrap();
+        assert!((0.001..0.0011).contains(&seconds), "virtual seconds: {seconds}");
+        report["throughput_ops_per_s"].as_f64().unwrap()
+    };
+    assert!(throughput("4") > 2.0 * throughput("1"));
+}
+
+#[test]
+fn a_trace_is_replayed_alike_on_every_fabric() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/block-io.csv.gz");
+    let Some(path) = path.to_str().filter(|path| Path::new(path).exists()) else {
+        println!("skipped: the trace is not there");
+        return;
+    };
+    for partitioning in ["range", "hash"] {
+        let replay = |fabric| {
+            let arguments =
+                ["bench", "--trace", path, "--partitioning", partitioning, "--json", "-"];
+            json(&[&arguments[..], &["--fabric", fabric]].concat())
+        };
+        let (local, sim) = (replay("local"), replay("sim"));
+        for report in [&local, &sim] {
+            assert_eq!(report["workload"], "trace");
+            assert_eq!((&report["operations"], &report["errors"]), (&113_872.into(), &0.into()));
+            assert_eq!(report["threads"], 1);
+        }
+        assert_eq!(local["keys"], sim["keys"]);
+        assert_eq!(local["misses"], sim["misses"]);
+        assert_eq!(local["per_operation"], sim["per_operation"]);
+    }
+}
+
+#[test]
+fn the_demo_shows_every_workload() {
+    let output = farleaf(&["demo", "--keys", "20k"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    for expected in ["read-only", "scan-intensive", "get(", "scan(", "an operation cost 1.00 RPCs"]
+    {
+        assert!(stdout.contains(expected), "{expected}: {stdout}");
+    }
+    assert!(output.stderr.is_empty(), "no bars where no terminal is");
+}
+
+#[test]
+fn the_demo_loads_a_file() {
+    let mut rows = String::from("amount,id\n");
+    for row in 0..3_000_u64 {
+        rows.push_str(&format!("{row},{}\n", (row * 7919) % 2_000));
+    }
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(rows.as_bytes()).unwrap();
+    let packed = packed.finish().unwrap();
+    for (name, content) in [("input.csv", rows.as_bytes()), ("input.csv.gz", &packed)] {
+        let file = TestFile::new(name, content);
+        let columns = ["--key-column", "id", "--value-column", "amount", "--json", "-"];
+        let output = farleaf(&[&["demo", "--input", file.path()], &columns[..]].concat());
+        let stderr = text(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        assert!(stderr.contains("2,000 records") && stderr.contains("1,000 more rows"), "{stderr}");
+        // 1,000 is 7919 * 1000 modulo 2,000, first in row 1,000 and not again before row 3,000.
+        assert!(stderr.contains("get(1000) = 1000"), "{stderr}");
+        let reports: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let reports = reports.as_array().unwrap();
+        assert_eq!(reports.len() % 5, 0);
+        assert!(reports.iter().all(|report| report["errors"] == 0 && report["misses"] == 0));
+    }
+}
+
+#[test]
+fn help_and_version_go_to_stdout() {
+    for arguments in [&["--help"][..], &["--version"], &["bench", "--help"], &["demo", "-h"]] {
+        let output = farleaf(arguments);
+        assert!(output.status.success() && !output.stdout.is_empty() && output.stderr.is_empty());
+    }
+    let help = text(&farleaf(&["bench", "--help"]).stdout);
+    for expected in ["--cache-percent", "zipfian:THETA", "Exit codes", "Examples", "nanoseconds"] {
+        assert!(help.contains(expected), "{expected}");
+    }
+}
+
+#[test]
+fn a_scenario_that_fails_ends_with_code_1() {
+    let canary = farleaf(&["sim", "--scenario", "canary", "--count", "50"]);
+    assert_eq!(canary.status.code(), Some(1));
+    assert!(text(&canary.stdout).contains("replay: farleaf sim --scenario "));
+    assert!(farleaf(&["sim", "--scenario", "coarse-hot-keys"]).status.success());
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_crash() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["demo", "--keys", "1000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+}

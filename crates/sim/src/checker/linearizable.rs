@@ -1,0 +1,410 @@
+//! Whether the single-key operations of a history are linearizable, key by key.
+//!
+//! Linearizability is local (Herlihy and Wing): a history is linearizable if what it says about each
+//! key is. The search for one key is the just-in-time variant of Wing and Gong's (G. Lowe, "Testing for
+//! linearizability", 2017), breadth first: it goes through invocations and returns in their order, and
+//! keeps every *configuration* that explains what has returned so far: the key's state, which of the
+//! open operations have taken effect already, and which uncertain writes have been used up. An
+//! operation takes effect only when the return of one at or after it demands that. When no
+//! configuration is left, no order explains the answers.
+//!
+//! What keeps the set small, and loses no explanation:
+//! - L1. An operation that only observes takes effect as soon as the state fits: from there the search
+//!   can do whatever it could have done before.
+//! - L2. An uncertain write is used only where it changes the state; where it would not, it is as good
+//!   as never having happened. One that is never needed is never used.
+//! - L3. Values that no answer and no compare-exchange names cannot be told apart; they are one value.
+//!   Uncertain writes that do the same are then told apart by nothing but their invocation, so the search
+//!   counts how many of each kind are used.
+//! - L4. Of two configurations with equal states and equal open operations, one that used up no more
+//!   of any kind of uncertain write explains all that the other can.
+
+use super::Verdict;
+use super::observations::{Change, Fact, Requires, Seen, Step, facts_by_key};
+use crate::history::{Action, History, Holds};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+/// How many configurations the search may look at for one key before it gives up.
+pub const DEFAULT_BUDGET: u64 = 2_000_000;
+
+/// Operations on one key that may be open at a time.
+const MAX_OPEN: usize = 128;
+
+/// The state of an absent key.
+const ABSENT: u32 = 0;
+/// The state of a key with any of the values that nothing names (L3).
+const UNNAMED: u32 = 1;
+
+/// Checks every key; reports the smallest key that fails. `budget` bounds the work for one key.
+pub fn check_linearizable(history: &History, budget: u64) -> Verdict {
+    let mut gave_up = None;
+    for (key, facts) in facts_by_key(history, true) {
+        match Search::new(history.initial.get(&key).copied(), &facts).run(budget) {
+            Ok(()) => {}
+            Err(Stuck::Unexplained(at, states)) => {
+                return Verdict::Violated(report(history, key, &facts, at, &states));
+            }
+            Err(Stuck::TooLarge(why)) => {
+                gave_up.get_or_insert(Verdict::GaveUp(format!("key {key}: {why}")));
+            }
+        }
+    }
+    gave_up.unwrap_or(Verdict::Holds)
+}
+
+/// Why a search ended early.
+enum Stuck {
+    /// Nothing explains the fact at this place; the states that the key could have been in before its
+    /// return, `None` for a value that nothing names.
+    Unexplained(usize, Vec<Option<Option<u64>>>),
+    TooLarge(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Configuration {
+    state: u32,
+    /// The open operations that have taken effect, by slot.
+    done: u128,
+    /// How many uncertain writes of each kind are used up.
+    used: Vec<u16>,
+}
+
+/// A fact in the terms of the search.
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Observe(Expect),
+    Write(Expect, u32),
+    /// An uncertain write, by its kind.
+    Uncertain(usize),
+}
+
+/// What a state must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Expect {
+    Anything,
+    Present,
+    State(u32),
+}
+
+impl Expect {
+    fn fits(self, state: u32) -> bool {
+        match self {
+            Self::Anything => true,
+            Self::Present => state != ABSENT,
+            Self::State(expected) => state == expected,
+        }
+    }
+}
+
+/// The open operation of a slot.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    expect: Expect,
+    /// What it makes of the state, if it writes.
+    becomes: Option<u32>,
+}
+
+struct Search {
+    /// Values that something names; the value of state `n` is at `n - 2`.
+    values: Vec<u64>,
+    /// Invocations and returns: (order, is a return, place of the fact).
+    events: Vec<(u64, bool, usize)>,
+    moves: Vec<Move>,
+    /// The kinds of uncertain writes, and how many of each have been invoked.
+    kinds: Vec<(Expect, u32)>,
+    invoked: Vec<u16>,
+    slot_of: Vec<u8>,
+    open: Vec<Option<Open>>,
+    configurations: Vec<Configuration>,
+    looked_at: u64,
+}
+
+impl Search {
+    fn new(initial: Option<u64>, facts: &[Fact]) -> Self {
+        let mut named = BTreeSet::new();
+        for fact in facts {
+            match fact.step {
+                Step::Sees(Seen::Exactly(Some(value)))
+                | Step::Changes(Change { requires: Requires::Value(value), .. })
+                | Step::MayChange(Change { requires: Requires::Value(value), .. }) => {
+                    named.insert(value);
+                }
+                _ => {}
+            }
+        }
+        let values: Vec<u64> = named.into_iter().collect();
+        let state = |value: Option<u64>| match value {
+            None => ABSENT,
+            Some(value) => values.binary_search(&value).map_or(UNNAMED, |place| place as u32 + 2),
+        };
+        let expect = |requires| match requires {
+            Requires::Nothing => Expect::Anything,
+            Requires::Absent => Expect::State(ABSENT),
+            Requires::Present => Expect::Present,
+            Requires::Value(value) => Expect::State(state(Some(value))),
+        };
+        // Uncertain writes after the last return can explain nothing.
+        let last_return = facts
+            .iter()
+            .filter(|fact| !matches!(fact.step, Step::MayChange(_)))
+            .map(|fact| fact.end)
+            .max()
+            .unwrap_or(0);
+        let mut kinds = BTreeMap::new();
+        let mut moves = Vec::with_capacity(facts.len());
+        let mut events = Vec::with_capacity(2 * facts.len());
+        for (place, fact) in facts.iter().enumerate() {
+            moves.push(match fact.step {
+                Step::Sees(Seen::Present) => Move::Observe(Expect::Present),
+                Step::Sees(Seen::Exactly(value)) => Move::Observe(Expect::State(state(value))),
+                Step::Changes(change) => {
+                    Move::Write(expect(change.requires), state(change.becomes))
+                }
+                Step::MayChange(change) => {
+                    let next = kinds.len();
+                    let kind = (expect(change.requires), state(change.becomes));
+                    if fact.start < last_return {
+                        Move::Uncertain(*kinds.entry(kind).or_insert(next))
+                    } else {
+                        Move::Uncertain(usize::MAX)
+                    }
+                }
+            });
+            events.push((fact.start, false, place));
+            if !matches!(fact.step, Step::MayChange(_)) {
+                events.push((fact.end, true, place));
+            }
+        }
+        // Of one moment, invocations come first: what meets in a moment may have overlapped.
+        events.sort_unstable();
+        let mut by_number = vec![(Expect::Anything, ABSENT); kinds.len()];
+        for (kind, number) in kinds {
+            by_number[number] = kind;
+        }
+        let used = vec![0; by_number.len()];
+        Self {
+            configurations: vec![Configuration {
+                state: state(initial),
+                done: 0,
+                used: used.clone(),
+            }],
+            slot_of: vec![0; facts.len()],
+            values,
+            events,
+            moves,
+            kinds: by_number,
+            invoked: used,
+            open: Vec::new(),
+            looked_at: 0,
+        }
+    }
+
+    fn run(&mut self, budget: u64) -> Result<(), Stuck> {
+        for (_, is_return, place) in std::mem::take(&mut self.events) {
+            if is_return {
+                self.completed(place, budget)?;
+            } else {
+                self.invoke(place)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn invoke(&mut self, place: usize) -> Result<(), Stuck> {
+        let open = match self.moves[place] {
+            Move::Uncertain(kind) => {
+                if let Some(count) = self.invoked.get_mut(kind) {
+                    *count = count.saturating_add(1);
+                }
+                return Ok(());
+            }
+            Move::Observe(expect) => Open { expect, becomes: None },
+            Move::Write(expect, becomes) => Open { expect, becomes: Some(becomes) },
+        };
+        let slot = self.open.iter().position(Option::is_none).unwrap_or(self.open.len());
+        if slot == MAX_OPEN {
+            let why = format!("more than {MAX_OPEN} operations are open at a time");
+            return Err(Stuck::TooLarge(why));
+        }
+        if slot == self.open.len() {
+            self.open.push(None);
+        }
+        self.open[slot] = Some(open);
+        self.slot_of[place] = slot as u8;
+        if open.becomes.is_none() {
+            for configuration in &mut self.configurations {
+                if open.expect.fits(configuration.state) {
+                    configuration.done |= 1 << slot;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The operation at `place` returns: whoever has not let it take effect yet must do so now.
+    fn completed(&mut self, place: usize, budget: u64) -> Result<(), Stuck> {
+        let slot = usize::from(self.slot_of[place]);
+        let bit = 1_u128 << slot;
+        if self.configurations.iter().any(|configuration| configuration.done & bit == 0) {
+            let before = std::mem::take(&mut self.configurations);
+            let mut states: Vec<u32> = before.iter().map(|one| one.state).collect();
+            self.expand(before, bit, budget)?;
+            if self.configurations.is_empty() {
+                states.sort_unstable();
+                states.dedup();
+                let value = |state| self.values.get(state as usize - 2).copied();
+                let named = |state| match state {
+                    ABSENT => Some(None),
+                    UNNAMED => None,
+                    state => Some(value(state)),
+                };
+                return Err(Stuck::Unexplained(place, states.into_iter().map(named).collect()));
+            }
+        }
+        for configuration in &mut self.configurations {
+            configuration.done &= !bit;
+        }
+        self.open[slot] = None;
+        Ok(())
+    }
+
+    /// Goes on from `work` to every configuration in which the operation of `bit` has taken effect.
+    fn expand(&mut self, work: Vec<Configuration>, bit: u128, budget: u64) -> Result<(), Stuck> {
+        let mut seen = Antichains::default();
+        let mut work: Vec<Configuration> = work.into_iter().filter(|one| seen.add(one)).collect();
+        while let Some(configuration) = work.pop() {
+            self.looked_at += 1;
+            if self.looked_at > budget {
+                let why = format!("gave up after looking at {budget} configurations");
+                return Err(Stuck::TooLarge(why));
+            }
+            if configuration.done & bit != 0 {
+                continue;
+            }
+            for (slot, open) in self.open.iter().enumerate() {
+                if let Some(Open { expect, becomes: Some(becomes) }) = *open
+                    && configuration.done & (1 << slot) == 0
+                    && expect.fits(configuration.state)
+                {
+                    let done = configuration.done | 1 << slot;
+                    let next = self.become_state(becomes, done, configuration.used.clone());
+                    if seen.add(&next) {
+                        work.push(next);
+                    }
+                }
+            }
+            for (kind, (expect, becomes)) in self.kinds.iter().enumerate() {
+                if configuration.used[kind] < self.invoked[kind]
+                    && configuration.state != *becomes
+                    && expect.fits(configuration.state)
+                {
+                    let mut used = configuration.used.clone();
+                    used[kind] += 1;
+                    let next = self.become_state(*becomes, configuration.done, used);
+                    if seen.add(&next) {
+                        work.push(next);
+                    }
+                }
+            }
+        }
+        self.configurations = seen.into_configurations(bit);
+        Ok(())
+    }
+
+    /// The configuration with a new state, in which every open observation that fits has been made.
+    fn become_state(&self, state: u32, mut done: u128, used: Vec<u16>) -> Configuration {
+        for (slot, open) in self.open.iter().enumerate() {
+            if let Some(Open { expect, becomes: None }) = open
+                && expect.fits(state)
+            {
+                done |= 1 << slot;
+            }
+        }
+        Configuration { state, done, used }
+    }
+}
+
+/// Configurations without those that another makes superfluous (L4).
+#[derive(Default)]
+struct Antichains(BTreeMap<(u32, u128), Vec<Vec<u16>>>);
+
+impl Antichains {
+    /// Adds a configuration; `false` if another one makes it superfluous.
+    fn add(&mut self, configuration: &Configuration) -> bool {
+        let all = self.0.entry((configuration.state, configuration.done)).or_default();
+        let covers = |less: &[u16], more: &[u16]| less.iter().zip(more).all(|(l, m)| l <= m);
+        if all.iter().any(|used| covers(used, &configuration.used)) {
+            return false;
+        }
+        all.retain(|used| !covers(&configuration.used, used));
+        all.push(configuration.used.clone());
+        true
+    }
+
+    /// Those in which the operation of `bit` has taken effect.
+    fn into_configurations(self, bit: u128) -> Vec<Configuration> {
+        let with_bit = self.0.into_iter().filter(|((_, done), _)| done & bit != 0);
+        with_bit
+            .flat_map(|((state, done), all)| {
+                all.into_iter().map(move |used| Configuration { state, done, used })
+            })
+            .collect()
+    }
+}
+
+/// How many operations a report shows before those that overlap the one that nothing explains, and how
+/// many uncertain ones.
+const SHOWN_BEFORE: usize = 6;
+
+fn report(
+    history: &History,
+    key: u64,
+    facts: &[Fact],
+    at: usize,
+    states: &[Option<Option<u64>>],
+) -> String {
+    let stuck = &facts[at];
+    let states: Vec<String> = states
+        .iter()
+        .map(|state| state.map_or("a value nobody names".to_owned(), |s| Holds(s).to_string()))
+        .collect();
+    let mut text = format!(
+        "key {key} is not linearizable: no order of the operations explains the one marked >.\n\
+         Before its return the key could be: {}; at first it was {}.\n",
+        states.join(", "),
+        Holds(history.initial.get(&key).copied()),
+    );
+    // What returned before the stuck operation was invoked, the latest last; what overlaps it; and
+    // uncertain writes, which overlap everything after them.
+    let mut before: Vec<usize> =
+        (0..facts.len()).filter(|place| facts[*place].end < stuck.start).collect();
+    before.sort_by_key(|place| facts[*place].end);
+    let mut shown = before.split_off(before.len().saturating_sub(SHOWN_BEFORE));
+    let overlapping = |fact: &Fact| fact.start <= stuck.end && fact.end >= stuck.start;
+    let (uncertain, certain): (Vec<usize>, Vec<usize>) = (0..facts.len())
+        .filter(|place| overlapping(&facts[*place]))
+        .partition(|place| matches!(facts[*place].step, Step::MayChange(_)));
+    shown.extend(certain);
+    shown.extend(uncertain.iter().rev().take(SHOWN_BEFORE));
+    shown.sort_by_key(|place| facts[*place].start);
+    let hidden = facts.iter().filter(|fact| fact.start <= stuck.end).count() - shown.len();
+    if hidden > 0 {
+        let _ = writeln!(text, "  ({hidden} earlier operations on this key are not shown)");
+    }
+    for place in shown {
+        let mark = if place == at { '>' } else { ' ' };
+        let operation = &history.operations[facts[place].operation];
+        let _ = write!(text, "{mark} {operation}");
+        let is_read_of_many = matches!(operation.action, Action::Scan(_) | Action::MultiGet(_));
+        if let (true, Step::Sees(Seen::Exactly(value))) = (is_read_of_many, facts[place].step) {
+            let _ = write!(text, ", {key}: {}", Holds(value));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "linearizable_tests.rs"]
+mod tests;

@@ -1,0 +1,381 @@
+//! Good and bad histories of one key, by hand and by the thousand.
+
+use super::super::fixtures::{history, unknown};
+use super::*;
+use crate::history::Outcome;
+use farleaf::index::{Exchange, Scan};
+use proptest::prelude::*;
+
+type Line = (u32, u64, u64, Action, Outcome);
+
+const K: u64 = 7;
+
+fn get(from: u64, to: u64, value: Option<u64>) -> Line {
+    (0, from, to, Action::Get(K), Outcome::Value(value))
+}
+
+fn upsert(from: u64, to: u64, value: u64) -> Line {
+    (1, from, to, Action::Upsert(K, value), Outcome::Done)
+}
+
+fn insert(from: u64, to: u64, value: u64, done: bool) -> Line {
+    (2, from, to, Action::Insert(K, value), Outcome::Applied(done))
+}
+
+fn update(from: u64, to: u64, value: u64, done: bool) -> Line {
+    (3, from, to, Action::Update(K, value), Outcome::Applied(done))
+}
+
+fn remove(from: u64, to: u64, done: bool) -> Line {
+    (4, from, to, Action::Remove(K), Outcome::Applied(done))
+}
+
+fn exchange(from: u64, to: u64, expected: u64, new: u64, outcome: Exchange<u64>) -> Line {
+    let action = Action::CompareExchange { key: K, expected, new };
+    (5, from, to, action, Outcome::Exchange(outcome))
+}
+
+fn lost((client, from, to, action, _): Line) -> Line {
+    (client, from, to, action, unknown())
+}
+
+fn never_returned((client, from, to, action, _): Line) -> Line {
+    (client, from, to, action, Outcome::NoReturn)
+}
+
+fn verdict(initial: Option<u64>, lines: impl IntoIterator<Item = Line>) -> Verdict {
+    let initial: Vec<(u64, u64)> = initial.map(|value| (K, value)).into_iter().collect();
+    check_linearizable(&history(&initial, lines), DEFAULT_BUDGET)
+}
+
+#[track_caller]
+fn holds(initial: Option<u64>, lines: impl IntoIterator<Item = Line>) {
+    assert_eq!(verdict(initial, lines), Verdict::Holds);
+}
+
+#[track_caller]
+fn violated(initial: Option<u64>, lines: impl IntoIterator<Item = Line>) -> String {
+    match verdict(initial, lines) {
+        Verdict::Violated(report) => report,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_plain_life_of_a_key() {
+    holds(
+        None,
+        [
+            get(1, 2, None),
+            insert(3, 4, 1, true),
+            insert(5, 6, 2, false),
+            get(7, 8, Some(1)),
+            update(9, 10, 3, true),
+            exchange(11, 12, 3, 4, Exchange::Exchanged),
+            exchange(13, 14, 3, 5, Exchange::Differs(Some(4))),
+            remove(15, 16, true),
+            remove(17, 18, false),
+            update(19, 20, 6, false),
+            exchange(21, 22, 4, 5, Exchange::Differs(None)),
+            upsert(23, 24, 8),
+            get(25, 26, Some(8)),
+        ],
+    );
+}
+
+#[test]
+fn a_lost_update_is_found() {
+    violated(
+        Some(1),
+        [exchange(1, 10, 1, 2, Exchange::Exchanged), exchange(2, 9, 1, 3, Exchange::Exchanged)],
+    );
+    violated(None, [insert(1, 10, 1, true), insert(2, 9, 2, true)]);
+    violated(Some(1), [remove(1, 10, true), remove(2, 9, true)]);
+}
+
+#[test]
+fn a_stale_read_after_a_completed_write_is_found() {
+    let report = violated(Some(1), [upsert(1, 2, 5), get(3, 4, Some(1))]);
+    assert!(report.contains("key 7 is not linearizable"), "{report}");
+    assert!(report.contains(">       300 ..       400 ns  client 0  get 7 => 0x1"), "{report}");
+    holds(Some(1), [upsert(1, 3, 5), get(3, 4, Some(1))]);
+    holds(Some(1), [upsert(1, 3, 5), get(2, 4, Some(5))]);
+}
+
+#[test]
+fn reads_that_go_back_in_time_are_found() {
+    violated(Some(1), [upsert(1, 20, 5), get(2, 4, Some(5)), get(5, 7, Some(1))]);
+}
+
+#[test]
+fn a_resurrected_key_is_found() {
+    violated(Some(1), [remove(1, 2, true), get(3, 4, Some(1))]);
+    violated(Some(1), [remove(1, 2, true), update(3, 4, 2, true)]);
+    violated(Some(1), [remove(1, 2, true), insert(3, 4, 2, false)]);
+}
+
+#[test]
+fn a_value_nobody_wrote_is_found() {
+    violated(Some(1), [get(1, 2, Some(9))]);
+    violated(None, [get(1, 2, Some(9))]);
+}
+
+#[test]
+fn an_uncertain_write_may_land_late_or_never() {
+    holds(Some(1), [lost(upsert(1, 2, 5)), get(3, 4, Some(1)), get(5, 6, Some(5))]);
+    holds(Some(1), [lost(upsert(1, 2, 5)), get(3, 4, Some(1)), get(5, 6, Some(1))]);
+    holds(Some(1), [never_returned(remove(1, 0, true)), get(3, 4, Some(1)), get(5, 6, None)]);
+    // Later operations of the same client do not end its chance.
+    holds(Some(1), [lost(upsert(1, 2, 5)), upsert(3, 4, 6), get(5, 6, Some(5))]);
+}
+
+#[test]
+fn an_uncertain_write_once_seen_stays() {
+    violated(
+        Some(1),
+        [lost(upsert(1, 2, 5)), get(3, 4, Some(5)), get(5, 6, Some(1)), get(7, 8, Some(5))],
+    );
+    // It happens once at most.
+    violated(
+        Some(1),
+        [lost(upsert(1, 2, 5)), get(3, 4, Some(5)), upsert(5, 6, 6), get(7, 8, Some(5))],
+    );
+    // And not before it was invoked.
+    violated(Some(1), [get(1, 2, Some(5)), lost(upsert(3, 4, 5))]);
+}
+
+#[test]
+fn uncertain_writes_build_on_each_other() {
+    let chain = || {
+        let step = |from, expected, new| {
+            lost(exchange(from, from + 1, expected, new, Exchange::Exchanged))
+        };
+        [step(1, 1, 2), step(3, 2, 3), step(5, 3, 4)]
+    };
+    holds(Some(1), chain().into_iter().chain([get(7, 8, Some(4))]));
+    violated(Some(1), chain().into_iter().chain([get(7, 8, Some(4)), get(9, 10, Some(3))]));
+    violated(Some(9), chain().into_iter().chain([get(7, 8, Some(4))]));
+}
+
+#[test]
+fn a_definite_failure_has_no_effect() {
+    let failed = |(client, from, to, action, _): Line| {
+        (client, from, to, action, Outcome::Failed("out of memory".to_owned()))
+    };
+    holds(Some(1), [failed(upsert(1, 2, 5)), get(3, 4, Some(1))]);
+    violated(Some(1), [failed(upsert(1, 2, 5)), get(3, 4, Some(5))]);
+}
+
+#[test]
+fn multi_gets_and_scans_are_reads() {
+    let several =
+        |values: Vec<Option<u64>>| (6, 3, 4, Action::MultiGet(vec![K, 8]), Outcome::Values(values));
+    holds(Some(1), [upsert(1, 2, 5), several(vec![Some(5), None])]);
+    violated(Some(1), [upsert(1, 2, 5), several(vec![Some(1), None])]);
+    let scan = |from, records| {
+        (6, from, from + 1, Action::Scan(Scan::range(..)), Outcome::Records(records))
+    };
+    holds(Some(1), [upsert(1, 9, 5), scan(2, vec![(K, 1)]), scan(4, vec![(K, 5)])]);
+    let report = violated(Some(1), [upsert(1, 9, 5), scan(2, vec![(K, 5)]), scan(4, vec![(K, 1)])]);
+    assert!(report.contains("1 records, 7: 0x1"), "{report}");
+}
+
+#[test]
+fn many_uncertain_writes_do_not_blow_the_search_up() {
+    // A hundred removals and upserts whose outcome nobody knows, between answered inserts and reads.
+    let mut lines = Vec::new();
+    for round in 0..100 {
+        let at = round * 20;
+        lines.push(lost(remove(at + 1, at + 2, true)));
+        lines.push(lost(upsert(at + 3, at + 4, 1000 + round)));
+        lines.push(lost(insert(at + 5, at + 6, 2000 + round, true)));
+        lines.push(upsert(at + 7, at + 8, 3000 + round));
+        lines.push(get(at + 9, at + 10, Some(3000 + round)));
+        lines.push(remove(at + 11, at + 12, true));
+        lines.push(get(at + 13, at + 14, None));
+    }
+    holds(None, lines.clone());
+    lines.push(get(9000, 9001, Some(3000)));
+    violated(None, lines);
+}
+
+#[test]
+fn a_search_beyond_its_budget_gives_up() {
+    let lines: Vec<Line> =
+        (0..12).map(|n| upsert(n + 1, 100, n)).chain([get(101, 102, Some(99))]).collect();
+    let history = history(&[], lines);
+    assert!(matches!(check_linearizable(&history, 50), Verdict::GaveUp(_)));
+    assert!(matches!(check_linearizable(&history, DEFAULT_BUDGET), Verdict::Violated(_)));
+}
+
+/// What an operation does to a state, and what it answers.
+fn answer(action: &Action, state: &mut Option<u64>) -> Outcome {
+    let there = state.is_some();
+    match *action {
+        Action::Get(_) => Outcome::Value(*state),
+        Action::Insert(_, value) => {
+            if !there {
+                *state = Some(value);
+            }
+            Outcome::Applied(!there)
+        }
+        Action::Update(_, value) => {
+            if there {
+                *state = Some(value);
+            }
+            Outcome::Applied(there)
+        }
+        Action::Upsert(_, value) => {
+            *state = Some(value);
+            Outcome::Done
+        }
+        Action::Remove(_) => {
+            *state = None;
+            Outcome::Applied(there)
+        }
+        Action::CompareExchange { expected, new, .. } if *state == Some(expected) => {
+            *state = Some(new);
+            Outcome::Exchange(Exchange::Exchanged)
+        }
+        Action::CompareExchange { .. } => Outcome::Exchange(Exchange::Differs(*state)),
+        Action::MultiGet(_) | Action::Scan(_) | Action::Collect => unreachable!("single keys only"),
+    }
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let value = || 0..4_u64;
+    prop_oneof![
+        Just(Action::Get(K)),
+        value().prop_map(|value| Action::Insert(K, value)),
+        value().prop_map(|value| Action::Update(K, value)),
+        value().prop_map(|value| Action::Upsert(K, value)),
+        Just(Action::Remove(K)),
+        (value(), value()).prop_map(|(expected, new)| Action::CompareExchange {
+            key: K,
+            expected,
+            new
+        }),
+    ]
+}
+
+/// How an operation of a generated history goes: how long before and after its effect it is invoked and
+/// returns, and whether it answers, its answer gets lost, or it gets lost itself.
+fn course() -> impl Strategy<Value = (Action, u64, u64, u8)> {
+    (action(), 1..60_u64, 1..60_u64, 0..12_u8)
+}
+
+/// A history of a real register: operations take effect 10 apart and overlap as they may.
+fn real(initial: Option<u64>, courses: &[(Action, u64, u64, u8)], width: u64) -> Vec<Line> {
+    let mut state = initial;
+    let mut lines = Vec::new();
+    for (number, (action, before, after, fate)) in courses.iter().enumerate() {
+        let effect = 1_000 + 10 * number as u64;
+        let (from, to) = (effect - before % width, effect + after % width);
+        let outcome = match fate {
+            0 => {
+                answer(action, &mut state);
+                unknown()
+            }
+            1 => Outcome::NoReturn,
+            2 => Outcome::Failed("no".to_owned()),
+            _ => answer(action, &mut state),
+        };
+        lines.push((number as u32, from, to, action.clone(), outcome));
+    }
+    lines
+}
+
+/// Tries every order: the definition itself, for small histories.
+fn by_definition(initial: Option<u64>, lines: &[Line]) -> bool {
+    fn search(state: Option<u64>, lines: &[Line], left: &mut Vec<usize>) -> bool {
+        let certain = |place: &usize| !lines[*place].4.is_uncertain();
+        if !left.iter().any(certain) {
+            return true;
+        }
+        for position in 0..left.len() {
+            let place = left[position];
+            let (_, from, _, action, outcome) = &lines[place];
+            let first_end =
+                left.iter().filter(|place| certain(place)).map(|place| lines[*place].2).min();
+            if first_end.is_some_and(|end| end < *from) {
+                continue;
+            }
+            let mut next = state;
+            let answered = answer(action, &mut next);
+            if outcome.is_uncertain() || answered == *outcome {
+                left.remove(position);
+                let found = search(next, lines, left);
+                left.insert(position, place);
+                if found {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+    let mut left: Vec<usize> =
+        (0..lines.len()).filter(|place| !matches!(lines[*place].4, Outcome::Failed(_))).collect();
+    search(initial, lines, &mut left)
+}
+
+proptest! {
+    #[test]
+    fn histories_of_a_real_register_are_accepted(
+        initial in proptest::option::of(0..4_u64),
+        courses in proptest::collection::vec(course(), 1..80),
+    ) {
+        prop_assert_eq!(verdict(initial, real(initial, &courses, 60)), Verdict::Holds);
+    }
+
+    /// With times and outcomes from two different histories nearly everything happens.
+    #[test]
+    fn small_histories_are_judged_as_the_definition_does(
+        initial in proptest::option::of(0..4_u64),
+        courses in proptest::collection::vec(course(), 1..8),
+        changed in proptest::collection::vec((any::<bool>(), 0..4_u64), 8),
+    ) {
+        let mut lines = real(initial, &courses, 60);
+        for ((.., outcome), (change, value)) in lines.iter_mut().zip(changed) {
+            if !change {
+                continue;
+            }
+            match outcome {
+                Outcome::Value(seen) => *seen = (value > 0).then_some(value),
+                Outcome::Applied(done) => *done = !*done,
+                Outcome::Exchange(exchange) if value == 0 => *exchange = Exchange::Exchanged,
+                _ => {}
+            }
+        }
+        let expected = by_definition(initial, &lines);
+        let found = verdict(initial, lines.clone());
+        prop_assert_eq!(found == Verdict::Holds, expected, "{:?} for {:?}", found, lines);
+    }
+
+    /// Without overlaps and losses every answer follows from the ones before.
+    #[test]
+    fn a_changed_answer_of_a_sequential_history_is_refused(
+        initial in proptest::option::of(0..4_u64),
+        courses in proptest::collection::vec(course(), 1..60),
+        victim in any::<prop::sample::Index>(),
+    ) {
+        let courses: Vec<_> = courses.into_iter().map(|(a, b, c, _)| (a, b, c, 9)).collect();
+        let mut lines = real(initial, &courses, 4);
+        let place = victim.index(lines.len());
+        let changed = match &mut lines[place].4 {
+            Outcome::Value(seen) => {
+                *seen = if seen.is_some() { None } else { Some(1) };
+                true
+            }
+            Outcome::Applied(done) => {
+                *done = !*done;
+                true
+            }
+            Outcome::Exchange(exchange @ Exchange::Differs(_)) => {
+                *exchange = Exchange::Exchanged;
+                true
+            }
+            _ => false,
+        };
+        prop_assert_eq!(verdict(initial, lines) == Verdict::Holds, !changed);
+    }
+}

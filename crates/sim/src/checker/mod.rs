@@ -1,0 +1,39 @@
+//! Whether a history could have come from a correct index.
+//!
+//! [`check`] puts a history through all checkers. They see nothing but what clients saw, so they hold
+//! for every index design and every fabric.
+
+mod answers;
+#[cfg(test)]
+mod fixtures;
+mod linearizable;
+mod observations;
+mod scan;
+
+use crate::history::History;
+
+pub use linearizable::{DEFAULT_BUDGET, check_linearizable};
+pub use scan::check_scans;
+
+/// What a checker has to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A correct index could have done this.
+    Holds,
+    /// No correct index does this; why.
+    Violated(String),
+    /// The search was too large; says nothing about the index, and must not count as success.
+    GaveUp(String),
+}
+
+/// Checks the form of all answers, then all scans, then every key's linearizability.
+pub fn check(history: &History) -> Verdict {
+    let checks = [answers::check_answers, check_scans, |history: &History| {
+        check_linearizable(history, DEFAULT_BUDGET)
+    }];
+    checks
+        .iter()
+        .map(|check| check(history))
+        .find(|v| *v != Verdict::Holds)
+        .unwrap_or(Verdict::Holds)
+}

@@ -1,0 +1,194 @@
+//! What each operation says about each key that it concerns.
+//!
+//! An answered operation says that at one moment between its invocation and its return the key was in
+//! some state, and what it made of it; an uncertain write that it may have changed the key then or at any
+//! later moment. Reads without an answer and operations that certainly failed say nothing.
+//!
+//! A scan is no snapshot, but of each key in the range that it covered it saw the state of some moment
+//! between invocation and return. (Were the key there throughout, the scan would have to return it; was
+//! it not, there is a moment at which it was absent. A record that it returns was there at some moment.)
+//! So it is a read of every such key, as a multi-get is.
+
+use crate::history::{Action, History, Outcome};
+use farleaf::index::{Exchange, Scan};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+/// What a key is found to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// Absent, or there with this value.
+    Exactly(Option<u64>),
+    /// There, with whatever value.
+    Present,
+}
+
+/// What must hold for a write to change anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Requires {
+    Nothing,
+    Absent,
+    Present,
+    Value(u64),
+}
+
+/// A change of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Change {
+    pub(super) requires: Requires,
+    pub(super) becomes: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It saw this and changed nothing.
+    Sees(Seen),
+    /// It changed the key.
+    Changes(Change),
+    /// It may have changed the key, or may still.
+    MayChange(Change),
+}
+
+/// What one operation says about one key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fact {
+    /// The operation's place in the history.
+    pub(super) operation: usize,
+    /// The order numbers between which it took effect.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) step: Step,
+}
+
+/// The facts about every key that the history names, in the order of the invocations; with or without
+/// those that scans contribute.
+pub(super) fn facts_by_key(history: &History, with_scans: bool) -> BTreeMap<u64, Vec<Fact>> {
+    let mut facts: BTreeMap<u64, Vec<Fact>> =
+        named_keys(history).into_iter().map(|key| (key, Vec::new())).collect();
+    for (number, operation) in history.operations.iter().enumerate() {
+        let (start, end) = operation.span();
+        let mut add = |key: u64, step: Step| {
+            let fact = Fact { operation: number, start, end, step };
+            facts.get_mut(&key).expect("all keys of the history are named").push(fact);
+        };
+        match (&operation.action, &operation.outcome) {
+            (Action::MultiGet(keys), Outcome::Values(values)) => {
+                for (key, value) in keys.iter().zip(values) {
+                    add(*key, Step::Sees(Seen::Exactly(*value)));
+                }
+            }
+            (Action::Scan(scan), Outcome::Records(records)) if with_scans => {
+                let returned: BTreeMap<u64, u64> = records.iter().copied().collect();
+                let covered = Covered::by(scan, records);
+                for (key, facts) in &mut facts {
+                    let value = returned.get(key).copied();
+                    if value.is_some() || covered.contains(*key) {
+                        let step = Step::Sees(Seen::Exactly(value));
+                        facts.push(Fact { operation: number, start, end, step });
+                    }
+                }
+            }
+            (action, outcome) => {
+                if let Some((key, step)) = single(action, outcome) {
+                    add(key, step);
+                }
+            }
+        }
+    }
+    facts
+}
+
+fn named_keys(history: &History) -> BTreeSet<u64> {
+    let mut keys: BTreeSet<u64> = history.initial.keys().copied().collect();
+    for operation in &history.operations {
+        match &operation.action {
+            Action::Get(key)
+            | Action::Insert(key, _)
+            | Action::Update(key, _)
+            | Action::Upsert(key, _)
+            | Action::Remove(key)
+            | Action::CompareExchange { key, .. } => {
+                keys.insert(*key);
+            }
+            Action::MultiGet(several) => keys.extend(several),
+            Action::Scan(_) | Action::Collect => {}
+        }
+        if let Outcome::Records(records) = &operation.outcome {
+            keys.extend(records.iter().map(|(key, _)| *key));
+        }
+    }
+    keys
+}
+
+/// What an operation on one key says about it.
+fn single(action: &Action, outcome: &Outcome) -> Option<(u64, Step)> {
+    use Seen::{Exactly, Present};
+    let change = |requires, becomes| Change { requires, becomes };
+    let (key, change, otherwise) = match *action {
+        Action::Get(key) => {
+            let Outcome::Value(value) = outcome else { return None };
+            return Some((key, Step::Sees(Exactly(*value))));
+        }
+        Action::Insert(key, value) => (key, change(Requires::Absent, Some(value)), Present),
+        Action::Update(key, value) => (key, change(Requires::Present, Some(value)), Exactly(None)),
+        Action::Upsert(key, value) => (key, change(Requires::Nothing, Some(value)), Present),
+        Action::Remove(key) => (key, change(Requires::Present, None), Exactly(None)),
+        Action::CompareExchange { key, expected, new } => {
+            (key, change(Requires::Value(expected), Some(new)), Present)
+        }
+        Action::MultiGet(_) | Action::Scan(_) | Action::Collect => return None,
+    };
+    let step = match outcome {
+        Outcome::Applied(true) | Outcome::Done | Outcome::Exchange(Exchange::Exchanged) => {
+            Step::Changes(change)
+        }
+        Outcome::Applied(false) => Step::Sees(otherwise),
+        Outcome::Exchange(Exchange::Differs(value)) => Step::Sees(Exactly(*value)),
+        Outcome::NoReturn | Outcome::Indeterminate(_) => Step::MayChange(change),
+        Outcome::Failed(_) | Outcome::Value(_) | Outcome::Values(_) | Outcome::Records(_) => {
+            return None;
+        }
+    };
+    Some((key, step))
+}
+
+/// The keys about which a scan's answer says something: its range, up to the last record if the limit
+/// ended it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Covered {
+    lower: Bound<u64>,
+    upper: Bound<u64>,
+    nothing: bool,
+}
+
+impl Covered {
+    pub(super) fn by(scan: &Scan<u64>, records: &[(u64, u64)]) -> Self {
+        let mut covered = Self { lower: scan.lower, upper: scan.upper, nothing: scan.limit == 0 };
+        if records.len() >= scan.limit
+            && let Some((last, _)) = records.last()
+        {
+            let end = if scan.reverse { &mut covered.lower } else { &mut covered.upper };
+            *end = Bound::Included(*last);
+        }
+        covered
+    }
+
+    pub(super) fn contains(&self, key: u64) -> bool {
+        !self.nothing && within(self.lower, self.upper, key)
+    }
+}
+
+/// Whether a key is between two bounds.
+pub(super) fn within(lower: Bound<u64>, upper: Bound<u64>, key: u64) -> bool {
+    let above = match lower {
+        Bound::Unbounded => true,
+        Bound::Included(bound) => key >= bound,
+        Bound::Excluded(bound) => key > bound,
+    };
+    let below = match upper {
+        Bound::Unbounded => true,
+        Bound::Included(bound) => key <= bound,
+        Bound::Excluded(bound) => key < bound,
+    };
+    above && below
+}

@@ -1,0 +1,343 @@
+//! Whether scans return what they must, and nothing that they cannot have seen.
+//!
+//! Of each answered scan [I, R] (its invocation and return) this checks:
+//! - S1. Form: keys strictly in the scan's order, within its bounds, at most `limit`.
+//! - S2. Nothing is missing: a key of the covered range (up to the last record, if the limit ended the
+//!   scan) that was certainly there from I to R is returned.
+//! - S3. No ghosts: each record returned can have been there at some moment between I and R.
+//!
+//! *Certainly there*: an answered operation A that returned before I leaves the key there at a moment p
+//! between its invocation and its return. The key can only have gone by the end of the scan if a removal
+//! took effect after p and before R; it was then invoked before R, and did not return before A was
+//! invoked. If no removal that may have taken effect is like that, the key was there from A's return to
+//! R. The best A is the one invoked last.
+//!
+//! *Ghosts*: someone wrote the value to the key: it was there at first, or by a write W invoked before R
+//! that may have taken effect. W's value is certainly gone before I if an answered operation X, invoked
+//! after W returned and returned before I, found or left the key in another state. If that is so for
+//! every W, nobody can have seen the value during the scan. An uncertain W never returns.
+//!
+//! Both judge one scan and one key alone, so they never raise a false alarm but can miss what only
+//! several operations together disprove; the linearizability checker takes scans as reads of each key
+//! and finds those. What this one finds, it explains better.
+
+use super::Verdict;
+use super::observations::{Change, Covered, Fact, Requires, Seen, Step, facts_by_key, within};
+use crate::history::{Action, History, Operation, Outcome};
+use farleaf::index::Scan;
+use std::collections::BTreeMap;
+
+/// Checks every scan; reports the first that fails.
+pub fn check_scans(history: &History) -> Verdict {
+    let scans: Vec<_> = history
+        .operations
+        .iter()
+        .filter_map(|operation| match (&operation.action, &operation.outcome) {
+            (Action::Scan(scan), Outcome::Records(records)) => Some((operation, scan, records)),
+            _ => None,
+        })
+        .collect();
+    if scans.is_empty() {
+        return Verdict::Holds;
+    }
+    let keys: BTreeMap<u64, KeyFacts> = facts_by_key(history, false)
+        .into_iter()
+        .map(|(key, facts)| (key, KeyFacts::new(history.initial.get(&key).copied(), facts)))
+        .collect();
+    for (operation, scan, records) in scans {
+        let fault = form(scan, records)
+            .or_else(|| missing(&keys, operation, scan, records))
+            .or_else(|| ghost(&keys, history, operation, records));
+        if let Some(fault) = fault {
+            return Verdict::Violated(format!("{fault}\n> {operation}\n"));
+        }
+    }
+    Verdict::Holds
+}
+
+/// S1.
+fn form(scan: &Scan<u64>, records: &[(u64, u64)]) -> Option<String> {
+    if records.len() > scan.limit {
+        return Some(format!("a scan returned {} records, more than its limit", records.len()));
+    }
+    if let Some((key, _)) = records.iter().find(|(key, _)| !within(scan.lower, scan.upper, *key)) {
+        return Some(format!("a scan returned key {key}, outside its bounds"));
+    }
+    let in_order = |pair: &&[(u64, u64)]| match scan.reverse {
+        false => pair[0].0 < pair[1].0,
+        true => pair[0].0 > pair[1].0,
+    };
+    records.windows(2).find(|pair| !in_order(pair)).map(|pair| match pair[0].0 == pair[1].0 {
+        true => format!("a scan returned key {} twice", pair[0].0),
+        false => format!("a scan returned key {} before key {}", pair[0].0, pair[1].0),
+    })
+}
+
+/// S2.
+fn missing(
+    keys: &BTreeMap<u64, KeyFacts>,
+    operation: &Operation,
+    scan: &Scan<u64>,
+    records: &[(u64, u64)],
+) -> Option<String> {
+    let covered = Covered::by(scan, records);
+    let (start, end) = operation.span();
+    // Every key returned is among `keys`, and both ascend.
+    let mut returned: Vec<u64> = records.iter().map(|(key, _)| *key).collect();
+    if scan.reverse {
+        returned.reverse();
+    }
+    let mut returned = returned.into_iter().peekable();
+    for (key, facts) in keys {
+        if returned.next_if_eq(key).is_some() {
+            continue;
+        }
+        if covered.contains(*key) && facts.certainly_there(start, end) {
+            return Some(format!("a scan missed key {key}, which was there all the time"));
+        }
+    }
+    None
+}
+
+/// S3.
+fn ghost(
+    keys: &BTreeMap<u64, KeyFacts>,
+    history: &History,
+    operation: &Operation,
+    records: &[(u64, u64)],
+) -> Option<String> {
+    let (start, end) = operation.span();
+    for (key, value) in records {
+        let facts = &keys[key];
+        let Some(gone) = facts.certainly_gone(*value, start, end) else { continue };
+        let mut text = format!("a scan returned key {key} = {value:#x}, ");
+        match gone {
+            Gone::NeverWritten => text += "which nobody had written",
+            Gone::Replaced(by) => {
+                let by = &history.operations[by];
+                text += &format!("which was certainly gone by then:\n  {by}");
+            }
+        }
+        return Some(text);
+    }
+    None
+}
+
+/// An operation after which the key was certainly in this state.
+#[derive(Debug)]
+struct Known {
+    operation: usize,
+    start: u64,
+    end: u64,
+    state: Seen,
+}
+
+/// Why a value cannot have been seen.
+enum Gone {
+    NeverWritten,
+    /// The operation that found or left the key otherwise.
+    Replaced(usize),
+}
+
+#[derive(Debug)]
+struct KeyFacts {
+    /// By their ends.
+    known: Vec<Known>,
+    /// For each of `known`, the latest start of those up to it that leave the key there.
+    there_since: Vec<Option<u64>>,
+    /// Removals that may have taken effect: start, and the latest end of those up to it; by starts.
+    removals: Vec<(u64, u64)>,
+    /// Writes that may have taken effect: value, start, end.
+    writes: BTreeMap<u64, Vec<(u64, u64)>>,
+}
+
+impl KeyFacts {
+    fn new(initial: Option<u64>, facts: Vec<Fact>) -> Self {
+        let mut known = Vec::with_capacity(facts.len());
+        let mut removals: Vec<(u64, u64)> = Vec::new();
+        let mut writes: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
+        if let Some(value) = initial {
+            writes.entry(value).or_default().push((0, 0));
+        }
+        for Fact { operation, start, end, step } in facts {
+            match step {
+                Step::Sees(state) => known.push(Known { operation, start, end, state }),
+                Step::Changes(Change { becomes, .. }) => {
+                    let state = Seen::Exactly(becomes);
+                    known.push(Known { operation, start, end, state });
+                }
+                Step::MayChange(_) => {}
+            }
+            if let Step::Changes(change) | Step::MayChange(change) = step {
+                match change.becomes {
+                    Some(value) => writes.entry(value).or_default().push((start, end)),
+                    None => {
+                        let latest = removals.last().map_or(end, |(_, latest)| end.max(*latest));
+                        removals.push((start, latest));
+                    }
+                }
+                // What a successful exchange expected was there before it; that adds nothing here.
+                debug_assert!(change.becomes.is_some() || change.requires == Requires::Present);
+            }
+        }
+        known.sort_by_key(|known| known.end);
+        let mut since = initial.map(|_| 0);
+        let there_since = known
+            .iter()
+            .map(|known| {
+                if known.state != Seen::Exactly(None) {
+                    since = since.max(Some(known.start));
+                }
+                since
+            })
+            .collect();
+        Self { known, there_since, removals, writes }
+    }
+
+    /// How many of `known` ended before `moment`.
+    fn known_before(&self, moment: u64) -> usize {
+        self.known.partition_point(|known| known.end < moment)
+    }
+
+    fn certainly_there(&self, start: u64, end: u64) -> bool {
+        let since = match self.known_before(start) {
+            // Nothing has answered yet: what was there at first. `there_since` starts from it too.
+            0 => self.writes.values().flatten().any(|write| *write == (0, 0)).then_some(0),
+            ended => self.there_since[ended - 1],
+        };
+        let Some(since) = since else { return false };
+        match self.removals.partition_point(|(invoked, _)| *invoked < end) {
+            0 => true,
+            invoked => self.removals[invoked - 1].1 < since,
+        }
+    }
+
+    fn certainly_gone(&self, value: u64, start: u64, end: u64) -> Option<Gone> {
+        let mut gone = Gone::NeverWritten;
+        let writes = self.writes.get(&value).map_or(&[][..], |writes| writes);
+        let other = |state: Seen| match state {
+            Seen::Exactly(state) => state != Some(value),
+            Seen::Present => false,
+        };
+        let ended = &self.known[..self.known_before(start)];
+        for (_, written) in writes.iter().filter(|(invoked, _)| *invoked < end) {
+            // The latest answer is the likeliest to have been invoked after the write returned.
+            let by = ended.iter().rev().find(|x| x.start > *written && other(x.state))?;
+            gone = Gone::Replaced(by.operation);
+        }
+        Some(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{history, unknown};
+    use super::*;
+    use std::ops::Bound;
+
+    fn scan(lower: u64, upper: u64) -> Scan<u64> {
+        Scan::range(lower..upper)
+    }
+
+    fn verdict(
+        initial: &[(u64, u64)],
+        others: &[(u32, u64, u64, Action, Outcome)],
+        (from, to): (u64, u64),
+        scan: Scan<u64>,
+        records: &[(u64, u64)],
+    ) -> Verdict {
+        let mut all = others.to_vec();
+        all.push((9, from, to, Action::Scan(scan), Outcome::Records(records.to_vec())));
+        check_scans(&history(initial, all))
+    }
+
+    fn refused(verdict: &Verdict, why: &str) {
+        assert!(matches!(verdict, Verdict::Violated(text) if text.contains(why)), "{verdict:?}");
+    }
+
+    const FULL: &[(u64, u64)] = &[(1, 10), (2, 20), (3, 30)];
+
+    #[test]
+    fn form_is_checked_in_both_directions() {
+        let holds = |scan: Scan<u64>, records: &[(u64, u64)]| {
+            assert_eq!(verdict(FULL, &[], (1, 2), scan, records), Verdict::Holds);
+        };
+        holds(scan(0, 9), FULL);
+        holds(scan(0, 9).reverse(), &[(3, 30), (2, 20), (1, 10)]);
+        holds(scan(0, 9).limit(2), &[(1, 10), (2, 20)]);
+        holds(scan(0, 9).reverse().limit(2), &[(3, 30), (2, 20)]);
+        holds(scan(0, 9).limit(0), &[]);
+        holds(scan(1, 3), &[(1, 10), (2, 20)]);
+        let bad = |scan: Scan<u64>, records: &[(u64, u64)], why: &str| {
+            refused(&verdict(FULL, &[], (1, 2), scan, records), why);
+        };
+        bad(scan(0, 9), &[(1, 10), (1, 10), (2, 20), (3, 30)], "key 1 twice");
+        bad(scan(0, 9), &[(2, 20), (1, 10), (3, 30)], "key 2 before key 1");
+        bad(scan(0, 9).reverse(), FULL, "key 1 before key 2");
+        bad(scan(0, 3), FULL, "key 3, outside");
+        bad(scan(0, 9).limit(2), FULL, "more than its limit");
+        let above = Scan { lower: Bound::Excluded(1), ..scan(0, 9) };
+        bad(above, FULL, "key 1, outside");
+    }
+
+    #[test]
+    fn a_key_that_is_there_throughout_must_be_seen() {
+        let bad = |scan: Scan<u64>, records: &[(u64, u64)], key: &str| {
+            refused(&verdict(FULL, &[], (1, 2), scan, records), key);
+        };
+        bad(scan(0, 9), &[(1, 10), (3, 30)], "missed key 2");
+        bad(scan(0, 9).limit(2), &[(1, 10), (3, 30)], "missed key 2");
+        bad(scan(0, 9).reverse().limit(1), &[(2, 20)], "missed key 3");
+        bad(scan(0, 9).reverse(), &[(3, 30), (2, 20)], "missed key 1");
+        let inserted = (0, 1, 5, Action::Insert(4, 40), Outcome::Applied(true));
+        let rest = FULL;
+        let after = verdict(FULL, std::slice::from_ref(&inserted), (6, 8), scan(0, 9), rest);
+        refused(&after, "missed key 4");
+        let during = verdict(FULL, &[inserted], (4, 8), scan(0, 9), rest);
+        assert_eq!(during, Verdict::Holds, "it may have come after the scan passed");
+    }
+
+    #[test]
+    fn a_key_that_may_have_been_removed_need_not_be_seen() {
+        let without = &[(1, 10), (3, 30)];
+        let remove = |from, to, outcome| (0, from, to, Action::Remove(2), outcome);
+        let verdict_with = |others: &[_]| verdict(FULL, others, (10, 20), scan(0, 9), without);
+        let removed = Outcome::Applied(true);
+        assert_eq!(verdict_with(&[remove(1, 5, removed.clone())]), Verdict::Holds);
+        assert_eq!(verdict_with(&[remove(15, 30, removed.clone())]), Verdict::Holds);
+        assert_eq!(verdict_with(&[remove(1, 2, unknown())]), Verdict::Holds, "it may land late");
+        assert_eq!(verdict_with(&[remove(1, 0, Outcome::NoReturn)]), Verdict::Holds);
+        refused(&verdict_with(&[remove(21, 30, removed.clone())]), "missed key 2");
+        refused(&verdict_with(&[remove(1, 2, Outcome::Failed("no".into()))]), "missed key 2");
+        // It came back before the scan.
+        let back = (1, 6, 8, Action::Insert(2, 21), Outcome::Applied(true));
+        refused(&verdict_with(&[remove(1, 5, removed.clone()), back.clone()]), "missed key 2");
+        // The removal may have come after the insertion.
+        assert_eq!(verdict_with(&[remove(1, 7, removed), back]), Verdict::Holds);
+    }
+
+    #[test]
+    fn ghosts_are_found() {
+        let with = |value| vec![(1, 10), (2, value), (3, 30)];
+        let write = |from, to, value, outcome| (0, from, to, Action::Upsert(2, value), outcome);
+        let verdict_with =
+            |others: &[_], value| verdict(FULL, others, (10, 20), scan(0, 9), &with(value));
+        refused(&verdict_with(&[], 77), "nobody had written");
+        let early = write(1, 2, 21, Outcome::Done);
+        assert_eq!(verdict_with(std::slice::from_ref(&early), 21), Verdict::Holds);
+        refused(&verdict_with(std::slice::from_ref(&early), 20), "certainly gone");
+        assert_eq!(verdict_with(&[write(15, 25, 21, Outcome::Done)], 21), Verdict::Holds);
+        assert_eq!(verdict_with(&[write(15, 25, 21, Outcome::Done)], 20), Verdict::Holds);
+        refused(&verdict_with(&[write(21, 25, 21, Outcome::Done)], 21), "nobody had written");
+        assert_eq!(
+            verdict_with(&[write(1, 2, 21, unknown()), write(3, 4, 22, Outcome::Done)], 21),
+            Verdict::Holds,
+            "an uncertain write may land late"
+        );
+        // A read of another value proves as much as a write.
+        let read = (1, 5, 6, Action::Get(2), Outcome::Value(Some(21)));
+        refused(&verdict_with(&[write(1, 2, 21, unknown()), read], 20), "certainly gone");
+        let removed = (1, 5, 6, Action::Remove(2), Outcome::Applied(true));
+        refused(&verdict_with(&[removed], 20), "certainly gone");
+    }
+}

@@ -1,0 +1,264 @@
+//! Clients and the observer: who asks the index, and how it is recorded.
+//!
+//! *The observer* is one more client, on a compute server of its own that never dies. It puts the first
+//! contents in, lets the clients start, waits until all have ended or died, and reads the final contents,
+//! before and after a collection. Its reads are operations like any other, so the checkers judge the
+//! final contents as they judge every answer.
+//!
+//! *Thread safety*: a [`Board`] is shared by all clients of a run.
+
+use crate::history::{Action, Outcome, Recorder};
+use crate::scenario::{ErrorKind, LoadSpec, Scenario};
+use crate::workload::{self, Stream};
+use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::page::Layout;
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+
+/// How often someone looks whether others are ready, in nanoseconds.
+const LOOK_AGAIN_NS: u64 = 10_000;
+
+/// How often the observer, or a client that opens the index, tries again after an uncertain outcome.
+const ATTEMPTS: u32 = 16;
+
+/// What the clients of one run share.
+#[derive(Debug)]
+pub(crate) struct Board {
+    pub(crate) recorder: Recorder,
+    /// The first thing that must not happen, if it did.
+    fault: Mutex<Option<String>>,
+    allowed: Vec<ErrorKind>,
+    loaded: AtomicBool,
+    active: AtomicUsize,
+}
+
+impl Board {
+    pub(crate) fn new(scenario: &Scenario, clients: usize) -> Self {
+        let initial = match scenario.workload.load {
+            LoadSpec::Insert => BTreeMap::new(),
+            LoadSpec::Bulk => workload::initial_contents(&scenario.workload),
+        };
+        Self {
+            recorder: Recorder::new(initial),
+            fault: Mutex::new(None),
+            allowed: scenario.allowed_errors.clone(),
+            loaded: AtomicBool::new(false),
+            active: AtomicUsize::new(clients),
+        }
+    }
+
+    pub(crate) fn fault(&self) -> Option<String> {
+        lock(&self.fault).clone()
+    }
+
+    fn report(&self, fault: String) {
+        lock(&self.fault).get_or_insert(fault);
+    }
+
+    fn allows(&self, error: &IndexError) -> bool {
+        let kind = match error {
+            IndexError::Indeterminate(_) => ErrorKind::Indeterminate,
+            IndexError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            IndexError::Contended { .. } => ErrorKind::Contended,
+            _ => return false,
+        };
+        self.allowed.contains(&kind)
+    }
+
+    /// Carries an action out and records it.
+    async fn perform<I>(
+        &self,
+        fabric: &impl Fabric,
+        index: &I,
+        client: u32,
+        action: &Action,
+    ) -> Outcome
+    where
+        I: RangeIndex<Key = u64, Value = u64>,
+    {
+        let ticket = self.recorder.invoke(client, action.clone(), fabric.now_ns());
+        let outcome = match execute(index, action).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                if !self.allows(&error) {
+                    self.report(format!("an error that must not happen here: {action}: {error}"));
+                }
+                Outcome::of_error(&error)
+            }
+        };
+        self.recorder.finish(ticket, outcome.clone(), fabric.now_ns());
+        outcome
+    }
+
+    /// Opens the index, again and again if need be.
+    async fn open<L, De, F>(&self, fabric: &F) -> Option<De::Index<F>>
+    where
+        L: Layout<Key = u64, Value = u64>,
+        De: Design<L>,
+        F: Fabric,
+    {
+        for _ in 0..ATTEMPTS {
+            match De::open(fabric.clone()).await {
+                Ok(index) => return Some(index),
+                Err(error) if self.allows(&error) => {}
+                Err(error) => {
+                    self.report(format!("the index cannot be opened: {error}"));
+                    return None;
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Counts a client out, whether it ends or dies.
+struct Active<'a>(&'a Board);
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The index's operation for an action.
+async fn execute<I>(index: &I, action: &Action) -> Result<Outcome, IndexError>
+where
+    I: RangeIndex<Key = u64, Value = u64>,
+{
+    Ok(match action {
+        Action::Get(key) => Outcome::Value(index.get(key).await?),
+        Action::Insert(key, value) => Outcome::Applied(index.insert(key, value).await?),
+        Action::Update(key, value) => Outcome::Applied(index.update(key, value).await?),
+        Action::Upsert(key, value) => {
+            index.upsert(key, value).await?;
+            Outcome::Done
+        }
+        Action::Remove(key) => Outcome::Applied(index.remove(key).await?),
+        Action::CompareExchange { key, expected, new } => {
+            Outcome::Exchange(index.compare_exchange(key, expected, new).await?)
+        }
+        Action::MultiGet(keys) => Outcome::Values(index.multi_get(keys).await?),
+        Action::Scan(scan) => Outcome::Records(index.scan(scan).await?),
+        Action::Collect => {
+            index.collect().await?;
+            Outcome::Done
+        }
+    })
+}
+
+/// One client: as many streams of operations as it keeps in flight, over one handle.
+pub(crate) async fn client<L, De, F>(
+    fabric: F,
+    board: &Board,
+    scenario: &Scenario,
+    seed: u64,
+    number: usize,
+) where
+    L: Layout<Key = u64, Value = u64>,
+    De: Design<L>,
+    F: Fabric,
+{
+    let _active = Active(board);
+    while !board.loaded.load(Ordering::Acquire) {
+        fabric.sleep(LOOK_AGAIN_NS).await;
+    }
+    let Some(index) = board.open::<L, De, F>(&fabric).await else { return };
+    let in_flight = usize::from(scenario.cluster.in_flight_per_client);
+    let streams = (number * in_flight..(number + 1) * in_flight).map(|stream| {
+        let stream = Stream::new(&scenario.workload, seed, stream as u32);
+        drive(&fabric, &index, board, stream)
+    });
+    join_all(streams).await;
+}
+
+async fn drive<I>(fabric: &impl Fabric, index: &I, board: &Board, mut stream: Stream)
+where
+    I: RangeIndex<Key = u64, Value = u64>,
+{
+    while let Some(action) = stream.next() {
+        let pause_ns = stream.pause_ns();
+        if pause_ns > 0 {
+            fabric.sleep(pause_ns).await;
+        }
+        let outcome = board.perform(fabric, index, stream.client(), &action).await;
+        stream.learn(&action, &outcome);
+    }
+}
+
+/// Runs futures of one task until all have ended.
+async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Output = ()> + 'a>) {
+    let mut left: Vec<Pin<Box<dyn Future<Output = ()> + 'a>>> =
+        futures.map(|future| Box::pin(future) as Pin<Box<_>>).collect();
+    poll_fn(|context| {
+        left.retain_mut(|future| future.as_mut().poll(context).is_pending());
+        if left.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+/// The observer, as client `number`.
+pub(crate) async fn observer<L, De, F>(fabric: F, board: &Board, scenario: &Scenario, number: u32)
+where
+    L: Layout<Key = u64, Value = u64>,
+    De: Design<L>,
+    F: Fabric,
+{
+    let Some(index) = board.open::<L, De, F>(&fabric).await else {
+        board.report("the observer cannot open the index".to_owned());
+        board.loaded.store(true, Ordering::Release);
+        return;
+    };
+    let first = workload::initial_contents(&scenario.workload);
+    match scenario.workload.load {
+        LoadSpec::Insert => {
+            for (key, value) in first {
+                board.perform(&fabric, &index, number, &Action::Insert(key, value)).await;
+            }
+        }
+        LoadSpec::Bulk => {
+            let records = first.len() as u64;
+            match index.bulk_load(first.into_iter(), 0.8).await {
+                Ok(loaded) if loaded == records => {}
+                other => board.report(format!("a bulk load of {records} records: {other:?}")),
+            }
+        }
+    }
+    board.loaded.store(true, Ordering::Release);
+    while board.active.load(Ordering::Acquire) > 0 {
+        fabric.sleep(LOOK_AGAIN_NS).await;
+    }
+    let everything = Scan::range(..);
+    let again = |action| retry(&fabric, &index, board, number, action);
+    again(Action::Scan(everything.clone())).await;
+    again(Action::Collect).await;
+    if !again(Action::Scan(everything.reverse())).await {
+        // Some memory server is dead: read what the others hold.
+        for place in 0..scenario.workload.key_space {
+            let key = workload::key_at(place, scenario.workload.key_space);
+            board.perform(&fabric, &index, number, &Action::Get(key)).await;
+        }
+    }
+}
+
+/// Performs an action until there is an answer; whether there is.
+async fn retry<I>(
+    fabric: &impl Fabric,
+    index: &I,
+    board: &Board,
+    client: u32,
+    action: Action,
+) -> bool
+where
+    I: RangeIndex<Key = u64, Value = u64>,
+{
+    for _ in 0..ATTEMPTS {
+        if board.perform(fabric, index, client, &action).await.is_answer() {
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,417 @@
+//! What the clients of a run asked for and what they got: the only evidence that the checkers see.
+//!
+//! *Invariants*: H1. Every invocation and every return has an order number of its own, larger than
+//! those of all earlier events of the run; an operation that returned before another was invoked has
+//! the smaller return number, even within one nanosecond of virtual time. H2. Operations stand in the
+//! order of their invocations. H3. The hash is a function of the operations alone, the same on every
+//! machine.
+//!
+//! *Thread safety*: a [`Recorder`] is shared by all clients; a [`History`] is plain data.
+
+use farleaf::index::{Exchange, IndexError, Scan};
+use farleaf_fabric::sync::{Mutex, lock};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Bound;
+
+/// What a client asks for. Keys and values are those of the fixed 8-byte layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The value of a key.
+    Get(u64),
+    /// A key and its value.
+    Insert(u64, u64),
+    /// A key and its new value.
+    Update(u64, u64),
+    /// A key and its new value.
+    Upsert(u64, u64),
+    /// A key to remove.
+    Remove(u64),
+    /// A compare-exchange.
+    CompareExchange {
+        /// The key.
+        key: u64,
+        /// The value that it must have.
+        expected: u64,
+        /// The value that it gets.
+        new: u64,
+    },
+    /// The values of several keys.
+    MultiGet(Vec<u64>),
+    /// The records of a range.
+    Scan(Scan<u64>),
+    /// Housekeeping; changes no contents.
+    Collect,
+}
+
+/// What an operation came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The client never heard of it again: it died, or the run ended first.
+    NoReturn,
+    /// It may have happened, and may still happen; the error's text.
+    Indeterminate(String),
+    /// It did not happen and never will; the error's text.
+    Failed(String),
+    /// The answer of a get.
+    Value(Option<u64>),
+    /// The answer of an insert, update or remove: whether it changed anything.
+    Applied(bool),
+    /// An upsert or a collection is done.
+    Done,
+    /// The answer of a compare-exchange.
+    Exchange(Exchange<u64>),
+    /// The answer of a multi-get.
+    Values(Vec<Option<u64>>),
+    /// The answer of a scan.
+    Records(Vec<(u64, u64)>),
+}
+
+impl Outcome {
+    /// The outcome that an error stands for.
+    pub fn of_error(error: &IndexError) -> Self {
+        match error {
+            IndexError::Indeterminate(_) => Self::Indeterminate(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+
+    /// Whether the client got an answer.
+    pub fn is_answer(&self) -> bool {
+        !matches!(self, Self::NoReturn | Self::Indeterminate(_) | Self::Failed(_))
+    }
+
+    /// Whether nobody knows what became of the operation.
+    pub fn is_uncertain(&self) -> bool {
+        matches!(self, Self::NoReturn | Self::Indeterminate(_))
+    }
+}
+
+/// A moment of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment {
+    /// Its place among all moments of the run.
+    pub order: u64,
+    /// The virtual time, in nanoseconds.
+    pub at_ns: u64,
+}
+
+/// One operation of one client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// The client, counted from 0; one client has at most one operation in flight.
+    pub client: u32,
+    /// What it asked for.
+    pub action: Action,
+    /// When.
+    pub invoked: Moment,
+    /// When it heard of it again, if it ever did.
+    pub returned: Option<Moment>,
+    /// What it heard.
+    pub outcome: Outcome,
+}
+
+impl Operation {
+    /// The order numbers between which the operation took effect, if it did; an uncertain one may do so
+    /// at any time after its invocation.
+    pub fn span(&self) -> (u64, u64) {
+        let end = match self.returned {
+            Some(returned) if !self.outcome.is_uncertain() => returned.order,
+            _ => u64::MAX,
+        };
+        (self.invoked.order, end)
+    }
+}
+
+/// Everything that happened in one run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// What the index held before the first operation.
+    pub initial: BTreeMap<u64, u64>,
+    /// The operations.
+    pub operations: Vec<Operation>,
+}
+
+impl History {
+    /// A digest of all events: equal for two runs that did the same.
+    pub fn hash(&self) -> u64 {
+        let mut hash = Fnv::new();
+        hash.word(self.initial.len() as u64);
+        for (key, value) in &self.initial {
+            hash.word(*key);
+            hash.word(*value);
+        }
+        for operation in &self.operations {
+            hash.word(u64::from(operation.client));
+            hash.action(&operation.action);
+            for moment in [Some(operation.invoked), operation.returned] {
+                let Moment { order, at_ns } = moment.unwrap_or(Moment { order: 0, at_ns: 0 });
+                hash.word(order);
+                hash.word(at_ns);
+            }
+            hash.outcome(&operation.outcome);
+        }
+        hash.0
+    }
+}
+
+/// Collects the history of a run while it goes on.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    state: Mutex<Recording>,
+}
+
+#[derive(Debug, Default)]
+struct Recording {
+    next_order: u64,
+    history: History,
+}
+
+impl Recording {
+    fn moment(&mut self, at_ns: u64) -> Moment {
+        self.next_order += 1;
+        Moment { order: self.next_order, at_ns }
+    }
+}
+
+/// An operation that has been invoked.
+#[derive(Debug)]
+#[must_use = "an operation that is not finished counts as one without a return"]
+pub struct Ticket(usize);
+
+impl Recorder {
+    /// A run on an index with these contents.
+    pub fn new(initial: BTreeMap<u64, u64>) -> Self {
+        let history = History { initial, operations: Vec::new() };
+        Self { state: Mutex::new(Recording { next_order: 0, history }) }
+    }
+
+    /// A client invokes an operation now.
+    pub fn invoke(&self, client: u32, action: Action, now_ns: u64) -> Ticket {
+        let mut recording = lock(&self.state);
+        let invoked = recording.moment(now_ns);
+        let outcome = Outcome::NoReturn;
+        let operation = Operation { client, action, invoked, returned: None, outcome };
+        recording.history.operations.push(operation);
+        Ticket(recording.history.operations.len() - 1)
+    }
+
+    /// The operation returns now.
+    pub fn finish(&self, ticket: Ticket, outcome: Outcome, now_ns: u64) {
+        let mut recording = lock(&self.state);
+        let returned = recording.moment(now_ns);
+        let operation = &mut recording.history.operations[ticket.0];
+        operation.returned = Some(returned);
+        operation.outcome = outcome;
+    }
+
+    /// What was recorded so far.
+    pub fn take(&self) -> History {
+        std::mem::take(&mut lock(&self.state).history)
+    }
+}
+
+/// FNV-1a over bytes: small, and the same everywhere.
+struct Fnv(u64);
+
+impl Fnv {
+    fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn word(&mut self, word: u64) {
+        self.bytes(&word.to_le_bytes());
+    }
+
+    fn words(&mut self, tag: u64, words: &[u64]) {
+        self.word(tag);
+        words.iter().for_each(|word| self.word(*word));
+    }
+
+    fn text(&mut self, tag: u64, text: &str) {
+        self.words(tag, &[text.len() as u64]);
+        self.bytes(text.as_bytes());
+    }
+
+    fn optional(&mut self, value: Option<u64>) {
+        self.words(u64::from(value.is_some()), &[value.unwrap_or(0)]);
+    }
+
+    fn bound(&mut self, bound: Bound<u64>) {
+        match bound {
+            Bound::Unbounded => self.words(0, &[0]),
+            Bound::Included(key) => self.words(1, &[key]),
+            Bound::Excluded(key) => self.words(2, &[key]),
+        }
+    }
+
+    fn action(&mut self, action: &Action) {
+        match action {
+            Action::Get(key) => self.words(1, &[*key]),
+            Action::Insert(key, value) => self.words(2, &[*key, *value]),
+            Action::Update(key, value) => self.words(3, &[*key, *value]),
+            Action::Upsert(key, value) => self.words(4, &[*key, *value]),
+            Action::Remove(key) => self.words(5, &[*key]),
+            Action::CompareExchange { key, expected, new } => {
+                self.words(6, &[*key, *expected, *new]);
+            }
+            Action::MultiGet(keys) => {
+                self.words(7, &[keys.len() as u64]);
+                keys.iter().for_each(|key| self.word(*key));
+            }
+            Action::Scan(scan) => {
+                self.words(8, &[u64::from(scan.reverse), scan.limit as u64]);
+                self.bound(scan.lower);
+                self.bound(scan.upper);
+            }
+            Action::Collect => self.word(9),
+        }
+    }
+
+    fn outcome(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::NoReturn => self.word(1),
+            Outcome::Indeterminate(error) => self.text(2, error),
+            Outcome::Failed(error) => self.text(3, error),
+            Outcome::Value(value) => {
+                self.word(4);
+                self.optional(*value);
+            }
+            Outcome::Applied(changed) => self.words(5, &[u64::from(*changed)]),
+            Outcome::Done => self.word(6),
+            Outcome::Exchange(Exchange::Exchanged) => self.word(7),
+            Outcome::Exchange(Exchange::Differs(value)) => {
+                self.word(8);
+                self.optional(*value);
+            }
+            Outcome::Values(values) => {
+                self.words(9, &[values.len() as u64]);
+                values.iter().for_each(|value| self.optional(*value));
+            }
+            Outcome::Records(records) => {
+                self.words(10, &[records.len() as u64]);
+                records.iter().for_each(|(key, value)| self.words(*key, &[*value]));
+            }
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Get(key) => write!(f, "get {key}"),
+            Self::Insert(key, value) => write!(f, "insert {key} = {value:#x}"),
+            Self::Update(key, value) => write!(f, "update {key} = {value:#x}"),
+            Self::Upsert(key, value) => write!(f, "upsert {key} = {value:#x}"),
+            Self::Remove(key) => write!(f, "remove {key}"),
+            Self::CompareExchange { key, expected, new } => {
+                write!(f, "compare-exchange {key}: {expected:#x} -> {new:#x}")
+            }
+            Self::MultiGet(keys) => write!(f, "multi-get of {} keys", keys.len()),
+            Self::Scan(scan) => {
+                f.write_str(if scan.reverse { "reverse scan " } else { "scan " })?;
+                match scan.lower {
+                    Bound::Unbounded => f.write_str("(..")?,
+                    Bound::Included(key) => write!(f, "[{key}..")?,
+                    Bound::Excluded(key) => write!(f, "({key}..")?,
+                }
+                match scan.upper {
+                    Bound::Unbounded => f.write_str(")")?,
+                    Bound::Included(key) => write!(f, "{key}]")?,
+                    Bound::Excluded(key) => write!(f, "{key})")?,
+                }
+                match scan.limit {
+                    usize::MAX => Ok(()),
+                    limit => write!(f, " limit {limit}"),
+                }
+            }
+            Self::Collect => f.write_str("collect"),
+        }
+    }
+}
+
+/// How reports write what a key holds. Values are hexadecimal: the workloads put the writer into the
+/// upper half.
+pub(crate) struct Holds(pub(crate) Option<u64>);
+
+impl fmt::Display for Holds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("absent"),
+            Some(value) => write!(f, "{value:#x}"),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoReturn => f.write_str("never returned"),
+            Self::Indeterminate(error) | Self::Failed(error) => f.write_str(error),
+            Self::Value(value) => Holds(*value).fmt(f),
+            Self::Applied(changed) => write!(f, "{changed}"),
+            Self::Done => f.write_str("done"),
+            Self::Exchange(Exchange::Exchanged) => f.write_str("exchanged"),
+            Self::Exchange(Exchange::Differs(value)) => write!(f, "differs: {}", Holds(*value)),
+            Self::Values(values) => write!(f, "{} values", values.len()),
+            Self::Records(records) => write!(f, "{} records", records.len()),
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let returned = match self.returned {
+            Some(moment) => moment.at_ns.to_string(),
+            None => "-".to_owned(),
+        };
+        write!(
+            f,
+            "{:>9} .. {:>9} ns  client {:<2} {} => {}",
+            self.invoked.at_ns, returned, self.client, self.action, self.outcome
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(value: u64) -> History {
+        let recorder = Recorder::new(BTreeMap::from([(1, 2)]));
+        let first = recorder.invoke(0, Action::Get(1), 10);
+        let second = recorder.invoke(1, Action::Upsert(1, value), 10);
+        recorder.finish(first, Outcome::Value(Some(2)), 20);
+        let third = recorder.invoke(0, Action::Remove(7), 20);
+        recorder.finish(third, Outcome::Applied(false), 30);
+        drop(second);
+        recorder.take()
+    }
+
+    #[test]
+    fn order_numbers_tell_apart_what_happens_in_one_nanosecond() {
+        let history = recorded(9);
+        let [first, second, third] = &history.operations[..] else { panic!("three operations") };
+        assert!(first.span().1 < third.span().0, "returned before the other was invoked");
+        assert_eq!(second.span(), (second.invoked.order, u64::MAX));
+        assert_eq!(second.outcome, Outcome::NoReturn);
+    }
+
+    #[test]
+    fn the_hash_is_pinned_and_depends_on_every_part() {
+        let history = recorded(9);
+        assert_eq!(history.hash(), recorded(9).hash());
+        assert_ne!(history.hash(), recorded(8).hash());
+        let mut other = history.clone();
+        other.operations[0].outcome = Outcome::Value(None);
+        assert_ne!(history.hash(), other.hash());
+        // A changed encoding makes hashes of earlier runs meaningless: let it be on purpose.
+        assert_eq!(format!("{:016x}", history.hash()), "b17d2a16a4ee76d4");
+    }
+}

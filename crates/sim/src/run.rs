@@ -1,0 +1,189 @@
+//! One run: a scenario, played with one seed, and judged.
+//!
+//! The seed decides everything: what clients ask for, what goes wrong and when. Before the simulation
+//! starts, the empty index is created over a local cluster on the same memory servers, so that no fault
+//! can hit it: a scenario is about an index that exists.
+//!
+//! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
+
+use crate::checker::{Verdict, check};
+use crate::client::{Board, client, observer};
+use crate::history::{History, Outcome};
+use crate::scenario::{Canary, DesignSpec, PartitioningSpec, Scenario};
+use crate::workload;
+use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::{Design, IndexError};
+use farleaf::page::{Fixed8, Layout};
+use farleaf::server::tree::{Discipline, SkipsValidation, Sound};
+use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Provider, ServerId};
+use rand::RngExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The virtual time after which a run counts as caught in an endless loop, in nanoseconds. Runs take a
+/// few milliseconds; an endless loop of a server takes a second of real time to get there.
+const GIVE_UP_AFTER_NS: u64 = 200_000_000;
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunOutcome {
+    /// Nothing is wrong with what the clients saw.
+    Ok,
+    /// The index broke a promise; the report.
+    Violation(String),
+    /// The history was too much for the checkers: the scenario is wrong, and proves nothing.
+    GaveUp(String),
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunReport {
+    /// The scenario's name.
+    pub scenario: String,
+    /// The seed.
+    pub seed: u64,
+    /// A digest of everything that the clients did and saw.
+    pub history_hash: u64,
+    /// Operations invoked.
+    pub operations: usize,
+    /// Those of them that were answered.
+    pub answered: usize,
+    /// Those that ended in an error that says that they did not happen.
+    pub failed: usize,
+    /// How it ended.
+    pub outcome: RunOutcome,
+}
+
+/// Plays `scenario` with `seed`.
+pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
+    let (history, outcome) = run_and_keep(scenario, seed);
+    let count = |counts: fn(&Outcome) -> bool| {
+        history.operations.iter().filter(|operation| counts(&operation.outcome)).count()
+    };
+    RunReport {
+        scenario: scenario.name.clone(),
+        seed,
+        history_hash: history.hash(),
+        operations: history.operations.len(),
+        answered: count(Outcome::is_answer),
+        failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
+        outcome,
+    }
+}
+
+/// Plays `scenario` with `seed`, and returns what the clients did and saw.
+pub fn run_and_keep(scenario: &Scenario, seed: u64) -> (History, RunOutcome) {
+    let clients = scenario.cluster.compute_servers * scenario.cluster.clients_per_compute_server;
+    let board = Board::new(scenario, clients.into());
+    // A panic of the code under test is a finding like any other, and the history up to it is part of
+    // the evidence. Everything that the panic could have left half done goes away here, but for the
+    // board, which is whole after each of its steps.
+    let play = AssertUnwindSafe(|| play(scenario, seed, &board));
+    let structure = catch_unwind(play).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("panic: {}", text.unwrap_or("without a message")))
+    });
+    let history = board.recorder.take();
+    let outcome = match (structure, check(&history), board.fault()) {
+        // What the clients saw says more than what became of the index.
+        (_, Verdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),
+        (.., Some(fault)) => RunOutcome::Violation(fault),
+        (_, Verdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
+        (Ok(()), Verdict::Holds, None) => RunOutcome::Ok,
+    };
+    (history, outcome)
+}
+
+/// Picks the code for the scenario's page size and canary. A scenario that has been checked fits.
+fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+    match (scenario.canary, scenario.cluster.page_words) {
+        (Canary::None, 16) => play_design::<Fixed8<16>, Sound>(scenario, seed, board),
+        (Canary::None, 24) => play_design::<Fixed8<24>, Sound>(scenario, seed, board),
+        (Canary::None, 40) => play_design::<Fixed8<40>, Sound>(scenario, seed, board),
+        (Canary::None, 128) => play_design::<Fixed8<128>, Sound>(scenario, seed, board),
+        (Canary::SkipsValidation, 16) => {
+            play_design::<Fixed8<16>, SkipsValidation>(scenario, seed, board)
+        }
+        (_, words) => Err(format!("no code for pages of {words} words")),
+    }
+}
+
+fn play_design<L, D>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Discipline,
+{
+    match &scenario.design {
+        DesignSpec::Coarse { partitioning } => {
+            let servers = scenario.cluster.memory_servers;
+            let partitioning = match partitioning {
+                PartitioningSpec::Hash => Partitioning::Hash,
+                PartitioningSpec::Range => Partitioning::Range {
+                    boundaries: workload::boundaries(&scenario.workload, servers),
+                },
+            };
+            let options = CoarseOptions { partitioning };
+            play_on::<L, D, Coarse>(scenario, seed, board, &options)
+        }
+    }
+}
+
+fn play_on<L, D, De>(
+    scenario: &Scenario,
+    seed: u64,
+    board: &Board,
+    options: &De::Options,
+) -> Result<(), String>
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Discipline,
+    De: Design<L>,
+{
+    let cluster = &scenario.cluster;
+    let config = MemoryServerConfig {
+        pool_bytes: cluster.pool_bytes,
+        chunk_bytes: cluster.chunk_bytes,
+        ..MemoryServerConfig::default()
+    };
+    let servers: Vec<Arc<MemoryServer<L, D>>> = (0..cluster.memory_servers)
+        .map(|number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new))
+        .collect::<Result<_, _>>()
+        .map_err(|error| format!("no memory servers: {error}"))?;
+    let created: Result<(), IndexError> = LocalConfig::default()
+        .start(servers.clone())
+        .run_one(async |fabric| De::create(&fabric, options).await);
+    created.map_err(|error| format!("the index cannot be created: {error}"))?;
+
+    let mut rng = workload::rng(seed, 0);
+    let sim = SimConfig {
+        seed: rng.random(),
+        network: scenario.network.model(),
+        cost: scenario.cost(|limit| rng.random_range(0..=limit)),
+        cores_per_memory_server: cluster.cores_per_memory_server,
+        faults: scenario.faults.faults(|limit| rng.random_range(0..=limit)),
+        give_up_after_ns: GIVE_UP_AFTER_NS,
+        ..SimConfig::default()
+    };
+    let mut endpoints: Vec<u16> = (0..cluster.compute_servers)
+        .flat_map(|server| (0..cluster.clients_per_compute_server).map(move |_| server))
+        .collect();
+    let clients = endpoints.len();
+    // The observer's compute server is none of the scenario's, and never dies.
+    endpoints.push(cluster.compute_servers);
+    let simulated = sim.start(servers);
+    simulated.run(&endpoints, async |fabric, number| {
+        if number < clients {
+            client::<L, De, _>(fabric, board, scenario, seed, number).await;
+        } else {
+            let number = number as u32 * u32::from(cluster.in_flight_per_client);
+            observer::<L, De, _>(fabric, board, scenario, number).await;
+        }
+    });
+    Ok(())
+}

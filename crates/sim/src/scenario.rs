@@ -1,0 +1,469 @@
+//! Scenarios: a cluster, a design, what goes wrong and what clients do, as data.
+//!
+//! The files are in `scenarios/`, and compiled in; [`SCENARIOS`] is their registry, and a test fails for a
+//! file that is not in it. Options carry their units in their names.
+
+use farleaf_fabric::CostModel;
+use farleaf_fabric::sim::{Faults, NetworkModel};
+use serde::Deserialize;
+use thiserror::Error;
+
+/// The registered scenarios: names and texts.
+pub const SCENARIOS: &[(&str, &str)] = &[
+    ("canary-skipped-validation", include_str!("../scenarios/canary-skipped-validation.toml")),
+    ("coarse-bulk", include_str!("../scenarios/coarse-bulk.toml")),
+    ("coarse-churn", include_str!("../scenarios/coarse-churn.toml")),
+    ("coarse-client-dies", include_str!("../scenarios/coarse-client-dies.toml")),
+    ("coarse-faults", include_str!("../scenarios/coarse-faults.toml")),
+    ("coarse-hash-calm", include_str!("../scenarios/coarse-hash-calm.toml")),
+    ("coarse-hot-keys", include_str!("../scenarios/coarse-hot-keys.toml")),
+    ("coarse-long-scans", include_str!("../scenarios/coarse-long-scans.toml")),
+    ("coarse-range-calm", include_str!("../scenarios/coarse-range-calm.toml")),
+    ("coarse-scans-hash", include_str!("../scenarios/coarse-scans-hash.toml")),
+    ("coarse-scans-range", include_str!("../scenarios/coarse-scans-range.toml")),
+    ("coarse-server-dies", include_str!("../scenarios/coarse-server-dies.toml")),
+    ("coarse-small-pool", include_str!("../scenarios/coarse-small-pool.toml")),
+    ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
+];
+
+/// Page sizes that scenarios can ask for, in words: code is compiled for each.
+pub const PAGE_WORDS: &[usize] = &[16, 24, 40, 128];
+
+/// Page sizes for scenarios with a canary.
+pub const CANARY_PAGE_WORDS: &[usize] = &[16];
+
+/// Why a scenario cannot be played.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("scenario {name}: {what}")]
+pub struct ScenarioError {
+    /// The scenario.
+    pub name: String,
+    /// What is wrong with it, on one line.
+    pub what: String,
+}
+
+/// A scenario.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// What reports call it; not in the file.
+    #[serde(skip)]
+    pub name: String,
+    /// What it is for.
+    pub description: String,
+    /// A bug that is put in, and that the checkers must find.
+    #[serde(default)]
+    pub canary: Canary,
+    /// Errors that operations may end in; any other is a violation.
+    #[serde(default)]
+    pub allowed_errors: Vec<ErrorKind>,
+    /// The servers.
+    pub cluster: ClusterSpec,
+    /// The index.
+    pub design: DesignSpec,
+    /// The network.
+    #[serde(default)]
+    pub network: NetworkSpec,
+    /// By how much at most each kind of a memory server's work takes longer than usual, as a factor; the
+    /// seed draws one for each kind. Work that takes long is overtaken in its middle more often.
+    #[serde(default = "usual")]
+    pub max_work_factor: u64,
+    /// What goes wrong.
+    #[serde(default)]
+    pub faults: FaultSpec,
+    /// What clients do.
+    pub workload: WorkloadSpec,
+}
+
+fn usual() -> u64 {
+    1
+}
+
+/// Bugs that can be planted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Canary {
+    /// None: the code as it is.
+    #[default]
+    None,
+    /// Readers of a memory server do not validate the versions of pages.
+    SkipsValidation,
+}
+
+/// Kinds of errors that a scenario can expect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The outcome is unknown.
+    Indeterminate,
+    /// A memory server has no memory left.
+    OutOfMemory,
+    /// The operation lost against others too often.
+    Contended,
+}
+
+/// The servers.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSpec {
+    /// How many memory servers.
+    pub memory_servers: u16,
+    /// Cores of each that serve RPCs.
+    pub cores_per_memory_server: usize,
+    /// How many compute servers.
+    pub compute_servers: u16,
+    /// Clients on each.
+    pub clients_per_compute_server: u16,
+    /// Operations that each client keeps in flight.
+    #[serde(default = "one")]
+    pub in_flight_per_client: u16,
+    /// Words of a page, one of [`PAGE_WORDS`].
+    pub page_words: usize,
+    /// Bytes of each memory server's pool.
+    pub pool_bytes: usize,
+    /// Bytes of the chunks that memory servers take from it.
+    pub chunk_bytes: u64,
+}
+
+fn one() -> u16 {
+    1
+}
+
+/// The index.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+pub enum DesignSpec {
+    /// The coarse-grained design.
+    Coarse {
+        /// How keys are divided among memory servers.
+        partitioning: PartitioningSpec,
+    },
+}
+
+/// How keys are divided among memory servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PartitioningSpec {
+    /// By a hash.
+    Hash,
+    /// By ranges that have equal parts of the scenario's key space.
+    Range,
+}
+
+/// The network; what is left out is as [`NetworkModel`] has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the fields are those of the network model")]
+pub struct NetworkSpec {
+    pub one_way_ns: Option<u64>,
+    pub bandwidth_bytes_per_s: Option<u64>,
+    pub ns_per_message: Option<u64>,
+    pub remote_access_ns: Option<u64>,
+}
+
+impl NetworkSpec {
+    pub(crate) fn model(&self) -> NetworkModel {
+        let usual = NetworkModel::default();
+        NetworkModel {
+            one_way_ns: self.one_way_ns.unwrap_or(usual.one_way_ns),
+            bandwidth_bytes_per_s: self
+                .bandwidth_bytes_per_s
+                .unwrap_or(usual.bandwidth_bytes_per_s),
+            ns_per_message: self.ns_per_message.unwrap_or(usual.ns_per_message),
+            remote_access_ns: self.remote_access_ns.unwrap_or(usual.remote_access_ns),
+            ..usual
+        }
+    }
+}
+
+/// What goes wrong: the fields are those of [`Faults`]; what is left out does not happen.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the fields are those of the simulator's faults")]
+pub struct FaultSpec {
+    pub tear_probability: f64,
+    pub tear_window_ns: u64,
+    pub jitter_ns: u64,
+    pub delay_probability: f64,
+    pub max_delay_ns: u64,
+    pub drop_probability: f64,
+    pub late_probability: f64,
+    pub max_late_ns: u64,
+    pub timeout_ns: u64,
+    pub detect_death_ns: u64,
+    /// Memory servers that die.
+    pub kill_memory_server: Vec<DeathSpec>,
+    /// Compute servers that die.
+    pub kill_compute_server: Vec<DeathSpec>,
+}
+
+/// A server's death; the seed says when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeathSpec {
+    /// The server's number.
+    pub server: u16,
+    /// The earliest moment, in nanoseconds.
+    pub earliest_ns: u64,
+    /// The latest.
+    pub latest_ns: u64,
+}
+
+impl FaultSpec {
+    /// The faults of one run; `moment` draws a number up to its argument.
+    pub(crate) fn faults(&self, mut moment: impl FnMut(u64) -> u64) -> Faults {
+        let mut deaths = |all: &[DeathSpec]| {
+            all.iter()
+                .map(|d| (d.server, d.earliest_ns + moment(d.latest_ns - d.earliest_ns)))
+                .collect()
+        };
+        Faults {
+            tear_probability: self.tear_probability,
+            tear_window_ns: self.tear_window_ns,
+            jitter_ns: self.jitter_ns,
+            delay_probability: self.delay_probability,
+            max_delay_ns: self.max_delay_ns,
+            drop_probability: self.drop_probability,
+            late_probability: self.late_probability,
+            max_late_ns: self.max_late_ns,
+            timeout_ns: self.timeout_ns,
+            detect_death_ns: self.detect_death_ns,
+            kill_memory_server_at_ns: deaths(&self.kill_memory_server),
+            kill_compute_server_at_ns: deaths(&self.kill_compute_server),
+        }
+    }
+
+    fn loses_messages(&self) -> bool {
+        self.drop_probability > 0.0 || self.late_probability > 0.0
+    }
+}
+
+/// What clients do.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkloadSpec {
+    /// How many keys there are; few, so that clients meet. They include the smallest and the largest
+    /// possible key.
+    pub key_space: u64,
+    /// How many of them are there at first, evenly spread.
+    pub initial_keys: u64,
+    /// How they get there.
+    #[serde(default)]
+    pub load: LoadSpec,
+    /// Operations of each client, per operation that it keeps in flight.
+    pub operations_per_client: u32,
+    /// How often which kind of operation comes, in proportion.
+    pub weights: Weights,
+    /// How often which key is asked for.
+    #[serde(default)]
+    pub distribution: DistributionSpec,
+    /// The longest that a client waits between two operations, in nanoseconds.
+    #[serde(default)]
+    pub max_pause_ns: u64,
+    /// The widest range of a scan, in keys of the key space.
+    #[serde(default = "default_scan_keys")]
+    pub max_scan_keys: u64,
+    /// The most keys of a multi-get.
+    #[serde(default = "default_multi_get_keys")]
+    pub max_multi_get_keys: u64,
+}
+
+fn default_scan_keys() -> u64 {
+    32
+}
+
+fn default_multi_get_keys() -> u64 {
+    8
+}
+
+/// How the first keys get into the index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadSpec {
+    /// By insertions, which are a part of the history.
+    #[default]
+    Insert,
+    /// By a bulk load.
+    Bulk,
+}
+
+/// How often which kind of operation comes, in proportion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the fields are the index's operations")]
+pub struct Weights {
+    pub get: u32,
+    pub insert: u32,
+    pub update: u32,
+    pub upsert: u32,
+    pub remove: u32,
+    pub compare_exchange: u32,
+    pub multi_get: u32,
+    pub scan: u32,
+    pub reverse_scan: u32,
+    pub collect: u32,
+}
+
+/// How often which key is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum DistributionSpec {
+    /// All keys alike.
+    #[default]
+    Uniform,
+    /// A few neighbouring keys are asked for with this probability, all alike otherwise.
+    Hot {
+        /// How many.
+        keys: u64,
+        /// How often, from 0 to 1.
+        probability: f64,
+    },
+    /// A window that slides over the key space once in a client's life, so that pages fill and empty.
+    Sliding {
+        /// Its width, in keys.
+        keys: u64,
+    },
+}
+
+impl Scenario {
+    /// The registered scenario of this name.
+    ///
+    /// # Errors
+    /// [`ScenarioError`] if there is none.
+    pub fn registered(name: &str) -> Result<Self, ScenarioError> {
+        match SCENARIOS.iter().find(|(registered, _)| *registered == name) {
+            Some((name, text)) => Self::parse(name, text),
+            None => {
+                let names: Vec<&str> = SCENARIOS.iter().map(|(name, _)| *name).collect();
+                let what = format!("there is none of this name; there are {}", names.join(", "));
+                Err(ScenarioError { name: name.to_owned(), what })
+            }
+        }
+    }
+
+    /// A scenario from its text.
+    ///
+    /// # Errors
+    /// [`ScenarioError`], on one line.
+    pub fn parse(name: &str, text: &str) -> Result<Self, ScenarioError> {
+        let error = |what: String| ScenarioError { name: name.to_owned(), what };
+        let mut scenario: Self = toml::from_str(text).map_err(|wrong| {
+            let line = wrong.span().map(|span| 1 + text[..span.start].matches('\n').count());
+            let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+            error(place + &wrong.message().replace('\n', "; "))
+        })?;
+        name.clone_into(&mut scenario.name);
+        scenario.check().map_err(error)?;
+        Ok(scenario)
+    }
+
+    /// The cost of work in one run; `draw` draws a number up to its argument.
+    pub(crate) fn cost(&self, mut draw: impl FnMut(u64) -> u64) -> CostModel {
+        let usual = CostModel::default();
+        let mut stretch = |ns: u64| ns * (1 + draw(self.max_work_factor - 1));
+        CostModel {
+            dispatch_ns: stretch(usual.dispatch_ns),
+            visit_node_ns: stretch(usual.visit_node_ns),
+            change_node_ns: stretch(usual.change_node_ns),
+            restructure_node_ns: stretch(usual.restructure_node_ns),
+            copy_record_ps: stretch(usual.copy_record_ps),
+            ..usual
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let (cluster, workload, faults) = (&self.cluster, &self.workload, &self.faults);
+        let sizes = if self.canary == Canary::None { PAGE_WORDS } else { CANARY_PAGE_WORDS };
+        if !sizes.contains(&cluster.page_words) {
+            return Err(format!("page_words must be one of {sizes:?}"));
+        }
+        let positive = [
+            ("memory_servers", u64::from(cluster.memory_servers)),
+            ("cores_per_memory_server", cluster.cores_per_memory_server as u64),
+            ("compute_servers", u64::from(cluster.compute_servers)),
+            ("clients_per_compute_server", u64::from(cluster.clients_per_compute_server)),
+            ("in_flight_per_client", u64::from(cluster.in_flight_per_client)),
+            ("operations_per_client", u64::from(workload.operations_per_client)),
+            ("max_work_factor", self.max_work_factor),
+            ("max_scan_keys", workload.max_scan_keys),
+            ("max_multi_get_keys", workload.max_multi_get_keys),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{name} must be at least 1"));
+        }
+        if workload.key_space < 2 || workload.key_space <= u64::from(cluster.memory_servers) {
+            return Err("key_space must be at least 2 and more than memory_servers".to_owned());
+        }
+        if workload.key_space >= 1 << 32 || workload.initial_keys > workload.key_space {
+            return Err("initial_keys must not exceed key_space, nor that 4 billion".to_owned());
+        }
+        if workload.weights == Weights::default() {
+            return Err("some weight must be at least 1".to_owned());
+        }
+        let window = match workload.distribution {
+            DistributionSpec::Uniform => 1,
+            DistributionSpec::Hot { keys, .. } | DistributionSpec::Sliding { keys } => keys,
+        };
+        if window == 0 || window > workload.key_space {
+            return Err("the keys of the distribution must be 1 to key_space".to_owned());
+        }
+        let hot = match workload.distribution {
+            DistributionSpec::Hot { probability, .. } => probability,
+            _ => 0.0,
+        };
+        let probabilities = [
+            ("probability", hot),
+            ("tear_probability", faults.tear_probability),
+            ("delay_probability", faults.delay_probability),
+            ("drop_probability", faults.drop_probability),
+            ("late_probability", faults.late_probability),
+        ];
+        if let Some((name, _)) = probabilities.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
+            return Err(format!("{name} must be from 0 to 1"));
+        }
+        if faults.loses_messages() && faults.timeout_ns == 0 {
+            return Err("lost and late messages need a timeout_ns".to_owned());
+        }
+        if faults.loses_messages() && workload.load == LoadSpec::Bulk {
+            return Err("a bulk load needs a network that loses nothing".to_owned());
+        }
+        let deaths = [
+            ("kill_memory_server", &faults.kill_memory_server, cluster.memory_servers),
+            ("kill_compute_server", &faults.kill_compute_server, cluster.compute_servers),
+        ];
+        for (name, deaths, servers) in deaths {
+            let fits = |d: &DeathSpec| d.server < servers && d.earliest_ns <= d.latest_ns;
+            if !deaths.iter().all(fits) {
+                return Err(format!(
+                    "{name}: a server's number is too large, or earliest_ns after latest_ns"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: (&str, &str)) -> String {
+        let (_, text) = SCENARIOS.iter().find(|(name, _)| *name == "coarse-faults").unwrap();
+        assert!(text.contains(change.0), "{}", change.0);
+        let error = Scenario::parse("mine", &text.replacen(change.0, change.1, 1)).unwrap_err();
+        let message = error.to_string();
+        assert!(!message.contains('\n'), "{message}");
+        message
+    }
+
+    #[test]
+    fn mistakes_are_told_on_one_line() {
+        assert!(refused(("page_words", "page_wrods")).contains("page_wrods"));
+        assert!(refused(("page_words = 24", "page_words = 25")).contains("[16, 24, 40, 128]"));
+        assert!(refused(("timeout_ns = 50000", "timeout_ns = 0")).contains("need a timeout_ns"));
+        assert!(refused(("\"range\"", "\"rings\"")).contains("rings"));
+        assert!(refused(("[workload]", "[workload")).contains("line "));
+        let unknown = Scenario::registered("nope").unwrap_err().to_string();
+        assert!(unknown.contains("coarse-range-calm"), "{unknown}");
+    }
+}

@@ -1,0 +1,204 @@
+//! What one client does: a stream of operations that is a function of the scenario, the seed and the
+//! client's number, and of the values that the client has seen.
+//!
+//! *Invariants*: W1. no two writes of a run write the same value, so that whoever sees a value knows who
+//! wrote it: the client in the upper half, a count in the lower; the first contents have 0 in the
+//! upper. W2. the smallest and the largest possible key belong to every key space.
+
+use crate::history::{Action, Outcome};
+use crate::scenario::{DistributionSpec, Weights, WorkloadSpec};
+use farleaf::index::{Exchange, Scan};
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// The key of a place in a key space of `key_space` keys.
+pub(crate) fn key_at(place: u64, key_space: u64) -> u64 {
+    if place + 1 == key_space { u64::MAX } else { place }
+}
+
+/// The first contents of the index.
+pub(crate) fn initial_contents(spec: &WorkloadSpec) -> BTreeMap<u64, u64> {
+    (0..spec.initial_keys)
+        .map(|number| number * spec.key_space / spec.initial_keys)
+        .map(|place| (key_at(place, spec.key_space), place))
+        .collect()
+}
+
+/// Keys at which range partitioning divides the key space among so many servers.
+pub(crate) fn boundaries(spec: &WorkloadSpec, servers: u16) -> Vec<u64> {
+    (1..u64::from(servers))
+        .map(|server| key_at(server * spec.key_space / u64::from(servers), spec.key_space))
+        .collect()
+}
+
+/// Random numbers of one purpose of one run. (`SmallRng` would not be the same on every machine.)
+pub(crate) fn rng(seed: u64, purpose: u64) -> Xoshiro256PlusPlus {
+    Xoshiro256PlusPlus::seed_from_u64(seed ^ (purpose + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// The operations of one client.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    spec: WorkloadSpec,
+    rng: Xoshiro256PlusPlus,
+    client: u32,
+    done: u32,
+    written: u64,
+    /// The last value that the client knows of each key, for compare-exchanges that succeed.
+    known: BTreeMap<u64, u64>,
+}
+
+impl Stream {
+    pub(crate) fn new(spec: &WorkloadSpec, seed: u64, client: u32) -> Self {
+        let rng = rng(seed, 1 + u64::from(client));
+        Self { spec: spec.clone(), rng, client, done: 0, written: 0, known: initial_contents(spec) }
+    }
+
+    /// The next operation, until there are no more.
+    pub(crate) fn next(&mut self) -> Option<Action> {
+        if self.done == self.spec.operations_per_client {
+            return None;
+        }
+        let Weights {
+            get,
+            insert,
+            update,
+            upsert,
+            remove,
+            compare_exchange,
+            multi_get,
+            scan,
+            reverse_scan,
+            collect,
+        } = self.spec.weights;
+        let weights = [
+            get,
+            insert,
+            update,
+            upsert,
+            remove,
+            compare_exchange,
+            multi_get,
+            scan,
+            reverse_scan,
+            collect,
+        ];
+        let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
+        let mut ticket = self.rng.random_range(0..total);
+        let kind = weights.iter().position(|weight| {
+            let mine = ticket < u64::from(*weight);
+            ticket = ticket.saturating_sub(u64::from(*weight));
+            mine
+        });
+        let action = match kind.expect("the ticket is below the sum") {
+            0 => Action::Get(self.key()),
+            1 => Action::Insert(self.key(), self.value()),
+            2 => Action::Update(self.key(), self.value()),
+            3 => Action::Upsert(self.key(), self.value()),
+            4 => Action::Remove(self.key()),
+            5 => {
+                let key = self.key();
+                let expected = self.known.get(&key).copied().unwrap_or_default();
+                Action::CompareExchange { key, expected, new: self.value() }
+            }
+            6 => {
+                let count = self.rng.random_range(1..=self.spec.max_multi_get_keys);
+                Action::MultiGet((0..count).map(|_| self.key()).collect())
+            }
+            7 => Action::Scan(self.scan()),
+            8 => Action::Scan(self.scan().reverse()),
+            _ => Action::Collect,
+        };
+        self.done += 1;
+        Some(action)
+    }
+
+    /// The number that the history knows the stream by.
+    pub(crate) fn client(&self) -> u32 {
+        self.client
+    }
+
+    /// How long to wait before the next operation, in nanoseconds.
+    pub(crate) fn pause_ns(&mut self) -> u64 {
+        match self.spec.max_pause_ns {
+            0 => 0,
+            // Often none at all, so that operations also follow closely.
+            longest => self.rng.random_range(0..=longest).saturating_sub(longest / 2),
+        }
+    }
+
+    /// The client hears what became of an operation.
+    pub(crate) fn learn(&mut self, action: &Action, outcome: &Outcome) {
+        let known = match (action, outcome) {
+            (Action::Get(key), Outcome::Value(Some(value)))
+            | (Action::Insert(key, value) | Action::Update(key, value), Outcome::Applied(true))
+            | (Action::Upsert(key, value), Outcome::Done)
+            | (
+                Action::CompareExchange { key, .. },
+                Outcome::Exchange(Exchange::Differs(Some(value))),
+            )
+            | (
+                Action::CompareExchange { key, new: value, .. },
+                Outcome::Exchange(Exchange::Exchanged),
+            ) => (*key, *value),
+            _ => return,
+        };
+        self.known.insert(known.0, known.1);
+    }
+
+    fn value(&mut self) -> u64 {
+        self.written += 1;
+        u64::from(self.client + 1) << 32 | self.written
+    }
+
+    fn place(&mut self) -> u64 {
+        let all = self.spec.key_space;
+        match self.spec.distribution {
+            DistributionSpec::Uniform => self.rng.random_range(0..all),
+            DistributionSpec::Hot { keys, probability } => {
+                if self.rng.random_bool(probability) {
+                    (all - keys) / 2 + self.rng.random_range(0..keys)
+                } else {
+                    self.rng.random_range(0..all)
+                }
+            }
+            DistributionSpec::Sliding { keys } => {
+                let way = all - keys;
+                let start = way * u64::from(self.done) / u64::from(self.spec.operations_per_client);
+                start + self.rng.random_range(0..keys)
+            }
+        }
+    }
+
+    fn key(&mut self) -> u64 {
+        let place = self.place();
+        key_at(place, self.spec.key_space)
+    }
+
+    /// A range of all shapes: bounds of every kind, now and then the wrong way round, with and without
+    /// a limit.
+    fn scan(&mut self) -> Scan<u64> {
+        let all = self.spec.key_space;
+        let low = self.place();
+        let high = (low + self.rng.random_range(0..self.spec.max_scan_keys)).min(all - 1);
+        let (low, high) = (key_at(low, all), key_at(high, all));
+        let (low, high) = if self.rng.random_ratio(1, 50) { (high, low) } else { (low, high) };
+        let limit = match self.rng.random_range(0..40_u32) {
+            0 => 0,
+            1..20 => self.rng.random_range(1..=self.spec.max_scan_keys) as usize,
+            _ => usize::MAX,
+        };
+        let (lower, upper) = (self.bound(low), self.bound(high));
+        Scan { lower, upper, reverse: false, limit }
+    }
+
+    fn bound(&mut self, key: u64) -> Bound<u64> {
+        match self.rng.random_range(0..16_u32) {
+            0 => Bound::Unbounded,
+            1..9 => Bound::Included(key),
+            _ => Bound::Excluded(key),
+        }
+    }
+}

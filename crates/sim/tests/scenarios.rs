@@ -1,0 +1,164 @@
+//! Every scenario, with a few seeds: it plays, it is repeatable, and it shows what it is there for.
+
+use farleaf_sim::history::{Action, Outcome};
+use farleaf_sim::{RunOutcome, SCENARIOS, Scenario, run_and_keep, run_command, run_seed};
+
+const SEEDS: std::ops::Range<u64> = 1..6;
+
+fn plain() -> impl Iterator<Item = &'static str> {
+    SCENARIOS.iter().map(|(name, _)| *name).filter(|name| !name.starts_with("canary-"))
+}
+
+#[test]
+fn every_file_is_registered_and_fits() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios");
+    let mut files: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    files.sort();
+    let registered: Vec<&str> = SCENARIOS.iter().map(|(name, _)| *name).collect();
+    assert_eq!(files, registered, "scenarios/ and the registry, in alphabetical order");
+    for (name, text) in SCENARIOS {
+        let scenario = Scenario::parse(name, text).unwrap();
+        let is_canary = scenario.canary != farleaf_sim::scenario::Canary::None;
+        assert_eq!(name.starts_with("canary-"), is_canary, "{name}");
+        assert!(!scenario.description.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn every_scenario_holds_and_most_operations_are_answered() {
+    for name in plain() {
+        let scenario = Scenario::registered(name).unwrap();
+        let (mut operations, mut answered) = (0, 0);
+        for seed in SEEDS {
+            let report = run_seed(&scenario, seed);
+            assert_eq!(report.outcome, RunOutcome::Ok, "{name}, seed {seed}");
+            operations += report.operations;
+            answered += report.answered;
+        }
+        // A run in which nothing succeeds breaks no promise, and proves nothing.
+        assert!(answered * 10 > operations * 6, "{name}: {answered} of {operations} answered");
+    }
+}
+
+#[test]
+fn one_seed_is_one_history_and_two_seeds_are_two() {
+    for name in plain() {
+        let scenario = Scenario::registered(name).unwrap();
+        let report = run_seed(&scenario, 7);
+        assert_eq!(report, run_seed(&scenario, 7), "{name}");
+        assert_ne!(report.history_hash, run_seed(&scenario, 8).history_hash, "{name}");
+    }
+}
+
+/// How many outcomes of a kind a scenario's seeds show.
+fn outcomes(name: &str, wanted: impl Fn(&Action, &Outcome) -> bool) -> usize {
+    let scenario = Scenario::registered(name).unwrap();
+    let histories = SEEDS.map(|seed| run_and_keep(&scenario, seed).0);
+    histories
+        .flat_map(|history| history.operations)
+        .filter(|operation| wanted(&operation.action, &operation.outcome))
+        .count()
+}
+
+#[test]
+fn faults_show() {
+    let uncertain = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::Indeterminate(_));
+    assert!(outcomes("coarse-faults", uncertain) > 20);
+    assert!(outcomes("coarse-server-dies", uncertain) > 20);
+    let lost = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::NoReturn);
+    assert!(outcomes("coarse-client-dies", lost) > 5);
+    assert_eq!(outcomes("coarse-range-calm", lost), 0);
+    let full = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::Failed(error) if error.contains("memory left"));
+    assert!(outcomes("coarse-small-pool", full) > 20);
+}
+
+#[test]
+fn every_kind_of_answer_shows() {
+    type Wanted = (&'static str, fn(&Action, &Outcome) -> bool);
+    let wanted: &[Wanted] = &[
+        ("get, there", |_, outcome| matches!(outcome, Outcome::Value(Some(_)))),
+        ("get, absent", |_, outcome| matches!(outcome, Outcome::Value(None))),
+        ("insert", |a, o| matches!((a, o), (Action::Insert(..), Outcome::Applied(true)))),
+        ("insert, there", |a, o| matches!((a, o), (Action::Insert(..), Outcome::Applied(false)))),
+        ("update", |a, o| matches!((a, o), (Action::Update(..), Outcome::Applied(true)))),
+        ("update, absent", |a, o| matches!((a, o), (Action::Update(..), Outcome::Applied(false)))),
+        ("remove", |a, o| matches!((a, o), (Action::Remove(_), Outcome::Applied(true)))),
+        ("remove, absent", |a, o| matches!((a, o), (Action::Remove(_), Outcome::Applied(false)))),
+        ("exchange", |_, o| matches!(o, Outcome::Exchange(farleaf::index::Exchange::Exchanged))),
+        ("differs", |_, o| matches!(o, Outcome::Exchange(farleaf::index::Exchange::Differs(_)))),
+        ("multi-get", |_, o| matches!(o, Outcome::Values(values) if values.len() > 3)),
+        (
+            "scan",
+            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if !s.reverse && r.len() > 3),
+        ),
+        (
+            "reverse scan",
+            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if s.reverse && r.len() > 3),
+        ),
+        (
+            "full scan to its limit",
+            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if r.len() == s.limit),
+        ),
+    ];
+    for name in ["coarse-range-calm", "coarse-hash-calm"] {
+        for (what, wanted) in wanted {
+            assert!(outcomes(name, wanted) > 3, "{name}: {what}");
+        }
+    }
+}
+
+#[test]
+fn the_planted_bug_is_caught_and_can_be_replayed() {
+    let mut out = Vec::new();
+    let all_well = run_command("canary", 1, 200, &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert!(!all_well, "200 seeds did not show the planted bug");
+    let replay = text.lines().last().unwrap();
+    let seed: u64 = replay
+        .strip_prefix("replay: farleaf sim --scenario canary-skipped-validation --seed ")
+        .and_then(|rest| rest.strip_suffix(" --count 1"))
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or_else(|| panic!("no replay command: {text}"));
+    let mut again = Vec::new();
+    assert!(!run_command("canary-skipped-validation", seed, 1, &mut again).unwrap());
+    let again = String::from_utf8(again).unwrap();
+    assert!(text.ends_with(&again), "a replay shows the same: {again}");
+}
+
+#[test]
+fn the_command_says_what_it_ran_and_what_is_wrong() {
+    let run = |scenario: &str, seed, count| {
+        let mut out = Vec::new();
+        let result = run_command(scenario, seed, count, &mut out);
+        (result, String::from_utf8(out).unwrap())
+    };
+    let (result, text) = run("coarse-range-calm", 3, 2);
+    assert!(result.unwrap());
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[1].starts_with("coarse-range-calm seed 4 hash "), "{text}");
+    assert!(lines[1].ends_with(" ok"), "{text}");
+
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios/coarse-range-calm.toml");
+    let (result, from_file) = run(file, 3, 1);
+    assert!(result.unwrap());
+    let hash = |line: &str| line.split_once("hash").unwrap().1.to_owned();
+    assert_eq!(
+        hash(from_file.trim_end()),
+        hash(lines[0]),
+        "a file is played as the registered one"
+    );
+
+    let (all, _) = run("all", 1, 0);
+    assert!(all.unwrap(), "no seeds, nothing wrong");
+    for (scenario, seed, count) in
+        [("nope", 1, 1), ("no/such.toml", 1, 1), ("coarse-range-calm", u64::MAX, 2)]
+    {
+        let (result, text) = run(scenario, seed, count);
+        let message = result.unwrap_err().to_string();
+        assert!(!message.contains('\n') && text.is_empty(), "{message}");
+    }
+}

@@ -1,0 +1,19 @@
+//! Fuzzes the decoding of messages: any bytes are refused or understood, and what was understood encodes
+//! to the same bytes again.
+#![no_main]
+
+use farleaf::page::Fixed8;
+use farleaf::wire::{Reply, Request};
+use farleaf_fabric::Message;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    if let Some(request) = Request::<Fixed8>::decode(data) {
+        assert_eq!(&request.encode()[..], data);
+    }
+    if let Some(reply) = Reply::<Fixed8>::decode(data) {
+        let mut message = Message::new();
+        reply.encode(&mut message);
+        assert_eq!(&message[..], data);
+    }
+});
