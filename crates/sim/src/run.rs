@@ -12,9 +12,11 @@ use crate::history::{History, Outcome};
 use crate::scenario::{Canary, DesignSpec, PartitioningSpec, Scenario};
 use crate::workload;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::{Design, IndexError};
 use farleaf::page::{Fixed8, Layout};
-use farleaf::server::tree::{Discipline, SkipsValidation, Sound};
+use farleaf::remote;
+use farleaf::server::tree::{self, Discipline};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -103,35 +105,72 @@ pub fn run_and_keep(scenario: &Scenario, seed: u64) -> (History, RunOutcome) {
 /// Picks the code for the scenario's page size and canary. A scenario that has been checked fits.
 fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     match (scenario.canary, scenario.cluster.page_words) {
-        (Canary::None, 16) => play_design::<Fixed8<16>, Sound>(scenario, seed, board),
-        (Canary::None, 24) => play_design::<Fixed8<24>, Sound>(scenario, seed, board),
-        (Canary::None, 40) => play_design::<Fixed8<40>, Sound>(scenario, seed, board),
-        (Canary::None, 128) => play_design::<Fixed8<128>, Sound>(scenario, seed, board),
-        (Canary::SkipsValidation, 16) => {
-            play_design::<Fixed8<16>, SkipsValidation>(scenario, seed, board)
-        }
+        (Canary::None, 24) => play_design::<Fixed8<24>>(scenario, seed, board),
+        (Canary::None, 40) => play_design::<Fixed8<40>>(scenario, seed, board),
+        (Canary::None, 128) => play_design::<Fixed8<128>>(scenario, seed, board),
+        (Canary::None, 16) => play_design::<Tiny>(scenario, seed, board),
+        (_, 16) => play_canary(scenario, seed, board),
         (_, words) => Err(format!("no code for pages of {words} words")),
     }
 }
 
-fn play_design<L, D>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+/// The pages of canaries.
+type Tiny = Fixed8<16>;
+
+fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
     L: Layout<Key = u64, Value = u64>,
-    D: Discipline,
 {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
-            let servers = scenario.cluster.memory_servers;
-            let partitioning = match partitioning {
-                PartitioningSpec::Hash => Partitioning::Hash,
-                PartitioningSpec::Range => Partitioning::Range {
-                    boundaries: workload::boundaries(&scenario.workload, servers),
-                },
-            };
-            let options = CoarseOptions { partitioning };
-            play_on::<L, D, Coarse>(scenario, seed, board, &options)
+            let options = coarse_options(scenario, *partitioning);
+            play_on::<L, tree::Sound, Coarse>(scenario, seed, board, &options)
+        }
+        DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
+            let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
+            play_on::<L, tree::Sound, Fine>(scenario, seed, board, &options)
         }
     }
+}
+
+/// Plays with the planted bug that the scenario asks for.
+fn play_canary(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+    match (&scenario.design, scenario.canary) {
+        (DesignSpec::Coarse { partitioning }, Canary::SkipsValidation) => {
+            let options = coarse_options(scenario, *partitioning);
+            play_on::<Tiny, tree::SkipsValidation, Coarse>(scenario, seed, board, &options)
+        }
+        (DesignSpec::Fine { chunk_nodes_log2, leaves_per_head }, canary) => {
+            let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
+            match canary {
+                Canary::SkipsChecksum => play_on::<Tiny, tree::Sound, Fine<remote::SkipsChecksum>>(
+                    scenario, seed, board, &options,
+                ),
+                Canary::LinksBeforeSibling => {
+                    play_on::<Tiny, tree::Sound, Fine<remote::LinksBeforeSibling>>(
+                        scenario, seed, board, &options,
+                    )
+                }
+                other => Err(format!("the fine-grained design has no canary {other:?}")),
+            }
+        }
+        (design, canary) => Err(format!("{design:?} has no canary {canary:?}")),
+    }
+}
+
+fn coarse_options(scenario: &Scenario, partitioning: PartitioningSpec) -> CoarseOptions<u64> {
+    let servers = scenario.cluster.memory_servers;
+    let partitioning = match partitioning {
+        PartitioningSpec::Hash => Partitioning::Hash,
+        PartitioningSpec::Range => {
+            Partitioning::Range { boundaries: workload::boundaries(&scenario.workload, servers) }
+        }
+    };
+    CoarseOptions { partitioning }
+}
+
+fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOptions {
+    FineOptions { chunk_nodes_log2, leaves_per_head }
 }
 
 fn play_on<L, D, De>(

@@ -10,6 +10,11 @@ use thiserror::Error;
 
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
+    ("canary-fine-parent-first", include_str!("../scenarios/canary-fine-parent-first.toml")),
+    (
+        "canary-fine-skipped-checksum",
+        include_str!("../scenarios/canary-fine-skipped-checksum.toml"),
+    ),
     ("canary-skipped-validation", include_str!("../scenarios/canary-skipped-validation.toml")),
     ("coarse-bulk", include_str!("../scenarios/coarse-bulk.toml")),
     ("coarse-churn", include_str!("../scenarios/coarse-churn.toml")),
@@ -24,6 +29,16 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("coarse-server-dies", include_str!("../scenarios/coarse-server-dies.toml")),
     ("coarse-small-pool", include_str!("../scenarios/coarse-small-pool.toml")),
     ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
+    ("fine-bulk", include_str!("../scenarios/fine-bulk.toml")),
+    ("fine-calm", include_str!("../scenarios/fine-calm.toml")),
+    ("fine-churn", include_str!("../scenarios/fine-churn.toml")),
+    ("fine-client-dies", include_str!("../scenarios/fine-client-dies.toml")),
+    ("fine-faults", include_str!("../scenarios/fine-faults.toml")),
+    ("fine-hot-keys", include_str!("../scenarios/fine-hot-keys.toml")),
+    ("fine-long-scans", include_str!("../scenarios/fine-long-scans.toml")),
+    ("fine-scans", include_str!("../scenarios/fine-scans.toml")),
+    ("fine-server-dies", include_str!("../scenarios/fine-server-dies.toml")),
+    ("fine-small-pool", include_str!("../scenarios/fine-small-pool.toml")),
 ];
 
 /// Page sizes that scenarios can ask for, in words: code is compiled for each.
@@ -88,6 +103,10 @@ pub enum Canary {
     None,
     /// Readers of a memory server do not validate the versions of pages.
     SkipsValidation,
+    /// One-sided readers do not check that their copy of a page is of one piece.
+    SkipsChecksum,
+    /// A one-sided split writes the page that points to the new sibling before the sibling.
+    LinksBeforeSibling,
 }
 
 /// Kinds of errors that a scenario can expect.
@@ -137,6 +156,13 @@ pub enum DesignSpec {
     Coarse {
         /// How keys are divided among memory servers.
         partitioning: PartitioningSpec,
+    },
+    /// The fine-grained design.
+    Fine {
+        /// Nodes that a client takes from a memory server at once, as a power of two.
+        chunk_nodes_log2: u8,
+        /// Leaves between heads; 0 is without heads.
+        leaves_per_head: u16,
     },
 }
 
