@@ -129,15 +129,6 @@ macro_rules! attempts {
 use attempts;
 
 impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
-    /// All clients of a compute server are dead: others may finish or undo what they were at. Whoever says
-    /// so must know it.
-    ///
-    /// # Errors
-    /// [`IndexError`] if memory server 0 does not answer.
-    pub async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
-        Ok(self.pages.declare_dead(compute_server).await?)
-    }
-
     /// The pages below, for tests and tools.
     pub fn pages(&self) -> &PageClient<F, L, D> {
         &self.pages
@@ -244,6 +235,10 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for FineIndex<F, L, D> {
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
         self.load_all(records, fill)
+    }
+
+    async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
+        Ok(self.pages.declare_dead(compute_server).await?)
     }
 
     fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
