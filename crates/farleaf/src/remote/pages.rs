@@ -49,7 +49,7 @@ pub struct PageClient<F: Fabric, L: Layout, D: Discipline = Sound> {
     pub(super) doubts: RefCell<Vec<Doubt>>,
     /// When to look at the doubts again.
     pub(super) doubts_due_ns: Cell<u64>,
-    /// The last page that stood in somebody's way.
+    /// The last page that stood in somebody's way, or was met locked.
     pub(super) suspect: Cell<Option<(GlobalAddr, LockWord)>>,
     /// Freed nodes with the moment from which they can be used again.
     resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
@@ -186,6 +186,12 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
     #[inline]
     fn is_sound(&self, copy: &PageCopy<L>) -> bool {
         let page = copy.page();
+        let word = page.lock_word();
+        if word.is_locked() {
+            // If what follows leads nowhere, the holder may have died half-way through a change of several
+            // pages.
+            self.suspect.set(Some((copy.at, word)));
+        }
         (!D::CHECKS_SUM || page.is_of_one_piece()) && page.address() == copy.at
     }
 

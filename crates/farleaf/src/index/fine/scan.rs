@@ -150,7 +150,6 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
         }
         let is_leaf = leaf.page().level() == 0 && !leaf.page().is_dead() && !leaf.page().is_head();
         if !is_leaf || L::reach(leaf.page(), Probe::At(start)) != Reach::Inside {
-            self.pages.suspect_if_locked(&parent);
             return Err(Miss::Restart);
         }
         Ok(leaf)
