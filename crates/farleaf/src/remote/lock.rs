@@ -69,12 +69,9 @@ impl Drop for Hold<'_> {
 impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
     /// Marks a page as held by an operation of this client (K2).
     pub(super) fn hold(&self, at: GlobalAddr) -> Option<Hold<'_>> {
-        self.held.borrow_mut().insert(at).then_some(Hold {
-            at,
-            held: &self.held,
-            doubts: &self.doubts,
-            in_doubt: false,
-        })
+        // Not `then_some`: a mark that is made and dropped would take the other operation's away.
+        let marked = self.held.borrow_mut().insert(at);
+        marked.then(|| Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false })
     }
 
     /// The mark of a page that a doubt holds already; the doubt is this operation's business now.
