@@ -7,7 +7,7 @@
 use super::FineIndex;
 use crate::index::{IndexError, Records, Scan};
 use crate::page::{Layout, Probe, Reach, ScanWindow};
-use crate::remote::{Backoff, Discipline, LeafStream, Miss, PageCopy};
+use crate::remote::{Discipline, LeafStream, Miss, PageCopy};
 use farleaf_fabric::{Fabric, Work};
 use std::ops::Bound;
 
@@ -26,7 +26,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
     ) -> Result<Records<L::Key, L::Value>, IndexError> {
         let mut records = Records::new();
         let mut progress = Progress { cursor: None, done: scan.limit == 0 };
-        let mut backoff = Backoff::default();
+        let mut backoff = self.pages.backoff();
         while !progress.done {
             let scanned = if scan.reverse {
                 self.scan_down(scan, &mut progress, &mut records).await
