@@ -10,7 +10,7 @@ use farleaf::page::{Fixed8, Layout};
 use farleaf::remote::{Backoff, Discipline, GRACE_NS, LinksBeforeSibling, SkipsChecksum, Sound};
 use farleaf::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::{Faults, SimConfig};
+use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use std::collections::BTreeMap;
 
@@ -106,8 +106,7 @@ fn a_multi_get_goes_down_level_by_level() {
 /// starts. In virtual time, so the bound is exact.
 #[test]
 fn a_scan_overlaps_its_reads() {
-    let mut network = farleaf_fabric::sim::NetworkModel::default();
-    network.one_way_ns = 1_000;
+    let network = NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() };
     let round_trip_ns = network.unloaded_verb_ns(0, 1024);
     let provider = SimConfig { network, ..SimConfig::default() };
     let cluster =
@@ -270,7 +269,7 @@ async fn write_for_ever<F: Fabric, D: Discipline>(
     while !*stop.lock().unwrap() {
         let key = base + fabric.random() % 60 * 4;
         let value = fabric.random();
-        let removes = fabric.random() % 3 == 0;
+        let removes = fabric.random().is_multiple_of(3);
         let after = (!removes).then_some(value);
         known.lock().unwrap().entry(key).or_default().1 = Some(after);
         if removes {
