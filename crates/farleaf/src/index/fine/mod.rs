@@ -113,7 +113,7 @@ pub struct FineIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
 /// Tries `$attempt` again as long as it restarts, within bounds.
 macro_rules! attempts {
     ($index:expr, $attempt:expr) => {{
-        let mut backoff = $crate::remote::Backoff::default();
+        let mut backoff = $index.pages.backoff();
         loop {
             match $attempt.await {
                 Ok(value) => break Ok(value),
