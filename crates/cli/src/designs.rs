@@ -5,6 +5,7 @@
 use clap::ValueEnum;
 use farleaf::index::Design;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::page::Fixed8;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
@@ -15,6 +16,8 @@ use farleaf_fabric::sim::SimConfig;
 pub(crate) enum DesignName {
     /// Coarse-grained: each memory server has a tree for its share of the keys; every operation is an RPC
     Coarse,
+    /// Fine-grained: one tree whose nodes go round the memory servers; every operation is one-sided
+    Fine,
 }
 
 impl DesignName {
@@ -22,13 +25,14 @@ impl DesignName {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Coarse => <Coarse as Design<Fixed8>>::NAME,
+            Self::Fine => <Fine as Design<Fixed8>>::NAME,
         }
     }
 
     /// Whether compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Coarse => false,
+            Self::Coarse | Self::Fine => false,
         }
     }
 }
@@ -100,6 +104,8 @@ pub(crate) fn run<T: Task>(
             };
             on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, fabric, task)
         }
+        // Nodes go round the servers, wherever the boundaries are.
+        DesignName::Fine => on_fabric::<Fine, T>(&FineOptions::default(), fabric, task),
     }
 }
 
