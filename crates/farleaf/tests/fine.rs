@@ -351,16 +351,31 @@ fn a_client_that_dies_half_way_harms_nobody() {
     }
 }
 
-/// Messages get lost or come too late: what an operation answers holds all the same, and one of unknown
-/// outcome has happened or not, and leaves nothing behind that stops anybody.
-fn lossy(seed: u64) -> u64 {
-    let faults = Faults {
+/// The same where messages get lost and come late, those of the dead client among them.
+#[test]
+fn a_client_that_dies_leaves_late_messages() {
+    let first = number_from("FARLEAF_SEED").unwrap_or(0);
+    for seed in first..first + seeds(60) {
+        println!("seed {seed}");
+        dying_holder::<Sound>(seed, losses());
+    }
+}
+
+/// Messages get lost, or come after their deadline.
+fn losses() -> Faults {
+    Faults {
         drop_probability: 0.01,
         late_probability: 0.01,
         max_late_ns: 150_000,
         timeout_ns: 60_000,
         ..Faults::rough()
-    };
+    }
+}
+
+/// Messages get lost or come too late: what an operation answers holds all the same, and one of unknown
+/// outcome has happened or not, and leaves nothing behind that stops anybody.
+fn lossy(seed: u64) -> u64 {
+    let faults = losses();
     let provider =
         SimConfig { seed, faults, give_up_after_ns: 4_000_000_000, ..Default::default() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
