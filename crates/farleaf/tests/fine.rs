@@ -34,6 +34,15 @@ async fn open_with<F: Fabric, D: Discipline>(fabric: F) -> FineIndex<F, Tiny, D>
     <Fine<D> as Design<Tiny>>::open(fabric).await.unwrap()
 }
 
+fn number_from(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// How many seeds to run: `usual`, or as many as `FARLEAF_SEEDS` says.
+fn seeds(usual: u64) -> u64 {
+    number_from("FARLEAF_SEEDS").unwrap_or(usual)
+}
+
 /// What an operation spent.
 async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
@@ -335,24 +344,38 @@ fn dying_holder<D: Discipline>(seed: u64, faults: Faults) {
 
 #[test]
 fn a_client_that_dies_half_way_harms_nobody() {
-    let seeds = std::env::var("FARLEAF_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
-    let first = std::env::var("FARLEAF_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
-    for seed in first..first + seeds {
+    let first = number_from("FARLEAF_SEED").unwrap_or(0);
+    for seed in first..first + seeds(60) {
         println!("seed {seed}");
         dying_holder::<Sound>(seed, Faults::rough());
+    }
+}
+
+/// The same where messages get lost and come late, those of the dead client among them.
+#[test]
+fn a_client_that_dies_leaves_late_messages() {
+    let first = number_from("FARLEAF_SEED").unwrap_or(0);
+    for seed in first..first + seeds(60) {
+        println!("seed {seed}");
+        dying_holder::<Sound>(seed, losses());
+    }
+}
+
+/// Messages get lost, or come after their deadline.
+fn losses() -> Faults {
+    Faults {
+        drop_probability: 0.01,
+        late_probability: 0.01,
+        max_late_ns: 150_000,
+        timeout_ns: 60_000,
+        ..Faults::rough()
     }
 }
 
 /// Messages get lost or come too late: what an operation answers holds all the same, and one of unknown
 /// outcome has happened or not, and leaves nothing behind that stops anybody.
 fn lossy(seed: u64) -> u64 {
-    let faults = Faults {
-        drop_probability: 0.01,
-        late_probability: 0.01,
-        max_late_ns: 150_000,
-        timeout_ns: 60_000,
-        ..Faults::rough()
-    };
+    let faults = losses();
     let provider =
         SimConfig { seed, faults, give_up_after_ns: 4_000_000_000, ..Default::default() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
@@ -442,9 +465,8 @@ fn lossy(seed: u64) -> u64 {
 
 #[test]
 fn losses_leave_nothing_half_done() {
-    let seeds = std::env::var("FARLEAF_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(30);
-    let unknown: u64 = (0..seeds).map(lossy).sum();
-    println!("{unknown} operations of unknown outcome");
+    let unknown: u64 = (0..seeds(30)).map(lossy).sum();
+    assert_eq!(unknown, 0, "as long as the servers live, whoever does not know can find out");
 }
 
 /// The first seed under which `check` fails, if one does.
@@ -465,7 +487,7 @@ fn concurrent_owners<D: Discipline>(seed: u64) {
 
 #[test]
 fn readers_that_do_not_check_the_sum_are_found() {
-    assert_eq!(first_failure(20, concurrent_owners::<Sound>), None);
+    assert_eq!(first_failure(seeds(20), concurrent_owners::<Sound>), None);
     assert!(first_failure(20, concurrent_owners::<SkipsChecksum>).is_some());
 }
 

@@ -189,7 +189,12 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         let entry = RedoPage::between(redo.at, found.page(), after.page());
         let words = Redo { owner, pages: vec![entry.clone()] }.words();
         slot.keep = true;
-        self.post_write(slot.at, words.into_iter()).await?.await?;
+        if self.post_write(slot.at, words.into_iter()).await?.await.is_err() {
+            // Nothing has changed yet. What is late must not land on another entry in this slot.
+            self.fabric().reset(redo.at.server()).await?;
+            slot.keep = false;
+            return Err(Miss::Restart);
+        }
         slot.keep = false;
         let locked = if taken == word {
             self.already_locked(hold, redo.at, word)
