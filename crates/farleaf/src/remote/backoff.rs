@@ -11,8 +11,8 @@ const FIRST_NS: u64 = 2_000;
 /// The largest window, in nanoseconds.
 const CAP_NS: u64 = 32_000;
 
-/// Attempts after which an operation gives up. With the cap, some 100 ms.
-const MAX_ATTEMPTS: u32 = 6_000;
+/// Attempts after which an operation gives up. With the cap, some 30 ms.
+const MAX_ATTEMPTS: u32 = 1_500;
 
 /// The attempts of one operation.
 #[derive(Clone, Copy, Debug)]
