@@ -107,15 +107,28 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
         cursor: CollectCursor<L::Key>,
     ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
         let CollectCursor { level, key, mut merged } = cursor;
-        let root = attempts!(self, self.pages.read(self.root_pointer()))?;
+        let from = key.unwrap_or_else(L::min_key);
+        let Some(next) = attempts!(self, self.collect_if_there(level, &from, &mut merged))? else {
+            return Ok(None);
+        };
+        let level = if next.is_none() { level + 1 } else { level };
+        Ok(Some(CollectCursor { level, key: next, merged }))
+    }
+
+    /// As [`FineIndex::collect_below`]; `None` if nothing is above `level`. Looks at the root each time: another
+    /// client's collection may have taken a level away.
+    async fn collect_if_there(
+        &self,
+        level: u8,
+        key: &L::Key,
+        merged: &mut u64,
+    ) -> Result<Option<Option<L::Key>>, Miss> {
+        let root = self.pages.read(self.root_pointer()).await?;
         if root.page().level() <= level {
             return Ok(None);
         }
         drop(root);
-        let from = key.unwrap_or_else(L::min_key);
-        let next = attempts!(self, self.collect_below(level, &from, &mut merged))?;
-        let level = if next.is_none() { level + 1 } else { level };
-        Ok(Some(CollectCursor { level, key: next, merged }))
+        self.collect_below(level, key, merged).await.map(Some)
     }
 
     /// Collects the children of the parent of `key`'s node at `level`, from that node on; returns where to
