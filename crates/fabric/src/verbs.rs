@@ -29,6 +29,10 @@ use std::future::Future;
 ///   happened, and may still happen later. Every other error says that it did not happen.
 /// - F8. A dropped future does not take its operation back, and the buffer stays with the operation
 ///   until that ends.
+/// - F9. After [`Fabric::reset`], each verb that this endpoint posted to that server before has taken
+///   effect (in part, if it is a WRITE) or never will. Calls are not concerned.
+/// - F10. After [`Fabric::fence`], nothing that the endpoints which that compute server had until then
+///   ever posted to that memory server takes effect any more.
 ///
 /// *Thread safety*: a handle and its clones are one endpoint, used by one thread.
 pub trait Fabric: Clone + 'static {
@@ -49,6 +53,25 @@ pub trait Fabric: Clone + 'static {
 
     /// Sends `request` to `server`'s [`crate::RpcService`]; resolves to its reply.
     fn call(&self, server: ServerId, request: Message) -> Self::Op<Message>;
+
+    /// Reconnects this endpoint to `server` (F9): whoever does not know what became of a verb can reset,
+    /// look, and know. What is in flight ends, as indeterminate unless its completion is on its way.
+    ///
+    /// # Errors
+    /// [`FabricError::Indeterminate`] if the server cannot be reached; nothing is settled then.
+    fn reset(&self, server: ServerId) -> impl Future<Output = Result<(), FabricError>>;
+
+    /// Shuts the endpoints that `compute_server` has now out of memory server `server`, for ever (F10).
+    /// For a compute server that is taken for dead: if it lives after all, its operations there end as
+    /// indeterminate, and those that it sends over endpoints that it opens later are served.
+    ///
+    /// # Errors
+    /// [`FabricError::Indeterminate`] if the memory server cannot be reached.
+    fn fence(
+        &self,
+        server: ServerId,
+        compute_server: u16,
+    ) -> impl Future<Output = Result<(), FabricError>>;
 
     /// A scratch buffer of `bytes` bytes from the endpoint's registered memory.
     ///

@@ -351,3 +351,78 @@ fn requests_on_several_cores_interleave() {
     assert!(order.load(Ordering::Relaxed) < 10_000, "the quick one did not wait for the slow one");
     assert!(cluster.now_ns() > 70_000);
 }
+
+/// F9 where it matters: the message of an operation that was given up is still on its way.
+#[test]
+fn a_reset_drops_what_is_late() {
+    let faults = Faults {
+        late_probability: 1.0,
+        max_late_ns: 40_000,
+        timeout_ns: 20_000,
+        ..Faults::rough()
+    };
+    for seed in 0..40 {
+        let config = SimConfig { seed, faults: faults.clone(), ..SimConfig::default() };
+        let cluster = start(config, 1);
+        cluster.run_one(|fabric| async move {
+            let buffer = fabric.buffer(512).unwrap();
+            (0..64).for_each(|index| buffer.set(index, 5));
+            let write = fabric.write(at(0), buffer);
+            let swap = fabric.compare_swap(at(4096), 0, 1);
+            assert!(write.await.is_err() && swap.await.is_err());
+            fabric.sleep(fabric.random() % 40_000).await;
+            fabric.reset(SERVER).await.unwrap();
+        });
+        let settled: Vec<u64> = (0..64).map(|index| word(&cluster, index * 8)).collect();
+        let swapped = word(&cluster, 4096);
+        cluster.run_one(|fabric| async move { fabric.sleep(200_000).await });
+        let later: Vec<u64> = (0..64).map(|index| word(&cluster, index * 8)).collect();
+        assert_eq!((later, word(&cluster, 4096)), (settled, swapped), "seed {seed}");
+    }
+}
+
+/// F10: what a dead compute server had on its way lands before the fence or never.
+#[test]
+fn a_fence_stops_the_messages_of_the_dead() {
+    let mut landed = 0;
+    for seed in 0..60 {
+        let faults = Faults {
+            late_probability: 0.3,
+            max_late_ns: 60_000,
+            timeout_ns: 20_000,
+            ..Faults::rough()
+        };
+        let cluster = start(SimConfig { seed, faults, ..SimConfig::default() }, 1);
+        let control = cluster.control();
+        let control = &control;
+        let seen = cluster.run(&[1, 2], |fabric, client| async move {
+            if client == 0 {
+                for index in 0..16 {
+                    let buffer = fabric.buffer(512).unwrap();
+                    (0..64).for_each(|index| buffer.set(index, 7));
+                    drop(fabric.write(at(index * 512), buffer));
+                }
+                std::future::pending::<()>().await;
+            }
+            fabric.sleep(1_000 + seed * 50).await;
+            control.kill_compute_server(1);
+            while fabric.fence(SERVER, 1).await.is_err() {}
+            let mut words = Vec::new();
+            for index in 0..16 {
+                words.push(loop {
+                    let read = fabric.read(at(index * 512), fabric.buffer(512).unwrap()).await;
+                    if let Ok(buffer) = read {
+                        break (0..64).map(|word| buffer.get(word)).collect::<Vec<_>>();
+                    }
+                });
+            }
+            words.concat()
+        });
+        let seen = seen.into_iter().flatten().next().expect("client 1 lives");
+        landed += seen.iter().filter(|word| **word == 7).count();
+        cluster.run(&[3], |fabric, _| async move { fabric.sleep(300_000).await });
+        let later: Vec<u64> = (0..16 * 64).map(|index| word(&cluster, index * 8)).collect();
+        assert_eq!(later, seen, "seed {seed}");
+    }
+    assert!(landed > 0, "some of it landed before");
+}

@@ -98,7 +98,52 @@ pub enum Request<L: Layout> {
     Collect,
     /// How much of the memory is used.
     Usage,
+    /// The pool becomes an index of this design, if it is none yet.
+    Claim {
+        /// For the superblock: the design and its options.
+        options: u64,
+        /// For the superblock: the root, if it is on this server.
+        root: GlobalAddr,
+    },
+    /// A number for a client, to hold locks under; of memory server 0. Answered by [`Reply::Owner`].
+    Register,
+    /// The memory that a client logs its changes to this server's pages in; answered by
+    /// [`Reply::Chunk`], the same each time.
+    LogArea {
+        /// The client.
+        owner: u16,
+        /// Make it if it is not there; else the refusal is [`Refusal::NoSuchOwner`].
+        create: bool,
+    },
+    /// All clients that a compute server has registered so far are dead, and stay so; of memory server 0.
+    DeclareDead {
+        /// The compute server.
+        compute_server: u16,
+    },
+    /// Whether a client has been declared dead; of memory server 0. Answered by [`Reply::Owner`].
+    OwnerState {
+        /// The client.
+        owner: u16,
+    },
+    /// Nodes that nobody can reach any more, to be handed out again as chunks.
+    GiveBack {
+        /// The nodes, all on this server.
+        nodes: Vec<GlobalAddr>,
+    },
 }
+
+/// Changes that a client can log at the same time on one memory server.
+pub const LOG_SLOTS: u64 = 4;
+
+/// The bytes of one slot of a client's log: room for the changed words of three pages, and what says
+/// where they go.
+pub const fn log_slot_bytes<L: Layout>() -> u64 {
+    let words = 8 + 3 * (L::PAGE_WORDS + 8);
+    (words as u64 * 8).next_multiple_of(1024)
+}
+
+/// The most nodes that one request gives back.
+pub const GIVE_BACK_NODES: usize = 1024;
 
 /// Which keys a memory server's tree holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,6 +208,15 @@ pub enum Reply<L: Layout> {
     Description(Option<Share<L::Key>>),
     /// Answers [`Request::Usage`].
     Usage(Usage),
+    /// A client that is registered.
+    Owner {
+        /// Its number, from 1.
+        owner: u16,
+        /// Where it runs.
+        compute_server: u16,
+        /// Whether it has been declared dead.
+        dead: bool,
+    },
     /// No.
     Refused(Refusal),
 }
@@ -204,9 +258,12 @@ pub enum Refusal {
     /// The tree is damaged where the operation went.
     #[error("the tree is damaged")]
     Damaged,
+    /// There is no client of this number.
+    #[error("no client of this number is registered here")]
+    NoSuchOwner,
 }
 
-const REFUSALS: [Refusal; 11] = [
+const REFUSALS: [Refusal; 12] = [
     Refusal::Malformed,
     Refusal::OutOfMemory,
     Refusal::NoTree,
@@ -218,6 +275,7 @@ const REFUSALS: [Refusal; 11] = [
     Refusal::NotMine,
     Refusal::Contended,
     Refusal::Damaged,
+    Refusal::NoSuchOwner,
 ];
 
 fn take_bytes<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
@@ -391,6 +449,31 @@ impl<L: Layout> Request<L> {
             Self::LoadAbort => to.push(13),
             Self::Collect => to.push(14),
             Self::Usage => to.push(15),
+            Self::Claim { options, root } => {
+                to.push(16);
+                to.extend_from_slice(&options.to_le_bytes());
+                to.extend_from_slice(&root.to_bits().to_le_bytes());
+            }
+            Self::Register => to.push(17),
+            Self::LogArea { owner, create } => {
+                to.push(18);
+                to.extend_from_slice(&owner.to_le_bytes());
+                to.push(u8::from(*create));
+            }
+            Self::DeclareDead { compute_server } => {
+                to.push(19);
+                to.extend_from_slice(&compute_server.to_le_bytes());
+            }
+            Self::OwnerState { owner } => {
+                to.push(20);
+                to.extend_from_slice(&owner.to_le_bytes());
+            }
+            Self::GiveBack { nodes } => {
+                to.push(21);
+                for node in nodes {
+                    to.extend_from_slice(&node.to_bits().to_le_bytes());
+                }
+            }
         }
         to
     }
@@ -431,6 +514,21 @@ impl<L: Layout> Request<L> {
             13 => Self::LoadAbort,
             14 => Self::Collect,
             15 => Self::Usage,
+            16 => Self::Claim {
+                options: take_u64(&mut from)?,
+                root: GlobalAddr::from_bits(take_u64(&mut from)?),
+            },
+            17 => Self::Register,
+            18 => Self::LogArea { owner: take_u16(&mut from)?, create: take_bool(&mut from)? },
+            19 => Self::DeclareDead { compute_server: take_u16(&mut from)? },
+            20 => Self::OwnerState { owner: take_u16(&mut from)? },
+            21 => {
+                let mut nodes = Vec::with_capacity(from.len() / 8);
+                while !from.is_empty() {
+                    nodes.push(GlobalAddr::from_bits(take_u64(&mut from)?));
+                }
+                Self::GiveBack { nodes }
+            }
             _ => return None,
         };
         whole(request, from)
@@ -471,6 +569,12 @@ impl<L: Layout> Reply<L> {
                     to.extend_from_slice(&field.to_le_bytes());
                 }
             }
+            Self::Owner { owner, compute_server, dead } => {
+                to.push(9);
+                to.extend_from_slice(&owner.to_le_bytes());
+                to.extend_from_slice(&compute_server.to_le_bytes());
+                to.push(u8::from(*dead));
+            }
             Self::Refused(refusal) => {
                 let number = REFUSALS.iter().position(|other| other == refusal).unwrap_or(0);
                 to.extend_from_slice(&[8, number as u8]);
@@ -503,6 +607,11 @@ impl<L: Layout> Reply<L> {
                 }
                 Self::Usage(Usage::from_fields(fields))
             }
+            9 => Self::Owner {
+                owner: take_u16(&mut from)?,
+                compute_server: take_u16(&mut from)?,
+                dead: take_bool(&mut from)?,
+            },
             8 => Self::Refused(*REFUSALS.get(take_u8(&mut from)? as usize)?),
             _ => return None,
         };

@@ -2,6 +2,7 @@
 
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::{self, Setup};
+use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::page::Fixed8;
 use farleaf::server::MemoryServerConfig;
 use farleaf_fabric::Provider;
@@ -65,5 +66,51 @@ fn coarse_on_the_simulator() {
 fn coarse_on_a_rough_network() {
     for seed in 0..4 {
         coarse(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
+    }
+}
+
+fn fine(provider: &impl Provider) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    conformance::run::<Tiny, Fine, _>(&setup);
+    let setup = Setup { provider, options: FineOptions::default(), memory_servers: 3, server };
+    conformance::run::<Fixed8, Fine, _>(&setup);
+}
+
+#[test]
+fn fine_on_local_inline() {
+    fine(&LocalConfig::default());
+}
+
+#[test]
+fn fine_on_local_with_one_client_thread() {
+    fine(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
+}
+
+#[test]
+fn fine_on_local_with_server_threads() {
+    fine(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
+}
+
+#[test]
+fn fine_on_local_with_latency() {
+    fine(&LocalConfig {
+        network_latency_ns: 2_000,
+        bandwidth_bytes_per_s: 12_500_000_000,
+        one_client_thread: true,
+        ..LocalConfig::default()
+    });
+}
+
+#[test]
+fn fine_on_the_simulator() {
+    fine(&SimConfig::default());
+}
+
+#[test]
+fn fine_on_a_rough_network() {
+    for seed in 0..4 {
+        fine(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
     }
 }

@@ -99,12 +99,21 @@ impl<S: RpcService> LocalFabric<S> {
         }
     }
 
+    #[inline]
     fn server(&self, server: ServerId) -> Result<&LocalServer<S>, FabricError> {
+        let depth = self.endpoint.shared.config.depth;
+        if self.endpoint.in_flight.count.get() >= depth
+            && server.index() < self.endpoint.shared.servers.len()
+        {
+            return Err(FabricError::QueueFull { depth });
+        }
+        self.reach(server)
+    }
+
+    #[inline]
+    fn reach(&self, server: ServerId) -> Result<&LocalServer<S>, FabricError> {
         let found = self.endpoint.shared.servers.get(server.index());
         let found = found.ok_or(FabricError::NoSuchServer(server))?;
-        if self.endpoint.in_flight.count.get() >= self.endpoint.shared.config.depth {
-            return Err(FabricError::QueueFull { depth: self.endpoint.shared.config.depth });
-        }
         if !found.alive.load(Ordering::Acquire) {
             self.counters_ref().count_indeterminate();
             let why = Uncertainty::ConnectionLost;
@@ -216,6 +225,17 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
         }
         self.counters_ref().count_rpc_reply(reply_bytes);
         self.complete(Ok(reply), bytes + reply_bytes)
+    }
+
+    /// Verbs take effect when they are posted: there is never anything left to settle.
+    async fn reset(&self, server: ServerId) -> Result<(), FabricError> {
+        self.reach(server)?;
+        self.sleep(self.endpoint.shared.config.network_latency_ns).await;
+        Ok(())
+    }
+
+    async fn fence(&self, server: ServerId, _compute_server: u16) -> Result<(), FabricError> {
+        self.reset(server).await
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {

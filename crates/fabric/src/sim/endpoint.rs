@@ -3,11 +3,11 @@
 use super::events::Until;
 use super::network::Connection;
 use super::op::{Body, Op, SimOp};
-use super::world::Shared;
+use super::world::{Shared, World};
 use crate::access::check_alignment;
 use crate::{
     Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
-    ServerId, Work,
+    ServerId, Uncertainty, Work,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -22,6 +22,8 @@ const BUFFER_BYTES: usize = 4096;
 pub(super) struct EndpointState {
     pub(super) counters: Counters,
     pub(super) compute_server: u16,
+    /// Endpoints are numbered from 1 in the order in which they were opened.
+    pub(super) number: u64,
     pub(super) in_flight: Cell<usize>,
     /// Operations that were posted and wait for the thread to get to them.
     pub(super) departing: Cell<usize>,
@@ -75,6 +77,7 @@ impl SimFabric {
         let endpoint = EndpointState {
             counters: Counters::default(),
             compute_server,
+            number,
             in_flight: Cell::new(0),
             departing: Cell::new(0),
             connections: RefCell::new(vec![Connection::default(); servers]),
@@ -113,6 +116,45 @@ impl SimFabric {
         let op = Op::new(endpoint, server, deadline_ns, body);
         world.post(Rc::clone(&op), leave_ns);
         SimOp::in_flight(op, finish)
+    }
+
+    /// Waits until a message of the connection's management is at the other side.
+    async fn travel(&self) {
+        let until_ns = {
+            let mut world = self.world.borrow_mut();
+            world.events.now_ns() + world.travel_ns()
+        };
+        Until::new(&self.world, until_ns).await;
+    }
+
+    /// Asks the memory server's side of the connection to do something, and waits for its answer. The
+    /// connection's management repeats what is lost, so only a dead server is out of reach.
+    async fn manage(
+        &self,
+        server: ServerId,
+        act: impl FnOnce(&mut World),
+    ) -> Result<(), FabricError> {
+        self.endpoint.close_batch();
+        if server.number() >= self.memory_servers {
+            return Err(FabricError::NoSuchServer(server));
+        }
+        self.travel().await;
+        let noticed_ns = {
+            let mut world = self.world.borrow_mut();
+            if world.memory[server.index()].alive {
+                act(&mut world);
+                None
+            } else {
+                Some(world.events.now_ns() + world.config.faults.detect_death_ns)
+            }
+        };
+        let Some(noticed_ns) = noticed_ns else {
+            self.travel().await;
+            return Ok(());
+        };
+        Until::new(&self.world, noticed_ns).await;
+        self.endpoint.counters.count_indeterminate();
+        Err(FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost })
     }
 
     /// What can be refused without asking the memory server.
@@ -184,6 +226,19 @@ impl Fabric for SimFabric {
     fn call(&self, server: ServerId, request: Message) -> SimOp<Message> {
         self.endpoint.counters.count_rpc(request.len());
         self.post(server, Body::Call(request), reply_of)
+    }
+
+    async fn reset(&self, server: ServerId) -> Result<(), FabricError> {
+        let endpoint = Rc::clone(&self.endpoint);
+        self.manage(server, |_| endpoint.connections.borrow_mut()[server.index()].reset()).await
+    }
+
+    async fn fence(&self, server: ServerId, compute_server: u16) -> Result<(), FabricError> {
+        self.manage(server, |world| {
+            let newest = world.endpoints;
+            world.memory[server.index()].fenced.insert(compute_server, newest);
+        })
+        .await
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {

@@ -41,6 +41,15 @@ pub(super) struct Connection {
     pub(super) write_done_ns: u64,
     /// Until when verbs are lost.
     pub(super) down_until_ns: u64,
+    /// How often the endpoint has reset it; what was posted under an older number is void.
+    pub(super) generation: u64,
     /// The sender died, and from here on nothing of what it sent takes effect.
     pub(super) cut: bool,
+}
+
+impl Connection {
+    /// A new connection in the place of this one.
+    pub(super) fn reset(&mut self) {
+        *self = Self { generation: self.generation + 1, cut: self.cut, ..Self::default() };
+    }
 }

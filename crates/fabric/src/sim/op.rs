@@ -98,6 +98,8 @@ pub(super) struct Op {
     pub(super) server: ServerId,
     /// When the operation runs out of time; `u64::MAX` for never.
     pub(super) deadline_ns: u64,
+    /// The connection's when the operation was posted.
+    pub(super) generation: u64,
     pub(super) state: RefCell<OpState>,
 }
 
@@ -110,7 +112,8 @@ impl Op {
     ) -> Rc<Self> {
         let state = OpState { body, pieces: None, reply: Ok(()), result: None, waker: None };
         let endpoint = Rc::clone(endpoint);
-        Rc::new(Self { endpoint, server, deadline_ns, state: RefCell::new(state) })
+        let generation = endpoint.connections.borrow()[server.index()].generation;
+        Rc::new(Self { endpoint, server, deadline_ns, generation, state: RefCell::new(state) })
     }
 
     pub(super) fn has_ended(&self) -> bool {

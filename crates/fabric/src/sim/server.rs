@@ -13,7 +13,7 @@ use super::world::Shared;
 use crate::region::Region;
 use crate::sync::Arc;
 use crate::{Cpu, Message, RpcService, Work};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -23,6 +23,8 @@ pub(super) struct MemoryServer {
     pub(super) alive: bool,
     pub(super) region: Arc<Region>,
     pub(super) nic: Nic,
+    /// Compute servers that are shut out, each with the number of the newest endpoint concerned.
+    pub(super) fenced: BTreeMap<u16, u64>,
     queue: VecDeque<Rc<Op>>,
     cores: Vec<Core>,
     pub(super) core_busy_ns: u64,
@@ -44,6 +46,7 @@ impl MemoryServer {
             alive: true,
             region,
             nic: Nic::default(),
+            fenced: BTreeMap::new(),
             queue: VecDeque::new(),
             cores: (0..cores).map(|_| Core::default()).collect(),
             core_busy_ns: 0,

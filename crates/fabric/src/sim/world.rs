@@ -213,7 +213,7 @@ impl World {
             let late_ns = self.rng.random_range(1..=self.config.faults.max_late_ns.max(1));
             arrives_ns = arrives_ns.max(op.deadline_ns + late_ns);
         }
-        if !is_call {
+        if !is_call && !self.is_void(op) {
             let mut connections = op.endpoint.connections.borrow_mut();
             let connection = &mut connections[op.server.index()];
             if at_ns < connection.down_until_ns {
@@ -237,6 +237,9 @@ impl World {
         let server = op.server.index();
         if !self.memory[server].alive {
             return self.lose(op);
+        }
+        if self.is_void(&op) {
+            return self.refuse(op);
         }
         let (sent_bytes, is_call, is_write, words) = {
             let body = &op.state.borrow().body;
@@ -280,6 +283,9 @@ impl World {
                 self.lose(Rc::clone(op))
             };
         }
+        if self.is_void(op) {
+            return self.refuse(Rc::clone(op));
+        }
         if !self.sender_lives(&op.endpoint) && self.is_cut(op) {
             return;
         }
@@ -296,6 +302,25 @@ impl World {
         }
     }
 
+    /// Whether the operation must not take effect any more: its sender has reset the connection (F9), or
+    /// is shut out (F10).
+    fn is_void(&self, op: &Op) -> bool {
+        let server = op.server.index();
+        let fenced = self.memory[server].fenced.get(&op.endpoint.compute_server);
+        if fenced.is_some_and(|newest| op.endpoint.number <= *newest) {
+            return true;
+        }
+        let reset = op.endpoint.connections.borrow()[server].generation != op.generation;
+        reset && !op.state.borrow().body.is_call()
+    }
+
+    /// The server's side of the connection is gone.
+    fn refuse(&mut self, op: Rc<Op>) {
+        if !op.has_ended() {
+            self.events.schedule(self.events.now_ns(), Event::Lost(op));
+        }
+    }
+
     /// Whether what a dead compute server sent stops here: a coin for each piece, until it falls once.
     fn is_cut(&mut self, op: &Op) -> bool {
         let cut = self.rng.random_bool(0.5);
@@ -308,6 +333,9 @@ impl World {
     fn enqueue(&mut self, op: Rc<Op>) {
         if !self.memory[op.server.index()].alive {
             return self.lose(op);
+        }
+        if self.is_void(&op) {
+            return self.refuse(op);
         }
         self.woke = self.memory[op.server.index()].enqueue(op);
     }
@@ -372,7 +400,7 @@ impl World {
     }
 
     /// Wire time of one message, with what goes wrong on the way.
-    fn travel_ns(&mut self) -> u64 {
+    pub(super) fn travel_ns(&mut self) -> u64 {
         let mut travel_ns = self.config.network.one_way_ns;
         if self.config.faults.jitter_ns > 0 {
             travel_ns += self.rng.random_range(0..=self.config.faults.jitter_ns);

@@ -3,6 +3,7 @@
 pub mod coarse;
 pub mod conformance;
 mod error;
+pub mod fine;
 mod range_index;
 
 pub use error::IndexError;

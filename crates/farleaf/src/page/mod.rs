@@ -3,17 +3,21 @@
 //! `docs/internals/page-format.md` draws the bytes and numbers the invariants (P1 …).
 
 mod carve;
+mod checksum;
 mod fixed8;
 mod latch;
 mod layout;
+mod lock_word;
 mod superblock;
 mod view;
 mod walk;
 
 pub use carve::NodeCarver;
+pub(crate) use checksum::sum_of;
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
 pub use layout::{Layout, LeafInsert, Probe, Reach, ScanWindow};
-pub use superblock::{Superblock, SuperblockError};
+pub use lock_word::LockWord;
+pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
 pub use walk::{Step, step};

@@ -37,6 +37,26 @@ pub enum SuperblockError {
         /// The reader's page size in words.
         ours_words: usize,
     },
+    /// The pool holds an index of another design, or none.
+    #[error("the pool's index is of design {found}, not {ours} (0 is none)")]
+    OtherDesign {
+        /// The pool's.
+        found: u8,
+        /// The reader's.
+        ours: u8,
+    },
+}
+
+/// The index designs, as the low byte of the superblock's options names them; 0 is none yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DesignId {
+    /// Trees that the memory servers keep.
+    Coarse = 1,
+    /// One tree over all memory servers, one-sided.
+    Fine = 2,
+    /// Upper levels on the memory servers, leaves one-sided.
+    Hybrid = 3,
 }
 
 /// What a superblock says.
@@ -84,6 +104,27 @@ impl Superblock {
     #[inline]
     pub fn root(words: &[AtomicU64]) -> GlobalAddr {
         GlobalAddr::from_bits(words[2].load(Ordering::Acquire))
+    }
+
+    /// Sets the options, once.
+    ///
+    /// # Panics
+    /// If `words` are fewer than [`Superblock::WORDS`].
+    pub fn set_options(words: &[AtomicU64], options: u64) {
+        words[5].store(options, Ordering::Release);
+    }
+
+    /// The options, if they are those of `design`.
+    ///
+    /// # Errors
+    /// [`SuperblockError::OtherDesign`] if they are another's.
+    pub fn options_of(&self, design: DesignId) -> Result<u64, SuperblockError> {
+        let (found, ours) = (self.options as u8, design as u8);
+        if found == ours {
+            Ok(self.options)
+        } else {
+            Err(SuperblockError::OtherDesign { found, ours })
+        }
     }
 
     /// Reads a superblock, if it is one of pages of `L`.

@@ -37,6 +37,8 @@ const FORMAT_SHIFT: u32 = 56;
 const HIGH_INFINITE: u64 = 1;
 /// The page is not part of the tree any more.
 const DEAD: u64 = 2;
+/// The page is a head: it stands between two leaves, covers no key, and lists the leaves after it.
+const HEAD: u64 = 4;
 
 /// A borrowed page of layout `L`.
 pub struct Page<'a, L> {
@@ -125,6 +127,17 @@ impl<'a, L: Layout> Page<'a, L> {
     #[inline]
     pub fn is_dead(self) -> bool {
         self.flag(DEAD)
+    }
+
+    /// Whether the page is a head: no leaf, but a list of those that follow.
+    #[inline]
+    pub fn is_head(self) -> bool {
+        self.flag(HEAD)
+    }
+
+    /// Marks the page as a head.
+    pub fn set_head(self) {
+        self.set_flag(HEAD, true);
     }
 
     /// The format version that the page was written under.

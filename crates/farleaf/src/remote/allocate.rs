@@ -8,7 +8,7 @@
 
 use super::{RemoteError, RpcClient};
 use crate::page::{Layout, NodeCarver};
-use crate::wire::{Reply, Request};
+use crate::wire::{GIVE_BACK_NODES, Reply, Request};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 
@@ -46,8 +46,10 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             if let Some(node) = carver.borrow_mut().take() {
                 return Ok(node);
             }
+            // Asked again after an unknown outcome, this wastes a chunk and nothing else.
             let request = Request::AllocateChunk { bytes: self.chunk_bytes };
-            let Reply::Chunk { at, bytes } = self.client.ask(server, &request).await? else {
+            let Reply::Chunk { at, bytes } = self.client.ask_harmless(server, &request).await?
+            else {
                 return Err(RemoteError::BadReply { server });
             };
             let node_bytes = carver.borrow().node_bytes();
@@ -95,6 +97,34 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     /// If the node is on a server that does not exist.
     pub fn give_back(&self, node: GlobalAddr) {
         self.carvers[node.server().index()].borrow_mut().give_back(node);
+    }
+
+    /// Gives free nodes on `server` beyond `keep` to that server, for others to take.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if it does not take them. If it may have, they are lost: a node in two lists would be
+    /// worse (A1).
+    pub async fn share(&self, server: ServerId, keep: usize) -> Result<(), RemoteError> {
+        loop {
+            let nodes = {
+                let mut carver = self.carvers[server.index()].borrow_mut();
+                let surplus = carver.free_nodes().saturating_sub(keep).min(GIVE_BACK_NODES);
+                (0..surplus).filter_map(|_| carver.take()).collect::<Vec<_>>()
+            };
+            if nodes.is_empty() {
+                return Ok(());
+            }
+            let request = Request::GiveBack { nodes };
+            match self.client.expect_done(server, &request).await {
+                Ok(()) => {}
+                Err(error @ RemoteError::Indeterminate(_)) => return Err(error),
+                Err(error) => {
+                    let Request::GiveBack { nodes } = request else { return Err(error) };
+                    nodes.into_iter().for_each(|node| self.give_back(node));
+                    return Err(error);
+                }
+            }
+        }
     }
 
     /// Nodes that can be taken on `server` without an RPC.

@@ -61,3 +61,24 @@ impl From<FabricError> for RemoteError {
         }
     }
 }
+
+/// Why an attempt did not get through.
+#[derive(Clone, Debug)]
+pub enum Miss {
+    /// Another operation got in between: try again.
+    Restart,
+    /// It cannot succeed.
+    Failed(RemoteError),
+}
+
+impl From<RemoteError> for Miss {
+    fn from(error: RemoteError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<FabricError> for Miss {
+    fn from(error: FabricError) -> Self {
+        Self::Failed(error.into())
+    }
+}

@@ -1,12 +1,41 @@
 //! Protocols over the fabric, shared by all index designs: requests to memory servers with their bounded
-//! retries, which server holds which keys, and the allocation of nodes.
+//! retries, which server holds which keys, the allocation of nodes, and pages that are
+//! read, locked and written one-sided.
+//!
+//! The way of a one-sided change: [`PageClient::read`] brings a validated copy; the design changes an
+//! [`Image`] of it; [`PageClient::lock`] proves by one CAS that the copy is still current;
+//! [`PageClient::commit`] writes a log entry and the page in one doorbell, and unlocks thereby.
 
 mod allocate;
+mod backoff;
+mod commit;
+mod copy;
+mod discipline;
+mod edit;
 mod error;
+mod heads;
+mod identity;
+mod leaves;
+mod lock;
+mod pages;
+mod recover;
+mod redo;
 mod rpc;
+mod settle;
 mod shares;
+mod split;
 
 pub use allocate::NodeAllocator;
-pub use error::RemoteError;
+pub use backoff::Backoff;
+pub use commit::Change;
+pub use copy::{Image, PageCopy, Pointer};
+pub use discipline::{Discipline, LinksBeforeSibling, SkipsChecksum, Sound};
+pub use edit::Edit;
+pub use error::{Miss, RemoteError};
+pub use heads::{head_image, head_leaves};
+pub use leaves::LeafStream;
+pub use lock::Locked;
+pub use pages::{GRACE_NS, PageClient, PendingRead};
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
+pub use split::{Entry, Separator};

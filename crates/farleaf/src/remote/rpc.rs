@@ -174,11 +174,18 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// # Errors
     /// [`RemoteError::BadPool`] if it has not.
     pub async fn check_superblock(&self, server: ServerId) -> Result<(), RemoteError> {
+        self.superblock(server).await.map(drop)
+    }
+
+    /// The superblock of a server's pool, which has pages of `L`: one READ.
+    ///
+    /// # Errors
+    /// [`RemoteError::BadPool`] if it has others.
+    pub async fn superblock(&self, server: ServerId) -> Result<Superblock, RemoteError> {
         let buffer = self.fabric.buffer(Superblock::WORDS * 8)?;
         let buffer = self.fabric.read(GlobalAddr::new(server, 0), buffer).await?;
         Superblock::read::<L>(buffer.words())
-            .map_err(|error| RemoteError::BadPool { server, error })?;
-        Ok(())
+            .map_err(|error| RemoteError::BadPool { server, error })
     }
 }
 

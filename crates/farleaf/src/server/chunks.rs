@@ -45,6 +45,14 @@ impl ChunkAllocator {
         }
     }
 
+    /// A chunk of no less than `bytes` bytes, rounded to whole nodes, or none.
+    pub fn allocate_whole(&self, bytes: u64) -> Option<(GlobalAddr, u64)> {
+        let wanted = bytes.max(1).checked_next_multiple_of(NodeCarver::NODE_ALIGN)?;
+        let advance = |next: u64| next.checked_add(wanted).filter(|end| *end <= self.region_bytes);
+        let taken = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, advance).ok()?;
+        Some((GlobalAddr::new(self.server, taken), wanted))
+    }
+
     /// Bytes given away so far, the superblock's page included.
     pub fn allocated_bytes(&self) -> u64 {
         self.next.load(Ordering::Relaxed)

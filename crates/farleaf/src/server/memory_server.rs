@@ -6,11 +6,13 @@
 //! *Thread safety*: any number of threads, through `&self`.
 
 use super::chunks::ChunkAllocator;
+use super::owners::Owners;
 use super::tree::{Discipline, Loader, Sound, Tree};
-use crate::page::{Layout, Superblock};
-use crate::wire::{Refusal, Reply, Request, Share, Usage};
+use crate::page::{DesignId, Layout, NodeCarver, Superblock};
+use crate::wire::{GIVE_BACK_NODES, Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId};
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 /// What a memory server is like.
@@ -39,6 +41,11 @@ pub struct MemoryServer<L: Layout, D: Discipline = Sound> {
     tree: Tree<L, D>,
     share: OnceLock<Share<L::Key>>,
     load: Mutex<Option<Loader<L>>>,
+    owners: Owners,
+    /// Nodes that clients have given back. Bounded by the region: a node is in here once.
+    given_back: Mutex<BTreeSet<GlobalAddr>>,
+    /// Held while the superblock's options and root are set.
+    claim: Mutex<()>,
 }
 
 impl<L: Layout, D: Discipline> MemoryServer<L, D> {
@@ -58,7 +65,17 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
         let chunks = Arc::new(ChunkAllocator::new(id, region.bytes() as u64));
         let tree =
             Tree::new(id, Arc::clone(&region), Arc::clone(&chunks), config.chunk_bytes.max(1));
-        Ok(Self { id, region, chunks, tree, share: OnceLock::new(), load: Mutex::new(None) })
+        Ok(Self {
+            id,
+            region,
+            chunks,
+            tree,
+            share: OnceLock::new(),
+            load: Mutex::new(None),
+            owners: Owners::default(),
+            given_back: Mutex::new(BTreeSet::new()),
+            claim: Mutex::new(()),
+        })
     }
 
     /// The server's own tree, to be called directly.
@@ -99,9 +116,69 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
         if !sensible {
             return Err(Refusal::Malformed);
         }
+        let _claim = lock(&self.claim);
+        let superblock = &self.region.words()[..Superblock::WORDS];
+        if Superblock::read::<L>(superblock).is_ok_and(|found| found.options != 0) {
+            return Err(Refusal::TreeExists);
+        }
         self.tree.create()?;
+        Superblock::set_options(superblock, DesignId::Coarse as u64);
         self.share.set(share).map_err(|_| Refusal::TreeExists)?;
         Ok(Reply::Done)
+    }
+
+    /// The pool becomes another design's, whose clients reach it one-sided.
+    fn claim(&self, options: u64, root: GlobalAddr) -> Result<Reply<L>, Refusal> {
+        let _claim = lock(&self.claim);
+        let superblock = &self.region.words()[..Superblock::WORDS];
+        let found = Superblock::read::<L>(superblock).map_err(|_| Refusal::Damaged)?;
+        let sensible = options as u8 != 0
+            && options as u8 != DesignId::Coarse as u8
+            && (root.is_null() || self.is_node(root));
+        if !sensible {
+            return Err(Refusal::Malformed);
+        }
+        if found.options != 0 || !found.root.is_null() {
+            return Err(Refusal::TreeExists);
+        }
+        if !root.is_null() {
+            Superblock::set_root(superblock, root);
+        }
+        Superblock::set_options(superblock, options);
+        Ok(Reply::Done)
+    }
+
+    /// Whether a node of this server can be at an address.
+    fn is_node(&self, at: GlobalAddr) -> bool {
+        let bytes = (L::PAGE_WORDS as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
+        !at.is_swizzled()
+            && at.server() == self.id
+            && at.offset() >= NodeCarver::NODE_ALIGN
+            && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN)
+            && at.offset() + bytes <= self.chunks.allocated_bytes()
+    }
+
+    /// A chunk, or a node that was given back.
+    fn allocate(&self, bytes: u64) -> Result<Reply<L>, Refusal> {
+        if let Some(at) = lock(&self.given_back).pop_first() {
+            let bytes = (L::PAGE_WORDS as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
+            return Ok(Reply::Chunk { at, bytes });
+        }
+        let (at, bytes) = self.chunks.allocate(bytes).ok_or(Refusal::OutOfMemory)?;
+        Ok(Reply::Chunk { at, bytes })
+    }
+
+    fn give_back(&self, nodes: &[GlobalAddr]) -> Result<Reply<L>, Refusal> {
+        if nodes.len() > GIVE_BACK_NODES || !nodes.iter().all(|node| self.is_node(*node)) {
+            return Err(Refusal::Malformed);
+        }
+        lock(&self.given_back).extend(nodes);
+        Ok(Reply::Done)
+    }
+
+    /// The bytes of a client's log on this server.
+    fn log_bytes() -> u64 {
+        crate::wire::LOG_SLOTS * crate::wire::log_slot_bytes::<L>()
     }
 
     fn load_append(&self, records: &[(L::Key, L::Value)]) -> Result<Reply<L>, Refusal> {
@@ -122,7 +199,12 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
         }
     }
 
-    async fn answer<C: Cpu>(&self, cpu: &C, request: Request<L>) -> Result<Reply<L>, Refusal> {
+    async fn answer<C: Cpu>(
+        &self,
+        cpu: &C,
+        client: u16,
+        request: Request<L>,
+    ) -> Result<Reply<L>, Refusal> {
         Ok(match request {
             Request::Get { key } => {
                 self.mine(&key)?;
@@ -157,9 +239,25 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
             }
             Request::Describe => Reply::Description(self.share.get().cloned()),
             Request::Create { share } => self.create(share)?,
-            Request::AllocateChunk { bytes } => {
-                let (at, bytes) = self.chunks.allocate(bytes).ok_or(Refusal::OutOfMemory)?;
+            Request::AllocateChunk { bytes } => self.allocate(bytes)?,
+            Request::GiveBack { nodes } => self.give_back(&nodes)?,
+            Request::Claim { options, root } => self.claim(options, root)?,
+            Request::Register => {
+                let owner = self.owners.register(client)?;
+                Reply::Owner { owner, compute_server: client, dead: false }
+            }
+            Request::LogArea { owner, create } => {
+                let chunks = create.then_some(&*self.chunks);
+                let (at, bytes) = self.owners.log_area(owner, Self::log_bytes(), chunks)?;
                 Reply::Chunk { at, bytes }
+            }
+            Request::DeclareDead { compute_server } => {
+                self.owners.declare_dead(compute_server);
+                Reply::Done
+            }
+            Request::OwnerState { owner } => {
+                let state = self.owners.state(owner)?;
+                Reply::Owner { owner, compute_server: state.compute_server, dead: state.dead }
             }
             Request::LoadBegin { fill_permille } => {
                 let mut load = lock(&self.load);
@@ -196,9 +294,9 @@ impl<L: Layout, D: Discipline> RpcService for MemoryServer<L, D> {
     }
 
     #[inline]
-    async fn handle<C: Cpu>(&self, cpu: &C, _client: u16, request: &[u8], reply: &mut Message) {
+    async fn handle<C: Cpu>(&self, cpu: &C, client: u16, request: &[u8], reply: &mut Message) {
         let answer = match Request::decode(request) {
-            Some(request) => self.answer(cpu, request).await,
+            Some(request) => self.answer(cpu, client, request).await,
             None => Err(Refusal::Malformed),
         };
         answer.unwrap_or_else(Reply::Refused).encode(reply);

@@ -6,9 +6,11 @@ mod chunks;
 mod epoch;
 mod memory_server;
 mod nodes;
+mod owners;
 pub mod tree;
 
 pub use chunks::ChunkAllocator;
 pub use epoch::{EpochGuard, Epochs};
 pub use memory_server::{MemoryServer, MemoryServerConfig};
 pub use nodes::NodePool;
+pub use owners::Owners;

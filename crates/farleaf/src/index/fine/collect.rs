@@ -1,0 +1,329 @@
+//! The collection: throws deleted records out, merges and evens out what has become too empty, frees nodes.
+//! Any client can run it, at once or step by step beside its other work; one at a time is enough.
+//!
+//! *Invariants*
+//! - G1. Two nodes are merged under the locks of their parent and both, taken in this order, and only if the
+//!   parent has a separator for both: so a separator that is still on its way always finds its node as it
+//!   was.
+//! - G2. Parent, left and right change together or not at all, and those that lose keys are written first.
+//! - G3. A node is dead, and nothing points to it, before it is retired.
+//!
+//! A separator that a dead client has not installed stays missing: readers take one step more there, and
+//! the collection leaves the two nodes alone.
+
+use super::{FineIndex, attempts};
+use crate::index::IndexError;
+use crate::page::{Layout, MAX_LEVEL, Page, Probe};
+use crate::remote::{Change, Discipline, Edit, Image, Miss, PageCopy};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+
+/// Passes after which a collection stops at the latest: each empties a level more.
+const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
+/// Children of one parent that are in flight together.
+const CHILDREN_AHEAD: usize = 16;
+
+/// Where a collection stands that goes on step by step.
+#[derive(Clone, Debug)]
+pub struct CollectCursor<K> {
+    /// The level whose nodes are collected.
+    level: u8,
+    /// A key of the next parent; `None` at the beginning of a level.
+    key: Option<K>,
+    /// Nodes merged in this pass.
+    merged: u64,
+}
+
+impl<K> Default for CollectCursor<K> {
+    fn default() -> Self {
+        Self { level: 0, key: None, merged: 0 }
+    }
+}
+
+/// What looking at two neighbours came to.
+enum Pair<K> {
+    Untouched,
+    /// Look at the same place again.
+    Merged,
+    /// Go on at this key.
+    Rebalanced(K),
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+    /// Collects all that there is to collect.
+    pub(super) async fn collect_all(&self) -> Result<(), IndexError> {
+        self.pages.settle_doubts().await;
+        for _ in 0..MAX_PASSES {
+            let mut cursor = CollectCursor::default();
+            while let Some(next) = self.collect_step(cursor.clone()).await? {
+                cursor = next;
+            }
+            let root_merged = attempts!(self, self.collect_root())?;
+            if cursor.merged == 0 && !root_merged {
+                break;
+            }
+        }
+        self.refresh_heads().await?;
+        Ok(self.pages.share_free_nodes().await?)
+    }
+
+    /// Collects for ever, beside the other operations of this and other clients, until `stop` says so: a
+    /// step, the children of one parent, every `pause_ns` nanoseconds.
+    ///
+    /// # Errors
+    /// [`IndexError`] if a step fails for another reason than the others' operations.
+    pub async fn collect_in_background(
+        &self,
+        pause_ns: u64,
+        stop: impl Fn() -> bool,
+    ) -> Result<(), IndexError> {
+        let mut cursor = CollectCursor::default();
+        while !stop() {
+            self.pages.settle_doubts().await;
+            cursor = match self.collect_step(cursor).await {
+                Ok(Some(next)) => next,
+                Ok(None) => {
+                    match attempts!(self, self.collect_root()) {
+                        Ok(_) | Err(crate::remote::RemoteError::Contended { .. }) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                    self.refresh_heads().await?;
+                    self.pages.share_free_nodes().await?;
+                    CollectCursor::default()
+                }
+                Err(IndexError::Contended { .. }) => CollectCursor::default(),
+                Err(error) => return Err(error),
+            };
+            self.pages.fabric().sleep(pause_ns).await;
+        }
+        Ok(())
+    }
+
+    /// Collects the children of one parent, or some of them; `None` at the end of a pass.
+    ///
+    /// # Errors
+    /// [`IndexError::Contended`] if it lost too often against others.
+    pub async fn collect_step(
+        &self,
+        cursor: CollectCursor<L::Key>,
+    ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
+        let CollectCursor { level, key, mut merged } = cursor;
+        let root = attempts!(self, self.pages.read(self.root_pointer()))?;
+        if root.page().level() <= level {
+            return Ok(None);
+        }
+        drop(root);
+        let from = key.unwrap_or_else(L::min_key);
+        let next = attempts!(self, self.collect_below(level, &from, &mut merged))?;
+        let level = if next.is_none() { level + 1 } else { level };
+        Ok(Some(CollectCursor { level, key: next, merged }))
+    }
+
+    /// Collects the children of the parent of `key`'s node at `level`, from that node on; returns where to
+    /// go on.
+    async fn collect_below(
+        &self,
+        level: u8,
+        key: &L::Key,
+        merged: &mut u64,
+    ) -> Result<Option<L::Key>, Miss> {
+        let parent = self.descend(Probe::At(key), level + 1).await?;
+        let count = parent.page().count();
+        let first = L::inner_slot(parent.page(), Probe::At(key));
+        let mut left: Option<PageCopy<L>> = None;
+        for start in (first..count).step_by(CHILDREN_AHEAD) {
+            let slots = start..(start + CHILDREN_AHEAD).min(count);
+            let child = |slot| parent.pointer(L::inner_child(parent.page(), slot));
+            let posted = slots.clone().map(|slot| self.pages.post_read(child(slot)));
+            let posted: Vec<_> = posted.collect::<Result<_, Miss>>()?;
+            for (slot, read) in slots.zip(posted) {
+                let mut copy = self.pages.finish_read(read).await?;
+                self.pages.fabric().charge(Work::VisitNode).await;
+                if copy.page().is_dead() || copy.page().level() != level {
+                    self.pages.suspect_if_locked(&parent);
+                    return Err(Miss::Restart);
+                }
+                if level == 0 && copy.page().deleted_count() > 0 {
+                    self.compact(&copy).await?;
+                    copy = self.pages.read(copy.itself()).await?;
+                }
+                if let Some(left) = &left
+                    && Self::too_empty(left.page(), copy.page())
+                {
+                    let again = L::inner_key(parent.page(), slot - 1);
+                    match self.join(&parent, slot - 1, left, &copy).await? {
+                        Pair::Untouched => {}
+                        Pair::Merged => {
+                            *merged += 1;
+                            return Ok(Some(again));
+                        }
+                        Pair::Rebalanced(separator) => return Ok(Some(separator)),
+                    }
+                }
+                left = Some(copy);
+            }
+        }
+        Ok(L::high(parent.page()))
+    }
+
+    async fn compact(&self, leaf: &PageCopy<L>) -> Result<(), Miss> {
+        let compact = |page: Page<'_, L>| match L::leaf_compact(page) {
+            0 => Edit::Nothing(()),
+            _ => Edit::Done(()),
+        };
+        self.pages.edit(leaf, compact).await.map(drop)
+    }
+
+    /// Whether one of two neighbours is below half, so that they should be merged or evened out.
+    fn too_empty(left: Page<'_, L>, right: Page<'_, L>) -> bool {
+        let (lefts, rights) = (left.live_count(), right.live_count());
+        lefts.min(rights) < L::CAPACITY / 2
+            && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
+    }
+
+    /// Merges or evens out the children at `slot` and `slot + 1` (G1, G2).
+    async fn join(
+        &self,
+        parent: &PageCopy<L>,
+        slot: usize,
+        left: &PageCopy<L>,
+        right: &PageCopy<L>,
+    ) -> Result<Pair<L::Key>, Miss> {
+        if left.page().sibling() != right.at() {
+            return self.remove_head_between(left, right).await;
+        }
+        let (above, lower, upper) =
+            (Image::of(parent.page()), Image::of(left.page()), Image::of(right.page()));
+        if left.page().level() == 0 {
+            L::leaf_compact(lower.page());
+            L::leaf_compact(upper.page());
+        }
+        let before = lower.page().count();
+        let separator = if L::fits_merged(lower.page(), upper.page()) {
+            L::merge(lower.page(), upper.page());
+            L::inner_remove(above.page(), slot + 1);
+            upper.page().set_dead();
+            None
+        } else if lower.page().count().abs_diff(upper.page().count()) > 1 {
+            let separator = L::rebalance(lower.page(), upper.page());
+            L::inner_set_key(above.page(), slot + 1, &separator);
+            Some(separator)
+        } else {
+            return Ok(Pair::Untouched);
+        };
+        let left_loses = lower.page().count() < before;
+        let Some([parent_lock, left_lock, right_lock]) =
+            self.lock_all([parent, left, right]).await?
+        else {
+            return Err(Miss::Restart);
+        };
+        self.pages.fabric().charge(Work::RestructureNode).await;
+        self.pages.fabric().charge(Work::ChangeNode).await;
+        let above = Change::new(parent_lock, parent, above);
+        let lower = Change::new(left_lock, left, lower);
+        let upper = Change::new(right_lock, right, upper);
+        let changes =
+            if left_loses { vec![lower, above, upper] } else { vec![upper, above, lower] };
+        self.pages.commit_together(changes).await?;
+        Ok(match separator {
+            Some(separator) => Pair::Rebalanced(separator),
+            None => {
+                self.pages.retire(right.at());
+                Pair::Merged
+            }
+        })
+    }
+
+    /// Locks pages in their order, all or none.
+    pub(super) async fn lock_all<const N: usize>(
+        &self,
+        copies: [&PageCopy<L>; N],
+    ) -> Result<Option<[crate::remote::Locked<'_>; N]>, Miss> {
+        let mut locks = Vec::with_capacity(N);
+        for copy in copies {
+            match self.pages.lock(copy).await {
+                Ok(lock) => locks.push(lock),
+                Err(miss) => {
+                    for lock in locks {
+                        self.pages.release(lock).await;
+                    }
+                    return match miss {
+                        Miss::Restart => Ok(None),
+                        failed => Err(failed),
+                    };
+                }
+            }
+        }
+        Ok(locks.try_into().ok())
+    }
+
+    /// Two neighbours that the parent knows, with something between them: a head is taken out, so that they
+    /// can be joined afterwards; a node that the parent does not know stays.
+    async fn remove_head_between(
+        &self,
+        left: &PageCopy<L>,
+        right: &PageCopy<L>,
+    ) -> Result<Pair<L::Key>, Miss> {
+        let between = self.pages.read(left.pointer(left.page().sibling())).await?;
+        let page = between.page();
+        if !page.is_head() || page.is_dead() || page.sibling() != right.at() {
+            return Ok(Pair::Untouched);
+        }
+        self.remove_head(left, &between).await?;
+        // Not an error, but the copies are old now.
+        Err(Miss::Restart)
+    }
+
+    /// Takes a head out of the chain behind `leaf`.
+    pub(super) async fn remove_head(
+        &self,
+        leaf: &PageCopy<L>,
+        head: &PageCopy<L>,
+    ) -> Result<(), Miss> {
+        let (before, gone) = (Image::of(leaf.page()), Image::of(head.page()));
+        before.page().set_sibling(head.page().sibling());
+        gone.page().set_dead();
+        let Some([leaf_lock, head_lock]) = self.lock_all([leaf, head]).await? else {
+            return Err(Miss::Restart);
+        };
+        let changes =
+            vec![Change::new(leaf_lock, leaf, before), Change::new(head_lock, head, gone)];
+        self.pages.commit_together(changes).await?;
+        self.pages.retire(head.at());
+        Ok(())
+    }
+
+    /// The end of a pass: a root that is a leaf is compacted; one with a single child takes its content, and
+    /// says so.
+    async fn collect_root(&self) -> Result<bool, Miss> {
+        let root = self.pages.read(self.root_pointer()).await?;
+        self.root_level.set(root.page().level());
+        if root.page().level() == 0 {
+            if root.page().deleted_count() > 0 {
+                self.compact(&root).await?;
+            }
+            return Ok(false);
+        }
+        if root.page().count() != 1 {
+            return Ok(false);
+        }
+        let child_at: GlobalAddr = L::inner_child(root.page(), 0);
+        let child = self.pages.read(root.pointer(child_at)).await?;
+        // A child that was split, whose sibling the root does not know yet, is not all there is.
+        if !child.page().sibling().is_null() || !child.page().high_is_infinite() {
+            return Ok(false);
+        }
+        let (top, gone) = (Image::of(root.page()), Image::of(child.page()));
+        top.page().copy_content(child.page());
+        gone.page().set_dead();
+        let Some([root_lock, child_lock]) = self.lock_all([&root, &child]).await? else {
+            return Err(Miss::Restart);
+        };
+        self.pages.fabric().charge(Work::RestructureNode).await;
+        let changes =
+            vec![Change::new(child_lock, &child, gone), Change::new(root_lock, &root, top)];
+        self.pages.commit_together(changes).await?;
+        self.pages.retire(child_at);
+        self.root_level.set(root.page().level() - 1);
+        Ok(true)
+    }
+}

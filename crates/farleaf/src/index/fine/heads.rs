@@ -1,0 +1,133 @@
+//! Keeping heads up to date: one behind the last leaf of each parent, and one after every n-th leaf before.
+
+use super::{FineIndex, attempts};
+use crate::index::IndexError;
+use crate::page::{Layout, Page, Probe};
+use crate::remote::{Change, Discipline, Edit, Image, Miss, PageCopy, head_image, head_leaves};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+
+/// Leaves, each with its low key and address.
+type Leaves<K> = Vec<(K, GlobalAddr)>;
+
+impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+    /// Goes along the leaves once: adds heads that are missing, removes those that stand too close, and
+    /// rewrites those whose list is out of date.
+    pub(super) async fn refresh_heads(&self) -> Result<(), IndexError> {
+        if self.options.leaves_per_head == 0 {
+            return Ok(());
+        }
+        let mut key = Some(L::min_key());
+        while let Some(from) = key {
+            key = attempts!(self, self.refresh_below(&from))?;
+        }
+        Ok(())
+    }
+
+    /// The children of a parent of leaves, from `first` on.
+    fn children(parent: &PageCopy<L>, first: usize) -> Leaves<L::Key> {
+        let page = parent.page();
+        (first..page.count())
+            .map(|slot| (L::inner_key(page, slot), L::inner_child(page, slot)))
+            .collect()
+    }
+
+    /// Refreshes the heads behind the children of the parent of `key`'s leaf; returns where to go on.
+    async fn refresh_below(&self, key: &L::Key) -> Result<Option<L::Key>, Miss> {
+        let root = self.pages.read(self.root_pointer()).await?;
+        if root.page().level() == 0 {
+            return Ok(None);
+        }
+        drop(root);
+        let parent = self.descend(Probe::At(key), 1).await?;
+        let mut leaves = Self::children(&parent, 0);
+        let own = leaves.len();
+        let next_parent = parent.page().sibling();
+        if !next_parent.is_null() {
+            let next = self.pages.read(parent.pointer(next_parent)).await?;
+            if next.page().level() == 1 && !next.page().is_dead() {
+                leaves.extend(Self::children(&next, 0));
+            }
+        }
+        let every = usize::from(self.options.leaves_per_head).min(head_leaves::<L>());
+        for number in 0..own {
+            // The list of the last parent's last leaf would be empty.
+            let following = &leaves[number + 1..];
+            let listed = &following[..following.len().min(every)];
+            let wanted =
+                (number + 1 == own || (number + 1).is_multiple_of(every)) && !listed.is_empty();
+            let pointer = parent.pointer(leaves[number].1);
+            let leaf = self.pages.read(pointer).await?;
+            self.pages.fabric().charge(Work::VisitNode).await;
+            let next_is_known = following.first().map(|(_, at)| *at) == Some(leaf.page().sibling());
+            if next_is_known && wanted {
+                self.add_head(&leaf, listed).await?;
+            } else if !next_is_known && !leaf.page().sibling().is_null() {
+                self.refresh_head(&leaf, listed, wanted).await?;
+            }
+        }
+        Ok(L::high(parent.page()))
+    }
+
+    async fn add_head(
+        &self,
+        leaf: &PageCopy<L>,
+        listed: &[(L::Key, GlobalAddr)],
+    ) -> Result<(), Miss> {
+        if L::high(leaf.page()).as_ref() != listed.first().map(|(low, _)| low) {
+            return Ok(());
+        }
+        // Without memory a head is not worth an error.
+        let Ok(at) = self.pages.take_node_anywhere().await else { return Ok(()) };
+        let image = head_image::<L>(at, listed);
+        let outcome = async {
+            let fresh = self.pages.fresh_word(at).await?;
+            let locked = self.pages.lock(leaf).await?;
+            if let Err(error) = self.pages.write_fresh(&[(at, fresh, &image)]).await {
+                self.pages.release(locked).await;
+                return Err(error.into());
+            }
+            let linked = Image::of(leaf.page());
+            linked.page().set_sibling(at);
+            Ok(self.pages.commit(Change::new(locked, leaf, linked)).await?)
+        }
+        .await;
+        if let Err(Miss::Restart) = outcome {
+            self.pages.give_back_unseen(at);
+        }
+        outcome
+    }
+
+    /// A leaf's sibling is not the next leaf that the parent knows: if it is a head, sees to it.
+    async fn refresh_head(
+        &self,
+        leaf: &PageCopy<L>,
+        listed: &[(L::Key, GlobalAddr)],
+        wanted: bool,
+    ) -> Result<(), Miss> {
+        let head = self.pages.read(leaf.pointer(leaf.page().sibling())).await?;
+        if !head.page().is_head() || head.page().is_dead() {
+            return Ok(());
+        }
+        if !wanted {
+            return self.remove_head(leaf, &head).await;
+        }
+        let page = head.page();
+        let first = (L::low(page), page.sibling());
+        if listed.first() != Some(&first) {
+            return Ok(()); // between the two is a leaf that the parent does not know yet
+        }
+        let rewrite = |page: Page<'_, L>| {
+            let image = head_image::<L>(head.at(), listed);
+            let same = |slot: usize| {
+                L::inner_key(page, slot) == listed[slot].0
+                    && L::inner_child(page, slot) == listed[slot].1
+            };
+            if page.count() == listed.len() && (0..listed.len()).all(same) {
+                return Edit::Nothing(());
+            }
+            page.copy_content(image.page());
+            Edit::Done(())
+        };
+        self.pages.edit(&head, rewrite).await.map(drop)
+    }
+}

@@ -1,0 +1,301 @@
+//! Bulk loading: pages are built in private memory, left to right, level by level, go round the memory
+//! servers by WRITEs of which many are in flight, and show when the root is written, last.
+//!
+//! *Invariants*: L1. page `i` of a level is on server `i mod S`. L2. nothing that anybody can reach points to
+//! a loaded page before all of them are written.
+
+use super::{FineIndex, attempts};
+use crate::index::IndexError;
+use crate::page::{Layout, LeafInsert, LockWord, Page};
+use crate::remote::{
+    Change, Discipline, Image, Miss, PageClient, RemoteError, head_image, head_leaves,
+};
+use crate::wire::Refusal;
+use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
+use std::collections::VecDeque;
+
+/// A page under construction.
+struct Open<F: Fabric, L> {
+    at: GlobalAddr,
+    /// The READ of the node's word 0.
+    fresh: F::Op<Buffer>,
+    image: Image<L>,
+}
+
+/// A head under construction, with the leaves after it.
+struct OpenHead<F: Fabric, L: Layout> {
+    at: GlobalAddr,
+    fresh: F::Op<Buffer>,
+    leaves: Vec<(L::Key, GlobalAddr)>,
+}
+
+/// A WRITE in flight, with what it writes.
+struct Written<F: Fabric, L> {
+    at: GlobalAddr,
+    image: Image<L>,
+    operation: F::Op<Buffer>,
+}
+
+/// A load under way.
+struct Load<'a, F: Fabric, L: Layout, D: Discipline> {
+    pages: &'a PageClient<F, L, D>,
+    /// Entries per page.
+    fill: usize,
+    leaves_per_head: usize,
+    /// The open page of each level, leaves first, and how many pages the level has, heads included.
+    levels: Vec<(Open<F, L>, u64)>,
+    head: Option<OpenHead<F, L>>,
+    leaves_since_head: usize,
+    in_flight: VecDeque<Written<F, L>>,
+    nodes: Vec<GlobalAddr>,
+}
+
+/// How often a WRITE of unknown outcome is posted again.
+const WRITE_RETRIES: u32 = 16;
+
+impl<F: Fabric, L: Layout, D: Discipline> Load<'_, F, L, D> {
+    async fn node(&mut self, number: u64) -> Result<(GlobalAddr, F::Op<Buffer>), RemoteError> {
+        let servers = u64::from(self.pages.fabric().memory_servers());
+        let at = self.pages.take_node(ServerId::new((number % servers) as u16)).await?;
+        self.nodes.push(at);
+        Ok((at, self.pages.post_fresh_word(at)?))
+    }
+
+    /// A new, empty page on `level`, which now is the open one; returns the one that was.
+    async fn open(
+        &mut self,
+        level: usize,
+        low: &L::Key,
+    ) -> Result<Option<Open<F, L>>, RemoteError> {
+        let number = self.levels.get(level).map_or(0, |(_, pages)| *pages);
+        let (at, fresh) = self.node(number).await?;
+        let image = Image::<L>::empty();
+        image.page().format_empty(at, level as u8, low, None);
+        let open = Open { at, fresh, image };
+        if level == 0 {
+            self.leaves_since_head += 1;
+            if let Some(head) = &mut self.head {
+                head.leaves.push((low.clone(), at));
+            }
+        }
+        match self.levels.get_mut(level) {
+            Some((held, pages)) => {
+                *pages += 1;
+                Ok(Some(std::mem::replace(held, open)))
+            }
+            None => {
+                self.levels.push((open, 1));
+                Ok(None)
+            }
+        }
+    }
+
+    fn page(&self, level: usize) -> Page<'_, L> {
+        self.levels[level].0.image.page()
+    }
+
+    /// Posts the WRITE of a page that is complete; waits for older ones while many are in flight.
+    async fn close(
+        &mut self,
+        at: GlobalAddr,
+        fresh: F::Op<Buffer>,
+        image: Image<L>,
+    ) -> Result<(), RemoteError> {
+        let most = (self.pages.fabric().depth() / 3).max(1);
+        while self.in_flight.len() >= most {
+            self.finish_oldest().await?;
+        }
+        let found = match fresh.await {
+            Ok(buffer) => LockWord::from_bits(buffer.get(0)),
+            Err(_) => self.pages.fresh_word(at).await?,
+        };
+        let operation = self.pages.post_fresh_page(at, found, &image).await?;
+        self.in_flight.push_back(Written { at, image, operation });
+        Ok(())
+    }
+
+    async fn finish_oldest(&mut self) -> Result<(), RemoteError> {
+        let Some(Written { at, image, operation }) = self.in_flight.pop_front() else {
+            return Ok(());
+        };
+        let mut outcome = operation.await;
+        for _ in 0..WRITE_RETRIES {
+            if outcome.is_ok() {
+                break;
+            }
+            self.pages.fabric().counters().count_retry();
+            self.pages.fabric().reset(at.server()).await?;
+            outcome = self.pages.post_page(at, &image).await?.await;
+        }
+        outcome?;
+        Ok(())
+    }
+
+    async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
+        if self.levels.is_empty() {
+            self.open(0, &L::min_key()).await?;
+        }
+        if self.page(0).count() >= self.fill {
+            self.next_leaf(key).await?;
+        }
+        match L::leaf_insert(self.page(0), key, value) {
+            LeafInsert::Inserted => Ok(()),
+            _ => Err(RemoteError::Contended { retries: 0 }),
+        }
+    }
+
+    /// Closes the open leaf at `low` and opens the next, and so on upwards as far as pages are full.
+    async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
+        // A scan that comes to the end of a parent finds a head there, and one after every n-th leaf.
+        let ends_parent = self.levels.get(1).is_some_and(|_| self.page(1).count() >= self.fill);
+        let wants_head = self.leaves_per_head > 0
+            && (ends_parent || self.leaves_since_head >= self.leaves_per_head);
+        let mut link = None;
+        if wants_head {
+            self.close_head().await?;
+            let number = self.levels[0].1;
+            let (at, fresh) = self.node(number).await?;
+            self.levels[0].1 += 1;
+            self.head = Some(OpenHead { at, fresh, leaves: Vec::new() });
+            self.leaves_since_head = 0;
+            link = Some(at);
+        }
+        let mut child = None;
+        let mut level = 0;
+        loop {
+            let full = self.open(level, low).await?.expect("the level has an open page");
+            let opened = self.levels[level].0.at;
+            L::split_link(full.image.page(), low, link.take().unwrap_or(opened));
+            let full_at = full.at;
+            self.close(full.at, full.fresh, full.image).await?;
+            if let Some(child) = child.replace(opened) {
+                L::inner_insert(self.page(level), low, child);
+            }
+            level += 1;
+            if level == self.levels.len() {
+                // The first page of a level begins with the leftmost page of the level below.
+                self.open(level, &L::min_key()).await?;
+                L::inner_insert(self.page(level), &L::min_key(), full_at);
+            }
+            if self.page(level).count() < self.fill {
+                L::inner_insert(self.page(level), low, opened);
+                return Ok(());
+            }
+        }
+    }
+
+    async fn close_head(&mut self) -> Result<(), RemoteError> {
+        let Some(OpenHead { at, fresh, leaves }) = self.head.take() else { return Ok(()) };
+        let image = head_image::<L>(at, &leaves);
+        self.close(at, fresh, image).await
+    }
+
+    /// Writes all that is open but the top page, whose content is for the root; waits for everything.
+    async fn finish(&mut self) -> Result<Option<Image<L>>, RemoteError> {
+        self.close_head().await?;
+        let levels = std::mem::take(&mut self.levels);
+        let count = levels.len();
+        let mut top = None;
+        for (number, (open, _)) in levels.into_iter().enumerate() {
+            if number + 1 == count {
+                top = Some(open.image);
+                drop(open.fresh.await);
+                self.nodes.retain(|node| *node != open.at);
+                self.pages.give_back_unseen(open.at);
+            } else {
+                self.close(open.at, open.fresh, open.image).await?;
+            }
+        }
+        while !self.in_flight.is_empty() {
+            self.finish_oldest().await?;
+        }
+        Ok(top)
+    }
+
+    /// Forgets the load. What is still in flight must not land on the nodes' next life.
+    async fn abort(mut self) {
+        for (open, _) in std::mem::take(&mut self.levels) {
+            drop(open.fresh.await);
+        }
+        let mut settled = true;
+        for Written { at, operation, .. } in std::mem::take(&mut self.in_flight) {
+            if operation.await.is_err() {
+                settled &= self.pages.fabric().reset(at.server()).await.is_ok();
+            }
+        }
+        if settled {
+            self.nodes.into_iter().for_each(|node| self.pages.give_back_unseen(node));
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+    pub(super) async fn load_all(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        if !(0.1..=1.0).contains(&fill) {
+            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
+        }
+        attempts!(self, self.check_empty())?;
+        let permille = (fill * 1000.0).round() as usize;
+        let mut load = Load {
+            pages: &self.pages,
+            fill: (L::CAPACITY * permille / 1000).clamp(2, L::CAPACITY),
+            leaves_per_head: usize::from(self.options.leaves_per_head).min(head_leaves::<L>()),
+            levels: Vec::new(),
+            head: None,
+            leaves_since_head: 0,
+            in_flight: VecDeque::new(),
+            nodes: Vec::new(),
+        };
+        let outcome = async {
+            let mut last: Option<L::Key> = None;
+            let mut count = 0;
+            for (key, value) in records {
+                if last.as_ref().is_some_and(|last| *last >= key) {
+                    return Err(IndexError::NotSorted { position: count });
+                }
+                load.append(&key, &value).await?;
+                last = Some(key);
+                count += 1;
+            }
+            if let Some(top) = load.finish().await? {
+                attempts!(self, self.show(&top))?;
+            }
+            Ok(count)
+        }
+        .await;
+        // Once the root may have been written, the nodes are the tree's.
+        if !matches!(outcome, Ok(_) | Err(IndexError::Indeterminate(_))) {
+            load.abort().await;
+        }
+        outcome
+    }
+
+    async fn check_empty(&self) -> Result<(), Miss> {
+        let root = self.pages.read(self.root_pointer()).await?;
+        if root.page().level() == 0 && root.page().live_count() == 0 {
+            return Ok(());
+        }
+        let (server, refusal) = (self.root.server(), Refusal::NotEmpty);
+        Err(RemoteError::Refused { server, refusal }.into())
+    }
+
+    /// The root takes the content of the top page.
+    async fn show(&self, top: &Image<L>) -> Result<(), Miss> {
+        self.check_empty().await?;
+        let root = self.pages.read(self.root_pointer()).await?;
+        let locked = self.pages.lock(&root).await?;
+        let image = Image::<L>::of(root.page());
+        if !(root.page().level() == 0 && root.page().live_count() == 0) {
+            self.pages.release(locked).await;
+            return Err(Miss::Restart);
+        }
+        image.page().copy_content(top.page());
+        self.root_level.set(top.page().level());
+        self.pages.commit(Change::new(locked, &root, image)).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! The fine-grained design: one B-link tree whose nodes go round the memory servers, and clients that do
+//! everything to it one-sided.
+//!
+//! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable Networks*
+//! (SIGMOD 2019), §4, with these differences: a page READ proves by a checksum that it is of one piece; a
+//! lock names its owner, and a log entry lets others finish what a dead owner began; the root stays where it
+//! is.
+//!
+//! *Invariants*
+//! - B1. Following child words and siblings from the root reaches every record at every instant, whoever has
+//!   died: a node is written before anything points to it, and taken out before it is freed.
+//! - B2. A node's high fence is its right sibling's low fence; the leftmost low fence is the smallest key,
+//!   the rightmost high fence infinite.
+//! - B3. Locks are taken from the top down and left before right, and who holds a leaf's waits for nothing
+//!   but new nodes.
+//!
+//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
+
+mod collect;
+mod descend;
+mod heads;
+mod load;
+mod options;
+mod scan;
+mod write;
+
+pub use collect::CollectCursor;
+pub use options::FineOptions;
+
+use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
+use crate::page::{DesignId, Layout, LeafInsert, Page, Superblock};
+use crate::remote::{Discipline, Edit, Entry, Image, PageClient, RpcClient, Sound};
+use crate::wire::{Refusal, Reply, Request, Usage};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::cell::Cell;
+use std::future::Future;
+use std::marker::PhantomData;
+
+/// The fine-grained design.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fine<D = Sound>(PhantomData<D>);
+
+/// Where the root is.
+const ROOT_SERVER: ServerId = ServerId::new(0);
+
+impl<L: Layout, D: Discipline> Design<L> for Fine<D> {
+    const NAME: &'static str = "fine";
+    type Options = FineOptions;
+    type Index<F: Fabric> = FineIndex<F, L, D>;
+
+    async fn create<F: Fabric>(fabric: &F, options: &FineOptions) -> Result<(), IndexError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        let found = superblock(&rpc, ROOT_SERVER).await?;
+        if found.options != 0 || !found.root.is_null() {
+            let refusal = Refusal::TreeExists;
+            return Err(IndexError::Refused { server: ROOT_SERVER, refusal });
+        }
+        let pages = PageClient::<F, L, D>::new(fabric.clone(), options.chunk_bytes());
+        let root = pages.take_node(ROOT_SERVER).await?;
+        let image = Image::<L>::empty();
+        image.page().format_empty(root, 0, &L::min_key(), None);
+        let fresh = pages.fresh_word(root).await?;
+        pages.write_fresh(&[(root, fresh, &image)]).await?;
+        // The root's server last: until then there is nothing to open. Of two who try, one gets past the
+        // first.
+        for number in (0..fabric.memory_servers()).rev() {
+            let server = ServerId::new(number);
+            let root = if server == ROOT_SERVER { root } else { GlobalAddr::NULL };
+            rpc.expect_done(server, &Request::Claim { options: options.to_word(), root }).await?;
+        }
+        Ok(())
+    }
+
+    async fn open<F: Fabric>(fabric: F) -> Result<FineIndex<F, L, D>, IndexError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        let mut root = GlobalAddr::NULL;
+        let mut options = FineOptions::default();
+        for number in (0..fabric.memory_servers()).rev() {
+            let server = ServerId::new(number);
+            let found = superblock(&rpc, server).await?;
+            let word = found
+                .options_of(DesignId::Fine)
+                .map_err(|error| IndexError::BadPool { server, error })?;
+            (root, options) = (found.root, FineOptions::from_word(word));
+        }
+        let pages = PageClient::new(fabric, options.chunk_bytes());
+        Ok(FineIndex { pages, options, root, root_level: Cell::new(0) })
+    }
+}
+
+/// A memory server's superblock: one READ.
+async fn superblock<F: Fabric, L: Layout>(
+    rpc: &RpcClient<F, L>,
+    server: ServerId,
+) -> Result<Superblock, IndexError> {
+    Ok(rpc.superblock(server).await?)
+}
+
+/// A handle on a fine-grained index.
+#[derive(Debug)]
+pub struct FineIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
+    pages: PageClient<F, L, D>,
+    options: FineOptions,
+    root: GlobalAddr,
+    /// The root's level when it was last read.
+    root_level: Cell<u8>,
+}
+
+/// Tries `$attempt` again as long as it restarts, within bounds.
+macro_rules! attempts {
+    ($index:expr, $attempt:expr) => {{
+        let mut backoff = $crate::remote::Backoff::default();
+        loop {
+            match $attempt.await {
+                Ok(value) => break Ok(value),
+                Err($crate::remote::Miss::Failed(error)) => break Err(error),
+                Err($crate::remote::Miss::Restart) => {}
+            }
+            if let Err(error) = $index.pages.before_retry(&mut backoff).await {
+                break Err(error);
+            }
+        }
+    }};
+}
+use attempts;
+
+impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+    /// All clients of a compute server are dead: others may finish or undo what they were at. Whoever says
+    /// so must know it.
+    ///
+    /// # Errors
+    /// [`IndexError`] if memory server 0 does not answer.
+    pub async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
+        Ok(self.pages.declare_dead(compute_server).await?)
+    }
+
+    /// The pages below, for tests and tools.
+    pub fn pages(&self) -> &PageClient<F, L, D> {
+        &self.pages
+    }
+
+    /// How much of each memory server's memory is given out.
+    ///
+    /// # Errors
+    /// [`IndexError`] if a server does not answer.
+    pub async fn usage(&self) -> Result<Vec<Usage>, IndexError> {
+        let mut usages = Vec::new();
+        for number in 0..self.pages.fabric().memory_servers() {
+            let server = ServerId::new(number);
+            match self.pages.rpc().ask_harmless(server, &Request::Usage).await? {
+                Reply::Usage(usage) => usages.push(usage),
+                _ => return Err(IndexError::BadReply { server }),
+            }
+        }
+        Ok(usages)
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for FineIndex<F, L, D> {
+    type Key = L::Key;
+    type Value = L::Value;
+
+    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
+        Ok(attempts!(self, self.try_get(key))?)
+    }
+
+    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
+        let insert = |page: Page<'_, L>| match L::leaf_insert(page, key, value) {
+            LeafInsert::Inserted => Edit::Done(true),
+            LeafInsert::Exists => Edit::Nothing(false),
+            LeafInsert::Full => Edit::Full,
+        };
+        let entry = Entry::Record(key.clone(), value.clone());
+        self.change(key, insert, Some((&entry, true))).await
+    }
+
+    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
+        let update = |page: Page<'_, L>| match L::leaf_replace(page, key, value) {
+            true => Edit::Done(true),
+            false => Edit::Nothing(false),
+        };
+        self.change(key, update, None).await
+    }
+
+    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
+        let upsert = |page: Page<'_, L>| {
+            if L::leaf_replace(page, key, value) {
+                return Edit::Done(());
+            }
+            match L::leaf_insert(page, key, value) {
+                LeafInsert::Inserted | LeafInsert::Exists => Edit::Done(()),
+                LeafInsert::Full => Edit::Full,
+            }
+        };
+        let entry = Entry::Record(key.clone(), value.clone());
+        self.change(key, upsert, Some((&entry, ()))).await
+    }
+
+    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
+        let remove = |page: Page<'_, L>| match L::leaf_delete(page, key) {
+            true => Edit::Done(true),
+            false => Edit::Nothing(false),
+        };
+        self.change(key, remove, None).await
+    }
+
+    async fn compare_exchange(
+        &self,
+        key: &L::Key,
+        expected: &L::Value,
+        new: &L::Value,
+    ) -> Result<Exchange<L::Value>, IndexError> {
+        let exchange = |page: Page<'_, L>| match L::leaf_get(page, key) {
+            Some(held) if held == *expected => {
+                L::leaf_replace(page, key, new);
+                Edit::Done(Exchange::Exchanged)
+            }
+            held => Edit::Nothing(Exchange::Differs(held)),
+        };
+        self.change(key, exchange, None).await
+    }
+
+    fn scan(
+        &self,
+        scan: &Scan<L::Key>,
+    ) -> impl Future<Output = Result<Records<L::Key, L::Value>, IndexError>> {
+        self.scan_all(scan)
+    }
+
+    fn multi_get(
+        &self,
+        keys: &[L::Key],
+    ) -> impl Future<Output = Result<Vec<Option<L::Value>>, IndexError>> {
+        self.get_all(keys)
+    }
+
+    fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>> {
+        self.load_all(records, fill)
+    }
+
+    fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
+        self.collect_all()
+    }
+}

@@ -1,0 +1,38 @@
+//! What can be chosen when a fine-grained index is made. Every client finds it in the superblock:
+//!
+//! ```text
+//! [design:8][log2 of chunk nodes:8][leaves between heads:16][reserved:32]     from the low end up
+//! ```
+
+use crate::page::{DesignId, NodeCarver};
+
+/// The choices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FineOptions {
+    /// How many nodes a client takes from a memory server at once, as a power of two.
+    pub chunk_nodes_log2: u8,
+    /// After so many leaves comes a head, which lists the leaves after it; 0 is without heads.
+    pub leaves_per_head: u16,
+}
+
+impl Default for FineOptions {
+    fn default() -> Self {
+        Self { chunk_nodes_log2: 8, leaves_per_head: 16 }
+    }
+}
+
+impl FineOptions {
+    pub(super) fn chunk_bytes(self) -> u64 {
+        NodeCarver::NODE_ALIGN << self.chunk_nodes_log2.min(20)
+    }
+
+    pub(super) fn to_word(self) -> u64 {
+        DesignId::Fine as u64
+            | u64::from(self.chunk_nodes_log2) << 8
+            | u64::from(self.leaves_per_head) << 16
+    }
+
+    pub(super) fn from_word(word: u64) -> Self {
+        Self { chunk_nodes_log2: (word >> 8) as u8, leaves_per_head: (word >> 16) as u16 }
+    }
+}

@@ -1,0 +1,137 @@
+//! Changes of single records, and what a full leaf leads to: splits, and separators that go upwards.
+
+use super::{FineIndex, attempts};
+use crate::index::IndexError;
+use crate::page::{Layout, Page, Probe};
+use crate::remote::{
+    Backoff, Discipline, Edit, Entry, Miss, PageCopy, Pointer, RemoteError, Separator,
+};
+use farleaf_fabric::{Fabric, GlobalAddr};
+
+/// What an attempt came to.
+enum Attempt<T> {
+    Answer(T),
+    /// There is no room in this leaf.
+    Full,
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+    /// Applies `edit` to the leaf of `key`. If there is no room, splits the leaf and adds the record of
+    /// `entry` to it, whose outcome comes with it.
+    pub(super) async fn change<T: Clone>(
+        &self,
+        key: &L::Key,
+        edit: impl Fn(Page<'_, L>) -> Edit<T>,
+        entry: Option<(&Entry<L>, T)>,
+    ) -> Result<T, IndexError> {
+        self.pages.settle_doubts().await;
+        let mut spare = Vec::new();
+        let mut leaf = None;
+        let mut backoff = Backoff::default();
+        let outcome = loop {
+            let attempt = match self.try_change(key, &mut leaf, &edit).await {
+                Ok((Attempt::Full, copy)) => match &entry {
+                    None => Err(RemoteError::BadReply { server: copy.at().server() }.into()),
+                    Some((entry, done)) => {
+                        self.split_and_add(&copy, entry, &mut spare).await.map(|()| done.clone())
+                    }
+                },
+                Ok((Attempt::Answer(answer), _)) => Ok(answer),
+                Err(miss) => Err(miss),
+            };
+            match attempt {
+                Ok(answer) => break Ok(answer),
+                Err(Miss::Failed(error)) => break Err(error),
+                Err(Miss::Restart) => {}
+            }
+            if let Err(error) = self.pages.before_retry(&mut backoff).await {
+                break Err(error);
+            }
+        };
+        spare.into_iter().for_each(|node| self.pages.give_back_unseen(node));
+        Ok(outcome?)
+    }
+
+    async fn try_change<T>(
+        &self,
+        key: &L::Key,
+        leaf: &mut Option<Pointer>,
+        edit: impl Fn(Page<'_, L>) -> Edit<T>,
+    ) -> Result<(Attempt<T>, PageCopy<L>), Miss> {
+        // Who lost against another begins again at the leaf where that was.
+        let copy = match leaf.take() {
+            Some(pointer) => self.walk(pointer, Probe::At(key), 0).await?,
+            None => self.descend(Probe::At(key), 0).await?,
+        };
+        *leaf = Some(copy.itself());
+        Ok(match self.pages.edit(&copy, edit).await? {
+            Edit::Nothing(answer) | Edit::Done(answer) => (Attempt::Answer(answer), copy),
+            Edit::Full => (Attempt::Full, copy),
+        })
+    }
+
+    /// Takes nodes until there are `count`: all that a chain of splits can need, before the first change.
+    async fn provide(&self, spare: &mut Vec<GlobalAddr>, count: usize) -> Result<(), RemoteError> {
+        while spare.len() < count {
+            spare.push(self.pages.take_node_anywhere().await?);
+        }
+        Ok(())
+    }
+
+    async fn split_and_add(
+        &self,
+        full: &PageCopy<L>,
+        entry: &Entry<L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<(), Miss> {
+        // One node a level up to the root, two for the root, and one in case it grows meanwhile.
+        self.provide(spare, usize::from(self.root_level.get()) + 3).await?;
+        let mut separator = self.split_page(full, entry, spare).await?;
+        while let Some(known) = separator {
+            // The record is in. A separator that cannot be installed costs readers a step to the right.
+            separator = attempts!(self, self.install(&known, spare)).unwrap_or(None);
+        }
+        Ok(())
+    }
+
+    /// Splits one page, the root or another; returns the separator that its parent must learn.
+    async fn split_page(
+        &self,
+        full: &PageCopy<L>,
+        entry: &Entry<L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Option<Separator<L::Key>>, Miss> {
+        let needed = if full.at() == self.root { 2 } else { 1 };
+        self.provide(spare, needed).await?;
+        let nodes = spare.split_off(spare.len() - needed);
+        let outcome = match nodes[..] {
+            [left, right] => self.pages.split_root(full, [left, right], entry).await.map(|()| None),
+            _ => self.pages.split(full, nodes[0], entry).await.map(Some),
+        };
+        if let Err(Miss::Restart) = outcome {
+            spare.extend(nodes);
+        }
+        outcome
+    }
+
+    /// Adds a separator at its level; returns the next one if that node had to be split.
+    pub(super) async fn install(
+        &self,
+        separator: &Separator<L::Key>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Option<Separator<L::Key>>, Miss> {
+        let Separator { level, key, child } = separator;
+        let node = self.descend(Probe::At(key), *level).await?;
+        let entry = Entry::Child(key.clone(), *child);
+        let add = |page: Page<'_, L>| {
+            if L::inner_key(page, L::inner_slot(page, Probe::At(key))) == *key {
+                return Edit::Nothing(()); // another has installed it
+            }
+            if entry.add_to(page) { Edit::Done(()) } else { Edit::Full }
+        };
+        match self.pages.edit(&node, add).await? {
+            Edit::Nothing(()) | Edit::Done(()) => Ok(None),
+            Edit::Full => self.split_page(&node, &entry, spare).await,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Word 7 of pages that are read one-sided: a checksum over all other words.
+//!
+//! A READ is atomic word by word and nothing more, so no version *inside* it proves that it is of one
+//! piece; this sum does. It is a sum over the words, each mixed with its place by a bijection: a page that
+//! differs from a sealed one in a single word never passes, and one that differs in several passes with a
+//! chance of 2^-64. As a sum it could be carried forward from the changed words alone.
+//!
+//! Of word 0 only the version counts: lock bit and owner change by CAS, without the rest of the page.
+//!
+//! *Thread safety*: for private copies; over shared memory the answer is about some mixture of words.
+
+use super::layout::Layout;
+use super::lock_word::LockWord;
+use super::view::Page;
+
+/// The page's checksum.
+const CHECKSUM_WORD: usize = 7;
+
+/// A word's contribution: for each place a bijection of the word.
+#[inline(always)]
+fn mix(place: usize, word: u64) -> u64 {
+    let mut mixed = word.wrapping_add((place as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    mixed = (mixed ^ mixed >> 29).wrapping_mul(0xa076_1d64_78bd_642f);
+    mixed ^ mixed >> 32
+}
+
+/// The sum over `words`, the first of which counts as place 0.
+#[inline]
+pub(crate) fn sum_of(words: impl Iterator<Item = u64>) -> u64 {
+    words.enumerate().fold(0, |sum, (place, word)| sum.wrapping_add(mix(place, word)))
+}
+
+impl<L: Layout> Page<'_, L> {
+    fn sum(self, word: LockWord) -> u64 {
+        let mut sum = mix(0, word.version());
+        for index in (1..CHECKSUM_WORD).chain(CHECKSUM_WORD + 1..L::PAGE_WORDS) {
+            sum = sum.wrapping_add(mix(index, self.load(index)));
+        }
+        sum
+    }
+
+    /// Word 0.
+    #[inline]
+    pub fn lock_word(self) -> LockWord {
+        LockWord::from_bits(self.load(0))
+    }
+
+    /// Puts `word` into word 0, and the checksum of the page as it then is into word 7.
+    pub fn seal(self, word: LockWord) {
+        self.store(0, word.to_bits());
+        self.store(CHECKSUM_WORD, self.sum(word));
+    }
+
+    /// Whether all words are of one version of the page: the one that word 0 names. A lock on that version
+    /// does not matter.
+    #[inline]
+    pub fn is_of_one_piece(self) -> bool {
+        self.load(CHECKSUM_WORD) == self.sum(self.lock_word())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Fixed8, Layout};
+    use super::*;
+    use farleaf_fabric::sync::{AtomicU64, Ordering};
+    use farleaf_fabric::{GlobalAddr, ServerId};
+
+    #[test]
+    fn every_word_counts_and_so_does_its_place() {
+        let words: Vec<AtomicU64> = (0..128).map(|_| AtomicU64::new(0)).collect();
+        let page = Page::<Fixed8>::new(&words);
+        assert!(!page.is_of_one_piece(), "a page of zeros was never sealed");
+        page.format_empty(GlobalAddr::new(ServerId::new(1), 4096), 0, &5, None);
+        for key in 5..40 {
+            Fixed8::<128>::leaf_insert(page, &key, &(key * 3));
+        }
+        let word = LockWord::from_bits(0).next_by(3);
+        page.seal(word);
+        assert!(page.is_of_one_piece());
+        for (index, held) in words.iter().enumerate() {
+            let before = held.fetch_add(1 << (index % 48), Ordering::Relaxed);
+            assert!(!page.is_of_one_piece(), "word {index}");
+            held.store(before, Ordering::Relaxed);
+        }
+        for index in 20..30 {
+            let swap = |a: usize, b: usize| {
+                let held = words[a].load(Ordering::Relaxed);
+                words[a].store(words[b].swap(held, Ordering::Relaxed), Ordering::Relaxed);
+            };
+            swap(index, index + 1);
+            assert!(!page.is_of_one_piece(), "words {index} and {} swapped", index + 1);
+            swap(index, index + 1);
+        }
+        words[0].store(word.locked_by(7).to_bits(), Ordering::Relaxed);
+        assert!(page.is_of_one_piece(), "a lock on this version does not change the page");
+    }
+}

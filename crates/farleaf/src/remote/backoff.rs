@@ -1,0 +1,54 @@
+//! Waiting before another attempt: randomised, exponential, with a cap.
+//!
+//! On a hot page the holder's WRITE and everybody's CAS queue at one NIC. Who tries again at once lengthens
+//! that queue and mostly fails; who doubles without a cap loses its turn for good to those who came later.
+//! `docs/decisions/` has the figures that the constants come from.
+
+use farleaf_fabric::Fabric;
+
+/// The window of the first wait, in nanoseconds: about a round trip, which is how long a lock is held.
+const FIRST_NS: u64 = 2_000;
+/// The largest window, in nanoseconds.
+const CAP_NS: u64 = 32_000;
+
+/// Attempts after which an operation gives up. With the cap, some 100 ms.
+const MAX_ATTEMPTS: u32 = 6_000;
+
+/// The attempts of one operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    attempts: u32,
+    first_ns: u64,
+    cap_ns: u64,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::with_window(FIRST_NS, CAP_NS)
+    }
+}
+
+impl Backoff {
+    /// Waits that begin within `first_ns` and grow to at most `cap_ns`; for experiments.
+    pub const fn with_window(first_ns: u64, cap_ns: u64) -> Self {
+        Self { attempts: 0, first_ns, cap_ns }
+    }
+
+    /// Attempts that did not get through so far.
+    pub fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// Counts an attempt that did not get through; `false` if it was the last.
+    pub(super) fn count(&mut self) -> bool {
+        self.attempts += 1;
+        self.attempts < MAX_ATTEMPTS
+    }
+
+    /// Waits as the attempts so far suggest.
+    pub(super) async fn wait<F: Fabric>(&self, fabric: &F) {
+        let doublings = self.attempts.saturating_sub(1).min(16);
+        let window_ns = (self.first_ns << doublings).min(self.cap_ns).max(2);
+        fabric.sleep(window_ns / 4 + fabric.random() % window_ns).await;
+    }
+}

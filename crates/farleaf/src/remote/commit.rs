@@ -1,0 +1,104 @@
+//! Writing what was changed: the log entry, then the pages, each by one WRITE that unlocks it.
+//!
+//! A change of one page is one doorbell: entry and page go to the same server, where a WRITE takes effect
+//! after the WRITEs posted before it (contract F3). A change of several waits for its entry, then writes the
+//! pages that lose keys before those that gain them: so that a reader who reads through a lock (V1) never
+//! finds a key in a page that others can change it past.
+//!
+//! *Invariants*: W1. the entry is there before a word of a page changes. W2. nobody can validate a page, and
+//! so nobody can lock it, before every word of its WRITE has landed. W3. when a commit returns `Ok`, every
+//! page is written.
+
+use super::identity::Slot;
+use super::redo::{MAX_PAGES, Redo, RedoPage};
+use super::{Discipline, Image, Locked, PageClient, PageCopy, RemoteError};
+use crate::page::Layout;
+use farleaf_fabric::Fabric;
+
+/// A page that this client holds, as it was and as it is to be.
+#[derive(Debug)]
+pub struct Change<'a, L> {
+    pub(super) locked: Locked<'a>,
+    pub(super) after: Image<L>,
+    pub(super) redo: RedoPage,
+}
+
+impl<'a, L: Layout> Change<'a, L> {
+    /// The change of a locked page from `before`, the copy that it was locked by, to `after`.
+    pub fn new(locked: Locked<'a>, before: &PageCopy<L>, after: Image<L>) -> Self {
+        let owner = locked.word.owner();
+        after.page().seal(locked.word.next_by(owner));
+        let redo = RedoPage::between(locked.at, before.page(), after.page());
+        Self { locked, after, redo }
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+    /// Writes and unlocks one page.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if the memory server is out of reach.
+    pub async fn commit(&self, change: Change<'_, L>) -> Result<(), RemoteError> {
+        self.commit_together(vec![change]).await
+    }
+
+    /// Writes and unlocks up to three pages: all of them, or, if this client dies too early, none. They are
+    /// written in the given order, which must have those that lose keys first.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if a memory server is out of reach.
+    ///
+    /// # Panics
+    /// If there are no changes, or more than three.
+    pub async fn commit_together(&self, changes: Vec<Change<'_, L>>) -> Result<(), RemoteError> {
+        assert!((1..=MAX_PAGES).contains(&changes.len()), "what one entry has room for");
+        let mut slot = match self.slot(changes[0].locked.at.server()).await {
+            Ok(slot) => slot,
+            Err(error) => {
+                for change in changes {
+                    self.release(change.locked).await;
+                }
+                return Err(error);
+            }
+        };
+        slot.keep = true;
+        if self.write_all(&slot, &changes).await.is_err() {
+            self.settle(&slot, &changes).await?;
+        }
+        slot.keep = false;
+        changes.into_iter().for_each(|change| change.locked.settled());
+        Ok(())
+    }
+
+    async fn write_all(
+        &self,
+        slot: &Slot<'_>,
+        changes: &[Change<'_, L>],
+    ) -> Result<(), RemoteError> {
+        let entry = self.post_entry(slot, changes).await?;
+        if let [only] = changes {
+            let page = self.post_page(only.locked.at, &only.after).await;
+            let entry = entry.await;
+            page?.await?;
+            entry?;
+            return Ok(());
+        }
+        entry.await?;
+        for change in changes {
+            self.post_page(change.locked.at, &change.after).await?.await?;
+        }
+        Ok(())
+    }
+
+    /// Posts the WRITE of the log entry.
+    pub(super) async fn post_entry(
+        &self,
+        slot: &Slot<'_>,
+        changes: &[Change<'_, L>],
+    ) -> Result<F::Op<farleaf_fabric::Buffer>, RemoteError> {
+        let owner = changes[0].locked.word.owner();
+        let pages = changes.iter().map(|change| change.redo.clone()).collect();
+        let words = Redo { owner, pages }.words();
+        self.post_write(slot.at, words.into_iter()).await
+    }
+}

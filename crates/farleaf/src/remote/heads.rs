@@ -1,0 +1,38 @@
+//! Head nodes: pages between leaves that list the leaves after them, so that a scan can READ those together.
+//!
+//! A head stands in the chain of siblings behind the leaf before it. Its fences are both the low key of the
+//! leaf after it: no key is in between, so a walk to the right passes it as it passes any page that does not
+//! reach far enough, and no parent points to it. What it lists is a hint: leaves come and go, and a scan
+//! takes a listed leaf only if the chain leads to it.
+//!
+//! After Ziegler et al. (SIGMOD 2019), §4.3.
+
+use super::Image;
+use crate::page::{Layout, Page};
+use farleaf_fabric::GlobalAddr;
+
+/// The most leaves that a head of `L` lists.
+pub const fn head_leaves<L: Layout>() -> usize {
+    L::CAPACITY
+}
+
+/// A head at `at` before the first of `leaves`, each given by its low key and address.
+///
+/// # Panics
+/// If there are no leaves.
+pub fn head_image<L: Layout>(at: GlobalAddr, leaves: &[(L::Key, GlobalAddr)]) -> Image<L> {
+    let image = Image::<L>::empty();
+    let (low, next) = leaves.first().expect("a head stands before a leaf");
+    image.page().format_empty(at, 0, low, Some(low));
+    image.page().set_sibling(*next);
+    image.page().set_head();
+    for (low, leaf) in leaves.iter().take(head_leaves::<L>()) {
+        L::inner_insert(image.page(), low, *leaf);
+    }
+    image
+}
+
+/// The leaves that a head lists.
+pub(super) fn listed<L: Layout>(head: Page<'_, L>) -> impl Iterator<Item = (L::Key, GlobalAddr)> {
+    (0..head.count()).map(move |slot| (L::inner_key(head, slot), L::inner_child(head, slot)))
+}

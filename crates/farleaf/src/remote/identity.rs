@@ -1,0 +1,149 @@
+//! Who this client is: its number, and where its log is on each memory server. Both are asked for once,
+//! when the first change needs them: who only reads never asks.
+
+use super::{Discipline, PageClient, RemoteError};
+use crate::page::Layout;
+use crate::wire::{LOG_SLOTS, Reply, Request, log_slot_bytes};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::cell::{Cell, RefCell};
+
+/// The memory server that numbers the clients and knows the dead.
+pub(super) const REGISTRAR: ServerId = ServerId::new(0);
+
+/// A client's number and logs. *Thread safety*: one endpoint's thread.
+#[derive(Debug)]
+pub(super) struct Identity {
+    /// 0 until it is asked for.
+    owner: Cell<u16>,
+    /// By memory server: where the log is, once asked for, and which of its slots are in use.
+    logs: RefCell<Vec<Option<Log>>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Log {
+    at: GlobalAddr,
+    used: u64,
+}
+
+/// A slot of this client's log: free again when dropped.
+#[derive(Debug)]
+pub(super) struct Slot<'a> {
+    identity: &'a Identity,
+    server: ServerId,
+    number: u64,
+    pub(super) at: GlobalAddr,
+    /// The entry may still be needed: the slot stays in use.
+    pub(super) keep: bool,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if !self.keep {
+            self.identity.free(self.server, self.number);
+        }
+    }
+}
+
+impl Identity {
+    pub(super) fn new(memory_servers: u16) -> Self {
+        let logs = RefCell::new(vec![None; usize::from(memory_servers)]);
+        Self { owner: Cell::new(0), logs }
+    }
+
+    /// This client's number, if it has one.
+    pub(super) fn owner(&self) -> Option<u16> {
+        Some(self.owner.get()).filter(|owner| *owner != 0)
+    }
+
+    /// All slots are free: no commit is under way or in doubt.
+    pub(super) fn free_all(&self) {
+        self.logs.borrow_mut().iter_mut().flatten().for_each(|log| log.used = 0);
+    }
+
+    fn free(&self, server: ServerId, number: u64) {
+        if let Some(log) = &mut self.logs.borrow_mut()[server.index()] {
+            log.used &= !(1 << number);
+        }
+    }
+
+    /// A slot that nobody uses. The log is there.
+    fn take(&self, server: ServerId, slot_bytes: u64) -> Option<Slot<'_>> {
+        let mut logs = self.logs.borrow_mut();
+        let log = logs.get_mut(server.index())?.as_mut()?;
+        let number = (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0)?;
+        log.used |= 1 << number;
+        let at = log.at.plus(number * slot_bytes);
+        Some(Slot { identity: self, server, number, at, keep: false })
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+    /// This client's number; one RPC the first time.
+    pub(super) async fn owner(&self) -> Result<u16, RemoteError> {
+        if let Some(owner) = self.identity.owner() {
+            return Ok(owner);
+        }
+        // Asked again after an unknown outcome, this wastes a number and nothing else.
+        let reply = self.rpc.ask_harmless(REGISTRAR, &Request::Register).await?;
+        let Reply::Owner { owner, .. } = reply else {
+            return Err(RemoteError::BadReply { server: REGISTRAR });
+        };
+        // Another task of this thread may have been faster.
+        if self.identity.owner().is_none() {
+            self.identity.owner.set(owner);
+        }
+        Ok(self.identity.owner.get())
+    }
+
+    /// Where a client's log is on `server`.
+    pub(super) async fn log_of(
+        &self,
+        owner: u16,
+        server: ServerId,
+        create: bool,
+    ) -> Result<GlobalAddr, RemoteError> {
+        let request = Request::LogArea { owner, create };
+        match self.rpc.ask_harmless(server, &request).await? {
+            Reply::Chunk { at, bytes }
+                if at.server() == server && bytes >= LOG_SLOTS * log_slot_bytes::<L>() =>
+            {
+                Ok(at)
+            }
+            _ => Err(RemoteError::BadReply { server }),
+        }
+    }
+
+    /// Makes sure of this client's log on `server`; one RPC the first time.
+    pub(super) async fn prepare_log(&self, server: ServerId) -> Result<u16, RemoteError> {
+        let owner = self.owner().await?;
+        let known = |identity: &Identity| {
+            identity.logs.borrow().get(server.index()).is_none_or(|log| log.is_some())
+        };
+        if !known(&self.identity) {
+            let at = self.log_of(owner, server, true).await?;
+            if !known(&self.identity) {
+                self.identity.logs.borrow_mut()[server.index()] = Some(Log { at, used: 0 });
+            }
+        }
+        Ok(owner)
+    }
+
+    /// A slot of this client's log on `server`, which has been prepared. Waits while all are in use: each is
+    /// for a round trip or two.
+    pub(super) async fn slot(&self, server: ServerId) -> Result<Slot<'_>, RemoteError> {
+        let mut waits = 0;
+        loop {
+            if let Some(slot) = self.identity.take(server, log_slot_bytes::<L>()) {
+                return Ok(slot);
+            }
+            if waits == MAX_SLOT_WAITS {
+                return Err(RemoteError::Contended { retries: waits });
+            }
+            waits += 1;
+            self.fabric().sleep(SLOT_WAIT_NS).await;
+        }
+    }
+}
+
+const SLOT_WAIT_NS: u64 = 500;
+const MAX_SLOT_WAITS: u32 = 20_000;

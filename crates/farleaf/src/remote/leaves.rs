@@ -1,0 +1,145 @@
+//! Walks along the leaves, to the right, with READs ahead.
+//!
+//! A leaf that was read ahead is taken as the next one if the walk would have come to it: either the leaf
+//! before points to it, or it was found through a fresh pointer of a parent and begins where the leaf before
+//! ends. (A head's list may be older than any grace period, so it needs the former.) It may have been read
+//! before the leaf before was: that is what a scan promises, no snapshot but each leaf at some moment of the
+//! scan.
+//!
+//! *Thread safety*: private to one task.
+
+use super::heads::listed;
+use super::{Discipline, Miss, PageClient, PageCopy, PendingRead, Pointer};
+use crate::page::Layout;
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use std::collections::VecDeque;
+use std::fmt;
+
+/// Heads and half-known siblings that a walk passes between two leaves at most.
+const MAX_STEPS: usize = 64;
+
+/// Leaves in flight, and the way along them.
+pub struct LeafStream<'a, F: Fabric, L: Layout, D: Discipline> {
+    pages: &'a PageClient<F, L, D>,
+    ahead: VecDeque<Ahead<F, L>>,
+    /// How many leaves a head's list may bring into flight.
+    window: usize,
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> fmt::Debug for LeafStream<'_, F, L, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeafStream").field("in_flight", &self.ahead.len()).finish_non_exhaustive()
+    }
+}
+
+enum State<F: Fabric, L> {
+    Pending(PendingRead<F>),
+    Read(PageCopy<L>),
+}
+
+struct Ahead<F: Fabric, L> {
+    at: GlobalAddr,
+    state: State<F, L>,
+    /// The pointer came from a parent's fresh copy, not from a head.
+    fresh: bool,
+}
+
+impl<'a, F: Fabric, L: Layout, D: Discipline> LeafStream<'a, F, L, D> {
+    /// A walk with nothing in flight yet.
+    pub fn new(pages: &'a PageClient<F, L, D>) -> Self {
+        Self { pages, ahead: VecDeque::new(), window: 0 }
+    }
+
+    /// How many leaves heads may bring into flight from now on.
+    pub fn set_window(&mut self, leaves: usize) {
+        self.window = leaves;
+    }
+
+    /// Posts the READ of a leaf that comes after those posted so far; `fresh` if the pointer is from a
+    /// parent's copy. Best effort: without a buffer, the walk comes to it all the same.
+    pub fn read_ahead(&mut self, pointer: Pointer, fresh: bool) {
+        if let Ok(read) = self.pages.post_read(pointer) {
+            self.ahead.push_back(Ahead { at: pointer.at, state: State::Pending(read), fresh });
+        }
+    }
+
+    /// Leaves in flight.
+    pub fn in_flight(&self) -> usize {
+        self.ahead.len()
+    }
+
+    /// The first of the leaves in flight, as whatever it is.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if there is none, or it cannot be read.
+    pub async fn first(&mut self) -> Result<PageCopy<L>, Miss> {
+        match self.ahead.pop_front().ok_or(Miss::Restart)?.state {
+            State::Pending(read) => self.pages.finish_read(read).await,
+            State::Read(copy) => Ok(copy),
+        }
+    }
+
+    /// The leaf after `leaf`; `None` after the last.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the walk is lost: go on from the root.
+    pub async fn after(&mut self, leaf: &PageCopy<L>) -> Result<Option<PageCopy<L>>, Miss> {
+        let Some(wanted) = L::high(leaf.page()) else { return Ok(None) };
+        let mut next = leaf.pointer(leaf.page().sibling());
+        for _ in 0..MAX_STEPS {
+            if let Some(copy) = self.take_ahead(&wanted, next.at).await? {
+                return Ok(Some(copy));
+            }
+            let copy = self.pages.read(next).await?;
+            let page = copy.page();
+            if page.is_dead() || page.level() != 0 || L::low(page) != wanted {
+                return Err(Miss::Restart);
+            }
+            self.pages.fabric().charge(Work::VisitNode).await;
+            if !page.is_head() {
+                return Ok(Some(copy));
+            }
+            let listed: Vec<_> = listed(page).take(self.window).collect();
+            if self.ahead.is_empty() {
+                for (_, at) in listed {
+                    // As old as the list may be: the chain decides whether the leaf counts.
+                    let pointer = Pointer { at, since_ns: copy.read_ns };
+                    self.read_ahead(pointer, false);
+                }
+            }
+            next = copy.pointer(page.sibling());
+        }
+        Err(Miss::Restart)
+    }
+
+    /// The leaf that begins at `wanted`, if it is in flight.
+    async fn take_ahead(
+        &mut self,
+        wanted: &L::Key,
+        expected: GlobalAddr,
+    ) -> Result<Option<PageCopy<L>>, Miss> {
+        while let Some(front) = self.ahead.pop_front() {
+            let copy = match front.state {
+                State::Read(copy) => copy,
+                State::Pending(read) => match self.pages.finish_read(read).await {
+                    Ok(copy) => copy,
+                    Err(Miss::Restart) => continue,
+                    Err(error) => return Err(error),
+                },
+            };
+            let page = copy.page();
+            let is_leaf = !page.is_dead() && page.level() == 0 && !page.is_head();
+            let low = L::low(page);
+            if is_leaf && low == *wanted && (front.fresh || front.at == expected) {
+                self.pages.fabric().charge(Work::VisitNode).await;
+                return Ok(Some(copy));
+            }
+            if is_leaf && low > *wanted {
+                // There are leaves before it that nobody has told us of.
+                self.ahead.push_front(Ahead { state: State::Read(copy), ..front });
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+}

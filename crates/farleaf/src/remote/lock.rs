@@ -1,0 +1,229 @@
+//! The remote lock: one CAS on word 0, from the version of a validated copy to the same version locked.
+//!
+//! *Invariants*
+//! - K1. The CAS succeeds only if the page is still as in the copy: who has the lock need not read again.
+//! - K2. Within one client a page has one holder at a time; so a word that names this client as its owner
+//!   means that holder, or none and a doubt.
+//! - K3. A lock is let go by the WRITE of the page's next version, or, if nothing changed, by putting the
+//!   word back that was there.
+//! - K4. An operation that ends without knowing whether it holds a page leaves a doubt, and later operations
+//!   of this client settle it.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::pages::READ_RETRIES;
+use super::{Backoff, Discipline, Miss, PageClient, PageCopy, RemoteError};
+use crate::page::{Layout, LockWord};
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// A page that this client may hold without knowing it, or whose WRITE may have stopped half-way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doubt {
+    pub(super) at: GlobalAddr,
+}
+
+/// A page that this client holds.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    pub(super) at: GlobalAddr,
+    /// The word as it is while we hold the page.
+    pub(super) word: LockWord,
+    /// The word before.
+    pub(super) before: LockWord,
+    hold: Hold<'a>,
+}
+
+impl Locked<'_> {
+    /// The page's address.
+    pub fn at(&self) -> GlobalAddr {
+        self.at
+    }
+
+    /// The page is let go of: there is nothing to settle.
+    pub(super) fn settled(mut self) {
+        self.hold.in_doubt = false;
+    }
+}
+
+/// The mark of a page in the client's table; leaves a doubt behind unless told otherwise (K4).
+#[derive(Debug)]
+pub(super) struct Hold<'a> {
+    at: GlobalAddr,
+    held: &'a RefCell<BTreeSet<GlobalAddr>>,
+    doubts: &'a RefCell<Vec<Doubt>>,
+    in_doubt: bool,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        if self.in_doubt {
+            self.doubts.borrow_mut().push(Doubt { at: self.at });
+        } else {
+            self.held.borrow_mut().remove(&self.at);
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+    /// Marks a page as held by an operation of this client (K2).
+    pub(super) fn hold(&self, at: GlobalAddr) -> Option<Hold<'_>> {
+        self.held.borrow_mut().insert(at).then_some(Hold {
+            at,
+            held: &self.held,
+            doubts: &self.doubts,
+            in_doubt: false,
+        })
+    }
+
+    /// The mark of a page that a doubt holds already; the doubt is this operation's business now.
+    pub(super) fn hold_again(&self, at: GlobalAddr) -> Hold<'_> {
+        self.held.borrow_mut().insert(at);
+        Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false }
+    }
+
+    /// A page that is locked in our name already.
+    pub(super) fn already_locked<'a>(
+        &self,
+        mut hold: Hold<'a>,
+        at: GlobalAddr,
+        word: LockWord,
+    ) -> Locked<'a> {
+        hold.in_doubt = true;
+        Locked { at, word, before: word.unlocked_by(word.owner()), hold }
+    }
+
+    /// Locks the page that `copy` is of, if it is still as in the copy.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if it is not, or somebody holds it.
+    pub async fn lock(&self, copy: &PageCopy<L>) -> Result<Locked<'_>, Miss> {
+        let (at, before) = (copy.at, copy.word());
+        if before.is_locked() {
+            self.suspect.set(Some((at, before)));
+            return Err(Miss::Restart);
+        }
+        // Before the lock: who has no room for its log has not changed anything.
+        let owner = self.prepare_log(at.server()).await?;
+        let hold = self.hold(at).ok_or(Miss::Restart)?;
+        self.swap_lock(hold, at, before, before.locked_by(owner)).await
+    }
+
+    /// Takes the lock by the CAS from `before` to `word`.
+    pub(super) async fn swap_lock<'a>(
+        &'a self,
+        mut hold: Hold<'a>,
+        at: GlobalAddr,
+        before: LockWord,
+        word: LockWord,
+    ) -> Result<Locked<'a>, Miss> {
+        hold.in_doubt = true;
+        let swap = self.fabric().compare_swap(at, before.to_bits(), word.to_bits()).await;
+        let mine = match swap {
+            Ok(found) => found == before.to_bits(),
+            Err(error @ FabricError::Indeterminate { .. }) => {
+                self.find_out(at, word).await.map_err(|_| RemoteError::from(error))?
+            }
+            Err(FabricError::QueueFull { .. }) => false,
+            Err(error) => {
+                hold.in_doubt = false;
+                return Err(error.into());
+            }
+        };
+        if mine {
+            return Ok(Locked { at, word, before, hold });
+        }
+        hold.in_doubt = false;
+        Err(Miss::Restart)
+    }
+
+    /// After a CAS of unknown outcome: whether the page is locked in our name. Nobody else puts `word`
+    /// there, and after the reset neither do we.
+    async fn find_out(&self, at: GlobalAddr, word: LockWord) -> Result<bool, RemoteError> {
+        self.fabric().counters().count_retry();
+        self.fabric().reset(at.server()).await?;
+        Ok(self.read_words(at, 8).await?.get(0) == word.to_bits())
+    }
+
+    /// Lets go of a page that did not change: the word that was there before is there again, so copies of
+    /// the page are as good as they were.
+    pub async fn release(&self, locked: Locked<'_>) {
+        let mut outcome = self.write_word(locked.at, locked.before).await;
+        for _ in 0..READ_RETRIES {
+            if outcome.is_ok() {
+                return locked.settled();
+            }
+            // It may have landed, and somebody else may have the page by now: look before writing again.
+            outcome = match self.find_out(locked.at, locked.word).await {
+                Ok(true) => self.write_word(locked.at, locked.before).await,
+                Ok(false) => Ok(()),
+                Err(error) => Err(error),
+            };
+        }
+    }
+
+    async fn write_word(&self, at: GlobalAddr, word: LockWord) -> Result<(), RemoteError> {
+        self.post_write(at, [word.to_bits()].into_iter()).await?.await?;
+        Ok(())
+    }
+
+    /// A page has led an operation astray: if somebody holds it, that one may have died half-way.
+    pub fn suspect_if_locked(&self, copy: &PageCopy<L>) {
+        if copy.word().is_locked() {
+            self.suspect.set(Some((copy.at, copy.word())));
+        }
+    }
+
+    /// Waits before another attempt of an operation; every now and then looks whether the page that is in
+    /// the way belongs to somebody dead.
+    ///
+    /// # Errors
+    /// [`RemoteError::Contended`] after the last attempt.
+    pub async fn before_retry(&self, backoff: &mut Backoff) -> Result<(), RemoteError> {
+        if !backoff.count() {
+            return Err(RemoteError::Contended { retries: backoff.attempts() });
+        }
+        self.fabric().counters().count_retry();
+        backoff.wait(self.fabric()).await;
+        let attempts = backoff.attempts();
+        if attempts >= LOOK_AFTER_ATTEMPTS
+            && attempts.is_multiple_of(LOOK_AFTER_ATTEMPTS)
+            && let Some((at, word)) = self.suspect.take()
+        {
+            self.look_after(at, word).await?;
+        }
+        Ok(())
+    }
+
+    /// Settles what earlier operations of this client left in doubt, if they did. Best effort: a memory
+    /// server that is out of reach now will be asked again.
+    pub async fn settle_doubts(&self) {
+        if self.doubts.borrow().is_empty() || self.fabric().now_ns() < self.doubts_due_ns.get() {
+            return;
+        }
+        self.settle_doubts_now().await;
+    }
+
+    #[cold]
+    async fn settle_doubts_now(&self) {
+        self.doubts_due_ns.set(self.fabric().now_ns() + DOUBT_PAUSE_NS);
+        let doubts = std::mem::take(&mut *self.doubts.borrow_mut());
+        for doubt in doubts {
+            if self.recover_own(doubt.at).await.is_ok() {
+                self.held.borrow_mut().remove(&doubt.at);
+            } else {
+                self.doubts.borrow_mut().push(doubt);
+            }
+        }
+        if self.held.borrow().is_empty() {
+            // No commit is under way, and none is in doubt: whatever slots they kept are free.
+            self.identity.free_all();
+        }
+    }
+}
+
+/// So many attempts pass between two questions whether an owner has died.
+const LOOK_AFTER_ATTEMPTS: u32 = 8;
+/// How long doubts rest when they could not be settled.
+const DOUBT_PAUSE_NS: u64 = 1_000_000;

@@ -1,0 +1,426 @@
+//! Pages over one-sided verbs: reads that survive tearing, and what a client keeps for its changes.
+//!
+//! *Invariants*
+//! - V1. A copy that [`PageClient::read`] hands out is of one piece, and was the page at its address at some
+//!   moment between posting and completion. If somebody holds the page's lock, the copy is the page as
+//!   before that one's change, which nobody has seen yet.
+//! - V2. No pointer is followed that is older than half of [`GRACE_NS`] when its page arrives, and a freed
+//!   node is not used again before [`GRACE_NS`] have passed: so the page that arrives is the one that was
+//!   pointed to, or that page marked dead.
+//! - V3. A page's version never goes back, whatever the node is used for.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::identity::Identity;
+use super::lock::Doubt;
+use super::{
+    Backoff, Discipline, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient,
+    Sound,
+};
+use crate::page::{Layout, LockWord, NodeCarver};
+use farleaf_fabric::sync::{AtomicU64, Ordering};
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// How long a freed node rests before it is used again, in nanoseconds. Far longer than a READ takes; a
+/// client that is slower than half of it starts again at the root.
+pub const GRACE_NS: u64 = 10_000_000;
+
+/// How often a verb that changes nothing is posted again when its outcome is unknown.
+pub(super) const READ_RETRIES: u32 = 16;
+/// How often a page is read again at once before somebody may have to be looked after.
+const REREADS: u32 = 24;
+/// Waits for a buffer or a place among the operations in flight.
+const BUSY_WAITS: u32 = 10_000;
+const BUSY_WAIT_NS: u64 = 500;
+
+/// One client's access to pages.
+#[derive(Debug)]
+pub struct PageClient<F: Fabric, L: Layout, D: Discipline = Sound> {
+    pub(super) rpc: RpcClient<F, L>,
+    nodes: NodeAllocator<F, L>,
+    pub(super) identity: Identity,
+    /// Pages that operations of this client hold, or may hold.
+    pub(super) held: RefCell<BTreeSet<GlobalAddr>>,
+    /// Pages that this client may hold without an operation that will let go of them.
+    pub(super) doubts: RefCell<Vec<Doubt>>,
+    /// When to look at the doubts again.
+    pub(super) doubts_due_ns: Cell<u64>,
+    /// The last page that stood in somebody's way.
+    pub(super) suspect: Cell<Option<(GlobalAddr, LockWord)>>,
+    /// Freed nodes with the moment from which they can be used again.
+    resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
+    discipline: PhantomData<D>,
+}
+
+/// A READ of a page that has been posted.
+pub struct PendingRead<F: Fabric> {
+    pointer: Pointer,
+    posted_ns: u64,
+    operation: F::Op<Buffer>,
+}
+
+impl<F: Fabric> fmt::Debug for PendingRead<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingRead").field("pointer", &self.pointer).finish_non_exhaustive()
+    }
+}
+
+impl<F: Fabric> PendingRead<F> {
+    /// Where the READ goes.
+    pub fn pointer(&self) -> Pointer {
+        self.pointer
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+    /// Bytes of a page.
+    pub const PAGE_BYTES: usize = L::PAGE_WORDS * 8;
+
+    /// A client that takes memory in chunks of `chunk_bytes`.
+    pub fn new(fabric: F, chunk_bytes: u64) -> Self {
+        Self {
+            nodes: NodeAllocator::new(fabric.clone(), chunk_bytes),
+            identity: Identity::new(fabric.memory_servers()),
+            rpc: RpcClient::new(fabric),
+            held: RefCell::default(),
+            doubts: RefCell::default(),
+            doubts_due_ns: Cell::new(0),
+            suspect: Cell::new(None),
+            resting: RefCell::default(),
+            discipline: PhantomData,
+        }
+    }
+
+    /// The endpoint.
+    #[inline]
+    pub fn fabric(&self) -> &F {
+        self.rpc.fabric()
+    }
+
+    /// RPCs over the same endpoint.
+    pub fn rpc(&self) -> &RpcClient<F, L> {
+        &self.rpc
+    }
+
+    /// A scratch buffer; waits, but not for ever, while others of this endpoint have them all.
+    pub(super) async fn buffer(&self, bytes: usize) -> Result<Buffer, RemoteError> {
+        for _ in 0..BUSY_WAITS {
+            match self.fabric().buffer(bytes) {
+                Err(FabricError::NoBuffer { .. }) => self.fabric().sleep(BUSY_WAIT_NS).await,
+                outcome => return Ok(outcome?),
+            }
+        }
+        Err(FabricError::NoBuffer { bytes }.into())
+    }
+
+    /// Posts a READ of the page at `pointer`, to be waited for by [`PageClient::finish_read`].
+    ///
+    /// # Errors
+    /// [`Miss`] if there is no buffer, or no page can be there.
+    #[inline]
+    pub fn post_read(&self, pointer: Pointer) -> Result<PendingRead<F>, Miss> {
+        let at = pointer.at;
+        let sensible = !at.is_null()
+            && !at.is_swizzled()
+            && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN)
+            && at.server().number() < self.fabric().memory_servers();
+        if !sensible {
+            return Err(Miss::Restart);
+        }
+        let buffer = self.fabric().buffer(Self::PAGE_BYTES)?;
+        let posted_ns = self.fabric().now_ns();
+        Ok(PendingRead { pointer, posted_ns, operation: self.fabric().read(at, buffer) })
+    }
+
+    /// Waits for a READ and validates what it brought (V1, V2).
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the pointer has become too old, or somebody holds the page up.
+    #[inline]
+    pub async fn finish_read(&self, pending: PendingRead<F>) -> Result<PageCopy<L>, Miss> {
+        let PendingRead { pointer, posted_ns, operation } = pending;
+        match operation.await {
+            Ok(buffer) => {
+                let copy =
+                    PageCopy { at: pointer.at, buffer, read_ns: posted_ns, layout: PhantomData };
+                self.check_age(pointer)?;
+                if self.is_sound(&copy) {
+                    Ok(copy)
+                } else {
+                    self.read_again(pointer, Some(copy)).await
+                }
+            }
+            Err(FabricError::Indeterminate { .. } | FabricError::QueueFull { .. }) => {
+                self.read_again(pointer, None).await
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// READs the page at `pointer`: one READ, unless it meets a WRITE half done.
+    ///
+    /// # Errors
+    /// As [`PageClient::finish_read`].
+    #[inline]
+    pub async fn read(&self, pointer: Pointer) -> Result<PageCopy<L>, Miss> {
+        match self.post_read(pointer) {
+            Err(Miss::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. }))) => {
+                self.read_again(pointer, None).await
+            }
+            posted => self.finish_read(posted?).await,
+        }
+    }
+
+    fn check_age(&self, pointer: Pointer) -> Result<(), Miss> {
+        let now_ns = self.fabric().now_ns();
+        if now_ns.saturating_sub(pointer.since_ns) > GRACE_NS / 2 {
+            return Err(Miss::Restart);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn is_sound(&self, copy: &PageCopy<L>) -> bool {
+        let page = copy.page();
+        (!D::CHECKS_SUM || page.is_of_one_piece()) && page.address() == copy.at
+    }
+
+    #[cold]
+    async fn read_again(
+        &self,
+        pointer: Pointer,
+        mut last: Option<PageCopy<L>>,
+    ) -> Result<PageCopy<L>, Miss> {
+        let mut backoff = Backoff::default();
+        let mut unknown = 0;
+        for _ in 0..REREADS {
+            if let Some(copy) = last.take() {
+                self.suspect.set(Some((copy.at, copy.word())));
+            }
+            backoff.count();
+            self.fabric().counters().count_retry();
+            backoff.wait(self.fabric()).await;
+            let pending = match self.post_read(pointer) {
+                Err(Miss::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. }))) => continue,
+                posted => posted?,
+            };
+            let read_ns = pending.posted_ns;
+            let at = pointer.at;
+            let copy = match pending.operation.await {
+                Ok(buffer) => PageCopy { at, buffer, read_ns, layout: PhantomData },
+                Err(FabricError::QueueFull { .. }) => continue,
+                Err(error @ FabricError::Indeterminate { .. }) => {
+                    unknown += 1;
+                    if unknown == READ_RETRIES {
+                        return Err(error.into());
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            self.check_age(pointer)?;
+            if self.is_sound(&copy) {
+                return Ok(copy);
+            }
+            last = Some(copy);
+        }
+        Err(Miss::Restart)
+    }
+
+    /// The page as it is there, validated or not; harmless, so it is tried again when its outcome is
+    /// unknown.
+    pub(super) async fn read_raw(&self, at: GlobalAddr) -> Result<PageCopy<L>, RemoteError> {
+        let buffer = self.read_words(at, Self::PAGE_BYTES).await?;
+        let read_ns = self.fabric().now_ns();
+        Ok(PageCopy { at, buffer, read_ns, layout: PhantomData })
+    }
+
+    /// The words at `at`.
+    pub(super) async fn read_words(
+        &self,
+        at: GlobalAddr,
+        bytes: usize,
+    ) -> Result<Buffer, RemoteError> {
+        let mut outcome = Err(RemoteError::Contended { retries: READ_RETRIES });
+        for attempt in 0..READ_RETRIES {
+            if attempt > 0 {
+                self.fabric().counters().count_retry();
+                self.fabric().sleep(BUSY_WAIT_NS).await;
+            }
+            let buffer = self.buffer(bytes).await?;
+            match self.fabric().read(at, buffer).await {
+                Err(FabricError::QueueFull { .. }) => {}
+                Err(error @ FabricError::Indeterminate { .. }) => outcome = Err(error.into()),
+                done => return Ok(done?),
+            }
+        }
+        outcome
+    }
+
+    /// Posts a WRITE of `words`.
+    pub(super) async fn post_write(
+        &self,
+        at: GlobalAddr,
+        words: impl ExactSizeIterator<Item = u64>,
+    ) -> Result<F::Op<Buffer>, RemoteError> {
+        let buffer = self.buffer(words.len() * 8).await?;
+        words.enumerate().for_each(|(index, word)| buffer.set(index, word));
+        Ok(self.fabric().write(at, buffer))
+    }
+
+    /// Posts a WRITE of a whole page, which this client holds or nobody knows yet.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if there is no buffer.
+    pub async fn post_page(
+        &self,
+        at: GlobalAddr,
+        image: &Image<L>,
+    ) -> Result<F::Op<Buffer>, RemoteError> {
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        self.post_write(at, image.words().iter().map(load)).await
+    }
+
+    /// A node on `server`.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if there is none.
+    pub async fn take_node(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
+        self.wake_rested();
+        match self.nodes.take(server).await {
+            Err(error @ RemoteError::OutOfMemory { .. }) => self.wait_for_rested(error).await?,
+            outcome => return outcome,
+        }
+        self.nodes.take(server).await
+    }
+
+    /// A node on the next server in turn that has room.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if none has.
+    pub async fn take_node_anywhere(&self) -> Result<GlobalAddr, RemoteError> {
+        self.wake_rested();
+        match self.nodes.take_anywhere().await {
+            Err(error @ RemoteError::OutOfMemory { .. }) => self.wait_for_rested(error).await?,
+            outcome => return outcome,
+        }
+        self.nodes.take_anywhere().await
+    }
+
+    /// Takes back a node that nobody has ever been able to reach.
+    pub fn give_back_unseen(&self, node: GlobalAddr) {
+        self.nodes.give_back(node);
+    }
+
+    /// Takes back a node that no page points to any more; it rests first (V2).
+    pub fn retire(&self, node: GlobalAddr) {
+        self.resting.borrow_mut().push_back((self.fabric().now_ns() + GRACE_NS, node));
+    }
+
+    /// Nodes that rest.
+    pub fn resting_nodes(&self) -> usize {
+        self.resting.borrow().len()
+    }
+
+    fn wake_rested(&self) {
+        let mut resting = self.resting.borrow_mut();
+        while let Some(&(due_ns, node)) = resting.front()
+            && due_ns <= self.fabric().now_ns()
+        {
+            resting.pop_front();
+            self.nodes.give_back(node);
+        }
+    }
+
+    /// Without memory, the nodes that rest are worth waiting for.
+    async fn wait_for_rested(&self, error: RemoteError) -> Result<(), RemoteError> {
+        let first = self.resting.borrow().front().map(|(due_ns, _)| *due_ns);
+        let due_ns = first.ok_or(error)?;
+        self.fabric().sleep(due_ns.saturating_sub(self.fabric().now_ns())).await;
+        self.wake_rested();
+        Ok(())
+    }
+
+    /// Hands nodes that have rested, beyond what this client will want soon, to the other clients.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server does not take them; they stay here then.
+    pub async fn share_free_nodes(&self) -> Result<(), RemoteError> {
+        self.wake_rested();
+        for number in 0..self.fabric().memory_servers() {
+            self.nodes.share(ServerId::new(number), KEPT_NODES).await?;
+        }
+        Ok(())
+    }
+
+    /// The word that a fresh node has: the first image of its new life is the next version (V3).
+    ///
+    /// # Errors
+    /// [`RemoteError`] if it cannot be read.
+    pub async fn fresh_word(&self, node: GlobalAddr) -> Result<LockWord, RemoteError> {
+        Ok(LockWord::from_bits(self.read_words(node, 8).await?.get(0)))
+    }
+
+    /// Posts a READ of a fresh node's word 0, for those who make many.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if there is no buffer.
+    pub fn post_fresh_word(&self, node: GlobalAddr) -> Result<F::Op<Buffer>, RemoteError> {
+        Ok(self.fabric().read(node, self.fabric().buffer(8)?))
+    }
+
+    /// Seals the image of a node that nobody knows yet, as the version after `found`, and posts its WRITE.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if there is no buffer.
+    pub async fn post_fresh_page(
+        &self,
+        node: GlobalAddr,
+        found: LockWord,
+        image: &Image<L>,
+    ) -> Result<F::Op<Buffer>, RemoteError> {
+        image.page().seal(found.next_by(self.identity.owner().unwrap_or(0)));
+        self.post_page(node, image).await
+    }
+
+    /// WRITEs nodes that nobody knows yet; done again until it is known to have happened.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if that cannot be found out; nothing is lost but the nodes.
+    pub async fn write_fresh(
+        &self,
+        pages: &[(GlobalAddr, LockWord, &Image<L>)],
+    ) -> Result<(), RemoteError> {
+        let mut outcome = Ok(());
+        for _ in 0..READ_RETRIES {
+            let mut posted = Vec::with_capacity(pages.len());
+            for (node, found, image) in pages {
+                posted.push(self.post_fresh_page(*node, *found, image).await);
+            }
+            outcome = Ok(());
+            for operation in posted {
+                let done = match operation {
+                    Ok(operation) => operation.await.map(drop).map_err(RemoteError::from),
+                    Err(error) => Err(error),
+                };
+                outcome = outcome.and(done);
+            }
+            if outcome.is_ok() {
+                return outcome;
+            }
+            // What is late must not land on the node's next life, or over what follows on this one.
+            self.fabric().counters().count_retry();
+            for (node, ..) in pages {
+                self.fabric().reset(node.server()).await?;
+            }
+        }
+        outcome
+    }
+}
+
+/// Free nodes on one server that a client keeps for itself.
+const KEPT_NODES: usize = 256;

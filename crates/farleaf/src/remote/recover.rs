@@ -1,0 +1,212 @@
+//! Pages that a dead client left locked or half written.
+//!
+//! Who is held up by a page for long asks memory server 0 whether its owner has been declared dead. If so,
+//! it shuts the dead one's compute server out of all memory servers, so that nothing of it lands any more,
+//! and looks for the page in the dead one's log. With `t` the version that an entry makes of the page, the
+//! page belongs to the entry if its word is
+//!
+//! - `locked, owner, t-1`: the lock is held, some of the body may be written;
+//! - `owner, t` and not of one piece: the WRITE has stopped half-way;
+//! - `locked, owner, t`: somebody was about to finish such a page, or the owner has locked it again after
+//!   all was written, and then the entry changes nothing.
+//!
+//! A page of an entry is taken over by a CAS on its word, after an entry of our own says the same, and then
+//! written: the page as after. A locked page without an entry has not been touched (inv. R1): it is unlocked
+//! as it is, the page as before. The pages of one entry are finished in their order (inv. R3).
+//!
+//! The client's own doubts are settled the same way, with a reset in place of the fence.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; any number of clients may recover the same page.
+
+use super::identity::REGISTRAR;
+use super::pages::READ_RETRIES;
+use super::redo::{Redo, RedoPage};
+use super::{Change, Discipline, Image, Miss, PageClient, RemoteError};
+use crate::page::{Layout, LockWord};
+use crate::wire::{LOG_SLOTS, Refusal, Reply, Request, log_slot_bytes};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+
+/// Whose pages are looked after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gone {
+    owner: u16,
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+    /// All clients that `compute_server` has registered so far are dead. Whoever says so must know it: they
+    /// are shut out.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if memory server 0 does not answer.
+    pub async fn declare_dead(&self, compute_server: u16) -> Result<(), RemoteError> {
+        let request = Request::DeclareDead { compute_server };
+        // Saying it twice is no harm.
+        match self.rpc.ask_harmless(REGISTRAR, &request).await? {
+            Reply::Done => Ok(()),
+            _ => Err(RemoteError::BadReply { server: REGISTRAR }),
+        }
+    }
+
+    fn all_servers(&self) -> impl Iterator<Item = ServerId> + use<F, L, D> {
+        (0..self.fabric().memory_servers()).map(ServerId::new)
+    }
+
+    /// A page is in the way, with `word` in its word 0: if its owner is dead, does what must be done.
+    #[cold]
+    pub(super) async fn look_after(
+        &self,
+        at: GlobalAddr,
+        word: LockWord,
+    ) -> Result<(), RemoteError> {
+        let owner = word.owner();
+        if owner == 0 || self.identity.owner() == Some(owner) {
+            self.settle_doubts().await;
+            return Ok(());
+        }
+        let state = match self.rpc.ask_harmless(REGISTRAR, &Request::OwnerState { owner }).await {
+            Ok(Reply::Owner { dead, compute_server, .. }) => dead.then_some(compute_server),
+            Ok(_) => return Err(RemoteError::BadReply { server: REGISTRAR }),
+            // Without an answer nobody is dead.
+            Err(RemoteError::Indeterminate(_) | RemoteError::Refused { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let Some(compute_server) = state else { return Ok(()) };
+        for server in self.all_servers() {
+            self.retrying(async || Ok(self.fabric().fence(server, compute_server).await?)).await?;
+        }
+        match self.recover(Gone { owner }, at).await {
+            Ok(()) | Err(Miss::Restart) => Ok(()),
+            Err(Miss::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Settles a doubt of this client about a page.
+    pub(super) async fn recover_own(&self, at: GlobalAddr) -> Result<(), Miss> {
+        let Some(owner) = self.identity.owner() else { return Ok(()) };
+        for server in self.all_servers() {
+            self.retrying(async || Ok(self.fabric().reset(server).await?)).await?;
+        }
+        self.recover(Gone { owner }, at).await
+    }
+
+    async fn retrying<T>(
+        &self,
+        mut attempt: impl AsyncFnMut() -> Result<T, RemoteError>,
+    ) -> Result<T, RemoteError> {
+        let mut outcome = attempt().await;
+        for _ in 0..READ_RETRIES {
+            if !matches!(outcome, Err(RemoteError::Indeterminate(_))) {
+                break;
+            }
+            self.fabric().counters().count_retry();
+            outcome = attempt().await;
+        }
+        outcome
+    }
+
+    async fn recover(&self, gone: Gone, at: GlobalAddr) -> Result<(), Miss> {
+        let found = self.read_raw(at).await?;
+        let word = found.word();
+        if word.owner() != gone.owner || (!word.is_locked() && found.page().is_of_one_piece()) {
+            return Ok(());
+        }
+        for entry in self.log_entries(gone.owner).await? {
+            let is_it = |page: &RedoPage| {
+                page.at == at && belongs(word, gone, page, found.page().is_of_one_piece())
+            };
+            if entry.pages.iter().any(is_it) {
+                for page in &entry.pages {
+                    self.finish_for(gone, page).await?;
+                }
+                return Ok(());
+            }
+        }
+        if word.is_locked() && found.page().is_of_one_piece() {
+            let free = word.unlocked_by(gone.owner);
+            // Whatever comes of it, the next look will tell.
+            drop(self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await);
+        }
+        Ok(())
+    }
+
+    /// All whole entries of a client's log, on all memory servers.
+    async fn log_entries(&self, owner: u16) -> Result<Vec<Redo>, RemoteError> {
+        let mut entries = Vec::new();
+        for server in self.all_servers() {
+            let at = match self.log_of(owner, server, false).await {
+                Ok(at) => at,
+                Err(RemoteError::Refused { refusal: Refusal::NoSuchOwner, .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            for slot in 0..LOG_SLOTS {
+                let bytes = log_slot_bytes::<L>();
+                let slot = self.read_words(at.plus(slot * bytes), bytes as usize).await?;
+                entries.extend(Redo::decode(&slot).filter(|entry| entry.owner == owner));
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Finishes one page of a dead client's entry, if it is not finished.
+    async fn finish_for(&self, gone: Gone, redo: &RedoPage) -> Result<(), Miss> {
+        let found = self.read_raw(redo.at).await?;
+        let word = found.word();
+        if !belongs(word, gone, redo, found.page().is_of_one_piece()) {
+            // Another has taken the page over and not finished yet: what follows has to wait for it.
+            let under_way = word.version() < redo.version
+                || (word.version() == redo.version && !found.page().is_of_one_piece());
+            return if under_way {
+                self.suspect.set(Some((redo.at, word)));
+                Err(Miss::Restart)
+            } else {
+                Ok(())
+            };
+        }
+        let Some(after) = redo.apply(found.page()) else { return Err(Miss::Restart) };
+        let owner = self.prepare_log(redo.at.server()).await?;
+        let own_doubt = owner == gone.owner;
+        let hold = match self.hold(redo.at) {
+            Some(hold) => hold,
+            None if own_doubt => self.hold_again(redo.at),
+            None => return Err(Miss::Restart),
+        };
+        let mut slot = self.slot(redo.at.server()).await?;
+        let taken = word.locked_by(owner);
+        after.page().seal(LockWord::from_bits(redo.version).unlocked_by(owner));
+        let entry = RedoPage::between(redo.at, found.page(), after.page());
+        let words = Redo { owner, pages: vec![entry.clone()] }.words();
+        slot.keep = true;
+        self.post_write(slot.at, words.into_iter()).await?.await?;
+        slot.keep = false;
+        let locked = if taken == word {
+            self.already_locked(hold, redo.at, word)
+        } else {
+            self.swap_lock(hold, redo.at, word, taken).await?
+        };
+        slot.keep = true;
+        let change = [Change { locked, after, redo: entry }];
+        let written = self.write_taken(&change).await;
+        if written.is_err() {
+            self.settle(&slot, &change).await?;
+        }
+        slot.keep = false;
+        change.into_iter().for_each(|change| change.locked.settled());
+        Ok(())
+    }
+
+    /// WRITEs a page that was taken over; the entry is there already.
+    async fn write_taken(&self, change: &[Change<'_, L>; 1]) -> Result<(), RemoteError> {
+        let after: &Image<L> = &change[0].after;
+        self.post_page(change[0].locked.at, after).await?.await?;
+        Ok(())
+    }
+}
+
+/// Whether a page with this word is one that the entry is about and that is not finished.
+fn belongs(word: LockWord, gone: Gone, redo: &RedoPage, of_one_piece: bool) -> bool {
+    word.owner() == gone.owner
+        && match word.is_locked() {
+            true => word.version() + 1 == redo.version || word.version() == redo.version,
+            false => word.version() == redo.version && !of_one_piece,
+        }
+}

@@ -1,0 +1,71 @@
+//! After a WRITE of unknown outcome: reset, look, and finish what is not finished.
+//!
+//! After the reset nothing that this client posted to that server lands any more. The page is then in one of
+//! three states: still locked by us, so nobody has touched it; unlocked by us in the new version but not of
+//! one piece, so nobody could lock it (W2), and we lock it again before writing the rest, since others could
+//! take it the moment that the last word lands; or written, whatever others have made of it since.
+
+use super::identity::Slot;
+use super::pages::READ_RETRIES;
+use super::{Backoff, Change, Discipline, PageClient, RemoteError};
+use crate::page::Layout;
+use farleaf_fabric::{Fabric, ServerId};
+use std::collections::BTreeSet;
+
+impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+    /// Brings a commit to its end (W3).
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if a memory server is out of reach.
+    pub(super) async fn settle(
+        &self,
+        slot: &Slot<'_>,
+        changes: &[Change<'_, L>],
+    ) -> Result<(), RemoteError> {
+        let mut backoff = Backoff::default();
+        let mut outcome = Err(RemoteError::Contended { retries: READ_RETRIES });
+        for _ in 0..4 * READ_RETRIES {
+            self.fabric().counters().count_retry();
+            outcome = self.finish(slot, changes).await;
+            if outcome.is_ok() {
+                break;
+            }
+            backoff.count();
+            backoff.wait(self.fabric()).await;
+        }
+        outcome
+    }
+
+    async fn finish(&self, slot: &Slot<'_>, changes: &[Change<'_, L>]) -> Result<(), RemoteError> {
+        let servers: BTreeSet<ServerId> =
+            changes.iter().map(|change| change.locked.at.server()).collect();
+        for server in servers {
+            self.fabric().reset(server).await?;
+        }
+        // The same entry as before: written over itself it is never anything else.
+        self.post_entry(slot, changes).await?.await?;
+        for change in changes {
+            self.finish_page(change).await?;
+        }
+        Ok(())
+    }
+
+    async fn finish_page(&self, change: &Change<'_, L>) -> Result<(), RemoteError> {
+        let at = change.locked.at;
+        let target = change.after.page().lock_word();
+        let relocked = target.locked_by(target.owner());
+        let found = self.read_raw(at).await?;
+        let word = found.word();
+        if word == target && !found.page().is_of_one_piece() {
+            let swap = self.fabric().compare_swap(at, word.to_bits(), relocked.to_bits());
+            if swap.await? != word.to_bits() {
+                return Err(RemoteError::Contended { retries: 0 });
+            }
+        } else if word != change.locked.word && word != relocked {
+            return Ok(());
+        }
+        // The version stays: nobody has ever seen it whole.
+        self.post_page(at, &change.after).await?.await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+//! Splits: a full page gives its upper half to a new right sibling; its parent learns of it later.
+//!
+//! *Invariants*: S1. the new nodes are taken before the first change. S2. a new node is written, whole,
+//! before the page that points to it. S3. the separator goes into the parent afterwards; until then the
+//! sibling is found through the page that was split.
+
+use super::{Change, Discipline, Image, Miss, PageClient, PageCopy, RemoteError};
+use crate::page::{Layout, LeafInsert, LockWord, Page};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+
+/// What a full page had no room for.
+#[derive(Clone, Debug)]
+pub enum Entry<L: Layout> {
+    /// A record of a leaf.
+    Record(L::Key, L::Value),
+    /// A child of an inner page.
+    Child(L::Key, GlobalAddr),
+}
+
+impl<L: Layout> Entry<L> {
+    fn key(&self) -> &L::Key {
+        match self {
+            Self::Record(key, _) | Self::Child(key, _) => key,
+        }
+    }
+
+    /// Adds the entry; `false` if there is no room.
+    pub fn add_to(&self, page: Page<'_, L>) -> bool {
+        match self {
+            Self::Record(key, value) => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
+            Self::Child(key, child) => L::inner_insert(page, key, *child),
+        }
+    }
+}
+
+/// A separator that the parents do not know yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Separator<K> {
+    /// The level that it belongs on.
+    pub level: u8,
+    /// The lowest key of the child.
+    pub key: K,
+    /// The child.
+    pub child: GlobalAddr,
+}
+
+/// The halves of a full page with one entry more.
+struct Halves<L: Layout> {
+    left: Image<L>,
+    right: Image<L>,
+    separator: L::Key,
+}
+
+impl<L: Layout> Halves<L> {
+    fn of(full: Page<'_, L>, right_at: GlobalAddr, entry: &Entry<L>) -> Self {
+        let (left, right) = (Image::of(full), Image::empty());
+        let separator = L::split_copy(left.page(), right.page(), right_at);
+        L::split_truncate(left.page());
+        let half = if entry.key() < &separator { &left } else { &right };
+        entry.add_to(half.page());
+        L::split_link(left.page(), &separator, right_at);
+        Self { left, right, separator }
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+    /// Splits the page that `copy` is of, which is not the root, with `node` as its new sibling, and adds
+    /// `entry` to the half that it belongs to.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the page is another by now; nothing has changed then, and the node is free. After
+    /// [`Miss::Failed`] it is not to be used.
+    pub async fn split(
+        &self,
+        copy: &PageCopy<L>,
+        node: GlobalAddr,
+        entry: &Entry<L>,
+    ) -> Result<Separator<L::Key>, Miss> {
+        let fresh = self.fresh_word(node).await?;
+        let locked = self.lock(copy).await?;
+        self.fabric().charge(Work::RestructureNode).await;
+        let Halves { left, right, separator } = Halves::of(copy.page(), node, entry);
+        let fresh = [(node, fresh, &right)];
+        let change = Change::new(locked, copy, left);
+        self.commit_with_fresh(&fresh, change).await?;
+        Ok(Separator { level: copy.page().level() + 1, key: separator, child: node })
+    }
+
+    /// Splits the root: its content and `entry` move into two new pages, and it stays where it is, one level
+    /// higher.
+    ///
+    /// # Errors
+    /// As [`PageClient::split`].
+    pub async fn split_root(
+        &self,
+        copy: &PageCopy<L>,
+        nodes: [GlobalAddr; 2],
+        entry: &Entry<L>,
+    ) -> Result<(), Miss> {
+        let fresh = [self.fresh_word(nodes[0]).await?, self.fresh_word(nodes[1]).await?];
+        let locked = self.lock(copy).await?;
+        self.fabric().charge(Work::RestructureNode).await;
+        let full = copy.page();
+        let content = Image::<L>::empty();
+        content.page().format_empty(nodes[0], full.level(), &L::low(full), None);
+        content.page().copy_content(full);
+        let Halves { left, right, separator } = Halves::of(content.page(), nodes[1], entry);
+        let root = Image::<L>::empty();
+        let (low, high) = (L::low(full), L::high(full));
+        root.page().format_empty(copy.at(), full.level() + 1, &low, high.as_ref());
+        L::inner_insert(root.page(), &low, nodes[0]);
+        L::inner_insert(root.page(), &separator, nodes[1]);
+        let fresh = [(nodes[0], fresh[0], &left), (nodes[1], fresh[1], &right)];
+        let change = Change::new(locked, copy, root);
+        Ok(self.commit_with_fresh(&fresh, change).await?)
+    }
+
+    /// WRITEs new pages and then the page that points to them (S2).
+    async fn commit_with_fresh(
+        &self,
+        fresh: &[(GlobalAddr, LockWord, &Image<L>)],
+        change: Change<'_, L>,
+    ) -> Result<(), RemoteError> {
+        if !D::SIBLING_FIRST {
+            self.commit(change).await?;
+            return self.write_fresh(fresh).await;
+        }
+        if let Err(error) = self.write_fresh(fresh).await {
+            self.release(change.locked).await;
+            return Err(error);
+        }
+        self.commit(change).await
+    }
+}
