@@ -112,10 +112,14 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
         let mut stream = LeafStream::new(&self.pages);
         stream.read_ahead(floor, true);
         let mut refill = |stream: &mut LeafStream<'_, F, L, D>, window| {
-            while stream.in_flight() < window
+            let mut posting = false;
+            // Several with one doorbell, as soon as half of them are in.
+            while (posting || stream.in_flight() <= window / 2)
+                && stream.in_flight() < window
                 && let Some(next) = following.leaves.pop_front()
             {
                 stream.read_ahead(next, true);
+                posting = true;
             }
             following.leaves.is_empty() && following.more
         };
