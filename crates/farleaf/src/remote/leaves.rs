@@ -93,6 +93,9 @@ impl<'a, F: Fabric, L: Layout, D: Discipline> LeafStream<'a, F, L, D> {
             let copy = self.pages.read(next).await?;
             let page = copy.page();
             if page.is_dead() || page.level() != 0 || L::low(page) != wanted {
+                // Half of a merge may be written, and who was at it dead.
+                self.pages.suspect_if_locked(leaf);
+                self.pages.suspect_if_locked(&copy);
                 return Err(Miss::Restart);
             }
             self.pages.fabric().charge(Work::VisitNode).await;

@@ -88,7 +88,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
 
     /// How many leaves to have in flight for what is still wanted, if leaves are as full as those so far.
     fn window(&self, wanted: usize, leaves: usize, records: usize) -> usize {
-        let per_leaf = if leaves == 0 { L::CAPACITY / 2 } else { (records / leaves).max(1) };
+        let per_leaf = records.checked_div(leaves).unwrap_or(L::CAPACITY / 2);
         let most = (self.pages.fabric().depth() / 4).clamp(1, MAX_WINDOW);
         (wanted / per_leaf.max(1)).saturating_add(1).min(most)
     }
