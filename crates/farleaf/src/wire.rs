@@ -98,7 +98,7 @@ pub enum Request<L: Layout> {
     Collect,
     /// How much of the memory is used.
     Usage,
-    /// The pool becomes an index of this design, if it is none yet.
+    /// The pool becomes an index of this design, if it is none yet; the same claim can be made again.
     Claim {
         /// For the superblock: the design and its options.
         options: u64,

@@ -3,14 +3,14 @@
 #![cfg(not(loom))]
 
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::conformance::Setup;
+use farleaf::index::conformance::{self, Setup};
 use farleaf::index::fine::{Fine, FineIndex, FineOptions};
 use farleaf::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
-use farleaf::remote::GRACE_NS;
+use farleaf::remote::{Backoff, Discipline, GRACE_NS, LinksBeforeSibling, SkipsChecksum, Sound};
 use farleaf::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::{Faults, SimConfig};
+use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use std::collections::BTreeMap;
 
@@ -30,6 +30,19 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> FineIn
     <Fine as Design<L>>::open(fabric).await.unwrap()
 }
 
+async fn open_with<F: Fabric, D: Discipline>(fabric: F) -> FineIndex<F, Tiny, D> {
+    <Fine<D> as Design<Tiny>>::open(fabric).await.unwrap()
+}
+
+fn number_from(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// How many seeds to run: `usual`, or as many as `FARLEAF_SEEDS` says.
+fn seeds(usual: u64) -> u64 {
+    number_from("FARLEAF_SEEDS").unwrap_or(usual)
+}
+
 /// What an operation spent.
 async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
@@ -44,57 +57,65 @@ fn operations_cost_what_the_design_says() {
         setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
-        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         let page = 1024;
-        // 42 records a leaf, 42 children a node: the root, one level, the leaves.
+        // 42 records a leaf, 42 children a node: 1,429 leaves, 35 parents, the root.
         let height = 3;
-        for number in (0..100_000).step_by(1_001) {
+        // A thread that the machine stops for milliseconds in the middle of a descent begins again, and says
+        // so by a retry; everything else is exact.
+        let (mut exact, mut retried) = (0, 0);
+        let mut expect = |cost: CounterSnapshot, atomics, writes, bytes_written: Option<u64>| {
+            if cost.retries > 0 {
+                retried += 1;
+                return;
+            }
+            exact += 1;
+            let counts = (cost.reads, cost.atomics, cost.writes, cost.rpcs);
+            assert_eq!(counts, (height, atomics, writes, 0), "READs, CASes, WRITEs, RPCs");
+            assert_eq!(cost.bytes_read, height * page);
+            assert!(bytes_written.is_none_or(|bytes| bytes == cost.bytes_written), "{cost:?}");
+        };
+        for number in (0..60_000).step_by(1_001) {
             let get = async { assert_eq!(index.get(&(number * 3)).await, Ok(Some(number))) };
-            let cost = spent(&fabric, get).await;
-            assert_eq!((cost.reads, cost.remote_operations()), (height, height), "a READ a level");
-            assert_eq!((cost.bytes(), cost.retries), (height * page, 0));
+            expect(spent(&fabric, get).await, 0, 0, Some(0));
         }
         // The first change asks for a number, and for the log on the leaf's server.
         for number in 0..300 {
-            index.update(&(number * 900), &1).await.unwrap();
+            index.update(&(number * 600), &1).await.unwrap();
         }
-        for number in (0..100_000).step_by(1_003) {
+        for number in (0..60_000).step_by(1_003) {
             let key = number * 3;
             let update = async { assert_eq!(index.update(&key, &7).await, Ok(true)) };
-            let cost = spent(&fabric, update).await;
-            assert_eq!((cost.reads, cost.atomics, cost.writes), (height, 1, 2), "{cost:?}");
-            assert_eq!((cost.rpcs, cost.retries), (0, 0));
             // The entry: two words, two of its page, two runs, the value and the checksum.
-            assert_eq!(cost.bytes_written, page + 8 * 8);
+            expect(spent(&fabric, update).await, 1, 2, Some(page + 8 * 8));
             let insert = async { assert_eq!(index.insert(&(key + 1), &7).await, Ok(true)) };
-            let cost = spent(&fabric, insert).await;
-            assert_eq!((cost.reads, cost.atomics, cost.writes, cost.rpcs), (height, 1, 2, 0));
+            expect(spent(&fabric, insert).await, 1, 2, None);
             let again = async { assert_eq!(index.insert(&(key + 1), &8).await, Ok(false)) };
-            assert_eq!(spent(&fabric, again).await.remote_operations(), height, "no lock for a no");
+            expect(spent(&fabric, again).await, 0, 0, Some(0));
             let remove = async { assert_eq!(index.remove(&(key + 1)).await, Ok(true)) };
-            let cost = spent(&fabric, remove).await;
-            assert_eq!((cost.reads, cost.atomics, cost.writes, cost.rpcs), (height, 1, 2, 0));
+            expect(spent(&fabric, remove).await, 1, 2, None);
         }
+        assert!(exact > 10 * retried, "{exact} exact, {retried} interrupted");
     });
 }
 
 /// Lookups of one multi-get go down together: a doorbell a level, and a READ for each node once.
 #[test]
 fn a_multi_get_goes_down_level_by_level() {
-    let provider = LocalConfig { network_latency_ns: 100_000, ..LocalConfig::default() };
+    let provider = SimConfig::default();
     let cluster =
         setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
-        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
-        let keys: Vec<u64> = (0..64).map(|n| n * 4_500).collect();
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        let keys: Vec<u64> = (0..64).map(|n| n * 2_700).collect();
         let get = async {
             let values = index.multi_get(&keys).await.unwrap();
             assert!(values.iter().zip(&keys).all(|(value, key)| *value == Some(key / 3)));
         };
         let cost = spent(&fabric, get).await;
         assert_eq!(cost.doorbells, 3, "one a level");
-        assert!((64 + 1..=64 + 1 + 57).contains(&cost.reads), "{cost:?}");
+        assert!((64 + 1..=64 + 1 + 35).contains(&cost.reads), "{cost:?}");
     });
 }
 
@@ -102,17 +123,16 @@ fn a_multi_get_goes_down_level_by_level() {
 /// starts. In virtual time, so the bound is exact.
 #[test]
 fn a_scan_overlaps_its_reads() {
-    let mut network = farleaf_fabric::sim::NetworkModel::default();
-    network.one_way_ns = 1_000;
+    let network = NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() };
     let round_trip_ns = network.unloaded_verb_ns(0, 1024);
     let provider = SimConfig { network, ..SimConfig::default() };
     let cluster =
         setup(&provider, 3, 32 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
-        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         let mut longest = (0, 0);
-        for number in (0..99_000).step_by(97) {
+        for number in (0..59_000).step_by(97) {
             let key = number * 3;
             let start_ns = fabric.now_ns();
             index.get(&key).await.unwrap();
@@ -189,7 +209,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         }
         index.collect().await.unwrap();
         for key in 0..20 {
-            assert_eq!(index.insert(&(key << 40), &1).await, Ok(true));
+            assert_eq!(index.insert(&((key << 40) + 1), &1).await, Ok(true));
         }
     });
 }
@@ -243,7 +263,7 @@ fn heads_are_refreshed() {
         index.collect().await.unwrap();
         let refreshed = doorbells().await;
         println!("waits of a full scan: {loaded} loaded, {grown} grown, {refreshed} refreshed");
-        assert!(refreshed * 10 < grown * 8, "{refreshed} after the refresh, {grown} before");
+        assert!(refreshed * 10 < grown * 9, "{refreshed} after the refresh, {grown} before");
         for key in 0..20_000 {
             index.remove(&(key * 2)).await.unwrap();
         }
@@ -256,9 +276,9 @@ fn heads_are_refreshed() {
 type Known = BTreeMap<u64, (Option<u64>, Option<Option<u64>>)>;
 
 /// A client that changes its own keys until it is told to stop, or dies.
-async fn write_for_ever<F: Fabric>(
+async fn write_for_ever<F: Fabric, D: Discipline>(
     fabric: &F,
-    index: &FineIndex<F, Tiny>,
+    index: &FineIndex<F, Tiny, D>,
     known: &std::sync::Mutex<Known>,
     base: u64,
     stop: &std::sync::Mutex<bool>,
@@ -266,7 +286,7 @@ async fn write_for_ever<F: Fabric>(
     while !*stop.lock().unwrap() {
         let key = base + fabric.random() % 60 * 4;
         let value = fabric.random();
-        let removes = fabric.random() % 3 == 0;
+        let removes = fabric.random().is_multiple_of(3);
         let after = (!removes).then_some(value);
         known.lock().unwrap().entry(key).or_default().1 = Some(after);
         if removes {
@@ -278,16 +298,16 @@ async fn write_for_ever<F: Fabric>(
     }
 }
 
-fn dying_holder(seed: u64, faults: Faults) {
+fn dying_holder<D: Discipline>(seed: u64, faults: Faults) {
     let provider =
         SimConfig { seed, faults, give_up_after_ns: 2_000_000_000, ..Default::default() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
-    let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Tiny, Fine>();
+    let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Tiny, Fine<D>>();
     let known: [std::sync::Mutex<Known>; 4] = Default::default();
     let stop = std::sync::Mutex::new(false);
     let (known, stop, control) = (&known, &stop, &cluster.control());
     cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
-        let index = open::<_, Tiny>(fabric.clone()).await;
+        let index = open_with::<_, D>(fabric.clone()).await;
         match client {
             // One of the two writers, and the collector, die.
             1 => drop(index.collect_in_background(100, || *stop.lock().unwrap()).await),
@@ -303,24 +323,24 @@ fn dying_holder(seed: u64, faults: Faults) {
         }
     });
     cluster.run(&[4], |fabric, _| async move {
-        let index = open::<_, Tiny>(fabric.clone()).await;
+        let index = open_with::<_, D>(fabric.clone()).await;
         for round in 0..2 {
             let contents: BTreeMap<u64, u64> =
                 index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
             for (key, (acknowledged, on_its_way)) in
                 known.iter().flat_map(|k| k.lock().unwrap().clone())
             {
-                let held = contents.get(&key).copied();
-                let is_right = held == acknowledged || Some(held) == on_its_way;
-                assert!(
-                    is_right,
-                    "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}"
-                );
-                assert_eq!(
-                    index.get(&key).await.unwrap(),
-                    held,
-                    "seed {seed}: get and scan differ"
-                );
+                // What the dead one was at may take effect when somebody finishes it, between the two.
+                let found = [contents.get(&key).copied(), index.get(&key).await.unwrap()];
+                for held in found {
+                    let is_right = held == acknowledged || Some(held) == on_its_way;
+                    assert!(
+                        is_right,
+                        "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}"
+                    );
+                }
+                let is_back = found[1] == acknowledged && found[0] != acknowledged;
+                assert!(!is_back, "seed {seed}: {key} went back from {found:?}");
                 if round == 1 {
                     index.upsert(&key, &key).await.unwrap();
                 }
@@ -332,8 +352,236 @@ fn dying_holder(seed: u64, faults: Faults) {
 
 #[test]
 fn a_client_that_dies_half_way_harms_nobody() {
-    let seeds = std::env::var("FARLEAF_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
-    for seed in 0..seeds {
-        dying_holder(seed, Faults::rough());
+    let first = number_from("FARLEAF_SEED").unwrap_or(0);
+    for seed in first..first + seeds(60) {
+        println!("seed {seed}");
+        dying_holder::<Sound>(seed, Faults::rough());
     }
+}
+
+/// The same where messages get lost and come late, those of the dead client among them.
+#[test]
+fn a_client_that_dies_leaves_late_messages() {
+    let first = number_from("FARLEAF_SEED").unwrap_or(0);
+    for seed in first..first + seeds(60) {
+        println!("seed {seed}");
+        dying_holder::<Sound>(seed, losses());
+    }
+}
+
+/// Messages get lost, or come after their deadline.
+fn losses() -> Faults {
+    Faults {
+        drop_probability: 0.01,
+        late_probability: 0.01,
+        max_late_ns: 150_000,
+        timeout_ns: 60_000,
+        ..Faults::rough()
+    }
+}
+
+/// Messages get lost or come too late: what an operation answers holds all the same, and one of unknown
+/// outcome has happened or not, and leaves nothing behind that stops anybody.
+fn lossy(seed: u64) -> u64 {
+    let faults = losses();
+    let provider =
+        SimConfig { seed, faults, give_up_after_ns: 4_000_000_000, ..Default::default() };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let calm = setup(&provider, 3, 16 << 20, options);
+    let cluster = calm.start::<Tiny>();
+    let options = &options;
+    cluster.run_one(|fabric| async move {
+        while let Err(error) = <Fine as Design<Tiny>>::create(&fabric, options).await {
+            assert!(matches!(error, IndexError::Indeterminate(_)), "seed {seed}: {error}");
+        }
+    });
+    let models = cluster.run(&[1, 1, 2, 3], |fabric, client| async move {
+        let index = loop {
+            if let Ok(index) = <Fine as Design<Tiny>>::open(fabric.clone()).await {
+                break index;
+            }
+        };
+        // What each key may hold.
+        let mut model: BTreeMap<u64, Vec<Option<u64>>> = BTreeMap::new();
+        let mut unknown = 0;
+        for round in 0..250 {
+            if client == 3 {
+                match index.collect().await {
+                    Ok(()) | Err(IndexError::Indeterminate(_) | IndexError::Contended { .. }) => {}
+                    Err(error) => panic!("seed {seed}: collect: {error}"),
+                }
+                if round > 20 {
+                    break;
+                }
+                continue;
+            }
+            let key = client as u64 + fabric.random() % 40 * 3;
+            let value = fabric.random();
+            let held = model.entry(key).or_insert_with(|| vec![None]);
+            let (outcome, after) = match fabric.random() % 4 {
+                0 => (index.remove(&key).await.map(Some), None),
+                1 => match index.get(&key).await {
+                    Ok(found) => {
+                        assert!(
+                            held.contains(&found),
+                            "seed {seed}: {key} is {found:?}, not {held:?}"
+                        );
+                        *held = vec![found];
+                        continue;
+                    }
+                    Err(error) => (Err(error), None),
+                },
+                _ => (index.upsert(&key, &value).await.map(|()| None), Some(value)),
+            };
+            match outcome {
+                Ok(removed) => {
+                    if let Some(there) = removed {
+                        let fits = held.iter().any(|value| value.is_some() == there);
+                        assert!(fits, "seed {seed}: removed {there}, held {held:?}");
+                    }
+                    *held = vec![after];
+                }
+                Err(IndexError::Indeterminate(_)) => {
+                    unknown += 1;
+                    held.push(after);
+                }
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+        }
+        (model, unknown)
+    });
+    let models = &models;
+    cluster.run(&[4], |fabric, _| async move {
+        let index = loop {
+            if let Ok(index) = <Fine as Design<Tiny>>::open(fabric.clone()).await {
+                break index;
+            }
+        };
+        for (key, held) in models.iter().flatten().flat_map(|(model, _)| model) {
+            let found = loop {
+                match index.get(key).await {
+                    Ok(found) => break found,
+                    Err(IndexError::Indeterminate(_)) => {}
+                    Err(error) => panic!("seed {seed}: {error}"),
+                }
+            };
+            assert!(held.contains(&found), "seed {seed}: {key} is {found:?}, not {held:?}");
+        }
+    });
+    models.iter().flatten().map(|(_, unknown)| unknown).sum()
+}
+
+#[test]
+fn losses_leave_nothing_half_done() {
+    let unknown: u64 = (0..seeds(30)).map(lossy).sum();
+    assert_eq!(unknown, 0, "as long as the servers live, whoever does not know can find out");
+}
+
+/// The first seed under which `check` fails, if one does.
+fn first_failure(seeds: u64, check: impl Fn(u64)) -> Option<u64> {
+    let fails = |seed: &u64| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(*seed))).is_err()
+    };
+    (0..seeds).find(fails)
+}
+
+fn concurrent_owners<D: Discipline>(seed: u64) {
+    let (faults, give_up_after_ns) = (Faults::rough(), 2_000_000_000);
+    let provider = SimConfig { seed, faults, give_up_after_ns, ..Default::default() };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let setup = setup(&provider, 3, 16 << 20, options);
+    conformance::concurrent_owners::<Tiny, Fine<D>, _>(&setup);
+}
+
+#[test]
+fn readers_that_do_not_check_the_sum_are_found() {
+    assert_eq!(first_failure(seeds(20), concurrent_owners::<Sound>), None);
+    assert!(first_failure(20, concurrent_owners::<SkipsChecksum>).is_some());
+}
+
+/// As long as everybody lives, a sibling that is not there yet only makes readers wait. It is lost when the
+/// client that was to write it dies.
+#[test]
+fn a_page_that_points_to_nothing_yet_is_found() {
+    let check = |seed| dying_holder::<LinksBeforeSibling>(seed, Faults::rough());
+    let seed = first_failure(600, check);
+    println!("found by seed {seed:?}");
+    assert!(seed.is_some());
+}
+
+/// What became of clients that all change one key for a while.
+#[derive(Debug)]
+struct Fairness {
+    updates_per_ms: f64,
+    least: u64,
+    most: u64,
+    jain: f64,
+    retries: f64,
+}
+
+fn hot_key(clients: u16, backoff: Backoff) -> Fairness {
+    const RUN_NS: u64 = 4_000_000;
+    let provider = SimConfig::default();
+    let cluster =
+        setup(&provider, 2, 16 << 20, FineOptions::default()).with_index::<Fixed8, Fine>();
+    let servers: Vec<u16> = (0..clients).map(|client| client / 20).collect();
+    let done = cluster.run(&servers, |fabric, _| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        index.pages().set_backoff(backoff);
+        let until_ns = fabric.now_ns() + RUN_NS;
+        let mut done = 0_u64;
+        while fabric.now_ns() < until_ns {
+            match index.upsert(&1, &done).await {
+                Ok(()) => done += 1,
+                Err(error) => assert!(matches!(error, IndexError::Contended { .. }), "{error}"),
+            }
+        }
+        (done, fabric.counters().snapshot().retries)
+    });
+    let (done, retries): (Vec<u64>, Vec<u64>) = done.into_iter().flatten().unzip();
+    let (sum, squares) = done.iter().fold((0, 0), |(s, q), n| (s + n, q + n * n));
+    Fairness {
+        updates_per_ms: sum as f64 * 1e6 / RUN_NS as f64,
+        least: *done.iter().min().unwrap(),
+        most: *done.iter().max().unwrap(),
+        jain: (sum * sum) as f64 / (done.len() as u64 * squares) as f64,
+        retries: retries.iter().sum::<u64>() as f64 / sum as f64,
+    }
+}
+
+/// The windows that the default comes from: first, cap, in nanoseconds.
+const WINDOWS: [(u64, u64); 7] = [
+    (500, 500),
+    (2_000, 2_000),
+    (2_000, 8_000),
+    (2_000, 32_000),
+    (2_000, 128_000),
+    (8_000, 128_000),
+    (2_000, 2_000_000),
+];
+
+/// `cargo test -p farleaf --test fine -- --ignored --nocapture back_off` prints the experiment.
+#[test]
+#[ignore = "prints figures and checks nothing"]
+fn back_off_experiment() {
+    println!("clients  first ns    cap ns  updates/ms  least  most   Jain  retries");
+    for clients in [4, 20, 60, 120] {
+        for (first_ns, cap_ns) in WINDOWS {
+            let f = hot_key(clients, Backoff::with_window(first_ns, cap_ns));
+            println!(
+                "{clients:7} {first_ns:9} {cap_ns:9} {:11.1} {:6} {:5}  {:.3} {:8.1}",
+                f.updates_per_ms, f.least, f.most, f.jain, f.retries
+            );
+        }
+    }
+}
+
+/// However many want it, a hot key goes on changing, and nobody is left out.
+#[test]
+fn a_hot_key_is_shared_fairly() {
+    let few = hot_key(4, Backoff::default());
+    let many = hot_key(60, Backoff::default());
+    println!("{few:?}\n{many:?}");
+    assert!(many.updates_per_ms * 2.0 > few.updates_per_ms, "no collapse: {few:?} {many:?}");
+    assert!(few.jain > 0.9 && many.jain > 0.8 && many.least > 0, "{few:?} {many:?}");
 }

@@ -201,8 +201,13 @@ async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Output = ()> + '
 }
 
 /// The observer, as client `number`.
-pub(crate) async fn observer<L, De, F>(fabric: F, board: &Board, scenario: &Scenario, number: u32)
-where
+pub(crate) async fn observer<L, De, F>(
+    fabric: F,
+    board: &Board,
+    scenario: &Scenario,
+    number: u32,
+    deaths: &[Death],
+) where
     L: Layout<Key = u64, Value = u64>,
     De: Design<L>,
     F: Fabric,
@@ -228,8 +233,13 @@ where
         }
     }
     board.loaded.store(true, Ordering::Release);
-    while board.active.load(Ordering::Acquire) > 0 {
+    let mut undeclared: Vec<&Death> = deaths.iter().collect();
+    while board.active.load(Ordering::Acquire) > 0 || !undeclared.is_empty() {
         fabric.sleep(LOOK_AGAIN_NS).await;
+        let known = undeclared.extract_if(.., |death| death.known_at_ns <= fabric.now_ns());
+        for death in known.collect::<Vec<_>>() {
+            declare(&index, board, death.compute_server).await;
+        }
     }
     let everything = Scan::range(..);
     let again = |action| retry(&fabric, &index, board, number, action);
@@ -240,6 +250,30 @@ where
         for place in 0..scenario.workload.key_space {
             let key = workload::key_at(place, scenario.workload.key_space);
             board.perform(&fabric, &index, number, &Action::Get(key)).await;
+        }
+    }
+}
+
+/// A compute server's death, and when it becomes known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Death {
+    pub(crate) compute_server: u16,
+    pub(crate) known_at_ns: u64,
+}
+
+async fn declare<I>(index: &I, board: &Board, compute_server: u16)
+where
+    I: RangeIndex<Key = u64, Value = u64>,
+{
+    for _ in 0..ATTEMPTS {
+        match index.declare_dead(compute_server).await {
+            Ok(()) => return,
+            Err(error) if board.allows(&error) => {}
+            Err(error) => {
+                board.report(format!(
+                    "compute server {compute_server} is not declared dead: {error}"
+                ));
+            }
         }
     }
 }

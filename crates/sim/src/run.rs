@@ -7,7 +7,7 @@
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
 use crate::checker::{Verdict, check};
-use crate::client::{Board, client, observer};
+use crate::client::{Board, Death, client, observer};
 use crate::history::{History, Outcome};
 use crate::scenario::{Canary, DesignSpec, PartitioningSpec, Scenario};
 use crate::workload;
@@ -170,6 +170,12 @@ where
         give_up_after_ns: GIVE_UP_AFTER_NS,
         ..SimConfig::default()
     };
+    let known_after_ns = scenario.faults.declare_dead_after_ns;
+    let death = |&(compute_server, at_ns): &(u16, u64)| Death {
+        compute_server,
+        known_at_ns: at_ns.saturating_add(known_after_ns),
+    };
+    let deaths: Vec<Death> = sim.faults.kill_compute_server_at_ns.iter().map(death).collect();
     let mut endpoints: Vec<u16> = (0..cluster.compute_servers)
         .flat_map(|server| (0..cluster.clients_per_compute_server).map(move |_| server))
         .collect();
@@ -182,7 +188,7 @@ where
             client::<L, De, _>(fabric, board, scenario, seed, number).await;
         } else {
             let number = number as u32 * u32::from(cluster.in_flight_per_client);
-            observer::<L, De, _>(fabric, board, scenario, number).await;
+            observer::<L, De, _>(fabric, board, scenario, number, &deaths).await;
         }
     });
     Ok(())

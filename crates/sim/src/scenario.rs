@@ -195,6 +195,8 @@ pub struct FaultSpec {
     pub kill_memory_server: Vec<DeathSpec>,
     /// Compute servers that die.
     pub kill_compute_server: Vec<DeathSpec>,
+    /// How long after a compute server's death the observer declares it dead.
+    pub declare_dead_after_ns: u64,
 }
 
 /// A server's death; the seed says when.

@@ -84,6 +84,13 @@ pub trait RangeIndex {
     /// Runs the design's housekeeping (collection of deleted records, rebalancing) to its end, instead of
     /// waiting for it to happen by the way.
     fn collect(&self) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Says that all clients of a compute server are dead, so that others may finish or undo what they
+    /// were at. Whoever says so must know it. Designs whose clients hold nothing have nothing to do.
+    fn declare_dead(&self, compute_server: u16) -> impl Future<Output = Result<(), IndexError>> {
+        let _ = compute_server;
+        async { Ok(()) }
+    }
 }
 
 /// Keys with their values.

@@ -93,9 +93,6 @@ impl<'a, F: Fabric, L: Layout, D: Discipline> LeafStream<'a, F, L, D> {
             let copy = self.pages.read(next).await?;
             let page = copy.page();
             if page.is_dead() || page.level() != 0 || L::low(page) != wanted {
-                // Half of a merge may be written, and who was at it dead.
-                self.pages.suspect_if_locked(leaf);
-                self.pages.suspect_if_locked(&copy);
                 return Err(Miss::Restart);
             }
             self.pages.fabric().charge(Work::VisitNode).await;
@@ -137,8 +134,8 @@ impl<'a, F: Fabric, L: Layout, D: Discipline> LeafStream<'a, F, L, D> {
                 self.pages.fabric().charge(Work::VisitNode).await;
                 return Ok(Some(copy));
             }
-            if is_leaf && low > *wanted {
-                // There are leaves before it that nobody has told us of.
+            if is_leaf && low >= *wanted {
+                // There is a head before it, or leaves that nobody has told us of.
                 self.ahead.push_front(Ahead { state: State::Read(copy), ..front });
                 return Ok(None);
             }

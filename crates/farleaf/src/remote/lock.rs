@@ -168,13 +168,6 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         Ok(())
     }
 
-    /// A page has led an operation astray: if somebody holds it, that one may have died half-way.
-    pub fn suspect_if_locked(&self, copy: &PageCopy<L>) {
-        if copy.word().is_locked() {
-            self.suspect.set(Some((copy.at, copy.word())));
-        }
-    }
-
     /// Waits before another attempt of an operation; every now and then looks whether the page that is in
     /// the way belongs to somebody dead.
     ///

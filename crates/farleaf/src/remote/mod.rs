@@ -1,6 +1,6 @@
 //! Protocols over the fabric, shared by all index designs: requests to memory servers with their bounded
-//! retries, which server holds which keys, the allocation of nodes, and pages that are
-//! read, locked and written one-sided.
+//! retries, which server holds which keys, the allocation of nodes, and pages that are read, locked and
+//! written one-sided.
 //!
 //! The way of a one-sided change: [`PageClient::read`] brings a validated copy; the design changes an
 //! [`Image`] of it; [`PageClient::lock`] proves by one CAS that the copy is still current;

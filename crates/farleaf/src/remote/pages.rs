@@ -49,8 +49,10 @@ pub struct PageClient<F: Fabric, L: Layout, D: Discipline = Sound> {
     pub(super) doubts: RefCell<Vec<Doubt>>,
     /// When to look at the doubts again.
     pub(super) doubts_due_ns: Cell<u64>,
-    /// The last page that stood in somebody's way.
+    /// The last page that stood in somebody's way, or was met locked.
     pub(super) suspect: Cell<Option<(GlobalAddr, LockWord)>>,
+    /// How operations wait before they try again.
+    backoff: Cell<Backoff>,
     /// Freed nodes with the moment from which they can be used again.
     resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
     discipline: PhantomData<D>,
@@ -90,6 +92,7 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
             doubts: RefCell::default(),
             doubts_due_ns: Cell::new(0),
             suspect: Cell::new(None),
+            backoff: Cell::new(Backoff::default()),
             resting: RefCell::default(),
             discipline: PhantomData,
         }
@@ -99,6 +102,16 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
     #[inline]
     pub fn fabric(&self) -> &F {
         self.rpc.fabric()
+    }
+
+    /// The waits of a new operation.
+    pub fn backoff(&self) -> Backoff {
+        self.backoff.get()
+    }
+
+    /// Lets operations wait otherwise; for experiments.
+    pub fn set_backoff(&self, backoff: Backoff) {
+        self.backoff.set(backoff);
     }
 
     /// RPCs over the same endpoint.
@@ -186,6 +199,12 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
     #[inline]
     fn is_sound(&self, copy: &PageCopy<L>) -> bool {
         let page = copy.page();
+        let word = page.lock_word();
+        if word.is_locked() {
+            // If what follows leads nowhere, the holder may have died half-way through a change of several
+            // pages.
+            self.suspect.set(Some((copy.at, word)));
+        }
         (!D::CHECKS_SUM || page.is_of_one_piece()) && page.address() == copy.at
     }
 

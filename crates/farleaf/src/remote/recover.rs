@@ -110,16 +110,29 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         if word.owner() != gone.owner || (!word.is_locked() && found.page().is_of_one_piece()) {
             return Ok(());
         }
-        for entry in self.log_entries(gone.owner).await? {
-            let is_it = |page: &RedoPage| {
-                page.at == at && belongs(word, gone, page, found.page().is_of_one_piece())
+        let of_one_piece = found.page().is_of_one_piece();
+        let entries = self.log_entries(gone.owner).await?;
+        let about = |version: u64| {
+            let is_it = move |page: &RedoPage| {
+                page.at == at && page.version == version && belongs(word, gone, page, of_one_piece)
             };
-            if entry.pages.iter().any(is_it) {
-                for page in &entry.pages {
-                    self.finish_for(gone, page).await?;
-                }
-                return Ok(());
+            entries.iter().find(move |entry| entry.pages.iter().any(is_it))
+        };
+        // The owner may have locked the page again for the change of several pages whose entry is on another
+        // server, with the entry of its last change still there: what is to come is what counts.
+        if let Some(entry) = about(word.version() + 1) {
+            for page in &entry.pages {
+                self.finish_for(gone, page).await?;
             }
+            return Ok(());
+        }
+        // The pages before it in the entry were written before it was; those after it may be about to change
+        // by another entry.
+        if let Some(entry) = about(word.version()) {
+            for page in entry.pages.iter().filter(|page| page.at == at) {
+                self.finish_for(gone, page).await?;
+            }
+            return Ok(());
         }
         if word.is_locked() && found.page().is_of_one_piece() {
             let free = word.unlocked_by(gone.owner);
@@ -176,7 +189,12 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         let entry = RedoPage::between(redo.at, found.page(), after.page());
         let words = Redo { owner, pages: vec![entry.clone()] }.words();
         slot.keep = true;
-        self.post_write(slot.at, words.into_iter()).await?.await?;
+        if self.post_write(slot.at, words.into_iter()).await?.await.is_err() {
+            // Nothing has changed yet. What is late must not land on another entry in this slot.
+            self.fabric().reset(redo.at.server()).await?;
+            slot.keep = false;
+            return Err(Miss::Restart);
+        }
         slot.keep = false;
         let locked = if taken == word {
             self.already_locked(hold, redo.at, word)

@@ -182,8 +182,16 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// # Errors
     /// [`RemoteError::BadPool`] if it has others.
     pub async fn superblock(&self, server: ServerId) -> Result<Superblock, RemoteError> {
-        let buffer = self.fabric.buffer(Superblock::WORDS * 8)?;
-        let buffer = self.fabric.read(GlobalAddr::new(server, 0), buffer).await?;
+        let at = GlobalAddr::new(server, 0);
+        let mut outcome = self.fabric.read(at, self.fabric.buffer(Superblock::WORDS * 8)?).await;
+        for _ in 0..READ_RETRIES {
+            if !matches!(outcome, Err(FabricError::Indeterminate { .. })) {
+                break;
+            }
+            self.fabric.counters().count_retry();
+            outcome = self.fabric.read(at, self.fabric.buffer(Superblock::WORDS * 8)?).await;
+        }
+        let buffer = outcome?;
         Superblock::read::<L>(buffer.words())
             .map_err(|error| RemoteError::BadPool { server, error })
     }

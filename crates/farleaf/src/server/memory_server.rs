@@ -144,10 +144,15 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
         if !sensible {
             return Err(Refusal::Malformed);
         }
+        let hybrid = options as u8 == DesignId::Hybrid as u8;
+        let held = if hybrid { found.first_leaf } else { found.root };
+        if found.options == options && held == root {
+            return Ok(Reply::Done); // asked again, by whoever has claimed it
+        }
         if found.options != 0 || !found.root.is_null() {
             return Err(Refusal::TreeExists);
         }
-        if options as u8 == DesignId::Hybrid as u8 {
+        if hybrid {
             // The root will be that of the server's own tree.
             Superblock::set_first_leaf(superblock, root);
         } else if !root.is_null() {

@@ -139,7 +139,6 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
                 let mut copy = self.pages.finish_read(read).await?;
                 self.pages.fabric().charge(Work::VisitNode).await;
                 if copy.page().is_dead() || copy.page().level() != level {
-                    self.pages.suspect_if_locked(&parent);
                     return Err(Miss::Restart);
                 }
                 if level == 0 && copy.page().deleted_count() > 0 {

@@ -46,10 +46,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
             copy = match step(copy.page(), probe, target) {
                 Step::Here => return Ok(copy),
                 Step::Child(to) | Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
-                Step::Lost => {
-                    self.pages.suspect_if_locked(&copy);
-                    return Err(Miss::Restart);
-                }
+                Step::Lost => return Err(Miss::Restart),
             };
         }
         Err(Miss::Restart)

@@ -1,4 +1,5 @@
-//! Keeping heads up to date: one behind the last leaf of each parent, and one after every n-th leaf before.
+//! Keeping heads up to date: one after every n-th leaf, and one behind the last leaf of a parent if the last
+//! head is half as far back, because that is where a scan that came through the parent needs one.
 
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
@@ -17,8 +18,9 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
             return Ok(());
         }
         let mut key = Some(L::min_key());
+        let mut since = 0;
         while let Some(from) = key {
-            key = attempts!(self, self.refresh_below(&from))?;
+            (key, since) = attempts!(self, self.refresh_below(&from, since))?;
         }
         Ok(())
     }
@@ -31,11 +33,16 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
             .collect()
     }
 
-    /// Refreshes the heads behind the children of the parent of `key`'s leaf; returns where to go on.
-    async fn refresh_below(&self, key: &L::Key) -> Result<Option<L::Key>, Miss> {
+    /// Refreshes the heads behind the children of the parent of `key`'s leaf, with `since` leaves before them
+    /// after the last head; returns where to go on, and how many leaves are after the last head there.
+    async fn refresh_below(
+        &self,
+        key: &L::Key,
+        mut since: usize,
+    ) -> Result<(Option<L::Key>, usize), Miss> {
         let root = self.pages.read(self.root_pointer()).await?;
         if root.page().level() == 0 {
-            return Ok(None);
+            return Ok((None, 0));
         }
         drop(root);
         let parent = self.descend(Probe::At(key), 1).await?;
@@ -53,8 +60,12 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
             // The list of the last parent's last leaf would be empty.
             let following = &leaves[number + 1..];
             let listed = &following[..following.len().min(every)];
-            let wanted =
-                (number + 1 == own || (number + 1).is_multiple_of(every)) && !listed.is_empty();
+            since += 1;
+            let due = since >= every || (number + 1 == own && 2 * since >= every);
+            let wanted = due && !listed.is_empty();
+            if wanted {
+                since = 0;
+            }
             let pointer = parent.pointer(leaves[number].1);
             let leaf = self.pages.read(pointer).await?;
             self.pages.fabric().charge(Work::VisitNode).await;
@@ -65,7 +76,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
                 self.refresh_head(&leaf, listed, wanted).await?;
             }
         }
-        Ok(L::high(parent.page()))
+        Ok((L::high(parent.page()), since))
     }
 
     async fn add_head(

@@ -148,8 +148,8 @@ impl<F: Fabric, L: Layout, D: Discipline> Load<'_, F, L, D> {
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
         // A scan that comes to the end of a parent finds a head there, and one after every n-th leaf.
         let ends_parent = self.levels.get(1).is_some_and(|_| self.page(1).count() >= self.fill);
-        let wants_head = self.leaves_per_head > 0
-            && (ends_parent || self.leaves_since_head >= self.leaves_per_head);
+        let since = if ends_parent { 2 * self.leaves_since_head } else { self.leaves_since_head };
+        let wants_head = self.leaves_per_head > 0 && since >= self.leaves_per_head;
         let mut link = None;
         if wants_head {
             self.close_head().await?;

@@ -62,11 +62,15 @@ impl<L: Layout, D: Discipline> Design<L> for Fine<D> {
         let fresh = pages.fresh_word(root).await?;
         pages.write_fresh(&[(root, fresh, &image)]).await?;
         // The root's server last: until then there is nothing to open. Of two who try, one gets past the
-        // first.
+        // first; a random number tells them apart, so that each can ask again.
+        let options = options.to_word() | fabric.random() << 32;
         for number in (0..fabric.memory_servers()).rev() {
             let server = ServerId::new(number);
             let root = if server == ROOT_SERVER { root } else { GlobalAddr::NULL };
-            rpc.expect_done(server, &Request::Claim { options: options.to_word(), root }).await?;
+            match rpc.ask_harmless(server, &Request::Claim { options, root }).await? {
+                Reply::Done => {}
+                _ => return Err(IndexError::BadReply { server }),
+            }
         }
         Ok(())
     }
@@ -109,7 +113,7 @@ pub struct FineIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
 /// Tries `$attempt` again as long as it restarts, within bounds.
 macro_rules! attempts {
     ($index:expr, $attempt:expr) => {{
-        let mut backoff = $crate::remote::Backoff::default();
+        let mut backoff = $index.pages.backoff();
         loop {
             match $attempt.await {
                 Ok(value) => break Ok(value),

@@ -1,7 +1,7 @@
 //! What can be chosen when a fine-grained index is made. Every client finds it in the superblock:
 //!
 //! ```text
-//! [design:8][log2 of chunk nodes:8][leaves between heads:16][reserved:32]     from the low end up
+//! [design:8][log2 of chunk nodes:8][leaves between heads:16][whose claim:32]     from the low end up
 //! ```
 
 use crate::page::{DesignId, NodeCarver};

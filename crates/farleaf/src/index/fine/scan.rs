@@ -7,7 +7,7 @@
 use super::FineIndex;
 use crate::index::{IndexError, Records, Scan};
 use crate::page::{Layout, Probe, Reach, ScanWindow};
-use crate::remote::{Backoff, Discipline, LeafStream, Miss, PageCopy};
+use crate::remote::{Discipline, LeafStream, Miss, PageCopy};
 use farleaf_fabric::{Fabric, Work};
 use std::ops::Bound;
 
@@ -26,7 +26,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
     ) -> Result<Records<L::Key, L::Value>, IndexError> {
         let mut records = Records::new();
         let mut progress = Progress { cursor: None, done: scan.limit == 0 };
-        let mut backoff = Backoff::default();
+        let mut backoff = self.pages.backoff();
         while !progress.done {
             let scanned = if scan.reverse {
                 self.scan_down(scan, &mut progress, &mut records).await
@@ -77,7 +77,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
 
     /// How many leaves to have in flight for what is still wanted, if leaves are as full as those so far.
     fn window(&self, wanted: usize, leaves: usize, records: usize) -> usize {
-        let per_leaf = if leaves == 0 { L::CAPACITY / 2 } else { (records / leaves).max(1) };
+        let per_leaf = records.checked_div(leaves).unwrap_or(L::CAPACITY / 2);
         let most = (self.pages.fabric().depth() / 4).clamp(1, 64);
         (wanted / per_leaf.max(1)).saturating_add(1).min(most)
     }
@@ -150,7 +150,6 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
         }
         let is_leaf = leaf.page().level() == 0 && !leaf.page().is_dead() && !leaf.page().is_head();
         if !is_leaf || L::reach(leaf.page(), Probe::At(start)) != Reach::Inside {
-            self.pages.suspect_if_locked(&parent);
             return Err(Miss::Restart);
         }
         Ok(leaf)

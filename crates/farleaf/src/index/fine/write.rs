@@ -3,9 +3,7 @@
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
 use crate::page::{Layout, Page, Probe};
-use crate::remote::{
-    Backoff, Discipline, Edit, Entry, Miss, PageCopy, Pointer, RemoteError, Separator,
-};
+use crate::remote::{Discipline, Edit, Entry, Miss, PageCopy, Pointer, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 /// What an attempt came to.
@@ -27,7 +25,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
         self.pages.settle_doubts().await;
         let mut spare = Vec::new();
         let mut leaf = None;
-        let mut backoff = Backoff::default();
+        let mut backoff = self.pages.backoff();
         let outcome = loop {
             let attempt = match self.try_change(key, &mut leaf, &edit).await {
                 Ok((Attempt::Full, copy)) => match &entry {

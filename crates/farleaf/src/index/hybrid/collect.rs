@@ -104,8 +104,6 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
             let mut right = self.pages.finish_read(read).await?;
             self.pages.fabric().charge(Work::VisitNode).await;
             if right.page().is_dead() || right.page().level() != 0 || L::low(right.page()) != low {
-                self.pages.suspect_if_locked(&right);
-                self.pages.suspect_if_locked(&left);
                 return Err(Miss::Restart);
             }
             self.compact(&mut right).await?;

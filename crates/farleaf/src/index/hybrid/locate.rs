@@ -114,23 +114,14 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
         probe: Probe<'_, L::Key>,
     ) -> Result<PageCopy<L>, Miss> {
         let mut copy = self.pages.read(from).await?;
-        let mut before = None;
         for _ in 0..MAX_STEPS {
             self.pages.fabric().charge(Work::VisitNode).await;
-            match step(copy.page(), probe, 0) {
+            copy = match step(copy.page(), probe, 0) {
                 Step::Here => return Ok(copy),
-                Step::Right(to) => {
-                    let next = self.pages.read(copy.pointer(to)).await?;
-                    before = Some(std::mem::replace(&mut copy, next));
-                }
-                // Between the answer and the READ the leaf was merged or evened out. Or that is written by
-                // half, and who was at it dead.
-                Step::Child(_) | Step::Lost => {
-                    self.pages.suspect_if_locked(&copy);
-                    before.iter().for_each(|before| self.pages.suspect_if_locked(before));
-                    return Err(Miss::Restart);
-                }
-            }
+                Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
+                // Between the answer and the READ the leaf was merged or evened out.
+                Step::Child(_) | Step::Lost => return Err(Miss::Restart),
+            };
         }
         Err(Miss::Restart)
     }

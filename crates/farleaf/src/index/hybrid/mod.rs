@@ -36,8 +36,8 @@ pub use options::HybridOptions;
 use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::{DesignId, Layout, LeafInsert, Page};
 use crate::remote::{
-    Backoff, Discipline, Edit, Entry, Image, Miss, PageClient, Partitioning, RemoteError,
-    RpcClient, ShareMap, Sound,
+    Discipline, Edit, Entry, Image, Miss, PageClient, Partitioning, RemoteError, RpcClient,
+    ShareMap, Sound,
 };
 use crate::wire::{Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -78,11 +78,22 @@ impl<L: Layout<Value = u64>, D: Discipline> Design<L> for Hybrid<D> {
             let fresh = pages.fresh_word(firsts[number]).await?;
             pages.write_fresh(&[(firsts[number], fresh, &image)]).await?;
         }
-        // Server 0 last: until then there is nothing to open. Of two who try, one gets past the first.
+        // Server 0 last: until then there is nothing to open. Of two who try, one gets past the first; a
+        // random number tells them apart, so that each can ask again.
+        let word = word | fabric.random() << 32;
         for (root, share) in firsts.into_iter().zip(shares).rev() {
-            let server = root.server();
-            pages.rpc().expect_done(server, &Request::Claim { options: word, root }).await?;
-            pages.rpc().expect_done(server, &Request::Create { share }).await?;
+            let (server, rpc) = (root.server(), pages.rpc());
+            match rpc.ask_harmless(server, &Request::Claim { options: word, root }).await? {
+                Reply::Done => {}
+                _ => return Err(IndexError::BadReply { server }),
+            }
+            match rpc.ask_harmless(server, &Request::Create { share }).await {
+                // Nobody makes a tree where another has claimed the pool: it is ours.
+                Ok(Reply::Done)
+                | Err(RemoteError::Refused { refusal: Refusal::TreeExists, .. }) => {}
+                Ok(_) => return Err(IndexError::BadReply { server }),
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(())
     }
@@ -153,15 +164,6 @@ pub struct HybridIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
 }
 
 impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
-    /// All clients of a compute server are dead: others may finish or undo what they were at. Whoever says
-    /// so must know it.
-    ///
-    /// # Errors
-    /// [`IndexError`] if memory server 0 does not answer.
-    pub async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
-        Ok(self.pages.declare_dead(compute_server).await?)
-    }
-
     /// The leaves below, for tests and tools.
     pub fn pages(&self) -> &PageClient<F, L, D> {
         &self.pages
@@ -191,7 +193,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
         &self,
         mut attempt: impl AsyncFnMut() -> Result<T, Miss>,
     ) -> Result<T, RemoteError> {
-        let mut backoff = Backoff::default();
+        let mut backoff = self.pages.backoff();
         loop {
             match attempt().await {
                 Ok(value) => return Ok(value),
@@ -290,5 +292,9 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> RangeIndex for HybridInde
 
     fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
         self.collect_all()
+    }
+
+    async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
+        Ok(self.pages.declare_dead(compute_server).await?)
     }
 }

@@ -2,7 +2,7 @@
 //! superblock; the memory servers know their shares:
 //!
 //! ```text
-//! [design:8][log2 of chunk nodes:8][reserved:48]     from the low end up
+//! [design:8][log2 of chunk nodes:8][reserved:16][random:32]     from the low end up
 //! ```
 
 use crate::page::{DesignId, NodeCarver};

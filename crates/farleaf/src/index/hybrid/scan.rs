@@ -8,7 +8,7 @@ use super::HybridIndex;
 use super::locate::Named;
 use crate::index::{IndexError, Records, Scan};
 use crate::page::{Layout, Probe, Reach, ScanWindow};
-use crate::remote::{Backoff, Discipline, LeafStream, Miss, PageCopy, Pointer};
+use crate::remote::{Discipline, LeafStream, Miss, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -40,7 +40,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
     ) -> Result<Records<L::Key, L::Value>, IndexError> {
         let mut records = Records::new();
         let mut progress = Progress { cursor: None, done: scan.limit == 0 };
-        let mut backoff = Backoff::default();
+        let mut backoff = self.pages.backoff();
         while !progress.done {
             let scanned = if scan.reverse {
                 self.scan_down(scan, &mut progress, &mut records).await
@@ -192,7 +192,6 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
             leaf = stream.after(&leaf).await?.ok_or(Miss::Restart)?;
         }
         if !is_leaf(&leaf) || L::reach(leaf.page(), Probe::At(start)) != Reach::Inside {
-            self.pages.suspect_if_locked(&leaf);
             return Err(Miss::Restart);
         }
         Ok(leaf)

@@ -3,7 +3,7 @@
 use super::HybridIndex;
 use crate::index::IndexError;
 use crate::page::{Layout, Page, Probe};
-use crate::remote::{Backoff, Discipline, Edit, Entry, Miss, PageCopy, Pointer, RemoteError};
+use crate::remote::{Discipline, Edit, Entry, Miss, PageCopy, Pointer, RemoteError};
 use crate::wire::Request;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
@@ -18,7 +18,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
     ) -> Result<T, IndexError> {
         self.pages.settle_doubts().await;
         let (mut spare, mut leaf) = (None, None);
-        let mut backoff = Backoff::default();
+        let mut backoff = self.pages.backoff();
         let outcome = loop {
             let attempt = match self.try_change(key, &mut leaf, &edit).await {
                 Ok((Edit::Full, copy)) => match &entry {
