@@ -102,7 +102,8 @@ pub enum Request<L: Layout> {
     Claim {
         /// For the superblock: the design and its options.
         options: u64,
-        /// For the superblock: the root, if it is on this server.
+        /// For the superblock: the root, if it is on this server; in the hybrid design, where the root
+        /// is the server's own business, the first leaf of its share.
         root: GlobalAddr,
     },
     /// A number for a client, to hold locks under; of memory server 0. Answered by [`Reply::Owner`].

@@ -3,6 +3,7 @@
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::{self, Setup};
 use farleaf::index::fine::{Fine, FineOptions};
+use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::page::Fixed8;
 use farleaf::server::MemoryServerConfig;
 use farleaf_fabric::Provider;
@@ -112,5 +113,53 @@ fn fine_on_the_simulator() {
 fn fine_on_a_rough_network() {
     for seed in 0..4 {
         fine(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
+    }
+}
+
+fn hybrid(provider: &impl Provider) {
+    let server =
+        MemoryServerConfig { pool_bytes: 16 << 20, chunk_bytes: 1 << 14, ..Default::default() };
+    let options = HybridOptions { chunk_nodes_log2: 4, partitioning: range().partitioning };
+    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    conformance::run::<Tiny, Hybrid, _>(&setup);
+    let options = HybridOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2]);
+    let setup = Setup { provider, options, memory_servers: 3, server };
+    conformance::run::<Fixed8, Hybrid, _>(&setup);
+}
+
+#[test]
+fn hybrid_on_local_inline() {
+    hybrid(&LocalConfig::default());
+}
+
+#[test]
+fn hybrid_on_local_with_one_client_thread() {
+    hybrid(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
+}
+
+#[test]
+fn hybrid_on_local_with_server_threads() {
+    hybrid(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
+}
+
+#[test]
+fn hybrid_on_local_with_latency() {
+    hybrid(&LocalConfig {
+        network_latency_ns: 2_000,
+        bandwidth_bytes_per_s: 12_500_000_000,
+        one_client_thread: true,
+        ..LocalConfig::default()
+    });
+}
+
+#[test]
+fn hybrid_on_the_simulator() {
+    hybrid(&SimConfig::default());
+}
+
+#[test]
+fn hybrid_on_a_rough_network() {
+    for seed in 0..4 {
+        hybrid(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
     }
 }

@@ -4,6 +4,7 @@ pub mod coarse;
 pub mod conformance;
 mod error;
 pub mod fine;
+pub mod hybrid;
 mod range_index;
 
 pub use error::IndexError;

@@ -4,10 +4,11 @@
 //! word 0  magic            word 1  [reserved:32][page words:16][format:16]
 //! word 2  root address     word 3  placement level M
 //! word 4  pool bytes       word 5  options
+//! word 6  first leaf of the server's share, if leaves are not nodes of the server's tree
 //! ```
 //!
-//! The root's address never changes once it is set. *Thread safety*: written before the server serves;
-//! the root word once, later; read by anyone.
+//! The root's address and the first leaf's never change once they are set. *Thread safety*: written before
+//! the server serves; those two words once, later; read by anyone.
 
 use super::layout::Layout;
 use farleaf_fabric::GlobalAddr;
@@ -70,6 +71,9 @@ pub struct Superblock {
     pub pool_bytes: u64,
     /// The index design's options, as it likes.
     pub options: u64,
+    /// The leaf where the keys of this server's share begin, if the design keeps leaves outside of the
+    /// server's own tree; else null.
+    pub first_leaf: GlobalAddr,
 }
 
 impl Superblock {
@@ -86,6 +90,7 @@ impl Superblock {
         for (word, value) in words.iter().zip(content) {
             word.store(value, Ordering::Relaxed);
         }
+        Self::set_first_leaf(words, self.first_leaf);
         Self::set_root(words, self.root);
     }
 
@@ -104,6 +109,14 @@ impl Superblock {
     #[inline]
     pub fn root(words: &[AtomicU64]) -> GlobalAddr {
         GlobalAddr::from_bits(words[2].load(Ordering::Acquire))
+    }
+
+    /// Sets the first leaf, once.
+    ///
+    /// # Panics
+    /// If `words` are fewer than [`Superblock::WORDS`].
+    pub fn set_first_leaf(words: &[AtomicU64], leaf: GlobalAddr) {
+        words[6].store(leaf.to_bits(), Ordering::Release);
     }
 
     /// Sets the options, once.
@@ -146,6 +159,7 @@ impl Superblock {
             placement_level: word(3),
             pool_bytes: word(4),
             options: word(5),
+            first_leaf: GlobalAddr::from_bits(word(6)),
         })
     }
 }

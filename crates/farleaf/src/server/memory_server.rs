@@ -60,6 +60,7 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
             placement_level: config.placement_level.into(),
             pool_bytes: region.bytes() as u64,
             options: 0,
+            first_leaf: GlobalAddr::NULL,
         };
         superblock.write::<L>(region.words());
         let chunks = Arc::new(ChunkAllocator::new(id, region.bytes() as u64));
@@ -118,11 +119,16 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
         }
         let _claim = lock(&self.claim);
         let superblock = &self.region.words()[..Superblock::WORDS];
-        if Superblock::read::<L>(superblock).is_ok_and(|found| found.options != 0) {
+        let found = Superblock::read::<L>(superblock).map_err(|_| Refusal::Damaged)?;
+        // A design that has claimed the pool and wants a tree on each server beside its pages.
+        let claimed = found.options_of(DesignId::Hybrid).is_ok();
+        if found.options != 0 && !claimed {
             return Err(Refusal::TreeExists);
         }
         self.tree.create()?;
-        Superblock::set_options(superblock, DesignId::Coarse as u64);
+        if !claimed {
+            Superblock::set_options(superblock, DesignId::Coarse as u64);
+        }
         self.share.set(share).map_err(|_| Refusal::TreeExists)?;
         Ok(Reply::Done)
     }
@@ -138,13 +144,18 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
         if !sensible {
             return Err(Refusal::Malformed);
         }
-        if found.options == options && found.root == root {
+        let hybrid = options as u8 == DesignId::Hybrid as u8;
+        let held = if hybrid { found.first_leaf } else { found.root };
+        if found.options == options && held == root {
             return Ok(Reply::Done); // asked again, by whoever has claimed it
         }
         if found.options != 0 || !found.root.is_null() {
             return Err(Refusal::TreeExists);
         }
-        if !root.is_null() {
+        if hybrid {
+            // The root will be that of the server's own tree.
+            Superblock::set_first_leaf(superblock, root);
+        } else if !root.is_null() {
             Superblock::set_root(superblock, root);
         }
         Superblock::set_options(superblock, options);

@@ -12,7 +12,7 @@ mod scan;
 pub use crate::remote::Partitioning;
 
 use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
-use crate::page::Layout;
+use crate::page::{DesignId, Layout};
 use crate::remote::{RemoteError, RpcClient, ShareMap};
 use crate::wire::{Refusal, Reply, Request, Usage};
 use farleaf_fabric::{Fabric, ServerId, Work};
@@ -50,7 +50,7 @@ impl<L: Layout> Design<L> for Coarse {
         let mut shares = Vec::new();
         for number in 0..client.fabric().memory_servers() {
             let server = ServerId::new(number);
-            client.check_superblock(server).await?;
+            let superblock = client.superblock(server).await?;
             match client.ask(server, &Request::Describe).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
@@ -58,6 +58,10 @@ impl<L: Layout> Design<L> for Coarse {
                 }
                 _ => return Err(IndexError::BadReply { server }),
             }
+            // Another design may have trees on the servers too.
+            superblock
+                .options_of(DesignId::Coarse)
+                .map_err(|error| IndexError::BadPool { server, error })?;
         }
         let map = ShareMap::from_shares::<L>(shares)?;
         Ok(CoarseIndex { client, map })

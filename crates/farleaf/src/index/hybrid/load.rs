@@ -1,0 +1,258 @@
+//! Bulk loading: leaves are built in private memory, left to right, and go round the memory servers by WRITEs
+//! of which many are in flight; the servers build their trees meanwhile, out of sight. Then the first leaf of
+//! each share takes the content that was built for it, and with it the chain of the others; then the servers
+//! show their trees.
+//!
+//! *Invariant*: Z1. nothing that anybody can reach points to a loaded leaf before all of them are written.
+
+use super::{HybridIndex, Part, empty_leaf};
+use crate::index::IndexError;
+use crate::page::{Layout, LeafInsert, Probe};
+use crate::remote::{Change, Discipline, FreshNode, FreshWriter, Image, Miss, RemoteError};
+use crate::wire::{Refusal, Request};
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
+
+/// Records in one message.
+const BATCH_RECORDS: usize = 2048;
+
+/// A leaf under construction: the first of its share, which is there already, or a new one.
+struct Open<F: Fabric, L> {
+    share: usize,
+    node: Option<FreshNode<F>>,
+    image: Image<L>,
+}
+
+/// A load under way.
+struct Load<'a, F: Fabric, L: Layout, D: Discipline> {
+    index: &'a HybridIndex<F, L, D>,
+    writer: FreshWriter<'a, F, L, D>,
+    /// Records per leaf.
+    fill: usize,
+    fill_permille: u16,
+    open: Option<Open<F, L>>,
+    /// What the first leaves are to hold, by share.
+    firsts: Vec<(usize, Image<L>)>,
+    /// Where leaves of the share that is being built begin, as far as its server has not heard it.
+    batch: Vec<(L::Key, u64)>,
+    /// Servers that are building trees.
+    begun: Vec<ServerId>,
+}
+
+impl<'a, F: Fabric, L: Layout<Value = u64>, D: Discipline> Load<'a, F, L, D> {
+    fn part(&self, share: usize) -> &'a Part<L::Key> {
+        &self.index.parts[share]
+    }
+
+    async fn append(&mut self, key: &L::Key, value: u64) -> Result<(), RemoteError> {
+        let share = self.index.server_of(Probe::At(key)).index();
+        match &self.open {
+            Some(open) if open.share == share => {
+                if open.image.page().count() >= self.fill {
+                    self.next_leaf(key).await?;
+                }
+            }
+            _ => {
+                self.end_share().await?;
+                let Part { low, high, first } = self.part(share);
+                let image = empty_leaf::<L>(*first, low, high.as_ref(), GlobalAddr::NULL);
+                self.open = Some(Open { share, node: None, image });
+            }
+        }
+        match self.open.as_ref().map(|open| L::leaf_insert(open.image.page(), key, &value)) {
+            Some(LeafInsert::Inserted) => Ok(()),
+            _ => Err(RemoteError::Contended { retries: 0 }),
+        }
+    }
+
+    /// Closes the open leaf at `low` and opens the next of its share.
+    async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
+        let Some(full) = self.open.take() else { return Ok(()) };
+        let node = self.writer.take().await?;
+        L::split_link(full.image.page(), low, node.at());
+        let high = self.part(full.share).high.as_ref();
+        let image = empty_leaf::<L>(node.at(), low, high, GlobalAddr::NULL);
+        self.batch.push((low.clone(), node.at().to_bits()));
+        self.open = Some(Open { share: full.share, node: Some(node), image });
+        if self.batch.len() == BATCH_RECORDS {
+            self.send_batch(full.share).await?;
+        }
+        self.close(full).await
+    }
+
+    async fn close(&mut self, done: Open<F, L>) -> Result<(), RemoteError> {
+        match done.node {
+            Some(node) => self.writer.write(node, done.image).await?,
+            None => self.firsts.push((done.share, done.image)),
+        }
+        Ok(())
+    }
+
+    /// Closes the last leaf of a share, before the first of the next one.
+    async fn end_share(&mut self) -> Result<(), RemoteError> {
+        let Some(last) = self.open.take() else { return Ok(()) };
+        if let Some(next) = self.index.parts.get(last.share + 1) {
+            last.image.page().set_sibling(next.first);
+        }
+        self.send_batch(last.share).await?;
+        self.close(last).await
+    }
+
+    /// Tells a server of leaves of its share.
+    async fn send_batch(&mut self, share: usize) -> Result<(), RemoteError> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let server = ServerId::new(share as u16);
+        let rpc = self.index.pages.rpc();
+        if !self.begun.contains(&server) {
+            let begin = Request::LoadBegin { fill_permille: self.fill_permille };
+            match rpc.expect_done(server, &begin).await {
+                // Another's load must not be broken off by ours.
+                Err(error @ RemoteError::Refused { refusal: Refusal::Loading, .. }) => {
+                    return Err(error);
+                }
+                outcome => {
+                    self.begun.push(server);
+                    outcome?;
+                }
+            }
+        }
+        let records = std::mem::take(&mut self.batch);
+        rpc.expect_done(server, &Request::LoadAppend { records }).await
+    }
+
+    /// The first leaves take their content, all or, as far as that can be known, none.
+    async fn show(&self) -> Result<(), RemoteError> {
+        for (number, (share, image)) in self.firsts.iter().enumerate() {
+            let shown = self.index.attempts(async || self.index.show_first(*share, image).await);
+            let Err(error) = shown.await else { continue };
+            if matches!(error, RemoteError::Indeterminate(_)) {
+                return Err(error);
+            }
+            for (share, _) in &self.firsts[..number] {
+                let hidden = self.index.attempts(async || self.index.hide_first(*share).await);
+                if hidden.await.is_err() {
+                    let server = ServerId::new(*share as u16);
+                    let why = Uncertainty::ConnectionLost;
+                    return Err(FabricError::Indeterminate { server, why }.into());
+                }
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The servers show their trees. What is loaded can be reached by now, whatever comes of this.
+    async fn end(&mut self) -> Result<(), RemoteError> {
+        for server in std::mem::take(&mut self.begun) {
+            let rpc = self.index.pages.rpc();
+            match rpc.expect_done(server, &Request::LoadEnd).await {
+                // The question is whether it has been: the answer is yes, or it is done now.
+                Err(RemoteError::Indeterminate(_)) => {
+                    match rpc.ask_harmless(server, &Request::LoadEnd).await {
+                        Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => {}
+                        outcome => drop(outcome?),
+                    }
+                }
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn abort(self) {
+        for server in self.begun {
+            // Best effort: the first error is the one to report.
+            let _ = self.index.pages.rpc().ask_harmless(server, &Request::LoadAbort).await;
+        }
+        if let Some(Open { node: Some(node), .. }) = self.open {
+            node.settle().await;
+        }
+        self.writer.abort().await;
+    }
+}
+
+impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
+    pub(super) async fn load_all(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        if !(0.1..=1.0).contains(&fill) {
+            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
+        }
+        for share in 0..self.parts.len() {
+            self.attempts(async || self.check_empty(share).await).await?;
+        }
+        let fill_permille = (fill * 1000.0).round() as u16;
+        let mut load = Load {
+            index: self,
+            writer: FreshWriter::new(&self.pages),
+            fill: (L::CAPACITY * usize::from(fill_permille) / 1000).clamp(2, L::CAPACITY),
+            fill_permille,
+            open: None,
+            firsts: Vec::new(),
+            batch: Vec::new(),
+            begun: Vec::new(),
+        };
+        let outcome = async {
+            let mut last: Option<L::Key> = None;
+            let mut count = 0;
+            for (key, value) in records {
+                if last.as_ref().is_some_and(|last| *last >= key) {
+                    return Err(IndexError::NotSorted { position: count });
+                }
+                load.append(&key, value).await?;
+                last = Some(key);
+                count += 1;
+            }
+            load.end_share().await?;
+            load.writer.finish().await?;
+            load.show().await?;
+            Ok(count)
+        }
+        .await;
+        match outcome {
+            Ok(count) => {
+                load.end().await?;
+                Ok(count)
+            }
+            // The leaves may be part of the index.
+            Err(IndexError::Indeterminate(error)) => Err(IndexError::Indeterminate(error)),
+            Err(error) => {
+                load.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether a share is as it was made: one leaf, and nothing in it.
+    async fn check_empty(&self, share: usize) -> Result<(), Miss> {
+        let server = ServerId::new(share as u16);
+        let first = self.pages.read(self.first_of(server)).await?;
+        if first.page().live_count() == 0 && L::high(first.page()) == self.part(server).high {
+            return Ok(());
+        }
+        Err(RemoteError::Refused { server, refusal: Refusal::NotEmpty }.into())
+    }
+
+    async fn show_first(&self, share: usize, image: &Image<L>) -> Result<(), Miss> {
+        self.check_empty(share).await?;
+        self.replace_first(share, image).await
+    }
+
+    /// A first leaf as it was before the load.
+    async fn hide_first(&self, share: usize) -> Result<(), Miss> {
+        let Part { low, high, first } = &self.parts[share];
+        let next = self.parts.get(share + 1).map_or(GlobalAddr::NULL, |part| part.first);
+        self.replace_first(share, &empty_leaf::<L>(*first, low, high.as_ref(), next)).await
+    }
+
+    async fn replace_first(&self, share: usize, image: &Image<L>) -> Result<(), Miss> {
+        let first = self.pages.read(self.first_of(ServerId::new(share as u16))).await?;
+        let locked = self.pages.lock(&first).await?;
+        let content = Image::<L>::of(first.page());
+        content.page().copy_content(image.page());
+        Ok(self.pages.commit(Change::new(locked, &first, content)).await?)
+    }
+}

@@ -1,0 +1,139 @@
+//! Many new pages that nobody knows yet: nodes taken round robin, WRITEs of which many are in flight.
+//!
+//! *Invariants*: N1. page `i` is on server `i mod S`. N2. after [`FreshWriter::finish`] every page is
+//! written; until then nothing may point to any of them. N3. a node goes back to the allocator only when
+//! nothing that is in flight can land on its next life.
+//!
+//! *Thread safety*: private to one task.
+
+use super::{Discipline, Image, PageClient, RemoteError};
+use crate::page::{Layout, LockWord};
+use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
+use std::collections::VecDeque;
+use std::fmt;
+
+/// How often a WRITE of unknown outcome is posted again.
+const WRITE_RETRIES: u32 = 16;
+
+/// A WRITE in flight, with what it writes.
+struct Written<F: Fabric, L> {
+    at: GlobalAddr,
+    image: Image<L>,
+    operation: F::Op<Buffer>,
+}
+
+/// A node that has been taken, and the READ of its word 0.
+pub struct FreshNode<F: Fabric> {
+    at: GlobalAddr,
+    word: F::Op<Buffer>,
+}
+
+impl<F: Fabric> FreshNode<F> {
+    /// Where it is.
+    pub fn at(&self) -> GlobalAddr {
+        self.at
+    }
+
+    /// Waits until nothing of it is in flight any more.
+    pub async fn settle(self) {
+        drop(self.word.await);
+    }
+}
+
+impl<F: Fabric> fmt::Debug for FreshNode<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreshNode").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+/// Writes new pages.
+pub struct FreshWriter<'a, F: Fabric, L: Layout, D: Discipline> {
+    pages: &'a PageClient<F, L, D>,
+    in_flight: VecDeque<Written<F, L>>,
+    nodes: Vec<GlobalAddr>,
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> fmt::Debug for FreshWriter<'_, F, L, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreshWriter").field("nodes", &self.nodes.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a, F: Fabric, L: Layout, D: Discipline> FreshWriter<'a, F, L, D> {
+    /// A writer without any page yet.
+    pub fn new(pages: &'a PageClient<F, L, D>) -> Self {
+        Self { pages, in_flight: VecDeque::new(), nodes: Vec::new() }
+    }
+
+    /// The next node (N1).
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if its server has none.
+    pub async fn take(&mut self) -> Result<FreshNode<F>, RemoteError> {
+        let servers = self.pages.fabric().memory_servers() as usize;
+        let server = ServerId::new((self.nodes.len() % servers) as u16);
+        let at = self.pages.take_node(server).await?;
+        self.nodes.push(at);
+        Ok(FreshNode { at, word: self.pages.post_fresh_word(at)? })
+    }
+
+    /// Posts the WRITE of a page that is complete; waits for older ones while many are in flight.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if an older one could not be written.
+    pub async fn write(&mut self, node: FreshNode<F>, image: Image<L>) -> Result<(), RemoteError> {
+        let FreshNode { at, word } = node;
+        let most = (self.pages.fabric().depth() / 3).max(1);
+        while self.in_flight.len() >= most {
+            self.finish_oldest().await?;
+        }
+        let found = match word.await {
+            Ok(buffer) => LockWord::from_bits(buffer.get(0)),
+            Err(_) => self.pages.fresh_word(at).await?,
+        };
+        let operation = self.pages.post_fresh_page(at, found, &image).await?;
+        self.in_flight.push_back(Written { at, image, operation });
+        Ok(())
+    }
+
+    async fn finish_oldest(&mut self) -> Result<(), RemoteError> {
+        let Some(Written { at, image, operation }) = self.in_flight.pop_front() else {
+            return Ok(());
+        };
+        let mut outcome = operation.await;
+        for _ in 0..WRITE_RETRIES {
+            if outcome.is_ok() {
+                break;
+            }
+            self.pages.fabric().counters().count_retry();
+            self.pages.fabric().reset(at.server()).await?;
+            outcome = self.pages.post_page(at, &image).await?.await;
+        }
+        outcome?;
+        Ok(())
+    }
+
+    /// Waits until all are written (N2).
+    ///
+    /// # Errors
+    /// [`RemoteError`] if one could not be.
+    pub async fn finish(&mut self) -> Result<(), RemoteError> {
+        while !self.in_flight.is_empty() {
+            self.finish_oldest().await?;
+        }
+        Ok(())
+    }
+
+    /// Gives all nodes back (N3): nobody has ever been able to reach them.
+    pub async fn abort(mut self) {
+        let mut settled = true;
+        for Written { at, operation, .. } in std::mem::take(&mut self.in_flight) {
+            if operation.await.is_err() {
+                settled &= self.pages.fabric().reset(at.server()).await.is_ok();
+            }
+        }
+        if settled {
+            self.nodes.into_iter().for_each(|node| self.pages.give_back_unseen(node));
+        }
+    }
+}

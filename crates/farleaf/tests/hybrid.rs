@@ -1,0 +1,404 @@
+//! What the hybrid design promises beyond the suite of all designs: its cost on the network, what it does
+//! without memory, that it does not leak, and that a client that dies half-way harms nobody.
+#![cfg(not(loom))]
+
+use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::conformance::Setup;
+use farleaf::index::fine::{Fine, FineOptions};
+use farleaf::index::hybrid::{Hybrid, HybridIndex, HybridOptions};
+use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::page::{Fixed8, Layout};
+use farleaf::remote::GRACE_NS;
+use farleaf::server::MemoryServerConfig;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+use std::collections::BTreeMap;
+
+type Tiny = Fixed8<16>;
+
+/// Memory servers with equal shares of the keys below `keys`.
+fn setup<P: Provider>(
+    provider: &P,
+    servers: u16,
+    pool_bytes: usize,
+    keys: u64,
+) -> Setup<'_, P, HybridOptions<u64>> {
+    let server = MemoryServerConfig { pool_bytes, chunk_bytes: 1 << 12, ..Default::default() };
+    let boundaries = (1..u64::from(servers)).map(|n| keys / u64::from(servers) * n).collect();
+    let options =
+        HybridOptions { chunk_nodes_log2: 2, ..HybridOptions::with_boundaries(boundaries) };
+    Setup { provider, options, memory_servers: servers, server }
+}
+
+async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> HybridIndex<F, L> {
+    <Hybrid as Design<L>>::open(fabric).await.unwrap()
+}
+
+/// What an operation spent.
+async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
+    let start = fabric.counters().snapshot();
+    operation.await;
+    fabric.counters().snapshot() - start
+}
+
+#[test]
+fn operations_cost_what_the_design_says() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 3, 32 << 20, 300_000).with_index::<Fixed8, Hybrid>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        let page = 1024;
+        for number in (0..100_000).step_by(1_001) {
+            let get = async { assert_eq!(index.get(&(number * 3)).await, Ok(Some(number))) };
+            let cost = spent(&fabric, get).await;
+            assert_eq!((cost.rpcs, cost.reads, cost.remote_operations()), (1, 1, 2), "{number}");
+            assert_eq!((cost.bytes_read, cost.retries, cost.doorbells), (page, 0, 2));
+            // A tag, no lower bound, a key as the upper one, the direction, the limit; a tag, a count, a
+            // record unless it is the first leaf, whether there are more.
+            assert!([16 + 22, 16 + 6].contains(&cost.rpc_bytes), "{cost:?}");
+        }
+        // The first change asks for a number, and for the log on the leaf's server.
+        for number in 0..300 {
+            index.update(&(number * 900), &1).await.unwrap();
+        }
+        for number in (0..100_000).step_by(1_003) {
+            let key = number * 3;
+            let one = |cost: CounterSnapshot| {
+                let verbs = (cost.rpcs, cost.reads, cost.atomics, cost.writes);
+                assert_eq!((verbs, cost.retries), ((1, 1, 1, 2), 0), "{cost:?}");
+            };
+            let update = async { assert_eq!(index.update(&key, &7).await, Ok(true)) };
+            one(spent(&fabric, update).await);
+            let insert = async { assert_eq!(index.insert(&(key + 1), &7).await, Ok(true)) };
+            one(spent(&fabric, insert).await);
+            let again = async { assert_eq!(index.insert(&(key + 1), &8).await, Ok(false)) };
+            assert_eq!(spent(&fabric, again).await.remote_operations(), 2, "no lock for a no");
+            let remove = async { assert_eq!(index.remove(&(key + 1)).await, Ok(true)) };
+            one(spent(&fabric, remove).await);
+        }
+    });
+}
+
+/// What a split adds: the new leaf's word, the new leaf, and the RPC that makes it known.
+#[test]
+fn a_split_is_made_known_by_one_rpc() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 3, 32 << 20, 300_000).with_index::<Fixed8, Hybrid>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        index.bulk_load((0..3_000).map(|n| (n * 100, n)), 1.0).await.unwrap();
+        let mut splits = Vec::new();
+        for number in 0..400 {
+            let key = number * 700 + 1;
+            let insert = async { assert_eq!(index.insert(&key, &7).await, Ok(true)) };
+            let cost = spent(&fabric, insert).await;
+            if cost.writes > 2 {
+                splits.push((cost.rpcs, cost.reads, cost.atomics, cost.writes));
+            }
+            let get = async { assert_eq!(index.get(&key).await, Ok(Some(7))) };
+            let cost = spent(&fabric, get).await;
+            assert_eq!((cost.rpcs, cost.reads), (1, 1), "the server knows of every split");
+        }
+        assert!(splits.len() > 40, "{} splits", splits.len());
+        // Some ask for chunks and logs on top.
+        assert_eq!(splits.iter().min(), Some(&(2, 2, 1, 3)));
+    });
+}
+
+/// Lookups of one multi-get go together: a doorbell for the RPCs, one for the READs.
+#[test]
+fn a_multi_get_is_two_doorbells() {
+    let provider = LocalConfig { network_latency_ns: 100_000, ..LocalConfig::default() };
+    let cluster = setup(&provider, 3, 32 << 20, 300_000).with_index::<Fixed8, Hybrid>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        let keys: Vec<u64> = (0..64).map(|n| n * 4_500).collect();
+        let get = async {
+            let values = index.multi_get(&keys).await.unwrap();
+            assert!(values.iter().zip(&keys).all(|(value, key)| *value == Some(key / 3)));
+        };
+        let cost = spent(&fabric, get).await;
+        assert_eq!((cost.rpcs, cost.reads, cost.doorbells), (64, 64, 2), "{cost:?}");
+    });
+}
+
+/// A scan of 100 takes two round trips beyond a leaf or two that were emptier than thought, wherever it
+/// starts; a long one asks now and then. In virtual time, so the bounds are exact.
+#[test]
+fn a_scan_overlaps_its_reads() {
+    let network = NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() };
+    let round_trip_ns = network.unloaded_verb_ns(0, 1024);
+    let provider = SimConfig { network, ..SimConfig::default() };
+    let cluster = setup(&provider, 3, 32 << 20, 300_000).with_index::<Fixed8, Hybrid>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        index.bulk_load((0..100_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        let mut longest = (0, 0, 0);
+        for number in (0..99_000).step_by(97) {
+            let key = number * 3;
+            let start_ns = fabric.now_ns();
+            index.get(&key).await.unwrap();
+            let get_ns = fabric.now_ns() - start_ns;
+            let before = fabric.counters().snapshot();
+            let start_ns = fabric.now_ns();
+            let records = index.scan(&Scan::range(key..).limit(100)).await.unwrap();
+            let took_ns = fabric.now_ns() - start_ns;
+            let cost = fabric.counters().snapshot() - before;
+            assert_eq!(records, (number..number + 100).map(|n| (n * 3, n)).collect::<Vec<_>>());
+            assert!(took_ns <= get_ns + 4 * round_trip_ns, "{took_ns} ns at {key}");
+            longest = longest.max((took_ns.saturating_sub(get_ns), cost.rpcs, cost.reads));
+            let downwards = Scan::range(..=key).reverse().limit(100);
+            let records = index.scan(&downwards).await.unwrap();
+            let expected = (0..=number).rev().take(100).map(|n| (n * 3, n));
+            assert_eq!(records, expected.collect::<Vec<_>>());
+        }
+        println!(
+            "slowest: {} ns past a get, {} RPCs and {} READs; a READ {round_trip_ns} ns",
+            longest.0, longest.1, longest.2
+        );
+        let scan = async {
+            assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 100_000);
+        };
+        let cost = spent(&fabric, scan).await;
+        println!("all: {cost:?}");
+        assert!(cost.reads >= 100_000 / 42 && cost.reads <= 100_000 / 42 + 100, "{cost:?}");
+        assert!(cost.rpcs <= cost.reads / 60, "{cost:?}");
+    });
+}
+
+#[test]
+fn a_pool_belongs_to_one_design() {
+    let provider = LocalConfig::default();
+    let hybrid = setup(&provider, 2, 4 << 20, 1000);
+    let partitioning = hybrid.options.partitioning.clone();
+    let coarse_options = CoarseOptions { partitioning };
+    let options = &coarse_options;
+    hybrid.with_index::<Fixed8, Hybrid>().run_one(|fabric| async move {
+        assert!(<Coarse as Design<Fixed8>>::create(&fabric, options).await.is_err());
+        let opened = <Coarse as Design<Fixed8>>::open(fabric.clone()).await;
+        assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{:?}", opened.err());
+        let created = <Fine as Design<Fixed8>>::create(&fabric, &FineOptions::default()).await;
+        assert!(matches!(created, Err(IndexError::Refused { .. })), "{created:?}");
+        let opened = <Fine as Design<Fixed8>>::open(fabric).await;
+        assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{:?}", opened.err());
+    });
+    let server = MemoryServerConfig { pool_bytes: 4 << 20, ..Default::default() };
+    let coarse = Setup {
+        provider: &provider,
+        options: coarse_options.clone(),
+        memory_servers: 2,
+        server: server.clone(),
+    };
+    let options = &hybrid.options;
+    coarse.with_index::<Fixed8, Coarse>().run_one(|fabric| async move {
+        let created = <Hybrid as Design<Fixed8>>::create(&fabric, options).await;
+        assert!(matches!(created, Err(IndexError::Refused { .. })), "{created:?}");
+        let opened = <Hybrid as Design<Fixed8>>::open(fabric).await;
+        assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{:?}", opened.err());
+    });
+}
+
+#[test]
+fn keys_are_divided_by_ranges_only() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 2, 4 << 20, 1000).start::<Fixed8>();
+    cluster.run_one(|fabric| async move {
+        let refused = async |partitioning| {
+            let options = HybridOptions { partitioning, chunk_nodes_log2: 4 };
+            let created = <Hybrid as Design<Fixed8>>::create(&fabric, &options).await;
+            assert!(matches!(created, Err(IndexError::InvalidArgument(_))), "{created:?}");
+        };
+        refused(Partitioning::Hash).await;
+        refused(Partitioning::Range { boundaries: vec![] }).await;
+        refused(Partitioning::Range { boundaries: vec![0] }).await;
+        refused(Partitioning::Range { boundaries: vec![5, 6] }).await;
+    });
+}
+
+#[test]
+fn without_memory_the_operation_fails_and_the_index_stays_whole() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 2, 128 << 10, u64::MAX).with_index::<Tiny, Hybrid>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Tiny>(fabric.clone()).await;
+        let mut model = BTreeMap::new();
+        let mut refused = 0;
+        for number in 0..2_000_u64 {
+            let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            match index.insert(&key, &number).await {
+                Ok(true) => drop(model.insert(key, number)),
+                Err(IndexError::OutOfMemory { .. }) => refused += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(refused > 0 && model.len() > 50, "{refused} refused, {} accepted", model.len());
+        let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
+        let mut downwards = index.scan(&Scan::range(..).reverse()).await.unwrap();
+        downwards.reverse();
+        assert_eq!(downwards, contents);
+        for (key, value) in &contents {
+            assert_eq!(index.get(key).await, Ok(Some(*value)));
+            assert_eq!(index.update(key, &!value).await, Ok(true));
+        }
+        for (key, _) in contents.iter().skip(3) {
+            assert_eq!(index.remove(key).await, Ok(true));
+        }
+        index.collect().await.unwrap();
+        for key in 0..20 {
+            assert_eq!(index.insert(&((key << 40) + 1), &1).await, Ok(true));
+        }
+    });
+}
+
+#[test]
+fn a_load_without_memory_leaves_the_index_empty() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 2, 128 << 10, 40_000).with_index::<Tiny, Hybrid>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Tiny>(fabric.clone()).await;
+        // Whoever has changed a page on each server has its logs.
+        for key in 0..60 {
+            assert_eq!(index.insert(&(key * 666), &1).await, Ok(true));
+        }
+        for key in 0..60 {
+            assert_eq!(index.remove(&(key * 666)).await, Ok(true));
+        }
+        index.collect().await.unwrap();
+        for _ in 0..3 {
+            let loaded = index.bulk_load((0..20_000).map(|n| (n * 2, n)), 0.7).await;
+            assert!(matches!(loaded, Err(IndexError::OutOfMemory { .. })), "{loaded:?}");
+            assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), []);
+        }
+        for key in 0..20 {
+            assert_eq!(index.insert(&(key * 1_999), &1).await, Ok(true));
+        }
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 20);
+    });
+}
+
+#[test]
+fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 2, 16 << 20, 3_000 * 977).with_index::<Tiny, Hybrid>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Tiny>(fabric.clone()).await;
+        let mut most = Vec::new();
+        for round in 0..6_u64 {
+            for number in 0..3_000_u64 {
+                index.insert(&(number * 977 + round), &number).await.unwrap();
+            }
+            let usage = index.usage().await.unwrap();
+            most.push(usage.iter().map(|usage| usage.allocated_bytes).sum::<u64>());
+            for number in 0..3_000_u64 {
+                assert_eq!(index.remove(&(number * 977 + round)).await, Ok(true));
+            }
+            index.collect().await.unwrap();
+            let scan = async { assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), []) };
+            assert_eq!(spent(&fabric, scan).await.reads, 2, "nothing is left but the first leaves");
+            for usage in index.usage().await.unwrap() {
+                assert_eq!((usage.height, usage.deleted_records), (1, 0), "nor of the trees");
+            }
+            fabric.sleep(GRACE_NS).await;
+        }
+        let spread = most[5] - most[1];
+        assert!(spread <= 64 << 10, "memory is reused: {most:?}");
+        // As empty as it was made, so it can be loaded.
+        assert_eq!(index.bulk_load((0..3_000).map(|n| (n * 900, n)), 0.7).await, Ok(3_000));
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 3_000);
+    });
+}
+
+/// What a client knows of a key: the value that it was told was written, and the one on its way.
+type Known = BTreeMap<u64, (Option<u64>, Option<Option<u64>>)>;
+
+/// A client that changes its own keys until it is told to stop, or dies.
+async fn write_for_ever<F: Fabric>(
+    fabric: &F,
+    index: &HybridIndex<F, Tiny>,
+    known: &std::sync::Mutex<Known>,
+    base: u64,
+    stop: &std::sync::Mutex<bool>,
+) {
+    while !*stop.lock().unwrap() {
+        let key = base + fabric.random() % 60 * 4;
+        let value = fabric.random();
+        let removes = fabric.random().is_multiple_of(3);
+        let after = (!removes).then_some(value);
+        known.lock().unwrap().entry(key).or_default().1 = Some(after);
+        if removes {
+            index.remove(&key).await.unwrap();
+        } else {
+            index.upsert(&key, &value).await.unwrap();
+        }
+        known.lock().unwrap().insert(key, (after, None));
+    }
+}
+
+fn dying_holder(seed: u64, faults: Faults) {
+    let provider =
+        SimConfig { seed, faults, give_up_after_ns: 2_000_000_000, ..Default::default() };
+    let cluster = setup(&provider, 3, 16 << 20, 240).with_index::<Tiny, Hybrid>();
+    let known: [std::sync::Mutex<Known>; 4] = Default::default();
+    let stop = std::sync::Mutex::new(false);
+    let (known, stop, control) = (&known, &stop, &cluster.control());
+    cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
+        let index = open::<_, Tiny>(fabric.clone()).await;
+        match client {
+            // One of the two writers, and the collector, die.
+            1 => drop(index.collect_in_background(100, || *stop.lock().unwrap()).await),
+            4 => {
+                fabric.sleep(60_000 + fabric.random() % 600_000).await;
+                control.kill_compute_server(1);
+                fabric.sleep(30_000).await;
+                index.declare_dead(1).await.unwrap();
+                fabric.sleep(400_000).await;
+                *stop.lock().unwrap() = true;
+            }
+            _ => write_for_ever(&fabric, &index, &known[client], client as u64, stop).await,
+        }
+    });
+    cluster.run(&[4], |fabric, _| async move {
+        let index = open::<_, Tiny>(fabric.clone()).await;
+        for round in 0..2 {
+            let contents = index.scan(&Scan::range(..)).await.unwrap();
+            let mut downwards = index.scan(&Scan::range(..).reverse()).await.unwrap();
+            downwards.reverse();
+            assert_eq!(contents, downwards, "seed {seed}: up and down differ");
+            let contents: BTreeMap<u64, u64> = contents.into_iter().collect();
+            for (key, (acknowledged, on_its_way)) in
+                known.iter().flat_map(|k| k.lock().unwrap().clone())
+            {
+                let held = contents.get(&key).copied();
+                let is_right = held == acknowledged || Some(held) == on_its_way;
+                assert!(
+                    is_right,
+                    "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}"
+                );
+                let got = index.get(&key).await;
+                let got = got.unwrap_or_else(|error| panic!("seed {seed}: get of {key}: {error}"));
+                assert_eq!(got, held, "seed {seed}: get and scan differ");
+            }
+            // Only now: a change in a leaf that the dead one holds finishes what that one was at.
+            if round == 1 {
+                for key in known.iter().flat_map(|k| k.lock().unwrap().clone().into_keys()) {
+                    index.upsert(&key, &key).await.unwrap();
+                    assert_eq!(index.get(&key).await, Ok(Some(key)));
+                }
+            }
+            index.collect().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_client_that_dies_half_way_harms_nobody() {
+    let seeds = std::env::var("FARLEAF_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
+    let first = std::env::var("FARLEAF_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    for seed in first..seeds {
+        dying_holder(seed, Faults::rough());
+    }
+}
