@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use farleaf::index::Design;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::fine::{Fine, FineOptions};
+use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::page::Fixed8;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
@@ -18,6 +19,8 @@ pub(crate) enum DesignName {
     Coarse,
     /// Fine-grained: one tree whose nodes go round the memory servers; every operation is one-sided
     Fine,
+    /// Hybrid: the upper levels are trees on the memory servers, asked by RPC; the leaves are one-sided
+    Hybrid,
 }
 
 impl DesignName {
@@ -26,13 +29,22 @@ impl DesignName {
         match self {
             Self::Coarse => <Coarse as Design<Fixed8>>::NAME,
             Self::Fine => <Fine as Design<Fixed8>>::NAME,
+            Self::Hybrid => <Hybrid as Design<Fixed8>>::NAME,
+        }
+    }
+
+    /// Whether keys can be divided among memory servers in this way.
+    pub(crate) fn takes(self, partitioning: PartitioningName) -> bool {
+        match self {
+            Self::Coarse => true,
+            Self::Fine | Self::Hybrid => partitioning == PartitioningName::Range,
         }
     }
 
     /// Whether compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Coarse | Self::Fine => false,
+            Self::Coarse | Self::Fine | Self::Hybrid => false,
         }
     }
 }
@@ -94,18 +106,20 @@ pub(crate) fn run<T: Task>(
     fabric: &FabricConfig,
     task: T,
 ) -> T::Output {
+    let boundaries = options.boundaries.clone();
     match design {
         DesignName::Coarse => {
             let partitioning = match options.partitioning {
-                PartitioningName::Range => {
-                    Partitioning::Range { boundaries: options.boundaries.clone() }
-                }
+                PartitioningName::Range => Partitioning::Range { boundaries },
                 PartitioningName::Hash => Partitioning::Hash,
             };
             on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, fabric, task)
         }
         // Nodes go round the servers, wherever the boundaries are.
         DesignName::Fine => on_fabric::<Fine, T>(&FineOptions::default(), fabric, task),
+        DesignName::Hybrid => {
+            on_fabric::<Hybrid, T>(&HybridOptions::with_boundaries(boundaries), fabric, task)
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::scenario::{Canary, DesignSpec, PartitioningSpec, Scenario};
 use crate::workload;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::fine::{Fine, FineOptions};
+use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::index::{Design, IndexError};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::remote;
@@ -130,6 +131,10 @@ where
             let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
             play_on::<L, tree::Sound, Fine>(scenario, seed, board, &options)
         }
+        DesignSpec::Hybrid { chunk_nodes_log2 } => {
+            let options = hybrid_options(scenario, *chunk_nodes_log2);
+            play_on::<L, tree::Sound, Hybrid>(scenario, seed, board, &options)
+        }
     }
 }
 
@@ -140,21 +145,32 @@ fn play_canary(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), Stri
             let options = coarse_options(scenario, *partitioning);
             play_on::<Tiny, tree::SkipsValidation, Coarse>(scenario, seed, board, &options)
         }
-        (DesignSpec::Fine { chunk_nodes_log2, leaves_per_head }, canary) => {
-            let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
-            match canary {
-                Canary::SkipsChecksum => play_on::<Tiny, tree::Sound, Fine<remote::SkipsChecksum>>(
-                    scenario, seed, board, &options,
-                ),
-                Canary::LinksBeforeSibling => {
-                    play_on::<Tiny, tree::Sound, Fine<remote::LinksBeforeSibling>>(
-                        scenario, seed, board, &options,
-                    )
-                }
-                other => Err(format!("the fine-grained design has no canary {other:?}")),
-            }
+        (DesignSpec::Fine { .. } | DesignSpec::Hybrid { .. }, Canary::SkipsChecksum) => {
+            play_one_sided_canary::<remote::SkipsChecksum>(scenario, seed, board)
+        }
+        (DesignSpec::Fine { .. } | DesignSpec::Hybrid { .. }, Canary::LinksBeforeSibling) => {
+            play_one_sided_canary::<remote::LinksBeforeSibling>(scenario, seed, board)
         }
         (design, canary) => Err(format!("{design:?} has no canary {canary:?}")),
+    }
+}
+
+/// Plays a design whose clients break a rule of the one-sided protocol.
+fn play_one_sided_canary<D: remote::Discipline>(
+    scenario: &Scenario,
+    seed: u64,
+    board: &Board,
+) -> Result<(), String> {
+    match &scenario.design {
+        DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
+            let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
+            play_on::<Tiny, tree::Sound, Fine<D>>(scenario, seed, board, &options)
+        }
+        DesignSpec::Hybrid { chunk_nodes_log2 } => {
+            let options = hybrid_options(scenario, *chunk_nodes_log2);
+            play_on::<Tiny, tree::Sound, Hybrid<D>>(scenario, seed, board, &options)
+        }
+        DesignSpec::Coarse { .. } => Err("the coarse-grained design is not one-sided".to_owned()),
     }
 }
 
@@ -167,6 +183,11 @@ fn coarse_options(scenario: &Scenario, partitioning: PartitioningSpec) -> Coarse
         }
     };
     CoarseOptions { partitioning }
+}
+
+fn hybrid_options(scenario: &Scenario, chunk_nodes_log2: u8) -> HybridOptions<u64> {
+    let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.memory_servers);
+    HybridOptions { chunk_nodes_log2, ..HybridOptions::with_boundaries(boundaries) }
 }
 
 fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOptions {

@@ -15,6 +15,11 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         "canary-fine-skipped-checksum",
         include_str!("../scenarios/canary-fine-skipped-checksum.toml"),
     ),
+    ("canary-hybrid-parent-first", include_str!("../scenarios/canary-hybrid-parent-first.toml")),
+    (
+        "canary-hybrid-skipped-checksum",
+        include_str!("../scenarios/canary-hybrid-skipped-checksum.toml"),
+    ),
     ("canary-skipped-validation", include_str!("../scenarios/canary-skipped-validation.toml")),
     ("coarse-bulk", include_str!("../scenarios/coarse-bulk.toml")),
     ("coarse-churn", include_str!("../scenarios/coarse-churn.toml")),
@@ -39,6 +44,16 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("fine-scans", include_str!("../scenarios/fine-scans.toml")),
     ("fine-server-dies", include_str!("../scenarios/fine-server-dies.toml")),
     ("fine-small-pool", include_str!("../scenarios/fine-small-pool.toml")),
+    ("hybrid-bulk", include_str!("../scenarios/hybrid-bulk.toml")),
+    ("hybrid-calm", include_str!("../scenarios/hybrid-calm.toml")),
+    ("hybrid-churn", include_str!("../scenarios/hybrid-churn.toml")),
+    ("hybrid-client-dies", include_str!("../scenarios/hybrid-client-dies.toml")),
+    ("hybrid-faults", include_str!("../scenarios/hybrid-faults.toml")),
+    ("hybrid-hot-keys", include_str!("../scenarios/hybrid-hot-keys.toml")),
+    ("hybrid-long-scans", include_str!("../scenarios/hybrid-long-scans.toml")),
+    ("hybrid-scans", include_str!("../scenarios/hybrid-scans.toml")),
+    ("hybrid-server-dies", include_str!("../scenarios/hybrid-server-dies.toml")),
+    ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
 ];
 
 /// Page sizes that scenarios can ask for, in words: code is compiled for each.
@@ -163,6 +178,11 @@ pub enum DesignSpec {
         chunk_nodes_log2: u8,
         /// Leaves between heads; 0 is without heads.
         leaves_per_head: u16,
+    },
+    /// The hybrid design, with ranges that have equal parts of the scenario's key space.
+    Hybrid {
+        /// Nodes that a client takes from a memory server at once, as a power of two.
+        chunk_nodes_log2: u8,
     },
 }
 

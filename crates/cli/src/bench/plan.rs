@@ -157,6 +157,9 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
         return usage("--placement needs --partitioning range");
     }
+    if !arguments.index.takes(arguments.partitioning) {
+        return usage(format!("the design `{}` is not hash partitioned", arguments.index.name()));
+    }
     if !placement.is_empty() && placement.len() != usize::from(*memory_servers) {
         return usage(format!(
             "--placement has {} weights, expected {memory_servers}, one for each memory server",
