@@ -1,6 +1,9 @@
 //! A real block device's trace, replayed on every provider, leaves what a `BTreeMap` would hold.
 
+use farleaf::index::Design;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::fine::{Fine, FineOptions};
+use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::page::Fixed8;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
@@ -8,7 +11,7 @@ use farleaf_bench::workload::Operation;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Provider, ServerId};
+use farleaf_fabric::{CounterSnapshot, Provider, ServerId};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -23,14 +26,16 @@ fn trace() -> Option<Vec<Operation>> {
     Some(read_trace(&path, &TraceFormat::default()).unwrap())
 }
 
-fn check(provider: &impl Provider, partitioning: Partitioning<u64>, operations: &[Operation]) {
+fn check<D: Design<Fixed8>>(
+    provider: &impl Provider,
+    options: &D::Options,
+    operations: &[Operation],
+) -> CounterSnapshot {
     let config = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
     let server =
         |number| Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(number), &config).unwrap());
     let services = (0..SERVERS).map(server).collect();
-    let options = CoarseOptions { partitioning };
-    let (measured, contents) =
-        replay::<Coarse, _>(provider, services, &options, operations).unwrap();
+    let (measured, contents) = replay::<D, _>(provider, services, options, operations).unwrap();
 
     let mut model = BTreeMap::new();
     let mut misses = 0;
@@ -43,8 +48,17 @@ fn check(provider: &impl Provider, partitioning: Partitioning<u64>, operations: 
     }
     assert_eq!((measured.operations, measured.errors), (operations.len() as u64, 0));
     assert_eq!(measured.misses, misses);
-    assert_eq!(measured.counters.rpcs, operations.len() as u64, "one RPC for each request");
     assert!(contents.iter().copied().eq(model), "the contents differ from the model's");
+    measured.counters
+}
+
+fn check_coarse(
+    provider: &impl Provider,
+    partitioning: Partitioning<u64>,
+    operations: &[Operation],
+) {
+    let cost = check::<Coarse>(provider, &CoarseOptions { partitioning }, operations);
+    assert_eq!(cost.rpcs, operations.len() as u64, "one RPC for each request");
 }
 
 #[test]
@@ -54,10 +68,10 @@ fn the_trace_leaves_what_a_map_would_hold() {
     let keys = touched_keys(&operations);
     assert_eq!(keys.len(), 48_974);
     let ranges = Partitioning::Range { boundaries: keys.boundaries(&[1; SERVERS as usize]) };
-    check(&LocalConfig::default(), ranges.clone(), &operations);
-    check(&LocalConfig::default(), Partitioning::Hash, &operations);
-    check(&SimConfig::default(), ranges, &operations);
-    check(&SimConfig::default(), Partitioning::Hash, &operations);
+    check_coarse(&LocalConfig::default(), ranges.clone(), &operations);
+    check_coarse(&LocalConfig::default(), Partitioning::Hash, &operations);
+    check_coarse(&SimConfig::default(), ranges, &operations);
+    check_coarse(&SimConfig::default(), Partitioning::Hash, &operations);
 }
 
 #[test]
@@ -65,5 +79,17 @@ fn server_threads_change_nothing() {
     let Some(mut operations) = trace() else { return };
     operations.truncate(20_000);
     let config = LocalConfig { server_threads: 1, ..LocalConfig::default() };
-    check(&config, Partitioning::Hash, &operations);
+    check_coarse(&config, Partitioning::Hash, &operations);
+}
+
+#[test]
+fn one_sided_designs_leave_the_same() {
+    let Some(operations) = trace() else { return };
+    let boundaries = touched_keys(&operations).boundaries(&[1; SERVERS as usize]);
+    let hybrid = HybridOptions::with_boundaries(boundaries);
+    let fine = FineOptions::default();
+    check::<Fine>(&LocalConfig::default(), &fine, &operations);
+    check::<Fine>(&SimConfig::default(), &fine, &operations);
+    check::<Hybrid>(&LocalConfig::default(), &hybrid, &operations);
+    check::<Hybrid>(&SimConfig::default(), &hybrid, &operations);
 }
