@@ -87,13 +87,13 @@ fn operations_cost_what_the_design_says() {
             let key = number * 3;
             let update = async { assert_eq!(index.update(&key, &7).await, Ok(true)) };
             // The entry: two words, two of its page, two runs, the value and the checksum.
-            expect(spent(&fabric, update).await, 1, 2, Some(page + 8 * 8));
+            expect(spent(&fabric, update).await, 1, 3, Some(page + 8 * 8));
             let insert = async { assert_eq!(index.insert(&(key + 1), &7).await, Ok(true)) };
-            expect(spent(&fabric, insert).await, 1, 2, None);
+            expect(spent(&fabric, insert).await, 1, 3, None);
             let again = async { assert_eq!(index.insert(&(key + 1), &8).await, Ok(false)) };
             expect(spent(&fabric, again).await, 0, 0, Some(0));
             let remove = async { assert_eq!(index.remove(&(key + 1)).await, Ok(true)) };
-            expect(spent(&fabric, remove).await, 1, 2, None);
+            expect(spent(&fabric, remove).await, 1, 3, None);
         }
         assert!(exact > 10 * retried, "{exact} exact, {retried} interrupted");
     });

@@ -1,4 +1,4 @@
-//! Writing what was changed: the log entry, then the pages, each by one WRITE that unlocks it.
+//! Writing what was changed: the log entry, then the pages, each by a WRITE of its body and one that unlocks it.
 //!
 //! A change of one page is one doorbell: entry and page go to the same server, where a WRITE takes effect
 //! after the WRITEs posted before it (contract F3). A change of several waits for its entry, then writes the
@@ -77,15 +77,18 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
     ) -> Result<(), RemoteError> {
         let entry = self.post_entry(slot, changes).await?;
         if let [only] = changes {
-            let page = self.post_page(only.locked.at, &only.after).await;
+            let posted = self.post_unlock(only.locked.at, &only.after).await;
             let entry = entry.await;
-            page?.await?;
+            let [body, word] = posted?;
+            let (body, word) = (body.await, word.await);
             entry?;
+            body?;
+            word?;
             return Ok(());
         }
         entry.await?;
         for change in changes {
-            self.post_page(change.locked.at, &change.after).await?.await?;
+            self.write_unlock(change.locked.at, &change.after).await?;
         }
         Ok(())
     }

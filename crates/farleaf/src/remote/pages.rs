@@ -291,7 +291,38 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         Ok(self.fabric().write(at, buffer))
     }
 
-    /// Posts a WRITE of a whole page, which this client holds or nobody knows yet.
+    /// Posts the WRITEs of a page that this client holds: all but word 0, and then word 0, which unlocks.
+    /// They take effect in this order (F3).
+    ///
+    /// Not in one WRITE: a word that the change leaves as it was can be the last to land, and until then a
+    /// reader finds the page whole. Another could lock and change it, and the late word would fall on that.
+    pub(super) async fn post_unlock(
+        &self,
+        at: GlobalAddr,
+        image: &Image<L>,
+    ) -> Result<[F::Op<Buffer>; 2], RemoteError> {
+        // Both buffers before the first post: nothing must come between the two.
+        let (body, word) = (self.buffer(Self::PAGE_BYTES - 8).await?, self.buffer(8).await?);
+        body.copy_from(&image.page().words()[1..]);
+        word.set(0, image.page().lock_word().to_bits());
+        let fabric = self.fabric();
+        Ok([fabric.write(at.plus(8), body), fabric.write(at, word)])
+    }
+
+    /// WRITEs a page that this client holds, and unlocks it.
+    pub(super) async fn write_unlock(
+        &self,
+        at: GlobalAddr,
+        image: &Image<L>,
+    ) -> Result<(), RemoteError> {
+        let [body, word] = self.post_unlock(at, image).await?;
+        let (body, word) = (body.await, word.await);
+        body?;
+        word?;
+        Ok(())
+    }
+
+    /// Posts a WRITE of a whole page that nobody knows yet.
     ///
     /// # Errors
     /// [`RemoteError`] if there is no buffer.

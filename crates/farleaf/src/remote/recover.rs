@@ -215,8 +215,7 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
     /// WRITEs a page that was taken over; the entry is there already.
     async fn write_taken(&self, change: &[Change<'_, L>; 1]) -> Result<(), RemoteError> {
         let after: &Image<L> = &change[0].after;
-        self.post_page(change[0].locked.at, after).await?.await?;
-        Ok(())
+        self.write_unlock(change[0].locked.at, after).await
     }
 }
 

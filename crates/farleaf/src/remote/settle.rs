@@ -65,7 +65,6 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
             return Ok(());
         }
         // The version stays: nobody has ever seen it whole.
-        self.post_page(at, &change.after).await?.await?;
-        Ok(())
+        self.write_unlock(at, &change.after).await
     }
 }
