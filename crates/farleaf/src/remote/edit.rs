@@ -16,7 +16,7 @@ pub enum Edit<T> {
 }
 
 impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
-    /// Applies `edit` to the page that `copy` is of, if it is still as in the copy: one CAS and two WRITEs,
+    /// Applies `edit` to the page that `copy` is of, if it is still as in the copy: one CAS and three WRITEs,
     /// or nothing at all if the edit changes nothing.
     ///
     /// # Errors
