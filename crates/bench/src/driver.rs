@@ -12,6 +12,7 @@
 
 use crate::keys::KeySpace;
 use crate::workload::{Inserted, Operation, OperationStream, StreamConfig};
+use farleaf::cache::CacheCounters;
 use farleaf::index::{Design, Exchange, IndexError, RangeIndex, Scan};
 use farleaf::page::Fixed8;
 use farleaf::server::MemoryServer;
@@ -19,7 +20,6 @@ use farleaf::wire::Usage;
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use hdrhistogram::Histogram;
-use std::marker::PhantomData;
 use std::ops::Bound;
 use thiserror::Error;
 
@@ -107,6 +107,8 @@ pub struct Measurement {
     pub latency_ns: Histogram<u64>,
     /// What all endpoints did together.
     pub counters: CounterSnapshot,
+    /// What the caches did.
+    pub cache: CacheCounters,
     /// The first error of the first client that had any.
     pub first_error: Option<IndexError>,
 }
@@ -121,6 +123,7 @@ impl Measurement {
             elapsed_ns: 0,
             latency_ns: Histogram::new_with_max(LONGEST_LATENCY_NS, 3).expect("valid bounds"),
             counters: CounterSnapshot::default(),
+            cache: CacheCounters::default(),
             first_error: None,
         }
     }
@@ -150,6 +153,7 @@ impl Measurement {
         self.inserted += other.inserted;
         self.latency_ns.add(other.latency_ns).expect("equal bounds");
         self.counters += other.counters;
+        self.cache += other.cache;
         self.first_error = self.first_error.take().or(other.first_error);
     }
 }
@@ -169,7 +173,7 @@ pub struct Testbed<D: Design<Fixed8>, P: Provider> {
     services: Vec<Arc<MemoryServer<Fixed8>>>,
     next_number: u64,
     records: u64,
-    design: PhantomData<D>,
+    compute: D::Compute,
 }
 
 impl<D: Design<Fixed8>, P: Provider> std::fmt::Debug for Testbed<D, P> {
@@ -192,7 +196,8 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         cluster
             .run_one(|fabric| async move { D::create(&fabric, options).await })
             .map_err(BenchError::Create)?;
-        Ok(Self { cluster, services, next_number: 0, records: 0, design: PhantomData })
+        let compute = D::compute(options).map_err(BenchError::Create)?;
+        Ok(Self { cluster, services, next_number: 0, records: 0, compute })
     }
 
     /// Loads the empty index with `keys`, pages filled to `fill`; returns how long that took, in
@@ -206,9 +211,10 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         fill: f64,
         progress: Progress<'_>,
     ) -> Result<u64, BenchError> {
+        let compute = &self.compute;
         let load = async |fabric: FabricOf<P>| {
             let start_ns = fabric.now_ns();
-            let index = D::open(fabric.clone()).await.map_err(BenchError::Open)?;
+            let index = D::open(fabric.clone(), compute).await.map_err(BenchError::Open)?;
             let mut since = 0;
             let records = keys.records().inspect(|_| {
                 since += 1;
@@ -240,8 +246,9 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         let clients = compute_servers.len();
         let inserted = Arc::new(Inserted::new(clients, self.next_number));
         let gate = Gate::new(clients);
+        let compute = &self.compute;
         let outcomes = self.cluster.run(&compute_servers, async |fabric, number| {
-            let opened = D::open(fabric.clone()).await.map_err(BenchError::Open);
+            let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
             let mut client = Client {
                 fabric: &fabric,
                 stream: OperationStream::new(&run.stream, number, &inserted),
@@ -256,9 +263,11 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             let new_keys = client.measured.inserted;
             client.measured = Measurement { inserted: new_keys, ..Measurement::new() };
             let (start_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
+            let cache_before = index.cache_counters();
             client.work(&index, run.amount.share(number, clients)).await;
             let mut measured = client.measured;
             measured.counters = fabric.counters().snapshot() - before;
+            measured.cache = index.cache_counters() - cache_before;
             Ok(Outcome {
                 measured,
                 start_ns,
@@ -278,8 +287,9 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         operations: &[Operation],
         progress: Progress<'_>,
     ) -> Result<Measurement, BenchError> {
+        let compute = &self.compute;
         self.cluster.run_one(async |fabric| {
-            let index = D::open(fabric.clone()).await.map_err(BenchError::Open)?;
+            let index = D::open(fabric.clone(), compute).await.map_err(BenchError::Open)?;
             let mut measured = Measurement::new();
             let (start_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
             for operation in operations {
@@ -292,6 +302,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             }
             measured.elapsed_ns = fabric.now_ns() - start_ns;
             measured.counters = fabric.counters().snapshot() - before;
+            measured.cache = index.cache_counters();
             Ok(measured)
         })
     }
@@ -301,8 +312,9 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Read`].
     pub fn get(&self, key: u64) -> Result<Option<u64>, BenchError> {
+        let compute = &self.compute;
         self.cluster.run_one(async |fabric| {
-            let index = D::open(fabric).await.map_err(BenchError::Open)?;
+            let index = D::open(fabric, compute).await.map_err(BenchError::Open)?;
             index.get(&key).await.map_err(BenchError::Read)
         })
     }
@@ -312,8 +324,9 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Read`].
     pub fn scan(&self, scan: &Scan<u64>) -> Result<Vec<(u64, u64)>, BenchError> {
+        let compute = &self.compute;
         self.cluster.run_one(async |fabric| {
-            let index = D::open(fabric).await.map_err(BenchError::Open)?;
+            let index = D::open(fabric, compute).await.map_err(BenchError::Open)?;
             index.scan(scan).await.map_err(BenchError::Read)
         })
     }
@@ -326,6 +339,11 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
     /// How many records were loaded, and inserted by runs since.
     pub fn records(&self) -> u64 {
         self.records
+    }
+
+    /// Bytes of pages in the caches of all compute servers.
+    pub fn cached_bytes(&self) -> u64 {
+        D::cached_bytes(&self.compute)
     }
 
     /// How much memory is used on each memory server.

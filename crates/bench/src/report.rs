@@ -118,10 +118,26 @@ impl PerOperation {
 /// A cache's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cache {
-    /// Node visits that needed no remote operation, of all.
+    /// Leaves that were found in the cache, of all that were asked for.
     pub hit_ratio: f64,
     /// Bytes in use, of all compute servers.
     pub bytes_used: u64,
+    /// Leaves per operation that were found in a hot frame.
+    pub hot_hits: f64,
+    /// Leaves per operation that were found in a cooling frame.
+    pub cooling_hits: f64,
+    /// Leaves per operation that were read from a memory server.
+    pub leaf_misses: f64,
+    /// Inner nodes per operation that were read from a memory server.
+    pub inner_misses: f64,
+    /// Cooling nodes per operation that became hot again.
+    pub reheats: f64,
+    /// Nodes per operation that left the cache.
+    pub evictions: f64,
+    /// WRITEs of changed nodes on their way out, per operation.
+    pub write_backs: f64,
+    /// WRITEs of single changes, per operation.
+    pub write_throughs: f64,
 }
 
 /// The memory servers' memory.
@@ -173,6 +189,19 @@ impl Report {
             rpc_bytes: per_operation(counters.rpc_bytes),
             retries: per_operation(counters.retries),
             doorbells: per_operation(counters.doorbells),
+        };
+        let cache = &measured.cache;
+        self.cache = Cache {
+            hit_ratio: cache.hit_ratio(),
+            bytes_used: self.cache.bytes_used,
+            hot_hits: per_operation(cache.hot_hits),
+            cooling_hits: per_operation(cache.cooling_hits),
+            leaf_misses: per_operation(cache.leaf_misses),
+            inner_misses: per_operation(cache.inner_misses),
+            reheats: per_operation(cache.reheats),
+            evictions: per_operation(cache.evictions),
+            write_backs: per_operation(cache.write_backs),
+            write_throughs: per_operation(cache.write_throughs),
         };
         self.errors = measured.errors;
         self.misses = measured.misses;

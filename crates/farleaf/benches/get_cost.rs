@@ -44,7 +44,7 @@ fn main() {
         let options = options.clone();
         async move {
             <Coarse as Design<Fixed8>>::create(&fabric, &options).await.unwrap();
-            let index = <Coarse as Design<Fixed8>>::open(fabric).await.unwrap();
+            let index = <Coarse as Design<Fixed8>>::open(fabric, &()).await.unwrap();
             index.bulk_load((0..keys).map(|n| (n * step, n)), 0.7).await.unwrap();
         }
     });
@@ -73,7 +73,7 @@ fn main() {
         record(1, started, found);
 
         let (elapsed, found) = cluster.run_one(|fabric| async move {
-            let index = <Coarse as Design<Fixed8>>::open(fabric).await.unwrap();
+            let index = <Coarse as Design<Fixed8>>::open(fabric, &()).await.unwrap();
             let started = Instant::now();
             let mut found = 0;
             for key in lookups() {

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod index;
 pub mod page;
 pub mod remote;

@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules of the library, with those that each may use. `ARCHITECTURE.md` draws the same.
-const MODULES: [(&str, &[&str]); 5] = [
+const MODULES: [(&str, &[&str]); 6] = [
     ("page", &[]),
     ("wire", &["page"]),
     ("server", &["page", "wire"]),
     ("remote", &["page", "wire"]),
-    ("index", &["remote", "page", "wire"]),
+    ("cache", &["remote", "page"]),
+    ("index", &["cache", "remote", "page", "wire"]),
 ];
 
 /// What the suites may use on top: they start whole clusters.

@@ -28,7 +28,7 @@ fn setup(
 }
 
 async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> CoarseIndex<F, L> {
-    <Coarse as Design<L>>::open(fabric).await.unwrap()
+    <Coarse as Design<L>>::open(fabric, &()).await.unwrap()
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn a_client_refuses_a_pool_of_other_pages() {
     let cluster = LocalConfig::default().start(vec![server]);
     cluster.run_one(|fabric| async move {
         <Coarse as Design<Fixed8<16>>>::create(&fabric, &range(1)).await.unwrap();
-        let opened = <Coarse as Design<Fixed8>>::open(fabric).await.map(|_| ());
+        let opened = <Coarse as Design<Fixed8>>::open(fabric, &()).await.map(|_| ());
         assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{opened:?}");
     });
 }

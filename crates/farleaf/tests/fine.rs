@@ -27,11 +27,11 @@ fn setup<P: Provider>(
 }
 
 async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> FineIndex<F, L> {
-    <Fine as Design<L>>::open(fabric).await.unwrap()
+    <Fine as Design<L>>::open(fabric, &()).await.unwrap()
 }
 
 async fn open_with<F: Fabric, D: Discipline>(fabric: F) -> FineIndex<F, Tiny, D> {
-    <Fine<D> as Design<Tiny>>::open(fabric).await.unwrap()
+    <Fine<D> as Design<Tiny>>::open(fabric, &()).await.unwrap()
 }
 
 fn number_from(variable: &str) -> Option<u64> {
@@ -167,7 +167,7 @@ fn a_pool_belongs_to_one_design() {
     let options = &coarse_options;
     fine.with_index::<Fixed8, Fine>().run_one(|fabric| async move {
         assert!(<Coarse as Design<Fixed8>>::create(&fabric, options).await.is_err());
-        assert!(<Coarse as Design<Fixed8>>::open(fabric).await.is_err());
+        assert!(<Coarse as Design<Fixed8>>::open(fabric, &()).await.is_err());
     });
     let server = MemoryServerConfig { pool_bytes: 4 << 20, ..Default::default() };
     let coarse =
@@ -175,7 +175,7 @@ fn a_pool_belongs_to_one_design() {
     coarse.with_index::<Fixed8, Coarse>().run_one(|fabric| async move {
         let created = <Fine as Design<Fixed8>>::create(&fabric, &FineOptions::default()).await;
         assert!(matches!(created, Err(IndexError::Refused { .. })), "{created:?}");
-        let opened = <Fine as Design<Fixed8>>::open(fabric).await;
+        let opened = <Fine as Design<Fixed8>>::open(fabric, &()).await;
         assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{:?}", opened.err());
     });
 }
@@ -397,7 +397,7 @@ fn lossy(seed: u64) -> u64 {
     });
     let models = cluster.run(&[1, 1, 2, 3], |fabric, client| async move {
         let index = loop {
-            if let Ok(index) = <Fine as Design<Tiny>>::open(fabric.clone()).await {
+            if let Ok(index) = <Fine as Design<Tiny>>::open(fabric.clone(), &()).await {
                 break index;
             }
         };
@@ -453,7 +453,7 @@ fn lossy(seed: u64) -> u64 {
     let models = &models;
     cluster.run(&[4], |fabric, _| async move {
         let index = loop {
-            if let Ok(index) = <Fine as Design<Tiny>>::open(fabric.clone()).await {
+            if let Ok(index) = <Fine as Design<Tiny>>::open(fabric.clone(), &()).await {
                 break index;
             }
         };

@@ -32,7 +32,7 @@ fn setup<P: Provider>(
 }
 
 async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> HybridIndex<F, L> {
-    <Hybrid as Design<L>>::open(fabric).await.unwrap()
+    <Hybrid as Design<L>>::open(fabric, &()).await.unwrap()
 }
 
 /// What an operation spent.
@@ -178,11 +178,11 @@ fn a_pool_belongs_to_one_design() {
     let options = &coarse_options;
     hybrid.with_index::<Fixed8, Hybrid>().run_one(|fabric| async move {
         assert!(<Coarse as Design<Fixed8>>::create(&fabric, options).await.is_err());
-        let opened = <Coarse as Design<Fixed8>>::open(fabric.clone()).await;
+        let opened = <Coarse as Design<Fixed8>>::open(fabric.clone(), &()).await;
         assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{:?}", opened.err());
         let created = <Fine as Design<Fixed8>>::create(&fabric, &FineOptions::default()).await;
         assert!(matches!(created, Err(IndexError::Refused { .. })), "{created:?}");
-        let opened = <Fine as Design<Fixed8>>::open(fabric).await;
+        let opened = <Fine as Design<Fixed8>>::open(fabric, &()).await;
         assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{:?}", opened.err());
     });
     let server = MemoryServerConfig { pool_bytes: 4 << 20, ..Default::default() };
@@ -196,7 +196,7 @@ fn a_pool_belongs_to_one_design() {
     coarse.with_index::<Fixed8, Coarse>().run_one(|fabric| async move {
         let created = <Hybrid as Design<Fixed8>>::create(&fabric, options).await;
         assert!(matches!(created, Err(IndexError::Refused { .. })), "{created:?}");
-        let opened = <Hybrid as Design<Fixed8>>::open(fabric).await;
+        let opened = <Hybrid as Design<Fixed8>>::open(fabric, &()).await;
         assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{:?}", opened.err());
     });
 }

@@ -95,14 +95,14 @@ impl Board {
     }
 
     /// Opens the index, again and again if need be.
-    async fn open<L, De, F>(&self, fabric: &F) -> Option<De::Index<F>>
+    async fn open<L, De, F>(&self, fabric: &F, compute: &De::Compute) -> Option<De::Index<F>>
     where
         L: Layout<Key = u64, Value = u64>,
         De: Design<L>,
         F: Fabric,
     {
         for _ in 0..ATTEMPTS {
-            match De::open(fabric.clone()).await {
+            match De::open(fabric.clone(), compute).await {
                 Ok(index) => return Some(index),
                 Err(error) if self.allows(&error) => {}
                 Err(error) => {
@@ -153,6 +153,7 @@ where
 /// One client: as many streams of operations as it keeps in flight, over one handle.
 pub(crate) async fn client<L, De, F>(
     fabric: F,
+    compute: &De::Compute,
     board: &Board,
     scenario: &Scenario,
     seed: u64,
@@ -166,7 +167,7 @@ pub(crate) async fn client<L, De, F>(
     while !board.loaded.load(Ordering::Acquire) {
         fabric.sleep(LOOK_AGAIN_NS).await;
     }
-    let Some(index) = board.open::<L, De, F>(&fabric).await else { return };
+    let Some(index) = board.open::<L, De, F>(&fabric, compute).await else { return };
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
     let streams = (number * in_flight..(number + 1) * in_flight).map(|stream| {
         let stream = Stream::new(&scenario.workload, seed, stream as u32);
@@ -203,6 +204,7 @@ async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Output = ()> + '
 /// The observer, as client `number`.
 pub(crate) async fn observer<L, De, F>(
     fabric: F,
+    compute: &De::Compute,
     board: &Board,
     scenario: &Scenario,
     number: u32,
@@ -212,7 +214,7 @@ pub(crate) async fn observer<L, De, F>(
     De: Design<L>,
     F: Fabric,
 {
-    let Some(index) = board.open::<L, De, F>(&fabric).await else {
+    let Some(index) = board.open::<L, De, F>(&fabric, compute).await else {
         board.report("the observer cannot open the index".to_owned());
         board.loaded.store(true, Ordering::Release);
         return;

@@ -220,6 +220,7 @@ where
         .run_one(async |fabric| De::create(&fabric, options).await);
     created.map_err(|error| format!("the index cannot be created: {error}"))?;
 
+    let compute = De::compute(options).map_err(|error| format!("no compute side: {error}"))?;
     let mut rng = workload::rng(seed, 0);
     let sim = SimConfig {
         seed: rng.random(),
@@ -245,10 +246,10 @@ where
     let simulated = sim.start(servers);
     simulated.run(&endpoints, async |fabric, number| {
         if number < clients {
-            client::<L, De, _>(fabric, board, scenario, seed, number).await;
+            client::<L, De, _>(fabric, &compute, board, scenario, seed, number).await;
         } else {
             let number = number as u32 * u32::from(cluster.in_flight_per_client);
-            observer::<L, De, _>(fabric, board, scenario, number, &deaths).await;
+            observer::<L, De, _>(fabric, &compute, board, scenario, number, &deaths).await;
         }
     });
     Ok(())

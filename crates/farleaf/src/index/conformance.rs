@@ -92,8 +92,12 @@ where
     concurrent_counters::<L, D, P>(setup);
 }
 
-async fn open<L: Layout, D: Design<L>, F: Fabric>(fabric: F) -> D::Index<F> {
-    D::open(fabric).await.expect("the index opens")
+async fn open<L: Layout, D: Design<L>, F: Fabric>(fabric: F, compute: &D::Compute) -> D::Index<F> {
+    D::open(fabric, compute).await.expect("the index opens")
+}
+
+fn compute<L: Layout, D: Design<L>>(options: &D::Options) -> D::Compute {
+    D::compute(options).expect("the options make sense")
 }
 
 /// An index is made once, and cannot be opened before.
@@ -105,11 +109,12 @@ where
 {
     let cluster = setup.start::<L>();
     let options = &setup.options;
+    let compute = &compute::<L, D>(options);
     cluster.run_one(|fabric| async move {
-        assert!(D::open(fabric.clone()).await.is_err(), "there is no index yet");
+        assert!(D::open(fabric.clone(), compute).await.is_err(), "there is no index yet");
         D::create(&fabric, options).await.unwrap();
         assert!(D::create(&fabric, options).await.is_err(), "there is an index already");
-        let index = open::<L, D, _>(fabric).await;
+        let index = open::<L, D, _>(fabric, compute).await;
         assert_eq!(index.get(&7).await, Ok(None));
         assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
         assert_eq!(index.scan(&Scan::range(..).reverse()).await, Ok(vec![]));
@@ -170,9 +175,10 @@ where
     P: Provider,
 {
     let cluster = setup.with_index::<L, D>();
+    let compute = &compute::<L, D>(&setup.options);
     cluster.run_one(|fabric| async move {
         let dice = Dice(fabric.clone());
-        let index = open::<L, D, _>(fabric).await;
+        let index = open::<L, D, _>(fabric, compute).await;
         let mut model = Model::new();
         for key in [0, u64::MAX] {
             for value in [0, u64::MAX] {
@@ -233,9 +239,10 @@ where
     P: Provider,
 {
     let cluster = setup.with_index::<L, D>();
+    let compute = &compute::<L, D>(&setup.options);
     cluster.run_one(|fabric| async move {
         let dice = Dice(fabric.clone());
-        let index = open::<L, D, _>(fabric).await;
+        let index = open::<L, D, _>(fabric, compute).await;
         let mut model = Model::new();
         for _ in 0..600 {
             let key = dice.key(300);
@@ -274,9 +281,10 @@ where
 {
     for (count, fill) in [(0, 0.7), (1, 0.7), (5_000, 0.7), (3_000, 1.0), (700, 0.1)] {
         let cluster = setup.with_index::<L, D>();
+        let compute = &compute::<L, D>(&setup.options);
         cluster.run_one(|fabric| async move {
             let dice = Dice(fabric.clone());
-            let index = open::<L, D, _>(fabric).await;
+            let index = open::<L, D, _>(fabric, compute).await;
             let step = u64::MAX / count.max(2);
             let records = || (0..count).map(|number| (number * step, number));
             let mut model: Model = records().collect();
@@ -312,10 +320,11 @@ where
 {
     const CLIENTS: u64 = 4;
     let cluster = setup.with_index::<L, D>();
+    let compute = &compute::<L, D>(&setup.options);
     let compute_servers = [0, 0, 1, 1];
     let models = cluster.run(&compute_servers, |fabric, client| async move {
         let dice = Dice(fabric.clone());
-        let index = open::<L, D, _>(fabric).await;
+        let index = open::<L, D, _>(fabric, compute).await;
         let mut model = Model::new();
         let mine = |number: u64| (number * CLIENTS + client as u64) * 0x0010_0000_0000_0001;
         for round in 0..900 {
@@ -335,7 +344,7 @@ where
     let model: Model = models.into_iter().flatten().flatten().collect();
     cluster.run_one(|fabric| {
         let model = &model;
-        async move { same_contents(&open::<L, D, _>(fabric).await, model).await }
+        async move { same_contents(&open::<L, D, _>(fabric, compute).await, model).await }
     });
 }
 
@@ -349,9 +358,10 @@ where
     const ROUNDS: u64 = 150;
     let keys = [3, u64::MAX / 2, u64::MAX];
     let cluster = setup.with_index::<L, D>();
+    let compute = &compute::<L, D>(&setup.options);
     let inserted = cluster.run(&[0, 1, 2], |fabric, _| async move {
         let dice = Dice(fabric.clone());
-        let index = open::<L, D, _>(fabric).await;
+        let index = open::<L, D, _>(fabric, compute).await;
         let mut inserted = 0;
         for key in keys {
             inserted += u64::from(index.insert(&key, &0).await.unwrap());
@@ -369,7 +379,7 @@ where
     });
     assert_eq!(inserted.iter().flatten().sum::<u64>(), 3, "of several inserts one succeeds");
     cluster.run_one(|fabric| async move {
-        let index = open::<L, D, _>(fabric).await;
+        let index = open::<L, D, _>(fabric, compute).await;
         let counters = index.multi_get(&keys).await.unwrap();
         assert_eq!(counters.into_iter().flatten().sum::<u64>(), 3 * ROUNDS);
     });

@@ -1,6 +1,7 @@
 //! The one trait of all index designs.
 
 use super::IndexError;
+use crate::cache::CacheCounters;
 use crate::page::Layout;
 use farleaf_fabric::Fabric;
 use std::fmt::Debug;
@@ -91,6 +92,11 @@ pub trait RangeIndex {
         let _ = compute_server;
         async { Ok(()) }
     }
+
+    /// What the cache did for this handle so far; nothing, for designs that have none.
+    fn cache_counters(&self) -> CacheCounters {
+        CacheCounters::default()
+    }
 }
 
 /// Keys with their values.
@@ -152,6 +158,10 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// What can be chosen when an index is made.
     type Options: Clone + Debug + Send + Sync;
 
+    /// What all handles of an index in this process share beside the memory servers: the caches of its
+    /// compute servers. `()` for designs that keep nothing there.
+    type Compute: Clone + Debug + Send + Sync + 'static;
+
     /// The handles.
     type Index<F: Fabric>: RangeIndex<Key = L::Key, Value = L::Value>;
 
@@ -161,6 +171,21 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
         options: &Self::Options,
     ) -> impl Future<Output = Result<(), IndexError>>;
 
+    /// The compute side of one index, to be made once and given to every [`Design::open`].
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the options make no sense, or there is no memory for a cache.
+    fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError>;
+
     /// Opens the index that the memory servers hold.
-    fn open<F: Fabric>(fabric: F) -> impl Future<Output = Result<Self::Index<F>, IndexError>>;
+    fn open<F: Fabric>(
+        fabric: F,
+        compute: &Self::Compute,
+    ) -> impl Future<Output = Result<Self::Index<F>, IndexError>>;
+
+    /// Bytes of pages that the caches of all compute servers hold now.
+    fn cached_bytes(compute: &Self::Compute) -> u64 {
+        let _ = compute;
+        0
+    }
 }

@@ -33,6 +33,7 @@ pub struct CoarseOptions<K> {
 impl<L: Layout> Design<L> for Coarse {
     const NAME: &'static str = "coarse";
     type Options = CoarseOptions<L::Key>;
+    type Compute = ();
     type Index<F: Fabric> = CoarseIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
@@ -45,7 +46,11 @@ impl<L: Layout> Design<L> for Coarse {
         Ok(())
     }
 
-    async fn open<F: Fabric>(fabric: F) -> Result<Self::Index<F>, IndexError> {
+    fn compute(_options: &Self::Options) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<Self::Index<F>, IndexError> {
         let client = RpcClient::<F, L>::new(fabric);
         let mut shares = Vec::new();
         for number in 0..client.fabric().memory_servers() {

@@ -46,6 +46,7 @@ const ROOT_SERVER: ServerId = ServerId::new(0);
 impl<L: Layout, D: Discipline> Design<L> for Fine<D> {
     const NAME: &'static str = "fine";
     type Options = FineOptions;
+    type Compute = ();
     type Index<F: Fabric> = FineIndex<F, L, D>;
 
     async fn create<F: Fabric>(fabric: &F, options: &FineOptions) -> Result<(), IndexError> {
@@ -75,7 +76,11 @@ impl<L: Layout, D: Discipline> Design<L> for Fine<D> {
         Ok(())
     }
 
-    async fn open<F: Fabric>(fabric: F) -> Result<FineIndex<F, L, D>, IndexError> {
+    fn compute(_options: &Self::Options) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<FineIndex<F, L, D>, IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         let mut root = GlobalAddr::NULL;
         let mut options = FineOptions::default();

@@ -52,6 +52,7 @@ pub struct Hybrid<D = Sound>(PhantomData<D>);
 impl<L: Layout<Value = u64>, D: Discipline> Design<L> for Hybrid<D> {
     const NAME: &'static str = "hybrid";
     type Options = HybridOptions<L::Key>;
+    type Compute = ();
     type Index<F: Fabric> = HybridIndex<F, L, D>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
@@ -98,7 +99,11 @@ impl<L: Layout<Value = u64>, D: Discipline> Design<L> for Hybrid<D> {
         Ok(())
     }
 
-    async fn open<F: Fabric>(fabric: F) -> Result<Self::Index<F>, IndexError> {
+    fn compute(_options: &Self::Options) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<Self::Index<F>, IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         let (mut shares, mut firsts, mut word) = (Vec::new(), Vec::new(), 0);
         for number in 0..fabric.memory_servers() {
