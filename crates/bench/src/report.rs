@@ -122,9 +122,9 @@ pub struct Cache {
     pub hit_ratio: f64,
     /// Bytes in use, of all compute servers.
     pub bytes_used: u64,
-    /// Leaves per operation that were found in a hot frame.
-    pub hot_hits: f64,
-    /// Leaves per operation that were found in a cooling frame.
+    /// Leaves per operation that were found in a frame.
+    pub leaf_hits: f64,
+    /// Those of them that were cooling.
     pub cooling_hits: f64,
     /// Leaves per operation that were read from a memory server.
     pub leaf_misses: f64,
@@ -194,7 +194,7 @@ impl Report {
         self.cache = Cache {
             hit_ratio: cache.hit_ratio(),
             bytes_used: self.cache.bytes_used,
-            hot_hits: per_operation(cache.hot_hits),
+            leaf_hits: per_operation(cache.leaf_hits),
             cooling_hits: per_operation(cache.cooling_hits),
             leaf_misses: per_operation(cache.leaf_misses),
             inner_misses: per_operation(cache.inner_misses),

@@ -9,6 +9,7 @@
 pub mod cache;
 pub mod index;
 pub mod page;
+pub mod partition;
 pub mod remote;
 pub mod server;
 pub mod wire;

@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules of the library, with those that each may use. `ARCHITECTURE.md` draws the same.
-const MODULES: [(&str, &[&str]); 6] = [
+const MODULES: [(&str, &[&str]); 7] = [
     ("page", &[]),
     ("wire", &["page"]),
     ("server", &["page", "wire"]),
     ("remote", &["page", "wire"]),
     ("cache", &["remote", "page"]),
     ("index", &["cache", "remote", "page", "wire"]),
+    ("partition", &["index", "cache", "remote", "page", "wire"]),
 ];
 
 /// What the suites may use on top: they start whole clusters.

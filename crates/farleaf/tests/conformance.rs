@@ -1,10 +1,13 @@
 //! Every index design on every provider.
 
+use farleaf::cache::CacheOptions;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::{self, Setup};
+use farleaf::index::dex::DexOptions;
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::page::Fixed8;
+use farleaf::partition::Dex;
 use farleaf::server::MemoryServerConfig;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
@@ -161,5 +164,62 @@ fn hybrid_on_the_simulator() {
 fn hybrid_on_a_rough_network() {
     for seed in 0..4 {
         hybrid(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
+    }
+}
+
+fn dex(provider: &impl Provider) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let thirds = vec![u64::MAX / 3, u64::MAX / 3 * 2];
+    // As few frames as a cache can have: nearly every node that is asked for has to be brought.
+    let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
+    let tiny = DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 1,
+        ..DexOptions::with_boundaries(thirds.clone(), few)
+    };
+    let setup = Setup { provider, options: tiny, memory_servers: 3, server: server.clone() };
+    conformance::run::<Tiny, Dex, _>(&setup);
+    let some = CacheOptions { bytes: 1 << 18, ..CacheOptions::default() };
+    for boundaries in [vec![], thirds] {
+        let options = DexOptions::with_boundaries(boundaries, some);
+        let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+        conformance::run::<Fixed8, Dex, _>(&setup);
+    }
+}
+
+#[test]
+fn dex_on_local_inline() {
+    dex(&LocalConfig::default());
+}
+
+#[test]
+fn dex_on_local_with_one_client_thread() {
+    dex(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
+}
+
+#[test]
+fn dex_on_local_with_server_threads() {
+    dex(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
+}
+
+#[test]
+fn dex_on_local_with_latency() {
+    dex(&LocalConfig {
+        network_latency_ns: 2_000,
+        bandwidth_bytes_per_s: 12_500_000_000,
+        one_client_thread: true,
+        ..LocalConfig::default()
+    });
+}
+
+#[test]
+fn dex_on_the_simulator() {
+    dex(&SimConfig::default());
+}
+
+#[test]
+fn dex_on_a_rough_network() {
+    for seed in 0..4 {
+        dex(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
     }
 }

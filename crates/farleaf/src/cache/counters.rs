@@ -36,9 +36,9 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Leaves that were asked for and found in a hot frame.
-    hot_hits,
-    /// Leaves that were asked for and found in a cooling frame.
+    /// Leaves that were asked for and found in a frame.
+    leaf_hits,
+    /// Those of them that were cooling.
     cooling_hits,
     /// Leaves that were asked for and had to be read from a memory server.
     leaf_misses,
@@ -67,8 +67,7 @@ impl LiveCounters {
 impl CacheCounters {
     /// The part of the leaves that were asked for and needed no READ; 0 if none was asked for.
     pub fn hit_ratio(&self) -> f64 {
-        let hits = self.hot_hits + self.cooling_hits;
-        let all = hits + self.leaf_misses;
-        if all == 0 { 0.0 } else { hits as f64 / all as f64 }
+        let all = self.leaf_hits + self.leaf_misses;
+        if all == 0 { 0.0 } else { self.leaf_hits as f64 / all as f64 }
     }
 }

@@ -1,6 +1,32 @@
 //! The compute side's cache of pages (Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory*,
-//! VLDB 2024, §5).
+//! VLDB 2024, §5): frames, the table that finds them, the structure of those that cool, and the policies.
+//!
+//! The way of a node: [`CacheClient::bring_leaf`] or [`CacheClient::bring_inner`] reads it into a frame;
+//! [`Cache::attach`] lets its parent point to the frame, and it is hot; [`CacheClient::spare`] samples hot nodes,
+//! writes them back and lets them cool; the oldest of those that cool leave. `docs/internals/cache.md` draws
+//! it and numbers the invariants (C1 …).
 
+mod client;
+mod cooling;
 mod counters;
+mod dirty;
+mod discipline;
+mod frame;
+mod frames;
+mod mapping;
+mod options;
+mod policy;
+mod swip;
+mod write_back;
 
+pub use client::{CacheClient, Detour, LeafOutcome};
+pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
 pub use counters::{CacheCounters, LiveCounters};
+pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
+pub use discipline::{Discipline, FreesFramesEarly, SkipsFences, Sound};
+pub use frame::{Arena, FrameId, FrameState};
+pub use frames::{Attached, Cache, Cooled, Seen, Spare};
+pub use mapping::{IoMark, Mapped, Mapping};
+pub use options::{AdmissionName, CacheOptions, CoolingName, VictimName};
+pub use policy::{Admission, Admit, Always, ClockVictims, Coin, RandomVictims, Victims};
+pub use swip::Swip;

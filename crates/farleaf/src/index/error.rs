@@ -58,6 +58,14 @@ pub enum IndexError {
         /// The offending record, counted from 0.
         position: u64,
     },
+    /// Another compute server owns the key.
+    #[error("compute server {owner} owns the key, as of epoch {epoch} of the partition map")]
+    NotOwner {
+        /// The owner.
+        owner: u16,
+        /// The epoch of the map that says so.
+        epoch: u64,
+    },
     /// An argument is out of its range.
     #[error("{0}")]
     InvalidArgument(&'static str),

@@ -2,6 +2,7 @@
 
 pub mod coarse;
 pub mod conformance;
+pub mod dex;
 mod error;
 pub mod fine;
 pub mod hybrid;

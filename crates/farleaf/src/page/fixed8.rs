@@ -283,13 +283,12 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         LeafInsert::Inserted
     }
 
-    fn leaf_replace(page: View<'_, WORDS>, key: &u64, value: &u64) -> bool {
-        let Some(slot) = Self::find(page, *key).filter(|&slot| !Self::is_deleted(page, slot))
-        else {
-            return false;
-        };
-        Self::set_record(page, slot, *key, *value);
-        true
+    #[inline]
+    fn leaf_replace_at(page: View<'_, WORDS>, key: &u64, value: &u64) -> Option<Range<usize>> {
+        let slot = Self::find(page, *key).filter(|&slot| !Self::is_deleted(page, slot))?;
+        let word = HEADER_WORDS + 2 * slot + 1;
+        page.store(word, *value);
+        Some(word..word + 1)
     }
 
     fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> bool {
@@ -315,6 +314,20 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         count - kept
     }
 
+    fn record_words(page: View<'_, WORDS>, key: &u64) -> Option<Range<usize>> {
+        let first = HEADER_WORDS + 2 * Self::find(page, *key)?;
+        Some(first..first + 2)
+    }
+
+    fn record_window(_key: &u64) -> Range<usize> {
+        HEADER_WORDS..WORDS
+    }
+
+    fn used_words(page: View<'_, WORDS>) -> usize {
+        // The children of an inner page are at its end.
+        if page.level() > 0 { WORDS } else { HEADER_WORDS + 2 * page.count() }
+    }
+
     #[inline]
     fn inner_slot(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> usize {
         let count = page.count();
@@ -333,6 +346,10 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
             return GlobalAddr::NULL;
         }
         GlobalAddr::from_bits(Self::child(page, slot))
+    }
+
+    fn inner_set_child(page: View<'_, WORDS>, slot: usize, child: GlobalAddr) {
+        page.store(HEADER_WORDS + Self::CHECKED_CAPACITY + slot, child.to_bits());
     }
 
     fn inner_key(page: View<'_, WORDS>, slot: usize) -> u64 {

@@ -74,6 +74,12 @@ impl<'a> Latch<'a> {
         self.word.load(Ordering::Relaxed) == version.0
     }
 
+    /// The guard of a lock that was kept by [`Exclusive::keep`]. For whoever kept it, once.
+    pub fn resume(self) -> Exclusive<'a> {
+        debug_assert!(self.optimistic().is_none(), "a kept lock is locked");
+        Exclusive { word: self.word }
+    }
+
     /// Takes the lock if the page is still at `version`, in the name of `owner` (15 bits).
     #[inline]
     pub fn try_lock(self, version: Version, owner: u16) -> Option<Exclusive<'a>> {
@@ -93,6 +99,12 @@ pub struct Exclusive<'a> {
 }
 
 impl Exclusive<'_> {
+    /// Keeps the lock without a guard: a frame that holds no page stays locked, so that whoever still has a
+    /// way to it meets a lock. [`Latch::resume`] gives the guard back.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+
     /// The version that the page will have when this guard is dropped.
     pub fn next_version(&self) -> Version {
         Version((self.word.load(Ordering::Relaxed) + 1) & VERSION_MASK)

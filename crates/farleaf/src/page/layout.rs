@@ -4,7 +4,7 @@
 use super::view::Page;
 use farleaf_fabric::{GlobalAddr, Message};
 use std::fmt::Debug;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 /// What a descent looks for.
 #[derive(Debug)]
@@ -115,16 +115,35 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Leaf: adds a record; throws deleted ones out first if it must.
     fn leaf_insert(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafInsert;
     /// Leaf: replaces the value of a key that is there; says whether it is.
-    fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool;
+    fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool {
+        Self::leaf_replace_at(page, key, value).is_some()
+    }
+    /// The same, and says which words of the page it is that changed.
+    fn leaf_replace_at(
+        page: Page<'_, Self>,
+        key: &Self::Key,
+        value: &Self::Value,
+    ) -> Option<Range<usize>>;
     /// Leaf: marks a key as deleted; says whether it was there.
     fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
     /// Leaf: throws the deleted records out; says how many.
     fn leaf_compact(page: Page<'_, Self>) -> usize;
 
+    /// Leaf: the words of the record of a key that is there, deleted or not: what a small READ or WRITE of
+    /// it moves.
+    fn record_words(page: Page<'_, Self>, key: &Self::Key) -> Option<Range<usize>>;
+    /// Leaf: the words that can hold the record of `key`, whatever the leaf's content: what a READ must
+    /// bring to answer for it.
+    fn record_window(key: &Self::Key) -> Range<usize>;
+    /// The words in use: the header and the entries.
+    fn used_words(page: Page<'_, Self>) -> usize;
+
     /// Inner: the slot whose subtree the probe is in.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
     /// Inner: the child at a slot; null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
+    /// Inner: sets the child at a slot that has one.
+    fn inner_set_child(page: Page<'_, Self>, slot: usize, child: GlobalAddr);
     /// Inner: the lowest key of the subtree at a slot.
     fn inner_key(page: Page<'_, Self>, slot: usize) -> Self::Key;
     /// Inner: adds a child that covers the keys from `key` on; `false` if there is no room.

@@ -58,6 +58,8 @@ pub enum DesignId {
     Fine = 2,
     /// Upper levels on the memory servers, leaves one-sided.
     Hybrid = 3,
+    /// One tree over all memory servers, partitioned among compute servers that cache it.
+    Dex = 4,
 }
 
 /// What a superblock says.

@@ -23,8 +23,9 @@ pub const MAX_LEVEL: u8 = 63;
 const SELF_WORD: usize = 1;
 pub(super) const LOW_WORD: usize = 2;
 pub(super) const HIGH_WORD: usize = 3;
-const META_WORD: usize = 4;
-const SIBLING_WORD: usize = 5;
+pub(crate) const META_WORD: usize = 4;
+/// The right sibling's address, or in a cache's frame the cache's note.
+pub(crate) const SIBLING_WORD: usize = 5;
 pub(super) const DELETED_WORD: usize = 6;
 
 // Word 4: [format:8][flags:8][reserved:16][count:16][level:16], from the high end down.
@@ -156,6 +157,19 @@ impl<'a, L: Layout> Page<'a, L> {
         self.store(SIBLING_WORD, sibling.to_bits());
     }
 
+    /// What a cache has noted in the page in its frame: word 5, as pages in frames have no siblings. It never
+    /// leaves the cache.
+    #[inline]
+    pub fn note(self) -> u64 {
+        self.load(SIBLING_WORD)
+    }
+
+    /// Sets the note.
+    #[inline]
+    pub fn set_note(self, note: u64) {
+        self.store(SIBLING_WORD, note);
+    }
+
     pub(super) fn set_count(self, count: usize) {
         debug_assert!(count <= L::CAPACITY, "P2");
         let meta = self.load(META_WORD) & !(0xffff << COUNT_SHIFT);
@@ -191,6 +205,13 @@ impl<'a, L: Layout> Page<'a, L> {
     /// Copies the content of `from`, all but the latch and the own address.
     pub fn copy_content(self, from: Page<'_, L>) {
         for index in 2..L::PAGE_WORDS {
+            self.store(index, from.load(index));
+        }
+    }
+
+    /// Copies all of `from` but the latch.
+    pub fn copy_all_but_latch(self, from: Page<'_, L>) {
+        for index in 1..L::PAGE_WORDS {
             self.store(index, from.load(index));
         }
     }

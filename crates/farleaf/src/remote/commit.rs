@@ -12,7 +12,7 @@
 use super::identity::Slot;
 use super::redo::{MAX_PAGES, Redo, RedoPage};
 use super::{Discipline, Image, Locked, PageClient, PageCopy, RemoteError};
-use crate::page::Layout;
+use crate::page::{Layout, LockWord};
 use farleaf_fabric::Fabric;
 
 /// A page that this client holds, as it was and as it is to be.
@@ -30,6 +30,11 @@ impl<'a, L: Layout> Change<'a, L> {
         after.page().seal(locked.word.next_by(owner));
         let redo = RedoPage::between(locked.at, before.page(), after.page());
         Self { locked, after, redo }
+    }
+
+    /// Word 0 of the page once this is committed.
+    pub fn next_word(&self) -> LockWord {
+        self.after.page().lock_word()
     }
 }
 

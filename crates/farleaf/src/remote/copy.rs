@@ -36,6 +36,12 @@ pub struct PageCopy<L> {
 }
 
 impl<L: Layout> PageCopy<L> {
+    /// A copy made from what a cache holds: `buffer` has the page as the pool had it at `buffer`'s word 0.
+    /// Whether it still is so, the lock says.
+    pub fn of_cached(at: GlobalAddr, buffer: Buffer, now_ns: u64) -> Self {
+        Self { at, buffer, read_ns: now_ns, layout: PhantomData }
+    }
+
     /// The page's address.
     pub fn at(&self) -> GlobalAddr {
         self.at
@@ -91,7 +97,7 @@ impl<L: Layout> Image<L> {
         Page::new(&self.words)
     }
 
-    pub(super) fn words(&self) -> &[AtomicU64] {
+    pub(crate) fn words(&self) -> &[AtomicU64] {
         &self.words
     }
 }

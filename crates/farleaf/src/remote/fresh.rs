@@ -77,6 +77,19 @@ impl<'a, F: Fabric, L: Layout, D: Discipline> FreshWriter<'a, F, L, D> {
         Ok(FreshNode { at, word: self.pages.post_fresh_word(at)? })
     }
 
+    /// A node on `server`, or if it has none on another.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if no server has any.
+    pub async fn take_near(&mut self, server: ServerId) -> Result<FreshNode<F>, RemoteError> {
+        let at = match self.pages.take_node(server).await {
+            Err(RemoteError::OutOfMemory { .. }) => self.pages.take_node_anywhere().await?,
+            taken => taken?,
+        };
+        self.nodes.push(at);
+        Ok(FreshNode { at, word: self.pages.post_fresh_word(at)? })
+    }
+
     /// Posts the WRITE of a page that is complete; waits for older ones while many are in flight.
     ///
     /// # Errors

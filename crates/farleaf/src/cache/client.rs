@@ -1,0 +1,402 @@
+//! One handle's access to its compute server's cache: what needs the network.
+//!
+//! *Invariants*
+//! - C16. An operation has the frames that it may need before it marks a node as I/O or latches one, so that
+//!   operations which wait for frames hold nothing that others wait for.
+//! - C17. A frame that a READ may still land in is used for nothing else: if the outcome is unknown, the
+//!   connection is reset first, and if that fails the frame is lost.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::{
+    Admit, Attached, Cache, CacheCounters, Cooled, Discipline, FrameId, IoMark, LiveCounters,
+    Mapped, Seen, Spare, is_clean, mark_clean, mark_dirty,
+};
+use crate::page::{Layout, Page, Probe, Reach};
+use crate::remote::{Miss, PageClient, Pointer, RemoteError};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Why an attempt of an operation did not get through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Detour {
+    /// Somebody is at a node: try again, after a while.
+    Busy,
+    /// Something was brought or made: go on from the root at once.
+    Again,
+    /// The shared nodes on the way are old: read them again, then try again.
+    Refresh,
+    /// It cannot succeed.
+    Failed(RemoteError),
+}
+
+impl From<RemoteError> for Detour {
+    fn from(error: RemoteError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<FabricError> for Detour {
+    fn from(error: FabricError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<Miss> for Detour {
+    fn from(miss: Miss) -> Self {
+        match miss {
+            Miss::Restart => Self::Busy,
+            Miss::Failed(error) => Self::Failed(error),
+        }
+    }
+}
+
+/// What an operation did to a leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeafOutcome<T> {
+    /// It changed nothing.
+    Nothing(T),
+    /// It changed some of these words.
+    Changed(T, Range<usize>),
+    /// There is no room for what it wanted; it changed nothing.
+    Full,
+}
+
+/// How often a READ is posted again.
+const READ_RETRIES: u32 = 16;
+/// How many samples in a row may fail before a cooling frame is taken whatever its age.
+const SAMPLES: u32 = 8;
+
+/// One handle's access to a cache.
+#[derive(Debug)]
+pub struct CacheClient<F: Fabric, L: Layout, D: Discipline> {
+    pub(super) cache: Arc<Cache<L>>,
+    pages: Rc<PageClient<F, L>>,
+    /// Free frames that this handle keeps; locked.
+    kept: RefCell<Vec<FrameId>>,
+    pub(crate) counters: LiveCounters,
+    discipline: PhantomData<D>,
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
+    /// Access to `cache` over the endpoint of `pages`.
+    pub fn new(cache: Arc<Cache<L>>, pages: Rc<PageClient<F, L>>) -> Self {
+        Self {
+            cache,
+            pages,
+            kept: RefCell::default(),
+            counters: LiveCounters::default(),
+            discipline: PhantomData,
+        }
+    }
+
+    /// The cache.
+    #[inline]
+    pub fn cache(&self) -> &Cache<L> {
+        &self.cache
+    }
+
+    /// The endpoint.
+    #[inline]
+    pub fn fabric(&self) -> &F {
+        self.pages.fabric()
+    }
+
+    /// One-sided access to shared pages, and nodes.
+    pub fn pages(&self) -> &PageClient<F, L> {
+        &self.pages
+    }
+
+    /// What the cache did for this handle.
+    pub fn counters(&self) -> CacheCounters {
+        self.counters.snapshot()
+    }
+
+    /// A free frame; makes others cool and leave if there is none (Lu et al., §5.1, §5.2).
+    ///
+    /// # Errors
+    /// [`Detour::Failed`] if there is none to be had, because so many operations hold the others.
+    pub async fn spare(&self) -> Result<Spare<'_, L>, Detour> {
+        if let Some(frame) = self.kept.borrow_mut().pop() {
+            return Ok(self.cache.spare(frame));
+        }
+        if let Some(spare) = self.cache.take_spare() {
+            return Ok(spare);
+        }
+        self.make_room().await
+    }
+
+    #[cold]
+    async fn make_room(&self) -> Result<Spare<'_, L>, Detour> {
+        let mut backoff = self.pages.backoff();
+        let sampled = self.cache.options().sampled.max(1);
+        loop {
+            for _ in 0..SAMPLES {
+                for _ in 0..sampled {
+                    self.cool_one().await;
+                }
+                if let Some(frame) = self.kept.borrow_mut().pop() {
+                    return Ok(self.cache.spare(frame));
+                }
+                if let Some(spare) = self.cache.take_spare() {
+                    return Ok(spare);
+                }
+            }
+            if let Some(frame) = self.cache.cooling.pop(self.fabric().random()) {
+                return Ok(self.let_go(frame).await);
+            }
+            self.pages.before_retry(&mut backoff).await?;
+        }
+    }
+
+    /// Lets one hot node cool, if the one that is picked can.
+    async fn cool_one(&self) {
+        let Some(frame) = self.cache.pick_victim(self.fabric().random()) else { return };
+        self.cool(frame).await;
+    }
+
+    /// Lets a hot node cool, after writing it back if it is dirty; whether it does.
+    pub async fn cool(&self, frame: FrameId) -> bool {
+        let mut cooled = self.cache.cool(frame);
+        if cooled == Cooled::Dirty {
+            // A node that cannot be written stays where it is.
+            if self.write_back(frame).await.is_err() {
+                return false;
+            }
+            cooled = self.cache.cool(frame);
+        }
+        let Cooled::Done(oldest) = cooled else { return false };
+        LiveCounters::count(&self.counters.coolings);
+        self.drop_oldest(oldest).await;
+        true
+    }
+
+    async fn drop_oldest(&self, oldest: Option<FrameId>) {
+        if let Some(oldest) = oldest {
+            let spare = self.let_go(oldest).await;
+            self.keep(spare);
+        }
+    }
+
+    /// Evicts a frame that this handle has taken out of the cooling structure (C8).
+    async fn let_go(&self, frame: FrameId) -> Spare<'_, L> {
+        loop {
+            if let Some(spare) = self.cache.evict(frame) {
+                LiveCounters::count(&self.counters.evictions);
+                return spare;
+            }
+            // Others hold a latch that they have no use for here only for a moment.
+            self.fabric().sleep(0).await;
+        }
+    }
+
+    /// Keeps a free frame for the next operation, or gives it to others.
+    pub fn keep(&self, spare: Spare<'_, L>) {
+        let mut kept = self.kept.borrow_mut();
+        if kept.len() < self.cache.keep_limit() {
+            kept.push(spare.into_frame());
+        }
+    }
+
+    /// The right to bring the node at `address` in, to which the child word at `slot` of `parent` points.
+    async fn begin<'a>(
+        &'a self,
+        parent: Seen<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+    ) -> Result<(Spare<'a, L>, IoMark<'a>), Detour> {
+        match self.cache.mapping.get(address.to_bits()) {
+            Mapped::Absent => {}
+            Mapped::Io => return Err(Detour::Busy),
+            Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
+        }
+        let spare = self.spare().await?; // C16
+        match self.cache.mapping.begin_io(address.to_bits()) {
+            // A node that is merged away or moved meanwhile changes the parent first.
+            Ok(mark) if parent.is_valid() => Ok((spare, mark)),
+            Ok(_) => {
+                self.keep(spare);
+                Err(Detour::Again)
+            }
+            Err(found) => {
+                self.keep(spare);
+                match found {
+                    Mapped::Frame(frame) => Err(self.attach(parent, slot, address, frame)),
+                    Mapped::Io | Mapped::Absent => Err(Detour::Busy),
+                }
+            }
+        }
+    }
+
+    fn attach(
+        &self,
+        parent: Seen<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+        frame: FrameId,
+    ) -> Detour {
+        match self.cache.attach(parent, slot, address, frame) {
+            Attached::Hot { reheated } => {
+                if reheated {
+                    LiveCounters::count(&self.counters.reheats);
+                    if parent.page.level() == 1 {
+                        LiveCounters::count(&self.counters.cooling_hits);
+                    }
+                }
+                Detour::Again
+            }
+            Attached::NotNow => Detour::Busy,
+        }
+    }
+
+    /// Brings the leaf at `address` in and does with it what `work` does, all in one: the change is written
+    /// through, so that the leaf is clean when it enters the cache, if it does.
+    ///
+    /// # Errors
+    /// [`Detour`]; nothing has changed then, and `work` was not called or changed nothing.
+    pub async fn bring_leaf<T>(
+        &self,
+        parent: Seen<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+        probe: Probe<'_, L::Key>,
+        work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
+    ) -> Result<LeafOutcome<T>, Detour> {
+        let (spare, mark) = self.begin(parent, slot, address).await?;
+        let spare = self.read_into(spare, address).await?;
+        LiveCounters::count(&self.counters.leaf_misses);
+        let page = spare.page();
+        mark_clean(page);
+        let fits = page.address() == address
+            && page.level() == 0
+            && (!D::CHECKS_FENCES || L::reach(page, probe) == Reach::Inside);
+        if !fits {
+            return Err(Detour::Refresh);
+        }
+        let outcome = work(page);
+        if let LeafOutcome::Changed(_, words) = &outcome {
+            LiveCounters::count(&self.counters.write_throughs);
+            if self.write_leaf(address, page, words.clone()).await.is_err() {
+                // The change is made here and nowhere else: the leaf stays, dirty.
+                mark_dirty(page, words.clone());
+            }
+        }
+        let admit = self.cache.admission.leaf(self.fabric().random());
+        match (admit, &outcome) {
+            _ if !is_clean(page) => self.cache.publish_detached(spare, mark),
+            // Whoever will split it needs it.
+            (Admit::Private, LeafOutcome::Full) | (Admit::Cold, _) => {
+                self.admit_cold(spare, mark).await;
+            }
+            (Admit::Private, _) => {
+                drop(mark);
+                self.keep(spare);
+            }
+            (Admit::Hot, _) => {
+                if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, parent, slot) {
+                    self.admit_cold(spare, mark).await;
+                }
+            }
+        }
+        Ok(outcome)
+    }
+
+    async fn admit_cold<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) {
+        let oldest = self.cache.publish_cold(spare, mark);
+        self.drop_oldest(oldest).await;
+    }
+
+    /// Brings the inner node at `address` in, hot.
+    ///
+    /// # Errors
+    /// Always: [`Detour::Again`] if all went well.
+    pub async fn bring_inner(
+        &self,
+        parent: Seen<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(), Detour> {
+        let level = parent.page.level().saturating_sub(1);
+        let (spare, mark) = self.begin(parent, slot, address).await?;
+        let copy = self.pages.read(Pointer::fixed(address)).await?;
+        LiveCounters::count(&self.counters.inner_misses);
+        let fits = copy.page().level() == level
+            && (!D::CHECKS_FENCES || L::reach(copy.page(), probe) == Reach::Inside);
+        if !fits {
+            return Err(Detour::Refresh);
+        }
+        spare.page().copy_all_but_latch(copy.page());
+        mark_clean(spare.page());
+        self.cache.arena().set_remote_word(spare.frame(), copy.word().to_bits());
+        if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, parent, slot) {
+            self.admit_cold(spare, mark).await;
+        }
+        Err(Detour::Again)
+    }
+
+    /// Brings the leaf at `address` in, hot, for those who restructure.
+    ///
+    /// # Errors
+    /// Always: [`Detour::Again`] if all went well.
+    pub async fn bring_hot_leaf(
+        &self,
+        parent: Seen<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+    ) -> Result<(), Detour> {
+        let (spare, mark) = self.begin(parent, slot, address).await?;
+        let spare = self.read_into(spare, address).await?;
+        LiveCounters::count(&self.counters.leaf_misses);
+        mark_clean(spare.page());
+        if spare.page().address() != address || spare.page().level() != 0 {
+            return Err(Detour::Refresh);
+        }
+        if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, parent, slot) {
+            self.admit_cold(spare, mark).await;
+        }
+        Err(Detour::Again)
+    }
+
+    /// READs the leaf at `address` into a frame, all but word 0.
+    async fn read_into<'a>(
+        &'a self,
+        spare: Spare<'a, L>,
+        address: GlobalAddr,
+    ) -> Result<Spare<'a, L>, Detour> {
+        let cache = &*self.cache;
+        // While the READ is in flight nobody owns the frame: if this future is dropped, it is lost (C17).
+        let frame = spare.into_frame();
+        let mut outcome = Err(Detour::Busy);
+        for _ in 0..READ_RETRIES {
+            let buffer = cache.arena().buffer(frame, 1..L::PAGE_WORDS);
+            match self.fabric().read(address.plus(8), buffer).await {
+                Ok(_) => return Ok(cache.spare(frame)),
+                Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
+                Err(error @ FabricError::Indeterminate { .. }) => {
+                    self.fabric().counters().count_retry();
+                    self.fabric().reset(address.server()).await?;
+                    outcome = Err(error.into());
+                }
+                Err(error) => {
+                    drop(cache.spare(frame));
+                    return Err(error.into());
+                }
+            }
+        }
+        drop(cache.spare(frame));
+        outcome
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> Drop for CacheClient<F, L, D> {
+    fn drop(&mut self) {
+        for frame in self.kept.borrow_mut().drain(..) {
+            self.cache.give_free(frame);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The arena of page frames, registered with the fabric, and the out-of-line header of each frame.
+//!
+//! *Invariants* (`docs/internals/cache.md`)
+//! - C1. Word 0 of a frame is its latch, never the pool's word 0, and never goes back: a frame is reused for
+//!   other pages, but whoever still has a way to it meets a changed version.
+//! - C2. A frame that is free, or that a page is on its way into, is locked.
+//! - C3. A frame's state changes only under its latch.
+//!
+//! *Thread safety*: any number of threads; words and headers are atomics.
+
+use crate::page::{Latch, Layout, Page};
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_fabric::{Buffer, Region, RegionError};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A frame's number in its arena.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrameId(u32);
+
+impl FrameId {
+    /// The frame of this number.
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// The number, to index with.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Debug for FrameId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "frame {}", self.0)
+    }
+}
+
+/// What a frame is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameState {
+    /// For nothing.
+    Free = 0,
+    /// It holds a page, which its parent points to or will again.
+    Hot = 1,
+    /// It holds a clean page that no parent points to, and is in the cooling structure.
+    Cooling = 2,
+    /// As hot, but it never leaves: the root.
+    Pinned = 3,
+}
+
+impl FrameState {
+    fn of(bits: u64) -> Self {
+        match bits & STATE_BITS {
+            0 => Self::Free,
+            1 => Self::Hot,
+            2 => Self::Cooling,
+            _ => Self::Pinned,
+        }
+    }
+}
+
+const STATE_BITS: u64 = 0xff;
+/// A WRITE of the frame's content is in flight.
+const WRITING: u64 = 1 << 8;
+const NO_PARENT: u64 = u64::MAX;
+
+/// What is known of a frame beside its words.
+#[derive(Debug)]
+struct Header {
+    /// [`FrameState`] and [`WRITING`].
+    status: AtomicU64,
+    /// The frame of the parent that points here: a hint, to be validated.
+    parent: AtomicU64,
+    /// Word 0 of the page in the pool, for inner nodes: what a remote lock expects.
+    remote_word: AtomicU64,
+}
+
+/// All frames of one compute server.
+pub struct Arena<L> {
+    memory: Arc<Region>,
+    headers: Box<[Header]>,
+    layout: PhantomData<L>,
+}
+
+impl<L> fmt::Debug for Arena<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena").field("frames", &self.headers.len()).finish_non_exhaustive()
+    }
+}
+
+impl<L: Layout> Arena<L> {
+    /// An arena of `frames` frames, all free and not yet locked: their memory is taken as they are used.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the memory is not to be had.
+    pub fn new(frames: u32) -> Result<Self, RegionError> {
+        let bytes = (frames as usize * L::PAGE_WORDS * 8).next_multiple_of(4096);
+        let header = |_| Header {
+            status: AtomicU64::new(FrameState::Free as u64),
+            parent: AtomicU64::new(NO_PARENT),
+            remote_word: AtomicU64::new(0),
+        };
+        Ok(Self {
+            memory: Arc::new(Region::new(bytes)?),
+            headers: (0..frames).map(header).collect(),
+            layout: PhantomData,
+        })
+    }
+
+    /// How many frames there are.
+    pub fn frames(&self) -> u32 {
+        self.headers.len() as u32
+    }
+
+    /// The page in a frame.
+    #[inline]
+    pub fn page(&self, frame: FrameId) -> Page<'_, L> {
+        let first = frame.index() * L::PAGE_WORDS;
+        Page::new(&self.memory.words()[first..first + L::PAGE_WORDS])
+    }
+
+    /// The latch of a frame.
+    #[inline]
+    pub fn latch(&self, frame: FrameId) -> Latch<'_> {
+        self.page(frame).latch()
+    }
+
+    /// Words of a frame, for a READ to land in. The frame is lent until that has ended.
+    pub fn buffer(&self, frame: FrameId, words: Range<usize>) -> Buffer {
+        debug_assert!(words.start > 0 && words.end <= L::PAGE_WORDS, "C1");
+        let first = frame.index() * L::PAGE_WORDS + words.start;
+        Buffer::over(Arc::clone(&self.memory), first, words.len())
+    }
+
+    fn header(&self, frame: FrameId) -> &Header {
+        &self.headers[frame.index()]
+    }
+
+    /// What the frame is used for; to be trusted only under its latch.
+    #[inline]
+    pub fn state(&self, frame: FrameId) -> FrameState {
+        FrameState::of(self.header(frame).status.load(Ordering::Relaxed))
+    }
+
+    /// Sets it (C3).
+    pub fn set_state(&self, frame: FrameId, state: FrameState) {
+        let status = &self.header(frame).status;
+        let others = status.load(Ordering::Relaxed) & !STATE_BITS;
+        status.store(others | state as u64, Ordering::Relaxed);
+    }
+
+    /// Whether a WRITE of the frame's content is in flight.
+    pub fn is_writing(&self, frame: FrameId) -> bool {
+        self.header(frame).status.load(Ordering::Relaxed) & WRITING != 0
+    }
+
+    /// Marks the beginning and the end of such a WRITE; under the frame's latch.
+    pub fn set_writing(&self, frame: FrameId, writing: bool) {
+        let status = &self.header(frame).status;
+        let others = status.load(Ordering::Relaxed) & !WRITING;
+        status.store(others | if writing { WRITING } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// The parent that points to the frame, or did: a hint.
+    pub fn parent(&self, frame: FrameId) -> Option<FrameId> {
+        match self.header(frame).parent.load(Ordering::Relaxed) {
+            NO_PARENT => None,
+            number => Some(FrameId(number as u32)),
+        }
+    }
+
+    /// Sets the hint, under the latch of the frame that the old one names and of the one that the new one
+    /// names.
+    pub fn set_parent(&self, frame: FrameId, parent: Option<FrameId>) {
+        let number = parent.map_or(NO_PARENT, |parent| u64::from(parent.0));
+        self.header(frame).parent.store(number, Ordering::Relaxed);
+    }
+
+    /// Word 0 of the inner node in the pool, as far as this cache knows.
+    pub fn remote_word(&self, frame: FrameId) -> u64 {
+        self.header(frame).remote_word.load(Ordering::Relaxed)
+    }
+
+    /// Sets it; under the frame's latch.
+    pub fn set_remote_word(&self, frame: FrameId, word: u64) {
+        self.header(frame).remote_word.store(word, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,528 @@
+//! The cache of one compute server: what can be done to frames without the network.
+//!
+//! *Invariants*
+//! - C9. A hot node that a parent in the cache points to is pointed to by one child word only; its header names
+//!   that parent. The hint changes only under the latch of the parent that it names, or under the node's own
+//!   while it names none.
+//! - C10. A node with swizzled children does not cool: hot nodes form paths from the root.
+//! - C11. A cooling node is clean, and no WRITE of it is in flight.
+//! - C12. All latches here are tried, never waited for; what cannot be had now is for the caller to try again.
+//!
+//! *Thread safety*: any number of threads.
+
+use super::{
+    Admission, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapping, Swip, Victims,
+    is_clean,
+};
+use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version};
+use crate::remote::Image;
+use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::{GlobalAddr, RegionError};
+
+/// The frames of one compute server, and what finds them.
+#[derive(Debug)]
+pub struct Cache<L: Layout> {
+    arena: Arena<L>,
+    pub(super) mapping: Mapping,
+    pub(super) cooling: Box<dyn Cooling>,
+    pub(super) victims: Box<dyn Victims>,
+    pub(super) admission: Box<dyn Admission>,
+    /// Free frames that no handle keeps; locked (C2).
+    free: Mutex<Vec<FrameId>>,
+    /// Frames from here on have never been used.
+    fresh: AtomicU64,
+    options: CacheOptions,
+}
+
+/// A node that was found, with the version that it was found under.
+#[derive(Debug)]
+pub struct Seen<'a, L: Layout> {
+    /// Its frame.
+    pub frame: FrameId,
+    /// Its words. What is read is to be trusted only once the version has been validated.
+    pub page: Page<'a, L>,
+    version: Version,
+}
+
+impl<L: Layout> Clone for Seen<'_, L> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<L: Layout> Copy for Seen<'_, L> {}
+
+impl<'a, L: Layout> Seen<'a, L> {
+    /// Whether all that was read of the page since is of one piece and was still so just now.
+    #[inline]
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.page.latch().validate(self.version)
+    }
+
+    /// Latches the node, if it is still as it was seen.
+    #[inline]
+    pub fn lock(&self) -> Option<Exclusive<'a>> {
+        self.page.latch().try_lock(self.version, 0)
+    }
+}
+
+/// A free frame in the hands of one operation; dropped, it is free for others.
+#[derive(Debug)]
+pub struct Spare<'a, L: Layout> {
+    cache: &'a Cache<L>,
+    frame: FrameId,
+}
+
+impl<'a, L: Layout> Spare<'a, L> {
+    /// The frame.
+    pub fn frame(&self) -> FrameId {
+        self.frame
+    }
+
+    /// Its page, which nobody else reads or changes.
+    pub fn page(&self) -> Page<'a, L> {
+        self.cache.arena.page(self.frame)
+    }
+
+    /// The frame, which whoever asks is responsible for now: locked, as it was.
+    pub fn into_frame(self) -> FrameId {
+        let frame = self.frame;
+        std::mem::forget(self);
+        frame
+    }
+}
+
+impl<L: Layout> Drop for Spare<'_, L> {
+    fn drop(&mut self) {
+        self.cache.give_free(self.frame);
+    }
+}
+
+/// What came of an attempt to let a node cool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cooled {
+    /// It cools; this frame, the oldest, has to go for it.
+    Done(Option<FrameId>),
+    /// It must be written back first.
+    Dirty,
+    /// Somebody is at it, or it is no node that can cool.
+    NotNow,
+}
+
+/// What came of an attempt to let a parent point to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// It is hot now; it was cooling before, or was not.
+    Hot {
+        /// Whether it was cooling.
+        reheated: bool,
+    },
+    /// Somebody is at one of the two.
+    NotNow,
+}
+
+impl<L: Layout> Cache<L> {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the memory is not to be had.
+    pub fn new(options: &CacheOptions) -> Result<Self, RegionError> {
+        let frames = options.frames(L::PAGE_WORDS * 8);
+        Ok(Self {
+            arena: Arena::new(frames)?,
+            mapping: Mapping::new(frames as usize),
+            cooling: options.new_cooling(frames),
+            victims: options.new_victims(),
+            admission: options.new_admission(),
+            free: Mutex::default(),
+            fresh: AtomicU64::new(0),
+            options: *options,
+        })
+    }
+
+    /// The frames.
+    #[inline]
+    pub fn arena(&self) -> &Arena<L> {
+        &self.arena
+    }
+
+    /// The table of nodes.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// The choices that it was made with.
+    pub fn options(&self) -> &CacheOptions {
+        &self.options
+    }
+
+    /// Free frames that a handle may keep for itself: few enough that all handles together never have
+    /// more than a small part.
+    pub(super) fn keep_limit(&self) -> usize {
+        (self.arena.frames() as usize / 1024).min(8)
+    }
+
+    /// Bytes of frames that are in use.
+    pub fn used_bytes(&self) -> u64 {
+        let free = lock(&self.free).len() as u64;
+        (self.touched().saturating_sub(free)) * L::PAGE_WORDS as u64 * 8
+    }
+
+    /// Frames that have ever been used.
+    fn touched(&self) -> u64 {
+        self.fresh.load(Ordering::Relaxed).min(self.arena.frames().into())
+    }
+
+    /// A free frame, if there is one.
+    pub fn take_spare(&self) -> Option<Spare<'_, L>> {
+        if let Some(frame) = lock(&self.free).pop() {
+            return Some(self.spare(frame));
+        }
+        if self.touched() == u64::from(self.arena.frames()) {
+            return None;
+        }
+        let number = self.fresh.fetch_add(1, Ordering::Relaxed);
+        let frame = FrameId::new(u32::try_from(number).ok().filter(|n| *n < self.arena.frames())?);
+        let latch = self.arena.latch(frame);
+        // Nobody knows the frame, but a sampler may look at it.
+        let guard = latch.optimistic().and_then(|version| latch.try_lock(version, 0))?;
+        guard.keep();
+        Some(self.spare(frame))
+    }
+
+    /// A frame that the caller has just emptied by [`Cache::discard`].
+    pub(crate) fn owned_spare(&self, frame: FrameId) -> Spare<'_, L> {
+        self.spare(frame)
+    }
+
+    /// A free, locked frame that the caller owns.
+    pub(super) fn spare(&self, frame: FrameId) -> Spare<'_, L> {
+        debug_assert_eq!(self.arena.state(frame), FrameState::Free);
+        Spare { cache: self, frame }
+    }
+
+    pub(super) fn give_free(&self, frame: FrameId) {
+        debug_assert_eq!(self.arena.state(frame), FrameState::Free);
+        lock(&self.free).push(frame);
+    }
+
+    /// A frame's page and version; nothing while it is locked.
+    #[inline]
+    pub fn seen(&self, frame: FrameId) -> Option<Seen<'_, L>> {
+        let page = self.arena.page(frame);
+        let version = page.latch().optimistic()?;
+        Some(Seen { frame, page, version })
+    }
+
+    /// Whether a frame holds a page that is not cooling; under its latch.
+    pub(crate) fn is_held(&self, frame: FrameId) -> bool {
+        matches!(self.arena.state(frame), FrameState::Hot | FrameState::Pinned)
+    }
+
+    /// What the child word at `slot` of an inner page says.
+    #[inline]
+    pub fn swip(&self, page: Page<'_, L>, slot: usize) -> Option<Swip> {
+        Swip::of_word(L::inner_child(page, slot), self.arena.frames())
+    }
+
+    /// The frames of an inner page's swizzled children, with their slots. Under its latch.
+    pub fn swizzled(&self, page: Page<'_, L>) -> impl Iterator<Item = (usize, FrameId)> {
+        let count = if page.level() > 0 { page.count() } else { 0 };
+        (0..count).filter_map(move |slot| match self.swip(page, slot) {
+            Some(Swip::Frame(frame)) => Some((slot, frame)),
+            _ => None,
+        })
+    }
+
+    /// A copy of a page as the pool has it, or will: no frames in its child words, and no note. Under its latch;
+    /// word 0 is whatever the frame has.
+    pub fn image(&self, page: Page<'_, L>) -> Image<L> {
+        let image = Image::of(page);
+        image.page().set_note(0);
+        for (slot, child) in self.swizzled(page) {
+            // The child stays in its frame as long as the parent points to it (C9).
+            L::inner_set_child(image.page(), slot, self.arena.page(child).address());
+        }
+        image
+    }
+
+    /// Lets all swizzled children of an inner page name `frame`, the page's, as their parent. Under its
+    /// latch and that of the parent before.
+    pub fn adopt(&self, frame: FrameId) {
+        for (_, child) in self.swizzled(self.arena.page(frame)) {
+            self.arena.set_parent(child, Some(frame));
+        }
+    }
+
+    /// The slot of `parent` that points to `frame`, the frame of `page`. Under both latches.
+    fn slot_of(&self, parent: Page<'_, L>, frame: FrameId, page: Page<'_, L>) -> Option<usize> {
+        if parent.level() != page.level() + 1 {
+            return None;
+        }
+        let low = L::low(page);
+        let likely = L::inner_slot(parent, Probe::At(&low));
+        let points_here = |slot: usize| self.swip(parent, slot) == Some(Swip::Frame(frame));
+        if points_here(likely) {
+            return Some(likely);
+        }
+        (0..parent.count()).find(|slot| points_here(*slot))
+    }
+
+    /// Lets `parent` point to the node at `address`, which is in `frame`, from `slot`.
+    pub fn attach(
+        &self,
+        parent: Seen<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+        frame: FrameId,
+    ) -> Attached {
+        self.try_attach(parent, slot, address, frame).unwrap_or(Attached::NotNow)
+    }
+
+    fn try_attach(
+        &self,
+        parent: Seen<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+        frame: FrameId,
+    ) -> Option<Attached> {
+        let child = self.seen(frame)?;
+        let _parent_guard = parent.lock()?;
+        let _child_guard = child.lock()?;
+        if child.page.address() != address || L::inner_child(parent.page, slot) != address {
+            return None;
+        }
+        let reheated = match self.arena.state(frame) {
+            FrameState::Cooling => {
+                // C8: if it is not there, somebody is about to evict it.
+                if !self.cooling.remove(frame, address.to_bits()) {
+                    return None;
+                }
+                true
+            }
+            FrameState::Hot => {
+                self.detach_from_other(child, parent.frame)?;
+                false
+            }
+            FrameState::Free | FrameState::Pinned => return None,
+        };
+        self.arena.set_state(frame, FrameState::Hot);
+        self.arena.set_parent(frame, Some(parent.frame));
+        L::inner_set_child(parent.page, slot, Swip::Frame(frame).to_word());
+        Some(Attached::Hot { reheated })
+    }
+
+    /// A hot node may still be pointed to by another parent, whose copy is old (C9).
+    fn detach_from_other(&self, child: Seen<'_, L>, parent: FrameId) -> Option<()> {
+        let Some(other) = self.arena.parent(child.frame).filter(|other| *other != parent) else {
+            return Some(());
+        };
+        let other = self.seen(other)?;
+        let _guard = other.lock()?;
+        if self.arena.parent(child.frame) != Some(other.frame) {
+            return None;
+        }
+        if let Some(slot) = self.slot_of(other.page, child.frame, child.page) {
+            L::inner_set_child(other.page, slot, child.page.address());
+        }
+        Some(())
+    }
+
+    /// Publishes a page that has been brought into a spare frame, hot below `parent` if that is still as it was
+    /// seen.
+    ///
+    /// # Errors
+    /// What it was given, untouched.
+    pub fn publish_hot<'a>(
+        &'a self,
+        spare: Spare<'a, L>,
+        mark: IoMark<'a>,
+        parent: Seen<'_, L>,
+        slot: usize,
+    ) -> Result<(), (Spare<'a, L>, IoMark<'a>)> {
+        let Some(_guard) = parent.lock() else { return Err((spare, mark)) };
+        debug_assert_eq!(L::inner_child(parent.page, slot), spare.page().address());
+        let frame = self.publish(spare, FrameState::Hot, Some(parent.frame), |frame| {
+            mark.publish(frame);
+        });
+        L::inner_set_child(parent.page, slot, Swip::Frame(frame).to_word());
+        Ok(())
+    }
+
+    /// Publishes a page as hot though no parent points to it: it is dirty, or its parent has changed. Whoever
+    /// comes by will attach it.
+    pub fn publish_detached<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) {
+        self.publish(spare, FrameState::Hot, None, |frame| mark.publish(frame));
+    }
+
+    /// Publishes a clean page as a candidate for eviction; returns the frame that has to go for it.
+    pub fn publish_cold<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) -> Option<FrameId> {
+        debug_assert!(is_clean(spare.page()), "C11");
+        let id = spare.page().address().to_bits();
+        let frame = self.publish(spare, FrameState::Cooling, None, |frame| mark.publish(frame));
+        self.cooling.insert(frame, id)
+    }
+
+    /// Publishes a page that nobody has known before, hot below the page in the frame `parent`, which is latched
+    /// and made to point to it.
+    pub fn publish_new(&self, spare: Spare<'_, L>, parent: FrameId) -> FrameId {
+        let id = spare.page().address().to_bits();
+        self.publish(spare, FrameState::Hot, Some(parent), |frame| self.mapping.insert(id, frame))
+    }
+
+    /// Publishes the root.
+    pub fn publish_root<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) -> FrameId {
+        self.publish(spare, FrameState::Pinned, None, |frame| mark.publish(frame))
+    }
+
+    fn publish(
+        &self,
+        spare: Spare<'_, L>,
+        state: FrameState,
+        parent: Option<FrameId>,
+        map: impl FnOnce(FrameId),
+    ) -> FrameId {
+        let frame = spare.into_frame();
+        self.arena.set_state(frame, state);
+        self.arena.set_parent(frame, parent);
+        map(frame);
+        drop(self.arena.latch(frame).resume());
+        frame
+    }
+
+    /// Where a request to cool goes from `frame`: down swizzled children to one that has none (Lu et al., §5.3).
+    /// What it says is a guess.
+    pub fn delegate(&self, frame: FrameId, random: u64) -> FrameId {
+        let mut at = frame;
+        let mut random = random;
+        for _ in 0..MAX_LEVEL {
+            let page = self.arena.page(at);
+            let count = page.count();
+            if page.level() == 0 || count == 0 {
+                break;
+            }
+            let first = (random % count as u64) as usize;
+            random = random.rotate_right(8);
+            let child =
+                (first..count).chain(0..first).find_map(|slot| match self.swip(page, slot) {
+                    Some(Swip::Frame(child)) => Some(child),
+                    _ => None,
+                });
+            match child {
+                Some(child) => at = child,
+                None => break,
+            }
+        }
+        at
+    }
+
+    /// A frame to cool, picked by the policy; a guess.
+    pub fn pick_victim(&self, random: u64) -> Option<FrameId> {
+        let touched = self.touched() as u32;
+        if touched == 0 {
+            return None;
+        }
+        let frame = self.victims.pick(random, touched);
+        match self.arena.state(frame) {
+            FrameState::Hot | FrameState::Pinned => {
+                Some(self.delegate(frame, random.rotate_left(32)))
+            }
+            FrameState::Free | FrameState::Cooling => None,
+        }
+    }
+
+    /// Lets a clean hot node without swizzled children cool.
+    pub fn cool(&self, frame: FrameId) -> Cooled {
+        self.try_cool(frame).unwrap_or(Cooled::NotNow)
+    }
+
+    fn try_cool(&self, frame: FrameId) -> Option<Cooled> {
+        let node = self.seen(frame)?;
+        if self.arena.state(frame) != FrameState::Hot || self.arena.is_writing(frame) {
+            return None;
+        }
+        if !is_clean(node.page) {
+            return Some(Cooled::Dirty);
+        }
+        let named = self.arena.parent(frame);
+        let parent = match named {
+            Some(parent) => Some(self.seen(parent)?),
+            None => None,
+        };
+        let parent_guard = match &parent {
+            Some(parent) => Some(parent.lock()?),
+            None => None,
+        };
+        let guard = node.lock()?;
+        // What was looked at before the latches.
+        if self.arena.parent(frame) != named || self.arena.is_writing(frame) {
+            return None;
+        }
+        if self.swizzled(node.page).next().is_some() {
+            return None; // C10
+        }
+        let address = node.page.address();
+        if let Some(parent) = parent
+            && let Some(slot) = self.slot_of(parent.page, frame, node.page)
+        {
+            L::inner_set_child(parent.page, slot, address);
+        }
+        self.arena.set_state(frame, FrameState::Cooling);
+        self.arena.set_parent(frame, None);
+        drop(guard);
+        drop(parent_guard);
+        Some(Cooled::Done(self.cooling.insert(frame, address.to_bits())))
+    }
+
+    /// Takes a node out of the cache whose frame has been taken out of the cooling structure (C8); `None` while
+    /// somebody looks at it.
+    pub fn evict(&self, frame: FrameId) -> Option<Spare<'_, L>> {
+        let node = self.seen(frame)?;
+        let guard = node.lock()?;
+        debug_assert_eq!(self.arena.state(frame), FrameState::Cooling);
+        debug_assert!(is_clean(node.page), "C11");
+        self.discard(frame, guard);
+        Some(self.spare(frame))
+    }
+
+    /// Empties the cache of all but the root, which points to no frame any more. For when nothing is under way
+    /// and all is clean, or not worth keeping; says whether that was so.
+    pub(crate) fn clear(&self) -> bool {
+        while self.cooling.pop(0).is_some() {}
+        for number in 0..self.touched() as u32 {
+            let frame = FrameId::new(number);
+            let state = self.arena.state(frame);
+            if state == FrameState::Free {
+                continue;
+            }
+            let Some(node) = self.seen(frame) else { return false };
+            let Some(guard) = node.lock() else { return false };
+            if state == FrameState::Pinned {
+                let swizzled: Vec<_> = self.swizzled(node.page).collect();
+                for (slot, child) in swizzled {
+                    L::inner_set_child(node.page, slot, self.arena.page(child).address());
+                }
+                continue;
+            }
+            self.discard(frame, guard);
+            self.give_free(frame);
+        }
+        true
+    }
+
+    /// Every frame that holds a dirty node, at this moment.
+    pub(crate) fn dirty_frames(&self) -> Vec<FrameId> {
+        let held = |frame: &FrameId| self.is_held(*frame) && !is_clean(self.arena.page(*frame));
+        (0..self.touched() as u32).map(FrameId::new).filter(held).collect()
+    }
+
+    /// Takes a latched node out of the cache, whatever its state; its frame stays locked.
+    pub fn discard(&self, frame: FrameId, guard: Exclusive<'_>) {
+        let mapped = self.mapping.remove(self.arena.page(frame).address().to_bits(), frame);
+        debug_assert!(mapped, "C5");
+        self.arena.set_state(frame, FrameState::Free);
+        self.arena.set_parent(frame, None);
+        guard.keep();
+    }
+}

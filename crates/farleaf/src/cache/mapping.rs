@@ -1,0 +1,218 @@
+//! The mapping table: which frame holds a node, or that somebody is bringing it in.
+//!
+//! A bucket is one cache line: a lock and four entries; what does not fit goes to a list beside it. The key is
+//! an opaque 64-bit id, not 0; nodes use their address.
+//!
+//! *Invariants*
+//! - C5. An id is in the table at most once.
+//! - C6. Who has the [`IoMark`] of an id is the only one to READ it, WRITE it back or work on it remotely; all
+//!   others yield and start again.
+//!
+//! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
+
+use super::FrameId;
+use farleaf_fabric::sync::{Mutex, lock};
+use std::fmt;
+
+const SLOTS: usize = 4;
+const EMPTY: u64 = 0;
+const IO: u32 = u32::MAX;
+
+/// What the table says of an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    /// Nothing: the node is in the pool only.
+    Absent,
+    /// Somebody is at it.
+    Io,
+    /// It is in this frame.
+    Frame(FrameId),
+}
+
+impl Mapped {
+    fn of(value: u32) -> Self {
+        if value == IO { Self::Io } else { Self::Frame(FrameId::new(value)) }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    ids: [u64; SLOTS],
+    values: [u32; SLOTS],
+    #[expect(clippy::box_collection, reason = "one word, so that the bucket is one cache line")]
+    more: Option<Box<Vec<(u64, u32)>>>,
+}
+
+impl Entries {
+    fn find(&mut self, id: u64) -> Option<&mut u32> {
+        if let Some(slot) = self.ids.iter().position(|held| *held == id) {
+            return Some(&mut self.values[slot]);
+        }
+        let more = self.more.as_mut()?;
+        more.iter_mut().find(|(held, _)| *held == id).map(|(_, value)| value)
+    }
+
+    fn add(&mut self, id: u64, value: u32) {
+        match self.ids.iter().position(|held| *held == EMPTY) {
+            Some(slot) => {
+                self.ids[slot] = id;
+                self.values[slot] = value;
+            }
+            None => self.more.get_or_insert_default().push((id, value)),
+        }
+    }
+
+    fn remove(&mut self, id: u64) {
+        if let Some(slot) = self.ids.iter().position(|held| *held == id) {
+            self.ids[slot] = EMPTY;
+            if let Some((id, value)) = self.more.as_mut().and_then(|more| more.pop()) {
+                self.ids[slot] = id;
+                self.values[slot] = value;
+            }
+        } else if let Some(more) = &mut self.more {
+            more.retain(|(held, _)| *held != id);
+        }
+        if self.more.as_ref().is_some_and(|more| more.is_empty()) {
+            self.more = None;
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bucket(Mutex<Entries>);
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Bucket>() == 64);
+
+/// The table of one compute server.
+pub struct Mapping {
+    buckets: Box<[Bucket]>,
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping").field("buckets", &self.buckets.len()).finish_non_exhaustive()
+    }
+}
+
+impl Mapping {
+    /// A table for about `nodes` nodes; it holds any number.
+    pub fn new(nodes: usize) -> Self {
+        let buckets = (nodes / 2).max(1).next_power_of_two();
+        Self { buckets: (0..buckets).map(|_| Bucket::default()).collect() }
+    }
+
+    fn bucket(&self, id: u64) -> &Mutex<Entries> {
+        debug_assert_ne!(id, EMPTY, "0 is no id");
+        &self.buckets[spread(id) as usize & (self.buckets.len() - 1)].0
+    }
+
+    /// What is known of `id`.
+    pub fn get(&self, id: u64) -> Mapped {
+        lock(self.bucket(id)).find(id).map_or(Mapped::Absent, |value| Mapped::of(*value))
+    }
+
+    /// Marks an id that is not in the table; otherwise says what is.
+    ///
+    /// # Errors
+    /// What the table says of it.
+    pub fn begin_io(&self, id: u64) -> Result<IoMark<'_>, Mapped> {
+        let mut entries = lock(self.bucket(id));
+        match entries.find(id) {
+            Some(value) => Err(Mapped::of(*value)),
+            None => {
+                entries.add(id, IO);
+                Ok(IoMark { mapping: self, id })
+            }
+        }
+    }
+
+    /// Adds a node that nobody has known before.
+    pub fn insert(&self, id: u64, frame: FrameId) {
+        let mut entries = lock(self.bucket(id));
+        debug_assert!(entries.find(id).is_none(), "C5");
+        entries.add(id, frame.number());
+    }
+
+    /// Takes a node out, if it is in `frame`; says whether it was.
+    pub fn remove(&self, id: u64, frame: FrameId) -> bool {
+        let mut entries = lock(self.bucket(id));
+        let there = entries.find(id).is_some_and(|value| *value == frame.number());
+        if there {
+            entries.remove(id);
+        }
+        there
+    }
+}
+
+/// A bijection whose every output bit depends on every input bit (the finaliser of MurmurHash3): addresses of
+/// nodes differ in few bits.
+pub(super) fn spread(id: u64) -> u64 {
+    let mut hash = (id ^ id >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^ hash >> 33
+}
+
+/// The right to work on a node remotely (C6); dropping it leaves the node in the pool only.
+#[derive(Debug)]
+#[must_use = "dropping the mark ends the I/O"]
+pub struct IoMark<'a> {
+    mapping: &'a Mapping,
+    id: u64,
+}
+
+impl IoMark<'_> {
+    /// The node is in `frame` from now on.
+    pub fn publish(self, frame: FrameId) {
+        if let Some(value) = lock(self.mapping.bucket(self.id)).find(self.id) {
+            *value = frame.number();
+        }
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for IoMark<'_> {
+    fn drop(&mut self) {
+        lock(self.mapping.bucket(self.id)).remove(self.id);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn many_ids_in_few_buckets() {
+        let mapping = Mapping::new(8);
+        let mut model = BTreeMap::new();
+        for round in 0..3_000_u64 {
+            let id = 1 + spread(round) % 40;
+            match model.get(&id) {
+                None => {
+                    let mark = mapping.begin_io(id).unwrap();
+                    assert_eq!(mapping.get(id), Mapped::Io);
+                    assert_eq!(mapping.begin_io(id).unwrap_err(), Mapped::Io);
+                    if round % 3 == 0 {
+                        drop(mark);
+                    } else {
+                        mark.publish(FrameId::new(round as u32));
+                        model.insert(id, round as u32);
+                    }
+                }
+                Some(&frame) => {
+                    assert!(!mapping.remove(id, FrameId::new(frame + 1)));
+                    assert!(mapping.remove(id, FrameId::new(frame)));
+                    model.remove(&id);
+                }
+            }
+            for id in 1..=40 {
+                let expected = model
+                    .get(&id)
+                    .map_or(Mapped::Absent, |frame| Mapped::Frame(FrameId::new(*frame)));
+                assert_eq!(mapping.get(id), expected);
+            }
+        }
+    }
+}

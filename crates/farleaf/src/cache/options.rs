@@ -1,0 +1,103 @@
+//! What can be chosen about a cache.
+
+use super::{
+    Admission, Admit, Always, ClockVictims, Coin, Cooling, CoolingMap, CoolingQueue, RandomVictims,
+    Victims,
+};
+
+/// How leaves that were read enter the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum AdmissionName {
+    /// As candidates for eviction, to be asked for again in time.
+    #[default]
+    Cold,
+    /// Hot with this probability, else not at all: 0.1 in the paper.
+    Coin(f64),
+    /// Hot, always.
+    Hot,
+}
+
+/// How the frames that cool are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CoolingName {
+    /// In buckets of a cache line.
+    #[default]
+    Map,
+    /// In one queue behind one lock.
+    Queue,
+}
+
+/// How the frames are found that are made to cool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VictimName {
+    /// At random.
+    #[default]
+    Random,
+    /// One after the other.
+    Clock,
+}
+
+/// The choices for the cache of one compute server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheOptions {
+    /// Bytes of all frames; at least [`CacheOptions::LEAST_FRAMES`] frames are made.
+    pub bytes: u64,
+    /// The part of the frames that cool, in percent: 10 in the paper.
+    pub cooling_percent: u32,
+    /// How many frames are sampled at a time: 2 in the paper.
+    pub sampled: u32,
+    /// How leaves enter.
+    pub admission: AdmissionName,
+    /// How cooling frames are kept.
+    pub cooling: CoolingName,
+    /// How victims are found.
+    pub victims: VictimName,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self {
+            bytes: 64 << 20,
+            cooling_percent: 10,
+            sampled: 2,
+            admission: AdmissionName::default(),
+            cooling: CoolingName::default(),
+            victims: VictimName::default(),
+        }
+    }
+}
+
+impl CacheOptions {
+    /// With fewer frames, the path of one operation and what a split needs would not fit.
+    pub const LEAST_FRAMES: u32 = 24;
+
+    /// The number of frames for pages of `page_bytes` bytes.
+    pub fn frames(&self, page_bytes: usize) -> u32 {
+        let frames = self.bytes / page_bytes as u64;
+        // The largest number is no frame, and neither is the one before.
+        (frames.min(u64::from(u32::MAX - 2)) as u32).max(Self::LEAST_FRAMES)
+    }
+
+    pub(super) fn new_admission(&self) -> Box<dyn Admission> {
+        match self.admission {
+            AdmissionName::Cold => Box::new(Always(Admit::Cold)),
+            AdmissionName::Coin(probability) => Box::new(Coin { probability }),
+            AdmissionName::Hot => Box::new(Always(Admit::Hot)),
+        }
+    }
+
+    pub(super) fn new_cooling(&self, frames: u32) -> Box<dyn Cooling> {
+        let capacity = (u64::from(frames) * u64::from(self.cooling_percent.min(90)) / 100) as usize;
+        match self.cooling {
+            CoolingName::Map => Box::new(CoolingMap::new(capacity)),
+            CoolingName::Queue => Box::new(CoolingQueue::new(capacity, frames as usize)),
+        }
+    }
+
+    pub(super) fn new_victims(&self) -> Box<dyn Victims> {
+        match self.victims {
+            VictimName::Random => Box::new(RandomVictims),
+            VictimName::Clock => Box::new(ClockVictims::default()),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The swizzled pointer: what a child word of an inner node in a frame holds.
+//!
+//! ```text
+//!                    attach: parent and child latched
+//!        ┌─────────┐ ────────────────────────────────▶ ┌─────────┐
+//!        │ Remote  │                                   │ Frame   │
+//!        │ address │ ◀──────────────────────────────── │ number  │
+//!        └─────────┘   cool: parent and child latched  └─────────┘
+//! ```
+//!
+//! - *Remote*: the child's address in the pool. The child may be in the cache all the same, cooling or
+//!   detached from another parent: the mapping table knows.
+//! - *Frame*: the child is hot in this frame, and no other child word holds the frame. Bit 63 tells.
+//!
+//! A child word is read without a latch, so it can be anything until the parent's version is validated: a
+//! frame number is checked against the arena before it is used, and an address is not used before.
+//!
+//! *Thread safety*: a plain value.
+
+use super::FrameId;
+use farleaf_fabric::GlobalAddr;
+
+const SWIZZLED: u64 = 1 << 63;
+
+/// A child word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swip {
+    /// The child is in this frame.
+    Frame(FrameId),
+    /// The child is in the pool at this address.
+    Remote(GlobalAddr),
+}
+
+impl Swip {
+    /// What a child word says, in an arena of `frames` frames; `None` if it is no child word at all.
+    #[inline]
+    pub fn of_word(word: GlobalAddr, frames: u32) -> Option<Self> {
+        if !word.is_swizzled() {
+            return Some(Self::Remote(word));
+        }
+        let number = word.to_bits() & !SWIZZLED;
+        (number < u64::from(frames)).then(|| Self::Frame(FrameId::new(number as u32)))
+    }
+
+    /// The child word.
+    #[inline]
+    pub fn to_word(self) -> GlobalAddr {
+        match self {
+            Self::Frame(frame) => GlobalAddr::from_bits(SWIZZLED | u64::from(frame.number())),
+            Self::Remote(address) => address,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farleaf_fabric::ServerId;
+
+    #[test]
+    fn words_come_back_and_nonsense_does_not() {
+        let frame = Swip::Frame(FrameId::new(7));
+        assert_eq!(Swip::of_word(frame.to_word(), 8), Some(frame));
+        assert_eq!(Swip::of_word(frame.to_word(), 7), None);
+        let remote = Swip::Remote(GlobalAddr::new(ServerId::new(3), 4096));
+        assert_eq!(Swip::of_word(remote.to_word(), 8), Some(remote));
+        assert_eq!(Swip::of_word(GlobalAddr::from_bits(u64::MAX), u32::MAX), None);
+    }
+}

@@ -1,0 +1,184 @@
+//! The way down, by swizzled pointers and optimistic latch coupling (Lu et al., Algorithm 1).
+//!
+//! *Invariant*: D5. the child's version is taken, then the parent's validated, and only then is the child
+//! trusted. A frame is never unmapped, so a stale pointer meets a changed version, other fences, or another
+//! level.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::DexIndex;
+use crate::cache::{Detour, Discipline, LeafOutcome, LiveCounters, Seen, Swip};
+use crate::page::{Layout, Page, Probe, Reach};
+use crate::remote::RemoteError;
+use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch_words};
+
+/// A node and the child word that led to it. The root has no parent.
+#[derive(Debug)]
+pub(super) struct Below<'a, L: Layout> {
+    /// The parent, with the slot that points to the node.
+    pub(super) parent: Option<(Seen<'a, L>, usize)>,
+    pub(super) node: Seen<'a, L>,
+}
+
+/// Where a descent to the leaves ended.
+#[derive(Debug)]
+pub(super) enum Place<'a, L: Layout> {
+    /// At a leaf in a hot frame.
+    Hot(Seen<'a, L>),
+    /// At a leaf that no child word points to: it is in the pool at this address, or cools.
+    Elsewhere { parent: Seen<'a, L>, slot: usize, address: GlobalAddr },
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+    /// The root, as it is now.
+    #[inline]
+    pub(super) fn seen_root(&self) -> Result<Seen<'_, L>, Detour> {
+        self.client.cache().seen(self.root_frame).ok_or(Detour::Busy)
+    }
+
+    /// The child of `node` that the probe lies in. The node is still as it was seen if this succeeds.
+    #[inline]
+    pub(super) async fn step_down<'a>(
+        &'a self,
+        node: Seen<'a, L>,
+        level: u8,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(usize, Result<Seen<'a, L>, GlobalAddr>), Detour> {
+        let cache = self.client.cache();
+        let slot = L::inner_slot(node.page, probe);
+        match cache.swip(node.page, slot) {
+            Some(Swip::Frame(frame)) => {
+                let Some(child) = cache.seen(frame) else { return Err(Detour::Busy) };
+                prefetch_words(child.page.words());
+                self.charge(Work::VisitNode).await;
+                if !node.is_valid() {
+                    return Err(Detour::Busy);
+                }
+                self.check(child, level - 1, probe)?;
+                Ok((slot, Ok(child)))
+            }
+            Some(Swip::Remote(address)) if node.is_valid() => Ok((slot, Err(address))),
+            Some(Swip::Remote(_)) | None => Err(Detour::Busy),
+        }
+    }
+
+    /// Whether a node is where the probe should be.
+    #[inline]
+    pub(super) fn check(
+        &self,
+        node: Seen<'_, L>,
+        level: u8,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(), Detour> {
+        let fits = node.page.level() == level
+            && (!D::CHECKS_FENCES || L::reach(node.page, probe) == Reach::Inside);
+        if fits {
+            return Ok(());
+        }
+        // If the node is of one piece, whoever led here was old.
+        Err(if node.is_valid() { Detour::Refresh } else { Detour::Busy })
+    }
+
+    /// The leaf that the probe lies in.
+    #[inline]
+    pub(super) async fn find_leaf(&self, probe: Probe<'_, L::Key>) -> Result<Place<'_, L>, Detour> {
+        let mut node = self.seen_root()?;
+        let mut level = node.page.level();
+        loop {
+            if level == 0 {
+                return Ok(Place::Hot(node));
+            }
+            let (slot, child) = self.step_down(node, level, probe).await?;
+            match child {
+                Ok(child) => node = child,
+                Err(address) if level == 1 => {
+                    return Ok(Place::Elsewhere { parent: node, slot, address });
+                }
+                Err(address) => self.client.bring_inner(node, slot, address, probe).await?,
+            }
+            level -= 1;
+        }
+    }
+
+    /// The node at `level` that the probe lies in, hot, and its parent: for those who restructure.
+    pub(super) async fn find_hot(
+        &self,
+        probe: Probe<'_, L::Key>,
+        level: u8,
+    ) -> Result<Below<'_, L>, Detour> {
+        let mut below = Below { parent: None, node: self.seen_root()? };
+        let mut at = below.node.page.level();
+        while at > level {
+            let slot = self.hot_child(below.node, at, probe).await?;
+            below = Below { parent: Some((below.node, slot.0)), node: slot.1 };
+            at -= 1;
+        }
+        Ok(below)
+    }
+
+    /// The child of `node` that the probe lies in, with its slot; if it is not hot it is brought, and the
+    /// descent has to begin again.
+    pub(super) async fn hot_child<'a>(
+        &'a self,
+        node: Seen<'a, L>,
+        level: u8,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(usize, Seen<'a, L>), Detour> {
+        let (slot, child) = self.step_down(node, level, probe).await?;
+        match child {
+            Ok(child) => return Ok((slot, child)),
+            Err(address) if level == 1 => self.client.bring_hot_leaf(node, slot, address).await?,
+            Err(address) => self.client.bring_inner(node, slot, address, probe).await?,
+        }
+        Err(Detour::Again)
+    }
+
+    /// What `read` makes of the leaf that the probe lies in: of one piece, but it may be called for leaves that
+    /// are not.
+    #[inline]
+    pub(super) async fn read_leaf<T>(
+        &self,
+        probe: Probe<'_, L::Key>,
+        read: impl Fn(Page<'_, L>) -> T,
+    ) -> Result<T, RemoteError> {
+        let first = self.try_read_leaf(probe, &read).await;
+        let mut detour = match first {
+            Ok(value) => return Ok(value),
+            Err(detour) => detour,
+        };
+        let mut attempts = self.attempts();
+        loop {
+            self.after(&mut attempts, detour, probe).await?;
+            match self.try_read_leaf(probe, &read).await {
+                Ok(value) => return Ok(value),
+                Err(next) => detour = next,
+            }
+        }
+    }
+
+    #[inline]
+    async fn try_read_leaf<T>(
+        &self,
+        probe: Probe<'_, L::Key>,
+        read: &impl Fn(Page<'_, L>) -> T,
+    ) -> Result<T, Detour> {
+        match self.find_leaf(probe).await? {
+            Place::Hot(leaf) => {
+                let value = read(leaf.page);
+                if !leaf.is_valid() {
+                    return Err(Detour::Busy);
+                }
+                LiveCounters::count(&self.client.counters.leaf_hits);
+                Ok(value)
+            }
+            Place::Elsewhere { parent, slot, address } => {
+                let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
+                let outcome = self.client.bring_leaf(parent, slot, address, probe, work).await?;
+                match outcome {
+                    LeafOutcome::Nothing(value) | LeafOutcome::Changed(value, _) => Ok(value),
+                    LeafOutcome::Full => Err(Detour::Busy),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Nodes in the hands of a restructuring: latched, and none of their WRITEs in flight.
+//!
+//! *Thread safety*: the latch is the right to change the node.
+
+use super::DexIndex;
+use crate::cache::{Detour, Discipline, FrameId, Seen};
+use crate::page::{Exclusive, Layout, LockWord, Page};
+use crate::remote::{Image, PageCopy};
+use farleaf_fabric::{Fabric, GlobalAddr};
+
+/// A latched node.
+#[derive(Debug)]
+pub(super) struct Latched<'a, L: Layout> {
+    pub(super) frame: FrameId,
+    pub(super) page: Page<'a, L>,
+    pub(super) guard: Exclusive<'a>,
+    /// Whether others have it too (D1).
+    pub(super) shared: bool,
+}
+
+impl<L: Layout> Latched<'_, L> {
+    pub(super) fn at(&self) -> GlobalAddr {
+        self.page.address()
+    }
+
+    pub(super) fn is_leaf(&self) -> bool {
+        self.page.level() == 0
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+    /// Latches a node that is to be restructured.
+    pub(super) fn latch<'a>(&self, node: Seen<'a, L>) -> Result<Latched<'a, L>, Detour> {
+        let cache = self.client.cache();
+        let guard = node.lock().ok_or(Detour::Busy)?;
+        if !cache.is_held(node.frame) || cache.arena().is_writing(node.frame) {
+            // What is written here at once must not be overtaken by what is on its way.
+            return Err(Detour::Busy);
+        }
+        let shared = self.server.shares(node.page);
+        Ok(Latched { frame: node.frame, page: node.page, guard, shared })
+    }
+
+    /// The pool's word 0 of a latched inner node, as far as is known here.
+    pub(super) fn word_of(&self, node: &Latched<'_, L>) -> LockWord {
+        LockWord::from_bits(self.client.cache().arena().remote_word(node.frame))
+    }
+
+    pub(super) fn set_word(&self, node: &Latched<'_, L>, word: LockWord) {
+        self.client.cache().arena().set_remote_word(node.frame, word.to_bits());
+    }
+
+    /// A latched shared node as the pool had it when it was read: what the remote lock compares with.
+    pub(super) fn cached_copy(&self, node: &Latched<'_, L>) -> Result<PageCopy<L>, Detour> {
+        let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).map_err(|_| Detour::Busy)?;
+        let image = self.client.cache().image(node.page);
+        let word = self.word_of(node);
+        image.page().seal(word);
+        buffer.copy_from(image.words());
+        Ok(PageCopy::of_cached(node.at(), buffer, self.fabric().now_ns()))
+    }
+
+    /// WRITEs `image`, the next content of a latched exclusive node; what is in the frame is up to the caller.
+    pub(super) async fn write_exclusive(
+        &self,
+        node: &Latched<'_, L>,
+        image: &Image<L>,
+    ) -> Result<(), Detour> {
+        debug_assert!(!node.shared, "D1");
+        if node.is_leaf() {
+            return self.client.write_leaf(node.at(), image.page(), 1..L::PAGE_WORDS).await;
+        }
+        let word = self.client.write_inner(node.at(), image, self.word_of(node)).await?;
+        self.set_word(node, word);
+        Ok(())
+    }
+}

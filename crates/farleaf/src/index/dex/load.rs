@@ -1,0 +1,252 @@
+//! Bulk loading: leaves and inner nodes are built left to right in private memory and go to the pool by WRITEs
+//! of which many are in flight; the root comes last, and shows them all.
+//!
+//! *Invariants*: Z1. a leaf ends at every boundary between compute servers. Z2. nodes at level M and below go to
+//! one memory server until a node of level M is complete, then to the next; nodes above go round the servers. Z3.
+//! nothing that anybody can reach points to a node before all are written.
+//!
+//! *Thread safety*: private to one task.
+
+use crate::page::{Layout, LeafInsert, MAX_LEVEL};
+use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError, Sound};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+
+/// A node under construction.
+struct Open<F: Fabric, L: Layout> {
+    node: FreshNode<F>,
+    image: Image<L>,
+}
+
+/// A tree under construction.
+pub(crate) struct Builder<'a, F: Fabric, L: Layout> {
+    pages: &'a PageClient<F, L>,
+    writer: FreshWriter<'a, F, L, Sound>,
+    /// Entries per node.
+    fill: usize,
+    placement_level: u8,
+    /// How many subtrees of the placement level, and how many nodes above, have been begun.
+    subtrees: u64,
+    upper_nodes: u64,
+    /// Where leaves must end, from the next on.
+    boundaries: std::vec::IntoIter<L::Key>,
+    next_boundary: Option<L::Key>,
+    /// The open node of each level, and how many are closed.
+    levels: Vec<(Option<Open<F, L>>, u64)>,
+    /// Where each leaf begins, and how many records come before it.
+    leaves: Vec<(L::Key, u64)>,
+    records: u64,
+}
+
+/// What has been built, and written but for the root.
+pub(crate) struct Built<L: Layout> {
+    /// The root's content, at no address yet.
+    pub(crate) root: Image<L>,
+    /// Where each leaf begins, and how many records come before it.
+    pub(crate) leaves: Vec<(L::Key, u64)>,
+    /// How many records there are.
+    pub(crate) records: u64,
+}
+
+impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
+    /// A tree of no leaf yet.
+    pub(crate) fn new(
+        pages: &'a PageClient<F, L>,
+        fill: f64,
+        placement_level: u8,
+        boundaries: Vec<L::Key>,
+    ) -> Self {
+        let mut boundaries = boundaries.into_iter();
+        Self {
+            pages,
+            writer: FreshWriter::new(pages),
+            fill: ((L::CAPACITY as f64 * fill) as usize).clamp(2, L::CAPACITY),
+            placement_level,
+            subtrees: 0,
+            upper_nodes: 0,
+            next_boundary: boundaries.next(),
+            boundaries,
+            levels: Vec::new(),
+            leaves: Vec::new(),
+            records: 0,
+        }
+    }
+
+    fn next_server(&mut self, level: u8) -> ServerId {
+        let number = if level <= self.placement_level {
+            self.subtrees
+        } else {
+            self.upper_nodes += 1;
+            self.upper_nodes
+        };
+        ServerId::new((number % u64::from(self.pages.fabric().memory_servers())) as u16)
+    }
+
+    async fn open(&mut self, level: u8, low: &L::Key) -> Result<(), RemoteError> {
+        let server = self.next_server(level);
+        let node = self.writer.take_near(server).await?;
+        let image = Image::<L>::empty();
+        image.page().format_empty(node.at(), level, low, None);
+        while self.levels.len() <= usize::from(level) {
+            self.levels.push((None, 0));
+        }
+        self.levels[usize::from(level)].0 = Some(Open { node, image });
+        if level == 0 {
+            self.leaves.push((low.clone(), self.records));
+        }
+        Ok(())
+    }
+
+    /// Closes the open node of a level and writes it; its low fence and address, for the level above.
+    async fn close(
+        &mut self,
+        level: u8,
+        high: Option<&L::Key>,
+    ) -> Result<Option<(L::Key, GlobalAddr)>, RemoteError> {
+        let (open, closed) = &mut self.levels[usize::from(level)];
+        let Some(Open { node, image }) = open.take() else { return Ok(None) };
+        *closed += 1;
+        if level == self.placement_level {
+            self.subtrees += 1;
+        }
+        L::set_high(image.page(), high);
+        let entry = (L::low(image.page()), node.at());
+        self.writer.write(node, image).await?;
+        Ok(Some(entry))
+    }
+
+    /// Adds a child to the open node of `level`, closing full ones on the way up.
+    async fn add_child(
+        &mut self,
+        level: u8,
+        low: L::Key,
+        child: GlobalAddr,
+    ) -> Result<(), RemoteError> {
+        let (mut level, mut low, mut child) = (level, low, child);
+        while level < MAX_LEVEL {
+            let full = matches!(
+                self.levels.get(usize::from(level)),
+                Some((Some(open), _)) if open.image.page().count() >= self.fill
+            );
+            let carried = if full { self.close(level, Some(&low)).await? } else { None };
+            if !matches!(self.levels.get(usize::from(level)), Some((Some(_), _))) {
+                self.open(level, &low).await?;
+            }
+            if let Some(open) = &self.levels[usize::from(level)].0 {
+                L::inner_insert(open.image.page(), &low, child);
+            }
+            match carried {
+                Some((closed_low, closed)) => (level, low, child) = (level + 1, closed_low, closed),
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the open leaf at `low` and begins the next one there.
+    async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
+        if self.levels.is_empty() {
+            return self.open(0, low).await;
+        }
+        if let Some((closed_low, closed)) = self.close(0, Some(low)).await? {
+            self.add_child(1, closed_low, closed).await?;
+        }
+        self.open(0, low).await
+    }
+
+    /// Begins leaves at all boundaries up to `key` (Z1).
+    async fn pass_boundaries(&mut self, key: Option<&L::Key>) -> Result<(), RemoteError> {
+        if self.levels.is_empty() {
+            self.open(0, &L::min_key()).await?;
+        }
+        while let Some(boundary) = self.next_boundary.take_if(|b| key.is_none_or(|key| *b <= *key))
+        {
+            self.next_leaf(&boundary).await?;
+            self.next_boundary = self.boundaries.next();
+        }
+        Ok(())
+    }
+
+    /// Adds a record behind all others.
+    pub(crate) async fn append(
+        &mut self,
+        key: &L::Key,
+        value: &L::Value,
+    ) -> Result<(), RemoteError> {
+        self.pass_boundaries(Some(key)).await?;
+        let full =
+            matches!(&self.levels[0].0, Some(open) if open.image.page().count() >= self.fill);
+        if full {
+            self.next_leaf(key).await?;
+        }
+        self.records += 1;
+        match self.levels[0].0.as_ref().map(|open| L::leaf_insert(open.image.page(), key, value)) {
+            Some(LeafInsert::Inserted) => Ok(()),
+            _ => Err(RemoteError::Contended { retries: 0 }),
+        }
+    }
+
+    /// Ends the tree; all nodes but the root are written when this returns.
+    pub(crate) async fn finish(&mut self) -> Result<Built<L>, RemoteError> {
+        self.pass_boundaries(None).await?;
+        let mut level = 0;
+        let root = loop {
+            let index = usize::from(level);
+            // The only node of a level above the leaves is the root.
+            if level > 0 && self.levels[index].1 == 0 {
+                break self.levels[index].0.take();
+            }
+            if let Some((low, at)) = self.close(level, None).await? {
+                self.add_child(level + 1, low, at).await?;
+            }
+            level += 1;
+        };
+        self.writer.finish().await?;
+        let Some(Open { node, image }) = root else {
+            return Err(RemoteError::Contended { retries: 0 });
+        };
+        let unused = node.at();
+        node.settle().await;
+        self.pages.give_back_unseen(unused);
+        let leaves = std::mem::take(&mut self.leaves);
+        Ok(Built { root: image, leaves, records: self.records })
+    }
+
+    /// Gives all nodes back.
+    pub(crate) async fn abort(self) {
+        for (open, _) in self.levels {
+            if let Some(open) = open {
+                open.node.settle().await;
+            }
+        }
+        self.writer.abort().await;
+    }
+}
+
+/// Boundaries for `parts` compute servers at leaves, so that all have about the same number of records; `None`
+/// if there are too few leaves.
+pub(crate) fn equal_boundaries<K: Clone + Ord>(
+    leaves: &[(K, u64)],
+    records: u64,
+    parts: usize,
+) -> Option<Vec<K>> {
+    let mut boundaries: Vec<K> = Vec::with_capacity(parts - 1);
+    for part in 1..parts {
+        let before = (u128::from(records) * part as u128 / parts as u128) as u64;
+        let leaf = leaves.partition_point(|(_, count)| *count < before).max(1);
+        boundaries.push(leaves.get(leaf)?.0.clone());
+    }
+    boundaries.is_sorted_by(|a, b| a < b).then_some(boundaries)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boundaries_even_the_records_out() {
+        let leaves: Vec<(u64, u64)> = (0..10).map(|n| (n * 100, n * 40)).collect();
+        assert_eq!(equal_boundaries(&leaves, 400, 4), Some(vec![300, 500, 800]));
+        assert_eq!(equal_boundaries(&leaves, 400, 1), Some(vec![]));
+        assert_eq!(equal_boundaries(&leaves[..2], 80, 4), None, "too few leaves");
+    }
+}

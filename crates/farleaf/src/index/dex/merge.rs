@@ -1,0 +1,241 @@
+//! Merging and borrowing, after removals: what keeps an index that shrinks from keeping its nodes.
+//!
+//! A node with less than half of its entries joins a neighbour below the same parent, if both fit one page; one
+//! with less than a quarter otherwise borrows from it. Between a half and a quarter it waits: a neighbour too
+//! full to join has enough to give only once, and the next removals would borrow again. Never across a
+//! boundary: both must be exclusive (D3).
+//!
+//! *Order of the WRITEs* (D2): the node that gains; then the parent; the one that loses leaves with some later
+//! write-back, or is freed.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::DexIndex;
+use super::descend::Below;
+use super::latched::Latched;
+use crate::cache::{Detour, Discipline, Seen, mark_clean, mark_dirty};
+use crate::page::{Layout, Page, Probe};
+use crate::remote::{Image, RemoteError};
+use farleaf_fabric::{Fabric, Work};
+
+/// Fewer entries than this are too few.
+pub(super) fn least<L: Layout>() -> usize {
+    L::CAPACITY / 2
+}
+
+/// What became of one attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tidied {
+    /// There was nothing to do, or nothing that can be done.
+    Nothing,
+    /// Two nodes were evened out.
+    Borrowed,
+    /// Two nodes became one: the parent has an entry less.
+    Merged,
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+    /// Merges or evens out the leaf of `key`, and the nodes above it as far as that leaves them with too little.
+    pub(super) async fn tidy(&self, key: &L::Key) -> Result<(), RemoteError> {
+        let probe = Probe::At(key);
+        let mut level = 0;
+        let mut attempts = self.attempts();
+        loop {
+            match self.try_tidy(probe, level).await {
+                Ok(Tidied::Merged) => {
+                    level += 1;
+                    attempts = self.attempts();
+                }
+                Ok(Tidied::Nothing | Tidied::Borrowed) => return Ok(()),
+                Err(detour) => self.after(&mut attempts, detour, probe).await?,
+            }
+        }
+    }
+
+    async fn try_tidy(&self, probe: Probe<'_, L::Key>, level: u8) -> Result<Tidied, Detour> {
+        if self.seen_root()?.page.level() <= level {
+            return self.try_collapse_root().await;
+        }
+        let Below { parent, node } = self.find_hot(probe, level).await?;
+        let Some((parent, slot)) = parent else { return Ok(Tidied::Nothing) };
+        if node.page.live_count() >= least::<L>() || self.server.shares(node.page) {
+            return if node.is_valid() { Ok(Tidied::Nothing) } else { Err(Detour::Busy) };
+        }
+        let count = parent.page.count();
+        let right = (slot + 1 < count).then_some(slot + 1);
+        for other in [right, slot.checked_sub(1)].into_iter().flatten() {
+            if !self.is_exclusive_slot(parent, other) {
+                continue;
+            }
+            let low = L::inner_key(parent.page, other);
+            let (found, neighbour) = self.hot_child(parent, level + 1, Probe::At(&low)).await?;
+            if found != other || !parent.is_valid() {
+                return Err(Detour::Busy);
+            }
+            let tidied = if other > slot {
+                self.join(parent, [node, neighbour], other).await?
+            } else {
+                self.join(parent, [neighbour, node], slot).await?
+            };
+            if tidied != Tidied::Nothing {
+                return Ok(tidied);
+            }
+        }
+        if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Detour::Busy) }
+    }
+
+    /// Whether the child at a slot lies within the owned range, as far as its parent knows.
+    fn is_exclusive_slot(&self, parent: Seen<'_, L>, slot: usize) -> bool {
+        let page = parent.page;
+        let low = L::inner_key(page, slot);
+        let high = match slot + 1 < page.count() {
+            true => Some(L::inner_key(page, slot + 1)),
+            false => L::high(page),
+        };
+        self.server.range().covers(&low, high.as_ref())
+    }
+
+    /// Makes one of two neighbours, or evens them out; `right_slot` is the right one's.
+    async fn join(
+        &self,
+        parent: Seen<'_, L>,
+        [left, right]: [Seen<'_, L>; 2],
+        right_slot: usize,
+    ) -> Result<Tidied, Detour> {
+        let parent = self.latch(parent)?;
+        let left = self.latch(left)?;
+        let right = self.latch(right)?;
+        if left.shared || right.shared {
+            return Ok(Tidied::Nothing);
+        }
+        let (lower, upper) = (Image::of(left.page), Image::of(right.page));
+        if left.is_leaf() {
+            L::leaf_compact(lower.page());
+            L::leaf_compact(upper.page());
+        }
+        let fewest = lower.page().count().min(upper.page().count());
+        if L::fits_merged(lower.page(), upper.page()) {
+            self.merge([parent, left, right], lower, &upper, right_slot).await?;
+            Ok(Tidied::Merged)
+        } else if fewest < L::CAPACITY / 4 {
+            self.borrow([parent, left, right], [lower, upper], right_slot).await?;
+            Ok(Tidied::Borrowed)
+        } else {
+            Ok(Tidied::Nothing)
+        }
+    }
+
+    async fn merge(
+        &self,
+        [parent, left, right]: [Latched<'_, L>; 3],
+        lower: Image<L>,
+        upper: &Image<L>,
+        right_slot: usize,
+    ) -> Result<(), Detour> {
+        let cache = self.client.cache();
+        let lock = self.lock_shared(&parent).await?;
+        self.charge(Work::RestructureNode).await;
+        L::merge(lower.page(), upper.page());
+        lower.page().set_note(0);
+        if let Err(detour) = self.write_exclusive(&left, &cache.image(lower.page())).await {
+            self.unlock_shared(lock).await;
+            return Err(detour);
+        }
+        let remove = |page: Page<'_, L>| L::inner_remove(page, right_slot);
+        self.write_parent_alone(&parent, lock, remove).await?;
+        left.page.copy_all_but_latch(lower.page());
+        cache.adopt(left.frame);
+        remove(parent.page);
+        let freed = right.at();
+        let frame = right.frame;
+        cache.discard(frame, right.guard);
+        self.client.keep(cache.owned_spare(frame));
+        drop((left.guard, parent.guard));
+        self.free_node(freed).await;
+        Ok(())
+    }
+
+    async fn borrow(
+        &self,
+        [parent, left, right]: [Latched<'_, L>; 3],
+        [lower, upper]: [Image<L>; 2],
+        right_slot: usize,
+    ) -> Result<(), Detour> {
+        let cache = self.client.cache();
+        let lock = self.lock_shared(&parent).await?;
+        self.charge(Work::RestructureNode).await;
+        let left_gains = lower.page().count() < upper.page().count();
+        let separator = L::rebalance(lower.page(), upper.page());
+        lower.page().set_note(0);
+        upper.page().set_note(0);
+        let (gainer, gained) = if left_gains { (&left, &lower) } else { (&right, &upper) };
+        if let Err(detour) = self.write_exclusive(gainer, &cache.image(gained.page())).await {
+            self.unlock_shared(lock).await;
+            return Err(detour);
+        }
+        let move_boundary = |page: Page<'_, L>| L::inner_set_key(page, right_slot, &separator);
+        if let Err(detour) = self.write_parent_alone(&parent, lock, move_boundary).await {
+            // The gainer in the pool has too much, which nobody is led to.
+            mark_dirty(gainer.page, 1..L::PAGE_WORDS);
+            return Err(detour);
+        }
+        left.page.copy_all_but_latch(lower.page());
+        right.page.copy_all_but_latch(upper.page());
+        let loser = if left_gains { &right } else { &left };
+        mark_dirty(loser.page, 1..L::PAGE_WORDS);
+        cache.adopt(left.frame);
+        cache.adopt(right.frame);
+        move_boundary(parent.page);
+        Ok(())
+    }
+
+    /// An exclusive root with a single child, which is not a leaf, takes that one's content.
+    async fn try_collapse_root(&self) -> Result<Tidied, Detour> {
+        let cache = self.client.cache();
+        let root = self.seen_root()?;
+        let level = root.page.level();
+        if level < 2 || root.page.count() != 1 || self.server.shares(root.page) {
+            return Ok(Tidied::Nothing);
+        }
+        let low = L::low(root.page);
+        let (_, child) = self.hot_child(root, level, Probe::At(&low)).await?;
+        let root = self.latch(root)?;
+        let child = self.latch(child)?;
+        let content = Image::<L>::empty();
+        content.page().format_empty(self.root, level - 1, &low, None);
+        content.page().copy_content(child.page);
+        content.page().set_note(0);
+        self.write_exclusive(&root, &cache.image(content.page())).await?;
+        root.page.copy_all_but_latch(content.page());
+        mark_clean(root.page);
+        cache.adopt(root.frame);
+        let (freed, frame) = (child.at(), child.frame);
+        cache.discard(frame, child.guard);
+        self.client.keep(cache.owned_spare(frame));
+        drop(root.guard);
+        self.free_node(freed).await;
+        Ok(Tidied::Nothing)
+    }
+
+    /// Tidies every leaf of the owned range that has too little.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a leaf cannot be read.
+    pub async fn collect(&self) -> Result<(), RemoteError> {
+        let range = self.server.range();
+        let mut low = range.low;
+        loop {
+            let look = |page: Page<'_, L>| (page.live_count(), L::high(page));
+            let (live, mut high) = self.read_leaf(Probe::At(&low), look).await?;
+            if live < least::<L>() {
+                self.tidy(&low).await?;
+                // It may have taken the next one in: go on behind what it is now.
+                high = self.read_leaf(Probe::At(&low), look).await?.1;
+            }
+            match high {
+                Some(high) if range.high.as_ref().is_none_or(|end| high < *end) => low = high,
+                _ => return Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! DEX on one compute server: a B+-tree whose nodes are in the memory pool, and of which this compute server
+//! owns a range of keys and caches the paths to it (Lu et al., *DEX: Scalable Range Indexing on Disaggregated
+//! Memory*, VLDB 2024).
+//!
+//! [`crate::partition`] says who owns which keys, and hands each operation to its owner; here is what the owner
+//! does. The tree has no sibling links: every node is reached through its parents, and its fences say whether
+//! it is the right one.
+//!
+//! *Invariants* (`docs/internals/cache.md`)
+//! - D1. A node whose fences lie within the owned range is *exclusive*: only this compute server reads or
+//!   changes it, under the latch of its frame. All leaves are. Others are *shared*: changed only under the
+//!   remote lock, by a CAS that expects the cached version, and written through at once.
+//! - D2. The pool's tree is well-formed at every instant: a node is written before a parent in the pool points
+//!   to it; a node that loses keys is written after the parents that route them elsewhere; a node is freed after
+//!   the last parent that pointed to it was written.
+//! - D3. Shared nodes are split, never merged: so an old copy of one misleads, but never to a freed node.
+//! - D4. Restructuring latches from the top down and left before right, and gives way instead of waiting.
+//!
+//! *Thread safety*: a [`DexServer`] is shared by the threads of its compute server; a [`DexIndex`] belongs to
+//! its endpoint's thread, and operations of one may overlap.
+
+mod change;
+mod descend;
+mod edits;
+mod latched;
+mod load;
+mod merge;
+mod nodes;
+mod options;
+mod refresh;
+mod scan;
+mod server;
+mod split;
+
+pub(crate) use load::{Builder, Built, equal_boundaries};
+pub(crate) use options::of_word;
+pub use options::{Boundaries, DexOptions};
+pub use server::{DexServer, OwnedRange};
+
+use crate::cache::{CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
+use crate::page::{Layout, Probe};
+use crate::remote::{Backoff, PageClient, Pointer, RemoteError};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use std::rc::Rc;
+
+/// A handle on one compute server's part of the index.
+#[derive(Debug)]
+pub struct DexIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
+    server: Arc<DexServer<L>>,
+    client: CacheClient<F, L, D>,
+    root: GlobalAddr,
+    root_frame: FrameId,
+    placement_level: u8,
+}
+
+/// The attempts of one operation.
+#[derive(Debug)]
+struct Attempts {
+    backoff: Backoff,
+    again: u32,
+    busy: u32,
+}
+
+/// Attempts at once before an operation begins to wait between them.
+const EAGER: u32 = 3;
+/// No operation has so many nodes to bring or to make on its way.
+const MOST_AGAIN: u32 = 20_000;
+
+impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+    /// A handle on `server`'s part of the index with its root at `root`.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if the root cannot be read.
+    pub async fn open(
+        server: Arc<DexServer<L>>,
+        pages: Rc<PageClient<F, L>>,
+        root: GlobalAddr,
+        placement_level: u8,
+    ) -> Result<Self, RemoteError> {
+        let client = CacheClient::new(Arc::clone(server.cache()), pages);
+        let root_frame = server.root_frame(&client, root).await?;
+        Ok(Self { server, client, root, root_frame, placement_level })
+    }
+
+    /// The compute server.
+    pub fn server(&self) -> &Arc<DexServer<L>> {
+        &self.server
+    }
+
+    /// What the cache did for this handle.
+    pub fn cache_counters(&self) -> CacheCounters {
+        self.client.counters()
+    }
+
+    /// Writes everything back that the pool does not have yet.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if something cannot be written.
+    pub async fn flush(&self) -> Result<(), RemoteError> {
+        let mut attempts = self.attempts();
+        loop {
+            let dirty = self.client.cache().dirty_frames();
+            if dirty.is_empty() {
+                return Ok(());
+            }
+            for frame in dirty {
+                if let Err(Detour::Failed(error)) = self.client.write_back(frame).await {
+                    return Err(error);
+                }
+            }
+            self.after(&mut attempts, Detour::Busy, Probe::Last).await?;
+        }
+    }
+
+    /// Forgets everything but the root, which is read again. For when no operation is under way.
+    pub(crate) async fn forget(&self) -> Result<(), RemoteError> {
+        if !self.client.cache().clear() {
+            return Err(RemoteError::Contended { retries: 0 });
+        }
+        let mut attempts = self.attempts();
+        loop {
+            let copy = self.client.pages().read(Pointer::fixed(self.root)).await;
+            let installed = match copy {
+                Ok(copy) => self.install(self.root_frame, self.root, copy.page(), copy.word()),
+                Err(miss) => Err(miss.into()),
+            };
+            match installed {
+                Ok(_) => return Ok(()),
+                Err(detour) => self.after(&mut attempts, detour, Probe::Last).await?,
+            }
+        }
+    }
+
+    #[inline]
+    fn fabric(&self) -> &F {
+        self.client.fabric()
+    }
+
+    async fn charge(&self, work: Work) {
+        self.fabric().charge(work).await;
+    }
+
+    fn attempts(&self) -> Attempts {
+        Attempts { backoff: self.client.pages().backoff(), again: 0, busy: 0 }
+    }
+
+    /// What follows from an attempt that did not get through: the next one, or the end.
+    #[cold]
+    async fn after(
+        &self,
+        attempts: &mut Attempts,
+        detour: Detour,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(), RemoteError> {
+        match detour {
+            Detour::Failed(error) => return Err(error),
+            Detour::Again if attempts.again < MOST_AGAIN => {
+                attempts.again += 1;
+                return Ok(());
+            }
+            Detour::Refresh => match self.refresh(probe).await {
+                Err(Detour::Failed(error)) => return Err(error),
+                // If it changed nothing, somebody is about to: wait below.
+                Ok(true) => return Ok(()),
+                Ok(false) | Err(_) => {}
+            },
+            Detour::Busy | Detour::Again => {}
+        }
+        attempts.busy += 1;
+        if attempts.busy > EAGER {
+            self.client.pages().before_retry(&mut attempts.backoff).await?;
+        }
+        Ok(())
+    }
+}

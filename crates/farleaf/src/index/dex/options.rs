@@ -1,0 +1,68 @@
+//! What can be chosen when a DEX index is made.
+//!
+//! The part that all compute servers must know is in the superblock:
+//!
+//! ```text
+//! [design:8][log2 of chunk nodes:8][placement level:8][reserved:8][whose claim:32]     from the low end up
+//! ```
+
+use crate::cache::CacheOptions;
+use crate::page::{DesignId, NodeCarver};
+
+/// Where a bulk load puts the boundaries between compute servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Boundaries {
+    /// Where the options have them.
+    #[default]
+    Kept,
+    /// So that all have equal numbers of records.
+    EqualRecords,
+}
+
+/// The choices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DexOptions<K> {
+    /// Where each compute server's range begins but the first's, ascending strictly: one less than there are
+    /// compute servers.
+    pub boundaries: Vec<K>,
+    /// What a bulk load makes of them.
+    pub at_load: Boundaries,
+    /// The cache of each compute server.
+    pub cache: CacheOptions,
+    /// Subtrees of this level lie whole on one memory server.
+    pub placement_level: u8,
+    /// How many nodes a client takes from a memory server at once, as a power of two.
+    pub chunk_nodes_log2: u8,
+}
+
+impl<K> DexOptions<K> {
+    /// The usual choices.
+    pub fn with_boundaries(boundaries: Vec<K>, cache: CacheOptions) -> Self {
+        Self {
+            boundaries,
+            at_load: Boundaries::default(),
+            cache,
+            placement_level: 3,
+            chunk_nodes_log2: 8,
+        }
+    }
+
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        chunk_bytes(self.chunk_nodes_log2)
+    }
+
+    pub(crate) fn to_word(&self) -> u64 {
+        DesignId::Dex as u64
+            | u64::from(self.chunk_nodes_log2) << 8
+            | u64::from(self.placement_level) << 16
+    }
+}
+
+fn chunk_bytes(log2: u8) -> u64 {
+    NodeCarver::NODE_ALIGN << log2.min(20)
+}
+
+/// The bytes of a chunk and the placement level, as the options word in the superblock says.
+pub(crate) fn of_word(word: u64) -> (u64, u8) {
+    (chunk_bytes((word >> 8) as u8), (word >> 16) as u8)
+}

@@ -1,0 +1,295 @@
+//! Splits, made eagerly on the way down (Lu et al., §7): a full node gives its upper half to a new one, which
+//! its parent learns of in the same step.
+//!
+//! *Order of the WRITEs* (D2): the new node; then the parent; the lower half leaves with some later write-back,
+//! or with the parent's change if it is shared. Until then the pool has it as it was, which is too much and
+//! harmless.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::DexIndex;
+use super::latched::Latched;
+use super::nodes::NewNode;
+use crate::cache::{Detour, Discipline, Seen, Spare, Swip, mark_clean, mark_dirty};
+use crate::page::{Layout, LockWord, Page, Probe};
+use crate::remote::{Change, Image, Locked, PageCopy};
+use farleaf_fabric::{Fabric, ServerId, Work};
+
+/// Whether a node has to be split before another entry can come below it.
+fn is_full<L: Layout>(page: Page<'_, L>) -> bool {
+    page.count() == L::CAPACITY && (page.level() > 0 || page.deleted_count() == 0)
+}
+
+/// A remote lock on a shared node, with the copy that it was taken by.
+type Held<'a, L> = (Locked<'a>, PageCopy<L>);
+
+impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+    /// Splits the topmost full node on the way of `probe`, if there is one.
+    ///
+    /// # Errors
+    /// [`Detour`]: [`Detour::Again`] if one was split or brought, so that there may be more to do.
+    pub(super) async fn try_make_room(&self, probe: Probe<'_, L::Key>) -> Result<(), Detour> {
+        let mut node = self.seen_root()?;
+        let mut level = node.page.level();
+        if is_full(node.page) {
+            self.split_root(node).await?;
+            return Err(Detour::Again);
+        }
+        while level > 0 {
+            let (_, child) = self.hot_child(node, level, probe).await?;
+            if is_full(child.page) {
+                self.split_child(node, child).await?;
+                return Err(Detour::Again);
+            }
+            node = child;
+            level -= 1;
+        }
+        Ok(())
+    }
+
+    /// Where the new half of a node goes: to the children that it gets, or beside the leaf that it is cut from.
+    fn home_of_upper_half(&self, page: Page<'_, L>) -> ServerId {
+        if page.level() == 0 {
+            return page.address().server();
+        }
+        match self.client.cache().swip(page, page.count() / 2) {
+            Some(Swip::Frame(child)) => self.client.cache().arena().page(child).address().server(),
+            // Read without a latch, so it can be anything.
+            Some(Swip::Remote(child))
+                if child.server().number() < self.fabric().memory_servers() =>
+            {
+                child.server()
+            }
+            _ => page.address().server(),
+        }
+    }
+
+    /// Takes the remote lock of a shared node (D1); the error says that the copy is old.
+    pub(super) async fn lock_shared<'a>(
+        &'a self,
+        node: &Latched<'_, L>,
+    ) -> Result<Option<Held<'a, L>>, Detour> {
+        if !node.shared {
+            return Ok(None);
+        }
+        let copy = self.cached_copy(node)?;
+        match self.client.pages().lock(&copy).await {
+            Ok(locked) => Ok(Some((locked, copy))),
+            Err(miss) => match miss.into() {
+                Detour::Busy => Err(Detour::Refresh),
+                detour => Err(detour),
+            },
+        }
+    }
+
+    /// Lets go of a node that was locked in vain.
+    pub(super) async fn unlock_shared(&self, held: Option<Held<'_, L>>) {
+        if let Some((locked, _)) = held {
+            self.client.pages().release(locked).await;
+        }
+    }
+
+    /// WRITEs a new node; its word 0 if it is an inner node.
+    async fn write_new(
+        &self,
+        node: &NewNode<'_, L>,
+        page: Page<'_, L>,
+    ) -> Result<LockWord, Detour> {
+        if page.level() == 0 {
+            self.client.write_leaf(node.at(), page, 1..L::PAGE_WORDS).await?;
+            return Ok(LockWord::from_bits(0));
+        }
+        // The node's versions go on from its former life.
+        let found = self.client.pages().fresh_word(node.at()).await?;
+        let image = self.client.cache().image(page);
+        self.client.write_inner(node.at(), &image, found).await
+    }
+
+    async fn split_child(&self, parent: Seen<'_, L>, child: Seen<'_, L>) -> Result<(), Detour> {
+        let level = child.page.level();
+        let new = self.new_node(level, self.home_of_upper_half(child.page)).await?;
+        let spare = self.client.spare().await?;
+        let parent = self.latch(parent)?;
+        let child = self.latch(child)?;
+        let parent_lock = self.lock_shared(&parent).await?;
+        let child_lock = match self.lock_shared(&child).await {
+            Ok(lock) => lock,
+            Err(detour) => {
+                self.unlock_shared(parent_lock).await;
+                return Err(detour);
+            }
+        };
+        self.charge(Work::RestructureNode).await;
+        let separator = L::split_copy(child.page, spare.page(), new.at());
+        mark_clean(spare.page());
+        let word = match self.write_new(&new, spare.page()).await {
+            Ok(word) => word,
+            Err(detour) => {
+                self.unlock_shared(child_lock).await;
+                self.unlock_shared(parent_lock).await;
+                return Err(detour);
+            }
+        };
+        let cache = self.client.cache();
+        cache.arena().set_remote_word(spare.frame(), word.to_bits());
+        let at = new.at();
+        // From here on the pool may have a pointer to the new node, whatever happens.
+        new.used();
+        let insert = |page: Page<'_, L>| {
+            let there = L::inner_insert(page, &separator, at);
+            debug_assert!(there, "the parent was split first");
+        };
+        let truncate = |page: Page<'_, L>| {
+            L::split_truncate(page);
+            L::set_high(page, Some(&separator));
+        };
+        self.write_parent(
+            &parent,
+            parent_lock,
+            insert,
+            child_lock.map(|held| (&child, held, truncate)),
+        )
+        .await?;
+        // It has happened.
+        truncate(child.page);
+        if !child.shared {
+            mark_dirty(child.page, 1..L::PAGE_WORDS);
+        }
+        cache.adopt(spare.frame());
+        let frame = cache.publish_new(spare, parent.frame);
+        L::inner_insert(parent.page, &separator, Swip::Frame(frame).to_word());
+        Ok(())
+    }
+
+    /// WRITEs the change of a latched parent; its frame is left as it is.
+    pub(super) async fn write_parent_alone(
+        &self,
+        parent: &Latched<'_, L>,
+        lock: Option<Held<'_, L>>,
+        edit: impl FnOnce(Page<'_, L>),
+    ) -> Result<(), Detour> {
+        self.write_parent(parent, lock, edit, None::<(_, _, fn(Page<'_, L>))>).await
+    }
+
+    /// WRITEs the change of a latched parent, and with it that of a shared child; the frames are left as they
+    /// are, but for what they know of the pool's words.
+    async fn write_parent(
+        &self,
+        parent: &Latched<'_, L>,
+        parent_lock: Option<Held<'_, L>>,
+        edit: impl FnOnce(Page<'_, L>),
+        child: Option<(&Latched<'_, L>, Held<'_, L>, impl FnOnce(Page<'_, L>))>,
+    ) -> Result<(), Detour> {
+        let Some((locked, copy)) = parent_lock else {
+            debug_assert!(child.is_none(), "a shared node's parent is shared");
+            let image = self.client.cache().image(parent.page);
+            edit(image.page());
+            let written = self.write_exclusive(parent, &image).await;
+            if written.is_ok() {
+                mark_clean(parent.page);
+            } else {
+                mark_dirty(parent.page, 1..L::PAGE_WORDS);
+            }
+            return written;
+        };
+        let image = Image::of(copy.page());
+        edit(image.page());
+        // The parent first: who reads between the two finds the new node, or too much.
+        let mut changes = vec![Change::new(locked, &copy, image)];
+        let mut frames = vec![parent];
+        let child_copy;
+        if let Some((child, (locked, copy), edit)) = child {
+            child_copy = copy;
+            let image = Image::of(child_copy.page());
+            edit(image.page());
+            changes.push(Change::new(locked, &child_copy, image));
+            frames.push(child);
+        }
+        let words: Vec<LockWord> = changes.iter().map(Change::next_word).collect();
+        self.client.pages().commit_together(changes).await?;
+        for (node, word) in frames.into_iter().zip(words) {
+            self.set_word(node, word);
+        }
+        Ok(())
+    }
+
+    /// Splits the root: its content moves into two new nodes, and it stays where it is, one level higher.
+    async fn split_root(&self, root: Seen<'_, L>) -> Result<(), Detour> {
+        let cache = self.client.cache();
+        let level = root.page.level();
+        let left_home = match cache.swip(root.page, 0) {
+            Some(Swip::Remote(child))
+                if child.server().number() < self.fabric().memory_servers() =>
+            {
+                child.server()
+            }
+            Some(Swip::Frame(child)) => cache.arena().page(child).address().server(),
+            _ => self.root.server(),
+        };
+        let left = self.new_node(level, left_home).await?;
+        let right = self.new_node(level, self.home_of_upper_half(root.page)).await?;
+        let left_spare = self.client.spare().await?;
+        let right_spare = match cache.take_spare() {
+            Some(spare) => spare,
+            // Waiting for a second one with the first in hand could be what all others do too (C16).
+            None => {
+                drop(left_spare);
+                let second = self.client.spare().await?;
+                let first = cache.take_spare().ok_or(Detour::Busy)?;
+                return self.split_root_into(root, [left, right], [first, second]).await;
+            }
+        };
+        self.split_root_into(root, [left, right], [left_spare, right_spare]).await
+    }
+
+    async fn split_root_into<'a>(
+        &'a self,
+        root: Seen<'_, L>,
+        [left, right]: [NewNode<'_, L>; 2],
+        [left_spare, right_spare]: [Spare<'a, L>; 2],
+    ) -> Result<(), Detour> {
+        let cache = self.client.cache();
+        let root = self.latch(root)?;
+        let lock = self.lock_shared(&root).await?;
+        self.charge(Work::RestructureNode).await;
+        let (full, low, high) = (root.page, L::low(root.page), L::high(root.page));
+        let level = full.level();
+        let (lower, upper) = (left_spare.page(), right_spare.page());
+        lower.format_empty(left.at(), level, &low, high.as_ref());
+        lower.copy_content(full);
+        let separator = L::split_copy(lower, upper, right.at());
+        L::split_truncate(lower);
+        L::set_high(lower, Some(&separator));
+        mark_clean(lower);
+        mark_clean(upper);
+        let written = async {
+            let first = self.write_new(&left, lower).await?;
+            Ok::<_, Detour>((first, self.write_new(&right, upper).await?))
+        };
+        let (left_word, right_word) = match written.await {
+            Ok(words) => words,
+            Err(detour) => {
+                self.unlock_shared(lock).await;
+                return Err(detour);
+            }
+        };
+        cache.arena().set_remote_word(left_spare.frame(), left_word.to_bits());
+        cache.arena().set_remote_word(right_spare.frame(), right_word.to_bits());
+        let (left_at, right_at) = (left.at(), right.at());
+        left.used();
+        right.used();
+        let grow = |page: Page<'_, L>, left, right| {
+            page.format_empty(self.root, level + 1, &low, high.as_ref());
+            L::inner_insert(page, &low, left);
+            L::inner_insert(page, &separator, right);
+        };
+        let edit = |page: Page<'_, L>| grow(page, left_at, right_at);
+        self.write_parent_alone(&root, lock, edit).await?;
+        cache.adopt(left_spare.frame());
+        cache.adopt(right_spare.frame());
+        let left_frame = cache.publish_new(left_spare, root.frame);
+        let right_frame = cache.publish_new(right_spare, root.frame);
+        grow(root.page, Swip::Frame(left_frame).to_word(), Swip::Frame(right_frame).to_word());
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! DEX as one of the index designs: how an index is made, and how handles on it are opened.
+
+use super::{ComputePool, RoutedIndex};
+use crate::cache::{Discipline, Sound};
+use crate::index::dex::{Builder, DexOptions, of_word};
+use crate::index::{Design, IndexError};
+use crate::page::{DesignId, Layout};
+use crate::remote::{Image, PageClient, RpcClient};
+use crate::wire::{Refusal, Reply, Request};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::marker::PhantomData;
+
+/// The DEX design.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Dex<D = Sound>(PhantomData<D>);
+
+/// Where the root is.
+const ROOT_SERVER: ServerId = ServerId::new(0);
+
+/// How full inner nodes are when an empty index is made.
+const EMPTY_FILL: f64 = 0.7;
+
+impl<L: Layout, D: Discipline> Design<L> for Dex<D> {
+    const NAME: &'static str = "dex";
+    type Options = DexOptions<L::Key>;
+    type Compute = Arc<ComputePool<L>>;
+    type Index<F: Fabric> = RoutedIndex<F, L, D>;
+
+    fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
+        Ok(Arc::new(ComputePool::new(options)?))
+    }
+
+    async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
+        super::PartitionMap::new::<L>(1, options.boundaries.clone())?;
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        let found = rpc.superblock(ROOT_SERVER).await?;
+        if found.options != 0 || !found.root.is_null() {
+            let refusal = Refusal::TreeExists;
+            return Err(IndexError::Refused { server: ROOT_SERVER, refusal });
+        }
+        let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
+        let root = pages.take_node(ROOT_SERVER).await?;
+        let boundaries = options.boundaries.clone();
+        let mut builder = Builder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);
+        let built = builder.finish().await?;
+        let image = Image::<L>::empty();
+        image.page().format_empty(root, built.root.page().level(), &L::min_key(), None);
+        image.page().copy_content(built.root.page());
+        let fresh = pages.fresh_word(root).await?;
+        pages.write_fresh(&[(root, fresh, &image)]).await?;
+        // The root's server last: until then there is nothing to open. A random number tells apart those who
+        // try at the same time, so that each can ask again.
+        let options = options.to_word() | fabric.random() << 32;
+        for number in (0..fabric.memory_servers()).rev() {
+            let server = ServerId::new(number);
+            let root = if server == ROOT_SERVER { root } else { GlobalAddr::NULL };
+            match rpc.ask_harmless(server, &Request::Claim { options, root }).await? {
+                Reply::Done => {}
+                _ => return Err(IndexError::BadReply { server }),
+            }
+        }
+        Ok(())
+    }
+
+    async fn open<F: Fabric>(
+        fabric: F,
+        compute: &Self::Compute,
+    ) -> Result<RoutedIndex<F, L, D>, IndexError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        let found = rpc.superblock(ROOT_SERVER).await?;
+        let word = found
+            .options_of(DesignId::Dex)
+            .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
+        let (chunk_bytes, placement_level) = of_word(word);
+        let pages = PageClient::new(fabric, chunk_bytes);
+        Ok(RoutedIndex::open(compute, pages, found.root, placement_level).await?)
+    }
+
+    fn cached_bytes(compute: &Self::Compute) -> u64 {
+        compute.cached_bytes()
+    }
+}

@@ -1,0 +1,133 @@
+//! Bulk loading an empty index: the new tree replaces the old one in one change of the root, and the caches of
+//! all compute servers forget the old one. Nobody else may use the index meanwhile.
+//!
+//! *Thread safety*: private to one task.
+
+use super::{PartitionMap, RoutedIndex};
+use crate::cache::Discipline;
+use crate::index::dex::{Boundaries, Builder, Built, equal_boundaries};
+use crate::index::{IndexError, RangeIndex, Scan};
+use crate::page::Layout;
+use crate::remote::{Change, Image, Miss, Pointer, RemoteError};
+use crate::wire::Refusal;
+use farleaf_fabric::{Fabric, GlobalAddr};
+
+impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
+    pub(super) async fn load_all(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        if !(0.1..=1.0).contains(&fill) {
+            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
+        }
+        let options = self.pool.options();
+        let boundaries = match options.at_load {
+            Boundaries::Kept => self.pool.map().boundaries().to_vec(),
+            Boundaries::EqualRecords => Vec::new(),
+        };
+        let mut builder = Builder::new(&self.pages, fill, options.placement_level, boundaries);
+        let outcome = async {
+            let mut last: Option<L::Key> = None;
+            let mut count = 0;
+            for (key, value) in records {
+                if last.as_ref().is_some_and(|last| *last >= key) {
+                    return Err(IndexError::NotSorted { position: count });
+                }
+                builder.append(&key, &value).await?;
+                last = Some(key);
+                count += 1;
+            }
+            self.check_empty().await?;
+            let built = builder.finish().await?;
+            self.show(built).await?;
+            Ok(count)
+        }
+        .await;
+        match outcome {
+            Ok(count) => Ok(count),
+            // The new nodes may be part of the index.
+            Err(IndexError::Indeterminate(error)) => Err(IndexError::Indeterminate(error)),
+            Err(error) => {
+                builder.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn check_empty(&self) -> Result<(), IndexError> {
+        if self.scan(&Scan::range(..).limit(1)).await?.is_empty() {
+            return Ok(());
+        }
+        let server = self.root.server();
+        Err(IndexError::Refused { server, refusal: Refusal::NotEmpty })
+    }
+
+    /// Replaces the tree.
+    async fn show(&self, built: Built<L>) -> Result<(), IndexError> {
+        let parts = self.parts.len();
+        let boundaries = match self.pool.options().at_load {
+            Boundaries::Kept => None,
+            Boundaries::EqualRecords => {
+                let equal = equal_boundaries(&built.leaves, built.records, parts);
+                Some(equal.ok_or(IndexError::InvalidArgument(
+                    "there are too few leaves to give each compute server one",
+                ))?)
+            }
+        };
+        for part in &self.parts {
+            part.index.flush().await?;
+        }
+        let old = self.old_nodes().await?;
+        let mut backoff = self.pages.backoff();
+        loop {
+            match self.replace_root(&built.root).await {
+                Ok(()) => break,
+                Err(Miss::Failed(error)) => return Err(error.into()),
+                Err(Miss::Restart) => self.pages.before_retry(&mut backoff).await?,
+            }
+        }
+        if let Some(boundaries) = boundaries {
+            let epoch = self.pool.map().epoch() + 1;
+            self.pool.publish(PartitionMap::new::<L>(epoch, boundaries)?);
+            self.learn_map();
+        }
+        for part in &self.parts {
+            part.index.forget().await?;
+        }
+        old.into_iter().for_each(|node| self.pages.give_back_unseen(node));
+        Ok(())
+    }
+
+    async fn replace_root(&self, content: &Image<L>) -> Result<(), Miss> {
+        let copy = self.pages.read(Pointer::fixed(self.root)).await?;
+        let locked = self.pages.lock(&copy).await?;
+        let image = Image::<L>::empty();
+        let level = content.page().level();
+        image.page().format_empty(self.root, level, &L::min_key(), None);
+        image.page().copy_content(content.page());
+        Ok(self.pages.commit(Change::new(locked, &copy, image)).await?)
+    }
+
+    /// The nodes of the tree below the root, as the pool has it.
+    async fn old_nodes(&self) -> Result<Vec<GlobalAddr>, IndexError> {
+        let mut nodes = Vec::new();
+        let mut inner = vec![self.root];
+        while let Some(at) = inner.pop() {
+            let copy = match self.pages.read(Pointer::fixed(at)).await {
+                Ok(copy) => copy,
+                Err(Miss::Failed(error)) => return Err(error.into()),
+                Err(Miss::Restart) => return Err(RemoteError::Contended { retries: 1 }.into()),
+            };
+            let page = copy.page();
+            for slot in 0..page.count() {
+                let child = L::inner_child(page, slot);
+                nodes.push(child);
+                if page.level() > 1 {
+                    inner.push(child);
+                }
+            }
+        }
+        Ok(nodes)
+    }
+}

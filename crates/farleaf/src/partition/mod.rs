@@ -1,0 +1,19 @@
+//! Who owns which keys: the partition map, the compute servers of an index, and the handle that brings each
+//! operation to the owner of its key.
+//!
+//! The way of a key begins here: [`PartitionMap`] names its owner, whose [`ComputeServer`] accepts it or says who
+//! else it is and as of which epoch; then the owner's [`crate::index::dex::DexIndex`] does the operation.
+//! (Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory*, VLDB 2024, §4.)
+
+mod compute_pool;
+mod compute_server;
+mod design;
+mod load;
+mod map;
+mod routed;
+
+pub use compute_pool::ComputePool;
+pub use compute_server::ComputeServer;
+pub use design::Dex;
+pub use map::PartitionMap;
+pub use routed::RoutedIndex;
