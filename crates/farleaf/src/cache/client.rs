@@ -121,36 +121,53 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     /// # Errors
     /// [`Detour::Failed`] if there is none to be had, because so many operations hold the others.
     pub async fn spare(&self) -> Result<Spare<'_, L>, Detour> {
-        if let Some(frame) = self.kept.borrow_mut().pop() {
-            return Ok(self.cache.spare(frame));
+        match self.free_now() {
+            Some(spare) => Ok(spare),
+            None => self.make_room().await,
         }
-        if let Some(spare) = self.cache.take_spare() {
-            return Ok(spare);
+    }
+
+    /// One more free frame for an operation that has one already.
+    ///
+    /// # Errors
+    /// [`Detour::Busy`] if there is none at the moment: it is not waited for, as all others who have one could
+    /// be waiting too (C16).
+    pub async fn another_spare(&self) -> Result<Spare<'_, L>, Detour> {
+        match self.free_now() {
+            Some(spare) => Ok(spare),
+            None => self.sample().await.ok_or(Detour::Busy),
         }
-        self.make_room().await
+    }
+
+    fn free_now(&self) -> Option<Spare<'_, L>> {
+        let kept = self.kept.borrow_mut().pop();
+        kept.map(|frame| self.cache.spare(frame)).or_else(|| self.cache.take_spare())
     }
 
     #[cold]
     async fn make_room(&self) -> Result<Spare<'_, L>, Detour> {
         let mut backoff = self.pages.backoff();
-        let sampled = self.cache.options().sampled.max(1);
         loop {
-            for _ in 0..SAMPLES {
-                for _ in 0..sampled {
-                    self.cool_one().await;
-                }
-                if let Some(frame) = self.kept.borrow_mut().pop() {
-                    return Ok(self.cache.spare(frame));
-                }
-                if let Some(spare) = self.cache.take_spare() {
-                    return Ok(spare);
-                }
-            }
-            if let Some(frame) = self.cache.cooling.pop(self.fabric().random()) {
-                return Ok(self.let_go(frame).await);
+            if let Some(spare) = self.sample().await {
+                return Ok(spare);
             }
             self.pages.before_retry(&mut backoff).await?;
         }
+    }
+
+    /// Lets hot nodes cool until one has to leave for it; if that does not come to anything, a cooling one
+    /// leaves, whatever its age.
+    async fn sample(&self) -> Option<Spare<'_, L>> {
+        for _ in 0..SAMPLES {
+            for _ in 0..self.cache.options().sampled.max(1) {
+                self.cool_one().await;
+            }
+            if let Some(spare) = self.free_now() {
+                return Some(spare);
+            }
+        }
+        let frame = self.cache.cooling.pop(self.fabric().random())?;
+        Some(self.let_go(frame).await)
     }
 
     /// Lets one hot node cool, if the one that is picked can.

@@ -23,6 +23,12 @@ pub(super) fn least<L: Layout>() -> usize {
     L::CAPACITY / 2
 }
 
+/// Whether two neighbours fit one page, or one has too little to stay as it is.
+fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
+    let fewest = left.live_count().min(right.live_count());
+    L::fits_merged(left, right) || fewest < L::CAPACITY / 4
+}
+
 /// What became of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tidied {
@@ -72,13 +78,12 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             if found != other || !parent.is_valid() {
                 return Err(Detour::Busy);
             }
-            let tidied = if other > slot {
-                self.join(parent, [node, neighbour], other).await?
-            } else {
-                self.join(parent, [neighbour, node], slot).await?
+            let (pair, right_slot) = match other > slot {
+                true => ([node, neighbour], other),
+                false => ([neighbour, node], slot),
             };
-            if tidied != Tidied::Nothing {
-                return Ok(tidied);
+            if can_join(pair[0].page, pair[1].page) {
+                return self.join(parent, pair, right_slot).await;
             }
         }
         if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Detour::Busy) }
@@ -105,23 +110,20 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let parent = self.latch(parent)?;
         let left = self.latch(left)?;
         let right = self.latch(right)?;
-        if left.shared || right.shared {
-            return Ok(Tidied::Nothing);
+        if left.shared || right.shared || !can_join(left.page, right.page) {
+            return Err(Detour::Busy);
         }
         let (lower, upper) = (Image::of(left.page), Image::of(right.page));
         if left.is_leaf() {
             L::leaf_compact(lower.page());
             L::leaf_compact(upper.page());
         }
-        let fewest = lower.page().count().min(upper.page().count());
         if L::fits_merged(lower.page(), upper.page()) {
             self.merge([parent, left, right], lower, &upper, right_slot).await?;
             Ok(Tidied::Merged)
-        } else if fewest < L::CAPACITY / 4 {
+        } else {
             self.borrow([parent, left, right], [lower, upper], right_slot).await?;
             Ok(Tidied::Borrowed)
-        } else {
-            Ok(Tidied::Nothing)
         }
     }
 

@@ -27,17 +27,20 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let mut at = if scan.reverse { self.last(scan) } else { Some(self.first(scan)) };
         let found = RefCell::new(std::mem::take(out));
         let mut outcome = Ok(());
+        let mut moved = false;
         while let Some(place) = at {
             let had = found.borrow().len();
             if had >= scan.limit {
                 break;
             }
-            let window = ScanWindow {
-                lower: scan.lower.as_ref(),
-                upper: scan.upper.as_ref(),
-                reverse: scan.reverse,
-                limit: scan.limit - had,
+            // A leaf may have grown since the last one was read: never go back behind that.
+            let (lower, upper) = match (&place, moved) {
+                (_, false) => (scan.lower.as_ref(), scan.upper.as_ref()),
+                (place, true) if scan.reverse => (scan.lower.as_ref(), place.as_ref()),
+                (place, true) => (place.as_ref(), scan.upper.as_ref()),
             };
+            let reverse = scan.reverse;
+            let window = ScanWindow { lower, upper, reverse, limit: scan.limit - had };
             let read = |page: Page<'_, L>| {
                 let mut found = found.borrow_mut();
                 // The last attempt may have left something.
@@ -57,6 +60,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                     break;
                 }
             };
+            moved = true;
             let copied = found.borrow().len() - had;
             self.charge(Work::CopyRecords(copied as u32)).await;
             at = match next {

@@ -10,7 +10,7 @@
 use super::DexIndex;
 use super::latched::Latched;
 use super::nodes::NewNode;
-use crate::cache::{Detour, Discipline, Seen, Spare, Swip, mark_clean, mark_dirty};
+use crate::cache::{Detour, Discipline, Seen, Swip, mark_clean, mark_dirty};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::{Change, Image, Locked, PageCopy};
 use farleaf_fabric::{Fabric, ServerId, Work};
@@ -229,26 +229,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let left = self.new_node(level, left_home).await?;
         let right = self.new_node(level, self.home_of_upper_half(root.page)).await?;
         let left_spare = self.client.spare().await?;
-        let right_spare = match cache.take_spare() {
-            Some(spare) => spare,
-            // Waiting for a second one with the first in hand could be what all others do too (C16).
-            None => {
-                drop(left_spare);
-                let second = self.client.spare().await?;
-                let first = cache.take_spare().ok_or(Detour::Busy)?;
-                return self.split_root_into(root, [left, right], [first, second]).await;
-            }
-        };
-        self.split_root_into(root, [left, right], [left_spare, right_spare]).await
-    }
-
-    async fn split_root_into<'a>(
-        &'a self,
-        root: Seen<'_, L>,
-        [left, right]: [NewNode<'_, L>; 2],
-        [left_spare, right_spare]: [Spare<'a, L>; 2],
-    ) -> Result<(), Detour> {
-        let cache = self.client.cache();
+        let right_spare = self.client.another_spare().await?;
         let root = self.latch(root)?;
         let lock = self.lock_shared(&root).await?;
         self.charge(Work::RestructureNode).await;
