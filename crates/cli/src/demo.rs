@@ -91,6 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = IndexOptions {
         partitioning: PartitioningName::Range,
         boundaries: keys.boundaries(&weights),
+        single_pool_bytes: pool_bytes(keys.len(), FILL, inserts, &[1])?,
     };
     let fabric =
         FabricConfig::Local(LocalConfig { seed: arguments.seed, ..LocalConfig::default() });
@@ -176,7 +177,8 @@ impl Task for Demo<'_> {
                 ..Report::default()
             };
             let report = report.with_measurement(&measured);
-            reports.push(report.with_memory(&testbed.usage(), testbed.records()));
+            let (usage, local_bytes) = (testbed.usage(), testbed.local_bytes());
+            reports.push(report.with_memory(&usage, local_bytes, testbed.records()));
         }
         Ok(reports)
     }

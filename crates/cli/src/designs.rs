@@ -8,6 +8,7 @@ use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::page::Fixed8;
+use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -21,6 +22,8 @@ pub(crate) enum DesignName {
     Fine,
     /// Hybrid: the upper levels are trees on the memory servers, asked by RPC; the leaves are one-sided
     Hybrid,
+    /// No distribution: one tree in the memory of this machine, called directly; the yardstick
+    Local,
 }
 
 impl DesignName {
@@ -30,6 +33,7 @@ impl DesignName {
             Self::Coarse => <Coarse as Design<Fixed8>>::NAME,
             Self::Fine => <Fine as Design<Fixed8>>::NAME,
             Self::Hybrid => <Hybrid as Design<Fixed8>>::NAME,
+            Self::Local => <SingleMachine as Design<Fixed8>>::NAME,
         }
     }
 
@@ -37,14 +41,14 @@ impl DesignName {
     pub(crate) fn takes(self, partitioning: PartitioningName) -> bool {
         match self {
             Self::Coarse => true,
-            Self::Fine | Self::Hybrid => partitioning == PartitioningName::Range,
+            Self::Fine | Self::Hybrid | Self::Local => partitioning == PartitioningName::Range,
         }
     }
 
     /// Whether compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Coarse | Self::Fine | Self::Hybrid => false,
+            Self::Coarse | Self::Fine | Self::Hybrid | Self::Local => false,
         }
     }
 }
@@ -75,6 +79,8 @@ pub(crate) struct IndexOptions {
     pub(crate) partitioning: PartitioningName,
     /// Where, under range partitioning: one boundary fewer than there are servers.
     pub(crate) boundaries: Vec<u64>,
+    /// Memory of a design that has all of it in one place.
+    pub(crate) single_pool_bytes: usize,
 }
 
 /// A fabric with its settings.
@@ -119,6 +125,10 @@ pub(crate) fn run<T: Task>(
         DesignName::Fine => on_fabric::<Fine, T>(&FineOptions::default(), fabric, task),
         DesignName::Hybrid => {
             on_fabric::<Hybrid, T>(&HybridOptions::with_boundaries(boundaries), fabric, task)
+        }
+        DesignName::Local => {
+            let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);
+            on_fabric::<SingleMachine, T>(&options, fabric, task)
         }
     }
 }

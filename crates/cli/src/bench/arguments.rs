@@ -11,6 +11,7 @@ Examples:
   farleaf bench --workload ycsb-a --keys 10M --operations 5M --threads 2
   farleaf bench --workload insert-intensive --distribution uniform --seconds 10
   farleaf bench --memory-servers 4 --placement 80,12,5,3 --fabric sim --compute-servers 4
+  farleaf bench --index local --workload ycsb-a    (what the same tree does without a network)
   farleaf bench --trace block-io.csv.gz --json -
 
 Workloads (in percent; updates, lookups and scans take loaded keys, insertions add new ones):
@@ -98,8 +99,8 @@ pub(crate) struct Arguments {
     /// Threads of each memory server that serve RPCs, on `local`; 0 serves them in the caller [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub(super) server_threads: Option<u16>,
-    /// Memory of each memory server, in bytes; taken from the system as it is used [default: what the keys
-    /// and the insertions can need]
+    /// Memory of each memory server, in bytes; taken from the system as it is used. The design `local` has
+    /// that of all of them in one place [default: what the keys and the insertions can need]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     pub(super) pool_bytes: Option<u64>,
     /// Where randomness starts; on `sim` it settles the whole run

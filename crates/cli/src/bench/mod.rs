@@ -109,6 +109,10 @@ impl Task for Bench<'_> {
             }
         };
         let records = testbed.records().max(report.keys);
-        Ok(report.with_measurement(&measured).with_memory(&testbed.usage(), records))
+        Ok(report.with_measurement(&measured).with_memory(
+            &testbed.usage(),
+            testbed.local_bytes(),
+            records,
+        ))
     }
 }

@@ -81,9 +81,12 @@ impl Plan {
             (weights, _) => weights.to_vec(),
         };
         let loaded = if arguments.trace.is_some() { 0 } else { arguments.keys };
-        let pool_bytes = match arguments.pool_bytes {
-            Some(bytes) => round_up(bytes)?,
-            None => pool_bytes(loaded, arguments.fill, inserts, &weights)?,
+        let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
+            Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
+            None => (
+                pool_bytes(loaded, arguments.fill, inserts, &weights)?,
+                pool_bytes(loaded, arguments.fill, inserts, &[1])?,
+            ),
         };
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
         let is_range = arguments.partitioning == PartitioningName::Range;
@@ -127,6 +130,7 @@ impl Plan {
             index: IndexOptions {
                 partitioning: arguments.partitioning,
                 boundaries: keys.boundaries(&weights),
+                single_pool_bytes,
             },
             fabric,
             work,
@@ -245,6 +249,11 @@ pub(crate) fn pool_bytes(
     let inserted = inserts as f64 * 1024.0 / 30.0 * 1.1;
     // The conversion saturates, and then it is too much by far.
     round_up(((loaded + inserted) as u64).saturating_add(64 << 20))
+}
+
+/// What all memory servers have together, as far as one region can have it.
+fn bytes_of_all(bytes_of_each: u64, memory_servers: u16) -> anyhow::Result<usize> {
+    round_up(bytes_of_each.saturating_mul(memory_servers.into()).min(MOST_POOL_BYTES))
 }
 
 fn round_up(bytes: u64) -> anyhow::Result<usize> {

@@ -58,6 +58,8 @@ pub enum DesignId {
     Fine = 2,
     /// Upper levels on the memory servers, leaves one-sided.
     Hybrid = 3,
+    /// No records on any memory server: they are in a tree of the compute side.
+    SingleMachine = 5,
 }
 
 /// What a superblock says.
