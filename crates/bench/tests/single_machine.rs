@@ -83,7 +83,7 @@ fn every_workload_costs_nothing(provider: &impl Provider) {
     let keys = KeySpace::spread(20_000);
     let mut testbed = testbed(provider, &keys);
     for mix in NAMED_MIXES {
-        let measured = measure(&mut testbed, &run_of(&mix, &keys, 2));
+        let measured = measure(&mut testbed, &run_of(mix, &keys, 2));
         let outcome = (measured.operations, measured.errors, measured.misses);
         assert_eq!(outcome, (4_001, 0, 0), "{}: every key asked for is there", mix.name);
         assert_eq!(measured.counters, CounterSnapshot::default(), "Y1, {}", mix.name);

@@ -13,7 +13,7 @@
 //! | contender | what |
 //! | --- | --- |
 //! | `local`, `coarse`, `fine`, `hybrid` | Farleaf's designs, see `designs.rs`, where a new one is one line |
-//! | [`bf-tree`](https://docs.rs/bf-tree) | Bf-Tree with its pages in memory, and a buffer that holds all records |
+//! | [`bf-tree`](https://docs.rs/bf-tree) | Bf-Tree in memory: cache-only, with a buffer that holds all records |
 //! | [`congee`](https://docs.rs/congee) | an adaptive radix tree with optimistic lock coupling |
 //! | [`crossbeam-skiplist`](https://docs.rs/crossbeam-skiplist) | a lock-free skip list |
 //! | `RwLock<BTreeMap>` | the standard library's, behind one lock |
