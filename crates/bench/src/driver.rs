@@ -346,6 +346,11 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         D::cached_bytes(&self.compute)
     }
 
+    /// Bytes of the index's own memory on the compute side, caches apart.
+    pub fn local_bytes(&self) -> u64 {
+        D::local_bytes(&self.compute)
+    }
+
     /// How much memory is used on each memory server.
     pub fn usage(&self) -> Vec<Usage> {
         self.services.iter().map(|service| service.usage()).collect()

@@ -2,8 +2,8 @@
 //!
 //! [`keys`] says which keys are loaded and where new ones fall, [`workload`] what clients do with them,
 //! [`driver`] runs the clients and counts, [`report`] and [`table`] say what came out. [`trace`] replays
-//! recorded requests instead, [`input`] loads records of a file. The simulator runs the same operation
-//! streams as the benchmark.
+//! recorded requests instead, [`input`] loads records of a file. [`single_machine`] is the yardstick: the same
+//! tree without a network. The simulator runs the same operation streams as the benchmark.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod driver;
 pub mod input;
 pub mod keys;
 pub mod report;
+pub mod single_machine;
 pub mod table;
 pub mod trace;
 pub mod workload;

@@ -44,7 +44,7 @@ pub struct Report {
     pub per_operation: PerOperation,
     /// The cache, at the end.
     pub cache: Cache,
-    /// The memory servers' memory, at the end.
+    /// The index's memory, at the end.
     pub memory: Memory,
     /// Operations that failed.
     pub errors: u64,
@@ -140,10 +140,10 @@ pub struct Cache {
     pub write_throughs: f64,
 }
 
-/// The memory servers' memory.
+/// The index's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Bytes given out in chunks, of all memory servers.
+    /// Bytes given out in chunks, of all memory servers, or of the one machine that the index is on.
     pub pool_bytes_allocated: u64,
     /// The same, divided by the keys in the index.
     pub pool_bytes_per_key: f64,
@@ -209,10 +209,19 @@ impl Report {
         self
     }
 
-    /// Fills in how much memory `records` records take.
+    /// Fills in how many bytes of pages the caches of all compute servers hold.
     #[must_use]
-    pub fn with_memory(mut self, usage: &[Usage], records: u64) -> Self {
-        let allocated: u64 = usage.iter().map(|usage| usage.allocated_bytes).sum();
+    pub fn with_cached_bytes(mut self, bytes: u64) -> Self {
+        self.cache.bytes_used = bytes;
+        self
+    }
+
+    /// Fills in how much memory `records` records take: that of the memory servers, and `local_bytes` of
+    /// the compute side.
+    #[must_use]
+    pub fn with_memory(mut self, usage: &[Usage], local_bytes: u64, records: u64) -> Self {
+        let on_servers: u64 = usage.iter().map(|usage| usage.allocated_bytes).sum();
+        let allocated = on_servers + local_bytes;
         self.memory = Memory {
             pool_bytes_allocated: allocated,
             pool_bytes_per_key: allocated as f64 / records.max(1) as f64,

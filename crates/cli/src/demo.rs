@@ -5,6 +5,8 @@ use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningN
 use crate::output::{JsonTarget, bar, grouped};
 use crate::units;
 use clap::{Args, ValueEnum};
+use farleaf::cache::CacheOptions;
+use farleaf::index::dex::DexOptions;
 use farleaf::index::{Design, Scan};
 use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Run, Testbed};
@@ -91,6 +93,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = IndexOptions {
         partitioning: PartitioningName::Range,
         boundaries: keys.boundaries(&weights),
+        dex: DexOptions::with_boundaries(Vec::new(), cache_of(keys.len())),
+        single_pool_bytes: pool_bytes(keys.len(), FILL, inserts, &[1])?,
     };
     let fabric =
         FabricConfig::Local(LocalConfig { seed: arguments.seed, ..LocalConfig::default() });
@@ -105,6 +109,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     json.write(&serde_json::to_string_pretty(&reports)?)?;
     reports.iter().try_for_each(warn_of_errors)
+}
+
+/// A cache for about a third of the records.
+fn cache_of(records: u64) -> CacheOptions {
+    CacheOptions { bytes: records * 16 / 3, ..CacheOptions::default() }
 }
 
 #[derive(Clone, Copy)]
@@ -175,8 +184,10 @@ impl Task for Demo<'_> {
                 load_seconds,
                 ..Report::default()
             };
-            let report = report.with_measurement(&measured);
-            reports.push(report.with_memory(&testbed.usage(), testbed.records()));
+            let report =
+                report.with_measurement(&measured).with_cached_bytes(testbed.cached_bytes());
+            let (usage, local_bytes) = (testbed.usage(), testbed.local_bytes());
+            reports.push(report.with_memory(&usage, local_bytes, testbed.records()));
         }
         Ok(reports)
     }

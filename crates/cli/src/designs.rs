@@ -5,9 +5,12 @@
 use clap::ValueEnum;
 use farleaf::index::Design;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::dex::DexOptions;
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::page::Fixed8;
+use farleaf::partition::Dex;
+use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -21,6 +24,11 @@ pub(crate) enum DesignName {
     Fine,
     /// Hybrid: the upper levels are trees on the memory servers, asked by RPC; the leaves are one-sided
     Hybrid,
+    /// DEX: one tree whose nodes go round the memory servers; each compute server owns a range of keys and
+    /// caches the paths to them
+    Dex,
+    /// No distribution: one tree in the memory of this machine, called directly; the yardstick
+    Local,
 }
 
 impl DesignName {
@@ -30,6 +38,8 @@ impl DesignName {
             Self::Coarse => <Coarse as Design<Fixed8>>::NAME,
             Self::Fine => <Fine as Design<Fixed8>>::NAME,
             Self::Hybrid => <Hybrid as Design<Fixed8>>::NAME,
+            Self::Dex => <Dex as Design<Fixed8>>::NAME,
+            Self::Local => <SingleMachine as Design<Fixed8>>::NAME,
         }
     }
 
@@ -37,14 +47,17 @@ impl DesignName {
     pub(crate) fn takes(self, partitioning: PartitioningName) -> bool {
         match self {
             Self::Coarse => true,
-            Self::Fine | Self::Hybrid => partitioning == PartitioningName::Range,
+            Self::Fine | Self::Hybrid | Self::Dex | Self::Local => {
+                partitioning == PartitioningName::Range
+            }
         }
     }
 
     /// Whether compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Coarse | Self::Fine | Self::Hybrid => false,
+            Self::Dex => true,
+            Self::Coarse | Self::Fine | Self::Hybrid | Self::Local => false,
         }
     }
 }
@@ -75,6 +88,10 @@ pub(crate) struct IndexOptions {
     pub(crate) partitioning: PartitioningName,
     /// Where, under range partitioning: one boundary fewer than there are servers.
     pub(crate) boundaries: Vec<u64>,
+    /// How DEX is partitioned among compute servers, and their caches.
+    pub(crate) dex: DexOptions<u64>,
+    /// Memory of a design that has all of it in one place.
+    pub(crate) single_pool_bytes: usize,
 }
 
 /// A fabric with its settings.
@@ -119,6 +136,11 @@ pub(crate) fn run<T: Task>(
         DesignName::Fine => on_fabric::<Fine, T>(&FineOptions::default(), fabric, task),
         DesignName::Hybrid => {
             on_fabric::<Hybrid, T>(&HybridOptions::with_boundaries(boundaries), fabric, task)
+        }
+        DesignName::Dex => on_fabric::<Dex, T>(&options.dex, fabric, task),
+        DesignName::Local => {
+            let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);
+            on_fabric::<SingleMachine, T>(&options, fabric, task)
         }
     }
 }

@@ -159,6 +159,23 @@ fn json_goes_to_a_file_and_the_table_to_stdout() {
 }
 
 #[test]
+fn the_single_machine_costs_nothing_on_the_network() {
+    for fabric in ["local", "sim"] {
+        let arguments = small(&["--index", "local", "--workload", "ycsb-a", "--fabric", fabric]);
+        let report = json(&[&arguments[..], &["--json", "-"]].concat());
+        assert_eq!(report["index"], "local");
+        assert_eq!((&report["errors"], &report["misses"]), (&0.into(), &0.into()));
+        let costs = report["per_operation"].as_object().unwrap();
+        assert!(costs.values().all(|cost| *cost == 0.0), "{costs:?}");
+        assert!(report["memory"]["pool_bytes_allocated"].as_u64().unwrap() > 160_000);
+    }
+    let hashed = ["bench", "--index", "local", "--partitioning", "hash"];
+    assert!(error(2, &hashed).contains("not hash partitioned"));
+    let tiny = ["bench", "--index", "local", "--keys", "1M", "--pool-bytes", "4Mi"];
+    assert!(error(1, &tiny).contains("has no memory left"), "the pools of four are too small");
+}
+
+#[test]
 fn the_same_seed_on_sim_gives_the_same_output() {
     let arguments = |seed| {
         let more = ["--fabric", "sim", "--compute-servers", "2", "--json", "-", "--seed", seed];

@@ -1,8 +1,11 @@
 //! The options of `farleaf bench`.
 
+use super::cache;
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
+use farleaf::cache::{AdmissionName, CoolingName, VictimName};
+use farleaf::index::dex::Boundaries;
 use farleaf_bench::workload::{Distribution, Mix};
 use std::path::PathBuf;
 
@@ -11,6 +14,7 @@ Examples:
   farleaf bench --workload ycsb-a --keys 10M --operations 5M --threads 2
   farleaf bench --workload insert-intensive --distribution uniform --seconds 10
   farleaf bench --memory-servers 4 --placement 80,12,5,3 --fabric sim --compute-servers 4
+  farleaf bench --index local --workload ycsb-a    (what the same tree does without a network)
   farleaf bench --trace block-io.csv.gz --json -
 
 Workloads (in percent; updates, lookups and scans take loaded keys, insertions add new ones):
@@ -77,9 +81,30 @@ pub(crate) struct Arguments {
     /// Cache of each compute server, in bytes
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
-    /// Cache of all compute servers together, in percent of the loaded records' bytes
+    /// Cache of all compute servers together, in percent of the loaded records' bytes, 16 each; for a trace,
+    /// of the records that it touches
     #[arg(long, value_name = "PERCENT", value_parser = units::percent)]
     pub(super) cache_percent: Option<f64>,
+    /// How leaves that were read enter the cache: `cold`, `hot`, or `coin:P`, hot with probability P
+    #[arg(long, value_name = "KIND", default_value = "cold", value_parser = cache::admission)]
+    pub(super) admission: AdmissionName,
+    /// How cooling frames are kept: a `map` of small buckets, or one `queue` behind one lock
+    #[arg(long, value_name = "KIND", default_value = "map", value_parser = cache::cooling)]
+    pub(super) cooling: CoolingName,
+    /// How frames are found that are made to cool: at `random`, or one after the other, as a `clock`
+    #[arg(long, value_name = "KIND", default_value = "random", value_parser = cache::victims)]
+    pub(super) victims: VictimName,
+    /// What all compute servers have equal parts of: the `keys` that can be, or the `records` that are loaded
+    #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
+    pub(super) boundaries: Boundaries,
+    /// Subtrees of this level lie whole on one memory server, in the design `dex`
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        default_value = "3",
+        value_parser = clap::value_parser!(u8).range(0..=8)
+    )]
+    pub(super) placement_level: u8,
     /// How keys are split among memory servers
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,
@@ -98,8 +123,8 @@ pub(crate) struct Arguments {
     /// Threads of each memory server that serve RPCs, on `local`; 0 serves them in the caller [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub(super) server_threads: Option<u16>,
-    /// Memory of each memory server, in bytes; taken from the system as it is used [default: what the keys
-    /// and the insertions can need]
+    /// Memory of each memory server, in bytes; taken from the system as it is used. The design `local` has
+    /// that of all of them in one place [default: what the keys and the insertions can need]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     pub(super) pool_bytes: Option<u64>,
     /// Where randomness starts; on `sim` it settles the whole run
@@ -112,7 +137,6 @@ pub(crate) struct Arguments {
         value_name = "FILE",
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill",
-            "cache_percent",
         ]
     )]
     pub(super) trace: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! `farleaf bench`: one design, one workload or trace, one report.
 
 mod arguments;
+mod cache;
 mod plan;
 
 pub(crate) use arguments::Arguments;
@@ -49,7 +50,7 @@ fn summary(report: &Report) -> String {
          {} fabric, {compute_servers} compute x {threads} threads, {memory_servers} memory servers, {} \
          partitioning\n{}\n\
          bytes per operation: {:.1} read, {:.1} written, {:.1} by RPC; retries {:.4}; misses {}\n\
-         memory pool: {} bytes, {:.1} per key",
+         memory pool: {} bytes, {:.1} per key{}",
         report.index,
         report.workload,
         report.distribution,
@@ -67,6 +68,30 @@ fn summary(report: &Report) -> String {
         grouped(report.misses),
         grouped(report.memory.pool_bytes_allocated),
         report.memory.pool_bytes_per_key,
+        of_cache(report),
+    )
+}
+
+/// What the caches did, if the design has any.
+fn of_cache(report: &Report) -> String {
+    if report.cache_bytes_per_compute_server == 0 {
+        return String::new();
+    }
+    let cache = &report.cache;
+    format!(
+        "\ncaches: {} bytes each, {} used in all; leaf hit ratio {:.4} ({:.4} of the leaves were cooling)\n\
+         per operation: {:.4} leaf and {:.4} inner misses, {:.4} reheated, {:.4} evicted, {:.4} written back, \
+         {:.4} written through",
+        grouped(report.cache_bytes_per_compute_server),
+        grouped(cache.bytes_used),
+        cache.hit_ratio,
+        cache.cooling_hits,
+        cache.leaf_misses,
+        cache.inner_misses,
+        cache.reheats,
+        cache.evictions,
+        cache.write_backs,
+        cache.write_throughs,
     )
 }
 
@@ -109,6 +134,7 @@ impl Task for Bench<'_> {
             }
         };
         let records = testbed.records().max(report.keys);
-        Ok(report.with_measurement(&measured).with_memory(&testbed.usage(), records))
+        let report = report.with_measurement(&measured).with_cached_bytes(testbed.cached_bytes());
+        Ok(report.with_memory(&testbed.usage(), testbed.local_bytes(), records))
     }
 }

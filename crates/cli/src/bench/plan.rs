@@ -5,6 +5,8 @@ use super::arguments::{Arguments, FabricName};
 use crate::designs::{FabricConfig, IndexOptions, PartitioningName};
 use crate::usage;
 use anyhow::Context;
+use farleaf::cache::CacheOptions;
+use farleaf::index::dex::DexOptions;
 use farleaf::page::Fixed8;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::driver::{Amount, Run};
@@ -16,6 +18,9 @@ use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
+
+/// The cache of a compute server when nobody says how large.
+const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
 
 /// Real threads of one process.
 const MOST_LOCAL_CLIENTS: u32 = 1024;
@@ -81,13 +86,16 @@ impl Plan {
             (weights, _) => weights.to_vec(),
         };
         let loaded = if arguments.trace.is_some() { 0 } else { arguments.keys };
-        let pool_bytes = match arguments.pool_bytes {
-            Some(bytes) => round_up(bytes)?,
-            None => pool_bytes(loaded, arguments.fill, inserts, &weights)?,
+        let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
+            Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
+            None => (
+                pool_bytes(loaded, arguments.fill, inserts, &weights)?,
+                pool_bytes(loaded, arguments.fill, inserts, &[1])?,
+            ),
         };
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
         let is_range = arguments.partitioning == PartitioningName::Range;
-        let cache_bytes = cache_bytes(arguments);
+        let cache_bytes = cache_bytes(arguments, keys.len());
         Ok(Self {
             report: Report {
                 index: arguments.index.name().to_owned(),
@@ -102,7 +110,7 @@ impl Plan {
                 memory_servers: arguments.memory_servers,
                 compute_servers: arguments.compute_servers,
                 cache_bytes_per_compute_server: match arguments.index.has_cache() {
-                    true => cache_bytes.unwrap_or(0),
+                    true => cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES),
                     false => 0,
                 },
                 seed: arguments.seed,
@@ -127,6 +135,21 @@ impl Plan {
             index: IndexOptions {
                 partitioning: arguments.partitioning,
                 boundaries: keys.boundaries(&weights),
+                dex: DexOptions {
+                    at_load: arguments.boundaries,
+                    placement_level: arguments.placement_level,
+                    ..DexOptions::with_boundaries(
+                        keys.boundaries(&vec![1; usize::from(arguments.compute_servers)]),
+                        CacheOptions {
+                            bytes: cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES),
+                            admission: arguments.admission,
+                            cooling: arguments.cooling,
+                            victims: arguments.victims,
+                            ..CacheOptions::default()
+                        },
+                    )
+                },
+                single_pool_bytes,
             },
             fabric,
             work,
@@ -224,8 +247,8 @@ fn expected_inserts(amount: Amount, share: f64) -> u64 {
     (operations * 1.05 * share).ceil() as u64
 }
 
-fn cache_bytes(arguments: &Arguments) -> Option<u64> {
-    let of_all = |percent: f64| arguments.keys as f64 * 16.0 * percent / 100.0;
+fn cache_bytes(arguments: &Arguments, keys: u64) -> Option<u64> {
+    let of_all = |percent: f64| keys as f64 * 16.0 * percent / 100.0;
     let percent = arguments.cache_percent.map(|p| of_all(p) / f64::from(arguments.compute_servers));
     arguments.cache_bytes.or(percent.map(|bytes| bytes as u64))
 }
@@ -245,6 +268,11 @@ pub(crate) fn pool_bytes(
     let inserted = inserts as f64 * 1024.0 / 30.0 * 1.1;
     // The conversion saturates, and then it is too much by far.
     round_up(((loaded + inserted) as u64).saturating_add(64 << 20))
+}
+
+/// What all memory servers have together, as far as one region can have it.
+fn bytes_of_all(bytes_of_each: u64, memory_servers: u16) -> anyhow::Result<usize> {
+    round_up(bytes_of_each.saturating_mul(memory_servers.into()).min(MOST_POOL_BYTES))
 }
 
 fn round_up(bytes: u64) -> anyhow::Result<usize> {

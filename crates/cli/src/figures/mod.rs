@@ -13,7 +13,9 @@ use clap::{Args, ValueEnum};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use experiments::{Axis, FIGURES, Figure, Placement, Workload};
+use farleaf::cache::CacheOptions;
 use farleaf::index::Design;
+use farleaf::index::dex::DexOptions;
 use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
@@ -36,7 +38,7 @@ pub(crate) struct Arguments {
     /// Only these figures
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     figure: Vec<u32>,
-    /// Only these designs
+    /// These designs [default: those of the paper]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     index: Vec<DesignName>,
     /// Records to load, where a figure does not vary them (the paper has 100M)
@@ -169,14 +171,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn measure(figure: &Figure, arguments: &Arguments) -> anyhow::Result<Results> {
-    let designs: &[DesignName] =
-        if arguments.index.is_empty() { DesignName::value_variants() } else { &arguments.index };
+    let distributed = DesignName::value_variants()
+        .iter()
+        .filter(|name| !matches!(name, DesignName::Local | DesignName::Dex));
+    let designs: Vec<DesignName> = match &*arguments.index {
+        [] => distributed.copied().collect(),
+        asked => asked.to_vec(),
+    };
     let settings = settings(figure, arguments.keys);
     let count = settings.len() * designs.len();
     let bar = bar(&format!("figure {}", figure.number), Some(count as u64));
     let mut results = Results::default();
     for setting in &settings {
-        for design in designs {
+        for design in &designs {
             results.0.push(setting.measure(*design, arguments.seed)?);
             bar.inc(1);
         }
@@ -267,6 +274,8 @@ impl Setting {
         let options = IndexOptions {
             partitioning: PartitioningName::Range,
             boundaries: keys.boundaries(&weights),
+            dex: DexOptions::with_boundaries(Vec::new(), CacheOptions::default()),
+            single_pool_bytes: pool_bytes(self.keys, FILL, self.operations(), &[1])?,
         };
         let compute_servers = self.clients.div_ceil(CLIENTS_PER_COMPUTE_SERVER);
         let run = Run {

@@ -188,4 +188,11 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
         let _ = compute;
         0
     }
+
+    /// Bytes of the index's own memory on the compute side, caches apart; 0 for designs that keep their
+    /// nodes on the memory servers.
+    fn local_bytes(compute: &Self::Compute) -> u64 {
+        let _ = compute;
+        0
+    }
 }

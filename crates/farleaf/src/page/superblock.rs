@@ -60,6 +60,8 @@ pub enum DesignId {
     Hybrid = 3,
     /// One tree over all memory servers, partitioned among compute servers that cache it.
     Dex = 4,
+    /// No records on any memory server: they are in a tree of the compute side.
+    SingleMachine = 5,
 }
 
 /// What a superblock says.

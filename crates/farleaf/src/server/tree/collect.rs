@@ -80,8 +80,8 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
         (!self.collector.busy.swap(true, Ordering::AcqRel)).then(|| Busy(&self.collector.busy))
     }
 
-    /// Takes one step of the collection if one is due.
-    pub(in crate::server) async fn collect_if_due<C: Cpu>(&self, cpu: &C) {
+    /// Takes one step of the collection if one is due: for whoever removes records to call now and then.
+    pub async fn collect_if_due<C: Cpu>(&self, cpu: &C) {
         if self.collector.debt.load(Ordering::Relaxed) < Self::STEP_DEBT || self.root().is_null() {
             return;
         }

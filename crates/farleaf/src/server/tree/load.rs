@@ -1,7 +1,8 @@
 //! Bulk loading: builds the tree from records that ascend, left to right, level by level, beside the
 //! empty tree that everybody sees, and shows it at the end.
 //!
-//! *Thread safety*: one load at a time, behind the memory server's mutex.
+//! *Thread safety*: a load belongs to one thread at a time. Of several loads at once the first to end is
+//! shown, and the others are refused.
 
 use super::descend::restarting;
 use super::{Discipline, Fail, Tree};
@@ -22,7 +23,10 @@ pub struct Loader<L: Layout> {
 
 impl<L: Layout, D: Discipline> Tree<L, D> {
     /// Starts a load with pages filled to `fill_permille` thousandths.
-    pub(in crate::server) fn load_begin(&self, fill_permille: u16) -> Result<Loader<L>, Refusal> {
+    ///
+    /// # Errors
+    /// [`Refusal`] if the tree is not empty, or the fill is not from 100 to 1000.
+    pub fn load_begin(&self, fill_permille: u16) -> Result<Loader<L>, Refusal> {
         if !(100..=1000).contains(&fill_permille) {
             return Err(Refusal::Malformed);
         }
@@ -39,7 +43,10 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
     }
 
     /// Adds records above all before.
-    pub(in crate::server) fn load_append(
+    ///
+    /// # Errors
+    /// [`Refusal`] if they do not ascend, or there is no memory; the load is to be aborted then.
+    pub fn load_append(
         &self,
         loader: &mut Loader<L>,
         records: &[(L::Key, L::Value)],
@@ -126,11 +133,10 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
     }
 
     /// Shows the loaded tree in place of the empty one.
-    pub(in crate::server) async fn load_end<C: Cpu>(
-        &self,
-        cpu: &C,
-        mut loader: Loader<L>,
-    ) -> Result<(), Refusal> {
+    ///
+    /// # Errors
+    /// [`Refusal`] if the tree is not empty any more; the load is forgotten then.
+    pub async fn load_end<C: Cpu>(&self, cpu: &C, mut loader: Loader<L>) -> Result<(), Refusal> {
         let Some(top_at) = loader.open.last().copied() else { return Ok(()) };
         let shown = restarting!(self, cpu, self.show(cpu, top_at));
         if shown.is_err() {
@@ -154,8 +160,8 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
         Ok(())
     }
 
-    /// Forgets a load.
-    pub(in crate::server) fn load_abort(&self, loader: Loader<L>) {
+    /// Forgets a load, and takes its nodes back.
+    pub fn load_abort(&self, loader: Loader<L>) {
         self.nodes.give_back(loader.nodes);
     }
 }

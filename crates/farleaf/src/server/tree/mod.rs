@@ -63,8 +63,8 @@ impl Discipline for SkipsValidation {
     const VALIDATES: bool = false;
 }
 
-/// Restarts after which an operation gives up.
-const MAX_RESTARTS: u32 = 10_000;
+/// Restarts after which an operation gives up, with [`Refusal::Contended`].
+pub const MAX_RESTARTS: u32 = 10_000;
 /// Waits for one latch after which whoever waits restarts.
 const MAX_SPINS: u32 = 10_000;
 
@@ -115,7 +115,10 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
     }
 
     /// Makes an empty tree.
-    pub(super) fn create(&self) -> Result<(), Refusal> {
+    ///
+    /// # Errors
+    /// [`Refusal`] if there is one already, or no memory for a node.
+    pub fn create(&self) -> Result<(), Refusal> {
         if !self.root().is_null() {
             return Err(Refusal::TreeExists);
         }

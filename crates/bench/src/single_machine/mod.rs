@@ -1,0 +1,288 @@
+//! The yardstick for what distribution costs: one tree in the memory of the machine that its clients run
+//! on, called directly.
+//!
+//! It is the very tree that the coarse-grained design has on each memory server, the same pages under the
+//! same latches; what is missing is the network: no RPC, no verb. The memory servers hold no record, only
+//! the claim that there is such an index. In the simulator the machine has a core for each client, whatever
+//! compute server that is on, and no memory bandwidth to run out of.
+//!
+//! *Invariants*: Y1. an operation moves nothing over the fabric; only making and opening the index do.
+//! Y2. handles that were opened with the same [`Machine`] see the same records, others other ones.
+//!
+//! *Thread safety*: a machine is shared by any number of threads. A handle belongs to its endpoint's thread;
+//! its operations may overlap.
+
+mod cpu;
+
+pub use cpu::FabricCpu;
+
+use farleaf::index::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
+use farleaf::page::{DesignId, Layout};
+use farleaf::remote::RpcClient;
+use farleaf::server::tree::{Loader, MAX_RESTARTS, Tree};
+use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf::wire::{Refusal, Reply, Request, Usage};
+use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
+use std::ops::Bound;
+
+/// The single machine as an index design.
+#[derive(Clone, Copy, Debug)]
+pub struct SingleMachine;
+
+/// What can be chosen about a single machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SingleMachineOptions {
+    /// Bytes of its pool, a multiple of 4096; taken from the operating system as they are touched.
+    pub pool_bytes: usize,
+    /// Bytes of the chunks that its tree takes.
+    pub chunk_bytes: u64,
+}
+
+impl SingleMachineOptions {
+    /// A pool of so many bytes, with chunks as memory servers take them.
+    pub fn with_pool_bytes(pool_bytes: usize) -> Self {
+        Self { pool_bytes, chunk_bytes: MemoryServerConfig::default().chunk_bytes }
+    }
+}
+
+/// How errors name the machine: by the number of the only memory that it has.
+const MACHINE: ServerId = ServerId::new(0);
+
+/// Records that a load takes in at a time.
+const BATCH_RECORDS: usize = 2048;
+
+/// The machine: its memory and its tree.
+#[derive(Debug)]
+pub struct Machine<L: Layout> {
+    /// A memory server that no fabric knows.
+    memory: MemoryServer<L>,
+    /// How many handles there have been: each gets another stripe.
+    handles: AtomicUsize,
+}
+
+impl<L: Layout> Machine<L> {
+    fn new(options: &SingleMachineOptions) -> Result<Self, IndexError> {
+        let SingleMachineOptions { pool_bytes, chunk_bytes } = *options;
+        let config = MemoryServerConfig { pool_bytes, chunk_bytes, ..Default::default() };
+        let memory = MemoryServer::new(MACHINE, &config)
+            .map_err(|_| IndexError::InvalidArgument("there is no memory for the pool"))?;
+        memory.tree().create().map_err(refused)?;
+        Ok(Self { memory, handles: AtomicUsize::new(0) })
+    }
+
+    /// The tree.
+    #[inline]
+    pub fn tree(&self) -> &Tree<L> {
+        self.memory.tree()
+    }
+
+    /// How much of the memory is used.
+    pub fn usage(&self) -> Usage {
+        self.memory.usage()
+    }
+}
+
+impl<L: Layout> Design<L> for SingleMachine {
+    const NAME: &'static str = "local";
+    type Options = SingleMachineOptions;
+    type Compute = Arc<Machine<L>>;
+    type Index<F: Fabric> = SingleMachineIndex<F, L>;
+
+    /// Claims the memory servers, so that no other index can be made on them.
+    async fn create<F: Fabric>(fabric: &F, _options: &Self::Options) -> Result<(), IndexError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        // Of two who try, one gets past the first server; a random number tells them apart.
+        let options = DesignId::SingleMachine as u64 | fabric.random() << 32;
+        for number in (0..fabric.memory_servers()).rev() {
+            let server = ServerId::new(number);
+            let claim = Request::Claim { options, root: GlobalAddr::NULL };
+            match rpc.ask_harmless(server, &claim).await? {
+                Reply::Done => {}
+                _ => return Err(IndexError::BadReply { server }),
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
+        Machine::new(options).map(Arc::new)
+    }
+
+    async fn open<F: Fabric>(
+        fabric: F,
+        compute: &Self::Compute,
+    ) -> Result<Self::Index<F>, IndexError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        for number in (0..fabric.memory_servers()).rev() {
+            let server = ServerId::new(number);
+            rpc.superblock(server)
+                .await?
+                .options_of(DesignId::SingleMachine)
+                .map_err(|error| IndexError::BadPool { server, error })?;
+        }
+        let stripe = compute.handles.fetch_add(1, Ordering::Relaxed);
+        let cpu = FabricCpu::new(fabric, stripe);
+        Ok(SingleMachineIndex { cpu, machine: Arc::clone(compute) })
+    }
+
+    fn local_bytes(compute: &Self::Compute) -> u64 {
+        compute.usage().allocated_bytes
+    }
+}
+
+/// A handle on the machine's index.
+#[derive(Debug)]
+pub struct SingleMachineIndex<F: Fabric, L: Layout> {
+    cpu: FabricCpu<F>,
+    machine: Arc<Machine<L>>,
+}
+
+/// What the tree's refusal means to whoever asked.
+#[cold]
+fn refused(refusal: Refusal) -> IndexError {
+    match refusal {
+        Refusal::OutOfMemory => IndexError::OutOfMemory { server: MACHINE },
+        Refusal::Contended => IndexError::Contended { retries: MAX_RESTARTS },
+        refusal => IndexError::Refused { server: MACHINE, refusal },
+    }
+}
+
+impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
+    /// Accounts for what surrounds an operation, as on every design, and gives the tree.
+    #[inline]
+    async fn begin(&self) -> &Tree<L> {
+        self.cpu.fabric().charge(Work::Client).await;
+        self.machine.tree()
+    }
+
+    /// Appends `records`, which ascend strictly.
+    fn append(
+        &self,
+        loader: &mut Loader<L>,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+    ) -> Result<u64, IndexError> {
+        let tree = self.machine.tree();
+        let mut batch: Records<L::Key, L::Value> = Vec::with_capacity(BATCH_RECORDS);
+        let mut last: Option<L::Key> = None;
+        let mut count = 0;
+        for (key, value) in records {
+            if last.as_ref().is_some_and(|last| *last >= key) {
+                return Err(IndexError::NotSorted { position: count });
+            }
+            last = Some(key.clone());
+            count += 1;
+            batch.push((key, value));
+            if batch.len() == BATCH_RECORDS {
+                tree.load_append(loader, &batch).map_err(refused)?;
+                batch.clear();
+            }
+        }
+        tree.load_append(loader, &batch).map_err(refused)?;
+        Ok(count)
+    }
+}
+
+impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
+    type Key = L::Key;
+    type Value = L::Value;
+
+    #[inline]
+    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
+        self.begin().await.get(&self.cpu, key).await.map_err(refused)
+    }
+
+    #[inline]
+    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
+        self.begin().await.insert(&self.cpu, key, value).await.map_err(refused)
+    }
+
+    #[inline]
+    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
+        self.begin().await.update(&self.cpu, key, value).await.map_err(refused)
+    }
+
+    #[inline]
+    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
+        self.begin().await.upsert(&self.cpu, key, value).await.map_err(refused)
+    }
+
+    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
+        let tree = self.begin().await;
+        let removed = tree.remove(&self.cpu, key).await.map_err(refused)?;
+        // At most one step, as a memory server takes it after a reply; here nobody else would take it.
+        tree.collect_if_due(&self.cpu).await;
+        Ok(removed)
+    }
+
+    async fn compare_exchange(
+        &self,
+        key: &L::Key,
+        expected: &L::Value,
+        new: &L::Value,
+    ) -> Result<Exchange<L::Value>, IndexError> {
+        let tree = self.begin().await;
+        let found = tree.compare_exchange(&self.cpu, key, expected, new).await.map_err(refused)?;
+        if found.as_ref() == Some(expected) {
+            Ok(Exchange::Exchanged)
+        } else {
+            Ok(Exchange::Differs(found))
+        }
+    }
+
+    async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
+        let tree = self.begin().await;
+        let mut rest = scan.clone();
+        let mut records = Records::new();
+        loop {
+            let limit = scan.limit - records.len();
+            let (part, more) = tree
+                .scan(&self.cpu, &rest.lower, &rest.upper, rest.reverse, limit)
+                .await
+                .map_err(refused)?;
+            records.extend(part);
+            let Some((last, _)) = records.last().filter(|_| more && records.len() < scan.limit)
+            else {
+                return Ok(records);
+            };
+            let near = if rest.reverse { &mut rest.upper } else { &mut rest.lower };
+            *near = Bound::Excluded(last.clone());
+        }
+    }
+
+    /// One after the other: there is no network whose latency could be shared.
+    async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
+        let tree = self.begin().await;
+        let mut values = Vec::with_capacity(keys.len());
+        for key in keys {
+            values.push(tree.get(&self.cpu, key).await.map_err(refused)?);
+        }
+        Ok(values)
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        if !(0.1..=1.0).contains(&fill) {
+            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
+        }
+        let tree = self.machine.tree();
+        let mut loader = tree.load_begin((fill * 1000.0).round() as u16).map_err(refused)?;
+        match self.append(&mut loader, records) {
+            Ok(count) => {
+                tree.load_end(&self.cpu, loader).await.map_err(refused)?;
+                Ok(count)
+            }
+            Err(error) => {
+                tree.load_abort(loader);
+                Err(error)
+            }
+        }
+    }
+
+    async fn collect(&self) -> Result<(), IndexError> {
+        self.machine.tree().collect(&self.cpu).await.map_err(refused)
+    }
+}

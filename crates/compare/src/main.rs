@@ -1,0 +1,349 @@
+//! Farleaf next to well-kept ordered indexes in memory: one process, the same keys, operations and threads.
+//!
+//! ```console
+//! $ cargo run --release -p farleaf-compare -- --keys 2M --threads 1,2 --workload write-intensive
+//! ```
+//!
+//! `local` is the tree of Farleaf's memory servers, called directly: what it does next to other indexes says
+//! how good the pages and latches are, and what the other designs do next to it what their protocols cost
+//! when the network is free. (`farleaf bench --fabric sim` says what they do when it is not.) Each round runs
+//! every contender once, in an order that rotates, so that what else the machine does meets all of them;
+//! figures are medians over the rounds, and worth their ratios.
+//!
+//! | contender | what |
+//! | --- | --- |
+//! | `local`, `coarse`, `fine`, `hybrid` | Farleaf's designs, see `designs.rs`, where a new one is one line |
+//! | [`bf-tree`](https://docs.rs/bf-tree) | Bf-Tree in memory: cache-only, with a buffer that holds all records |
+//! | [`congee`](https://docs.rs/congee) | an adaptive radix tree with optimistic lock coupling |
+//! | [`crossbeam-skiplist`](https://docs.rs/crossbeam-skiplist) | a lock-free skip list |
+//! | `RwLock<BTreeMap>` | the standard library's, behind one lock |
+//!
+//! All build on the stable toolchain that the workspace pins. The crate is a member of the workspace, so that
+//! the lints see it, but none of the default members: what it compares with is built for nobody else.
+
+#![forbid(unsafe_code)]
+
+mod contender;
+mod designs;
+mod maps;
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+use contender::{Contender, Round, measure, verify};
+use farleaf_bench::keys::KeySpace;
+use farleaf_bench::workload::{Distribution, Mix, OperationKind, StreamConfig};
+use serde::Serialize;
+use std::io::Write;
+use std::time::Duration;
+
+/// Compare Farleaf's tree and designs with other ordered indexes in memory.
+#[derive(Debug, Parser)]
+#[command(name = "farleaf-compare", max_term_width = 100)]
+struct Arguments {
+    /// How many keys to load, evenly spread over all 64-bit numbers; k, M and G may follow the number
+    #[arg(long, value_name = "N", default_value = "2M", value_parser = count)]
+    keys: u64,
+    /// How long each contender runs in each round, in seconds
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    seconds: Duration,
+    /// How often each contender runs
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// How many threads, one table row for each
+    #[arg(
+        long,
+        value_name = "N,N,…",
+        value_delimiter = ',',
+        default_value = "1,2",
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    threads: Vec<u16>,
+    /// What threads do: `read-only`, `write-intensive` (50 lookups, 50 updates), or another workload of
+    /// `farleaf bench` that has only lookups and updates
+    #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = lookups_and_updates)]
+    workload: Mix,
+    /// How often which key: `uniform` or `zipfian:THETA`
+    #[arg(long, value_name = "KIND", default_value = "uniform")]
+    distribution: Distribution,
+    /// Only these contenders; `local` is always one of them
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Where randomness starts
+    #[arg(long, value_name = "N", default_value = "1")]
+    seed: u64,
+    /// Write one JSON object to stdout instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A whole number from 1 on, with k, M or G behind it.
+fn count(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.char_indices().next_back() {
+        Some((end, 'k')) => (&text[..end], 1_000),
+        Some((end, 'M')) => (&text[..end], 1_000_000),
+        Some((end, 'G')) => (&text[..end], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    number.filter(|number| *number > 0).ok_or_else(|| "expected a number such as 500k or 2M".into())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.001..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected from 0.001 to 3600".into())
+}
+
+fn lookups_and_updates(name: &str) -> Result<Mix, String> {
+    let mix = Mix::named(name).map_err(|error| error.to_string())?;
+    let simple = |(kind, _): &(OperationKind, u32)| {
+        matches!(kind, OperationKind::Get | OperationKind::Update)
+    };
+    match mix.operations.iter().all(simple) {
+        true => Ok(mix),
+        false => Err(format!("{name} has operations that not all contenders have")),
+    }
+}
+
+/// What came out.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    keys: u64,
+    workload: String,
+    distribution: String,
+    seconds: f64,
+    rounds: u32,
+    seed: u64,
+    rows: Vec<Row>,
+}
+
+/// One contender with one number of threads.
+#[derive(Debug, Serialize)]
+struct Row {
+    contender: &'static str,
+    threads: u16,
+    median_m_ops_per_s: f64,
+    min_m_ops_per_s: f64,
+    max_m_ops_per_s: f64,
+    /// Its median, divided by that of `local`.
+    ratio_to_local: f64,
+}
+
+/// The yardstick's name.
+const LOCAL: &str = "local";
+
+/// Of the time that a contender runs, such a part goes before it, uncounted: its predecessor has left its
+/// own data in the processor's caches.
+const WARM_UP_PART: u32 = 10;
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let comparison = compare(&arguments)?;
+    let text = match arguments.json {
+        true => serde_json::to_string_pretty(&comparison)?,
+        false => render(&comparison),
+    };
+    writeln!(std::io::stdout().lock(), "{text}")?;
+    Ok(())
+}
+
+fn compare(arguments: &Arguments) -> anyhow::Result<Comparison> {
+    let keys = KeySpace::spread(arguments.keys);
+    let contenders = contenders(arguments, &keys)?;
+    let mut rows = Vec::new();
+    for threads in &arguments.threads {
+        let samples = rounds(arguments, &keys, *threads, &contenders)?;
+        let mut local = f64::NAN;
+        for (contender, mut samples) in contenders.iter().zip(samples) {
+            samples.sort_by(f64::total_cmp);
+            let median = median(&samples);
+            if contender.name() == LOCAL {
+                local = median;
+            }
+            rows.push(Row {
+                contender: contender.name(),
+                threads: *threads,
+                median_m_ops_per_s: median,
+                min_m_ops_per_s: samples[0],
+                max_m_ops_per_s: samples[samples.len() - 1],
+                ratio_to_local: median / local,
+            });
+        }
+    }
+    Ok(Comparison {
+        keys: arguments.keys,
+        workload: arguments.workload.name.to_string(),
+        distribution: arguments.distribution.to_string(),
+        seconds: arguments.seconds.as_secs_f64(),
+        rounds: arguments.rounds,
+        seed: arguments.seed,
+        rows,
+    })
+}
+
+/// All contenders that were asked for, `local` first, loaded and checked.
+fn contenders(arguments: &Arguments, keys: &KeySpace) -> anyhow::Result<Vec<Box<dyn Contender>>> {
+    let mut all = designs::all(keys)?;
+    all.extend(maps::all());
+    ensure!(all[0].name() == LOCAL, "the yardstick comes first");
+    let names: Vec<_> = all.iter().map(|contender| contender.name()).collect();
+    if let Some(unknown) = arguments.only.iter().find(|name| !names.contains(&name.as_str())) {
+        anyhow::bail!("there is no contender {unknown}: there are {}", names.join(", "));
+    }
+    all.retain(|contender| {
+        let name = contender.name();
+        arguments.only.is_empty() || name == LOCAL || arguments.only.iter().any(|one| one == name)
+    });
+    for contender in &mut all {
+        let name = contender.name();
+        contender.load(keys).with_context(|| format!("cannot load {name}"))?;
+        verify(&**contender, keys)?;
+        eprintln!("{name}: {} keys loaded and checked", keys.len());
+    }
+    Ok(all)
+}
+
+/// The samples of each contender.
+fn rounds(
+    arguments: &Arguments,
+    keys: &KeySpace,
+    threads: u16,
+    contenders: &[Box<dyn Contender>],
+) -> anyhow::Result<Vec<Vec<f64>>> {
+    let mut samples = vec![Vec::new(); contenders.len()];
+    for round in 0..arguments.rounds {
+        let config = StreamConfig {
+            mix: arguments.workload.clone(),
+            distribution: arguments.distribution,
+            clustered: false,
+            keys: keys.clone(),
+            seed: arguments.seed.wrapping_add(round.into()),
+        };
+        let mut work = Round::new(&config, threads.into(), arguments.seconds)?;
+        for turn in 0..contenders.len() {
+            let which = (turn + round as usize) % contenders.len();
+            work = work.lasting(arguments.seconds / WARM_UP_PART);
+            measure(&*contenders[which], &work)?;
+            work = work.lasting(arguments.seconds);
+            samples[which].push(measure(&*contenders[which], &work)?);
+        }
+        eprintln!("{threads} threads: round {} of {} done", round + 1, arguments.rounds);
+    }
+    Ok(samples)
+}
+
+/// The middle of sorted samples, or the mean of the two there.
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    match sorted.len() % 2 {
+        0 => (sorted[middle - 1] + sorted[middle]) / 2.0,
+        _ => sorted[middle],
+    }
+}
+
+fn render(comparison: &Comparison) -> String {
+    let Comparison { keys, workload, distribution, seconds, rounds, .. } = comparison;
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(["contender", "threads", "M ops/s", "min", "max", "x local"]);
+    for row in &comparison.rows {
+        table.add_row([
+            row.contender.to_owned(),
+            row.threads.to_string(),
+            format!("{:.3}", row.median_m_ops_per_s),
+            format!("{:.3}", row.min_m_ops_per_s),
+            format!("{:.3}", row.max_m_ops_per_s),
+            format!("{:.2}", row.ratio_to_local),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!(
+        "{workload} ({distribution}), {keys} keys, medians of {rounds} rounds of {seconds} s\n{table}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parsed(more: &[&str]) -> Arguments {
+        let few = ["farleaf-compare", "--keys", "20k", "--seconds", "0.01", "--rounds", "2"];
+        Arguments::parse_from(few.iter().chain(more))
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Arguments::command().debug_assert();
+        assert_eq!(count("3k"), Ok(3_000));
+        assert!(count("0").is_err() && count("M").is_err() && count("99999999999G").is_err());
+        assert!(lookups_and_updates("ycsb-d").is_err() && lookups_and_updates("ycsb-a").is_ok());
+    }
+
+    #[test]
+    fn everybody_finds_every_key() {
+        for workload in ["read-only", "write-intensive"] {
+            let comparison = compare(&parsed(&["--workload", workload])).unwrap();
+            assert_eq!(comparison.rows.len(), 16, "8 contenders, 2 numbers of threads");
+            for row in &comparison.rows {
+                assert!(row.min_m_ops_per_s > 0.0, "{row:?}");
+                assert!(row.min_m_ops_per_s <= row.median_m_ops_per_s, "{row:?}");
+                assert!(row.median_m_ops_per_s <= row.max_m_ops_per_s, "{row:?}");
+                assert!(row.contender != LOCAL || row.ratio_to_local == 1.0, "{row:?}");
+            }
+            assert!(render(&comparison).contains("crossbeam-skiplist"));
+        }
+    }
+
+    #[test]
+    fn contenders_can_be_chosen() {
+        let chosen = parsed(&["--only", "congee", "--threads", "1"]);
+        let names: Vec<_> =
+            compare(&chosen).unwrap().rows.iter().map(|row| row.contender).collect();
+        assert_eq!(names, ["local", "congee"]);
+        assert!(compare(&parsed(&["--only", "b-tree"])).is_err());
+    }
+
+    /// Forgets some of its keys.
+    struct Forgetful(Box<dyn Contender>);
+
+    impl Contender for Forgetful {
+        fn name(&self) -> &'static str {
+            "forgetful"
+        }
+
+        fn load(&mut self, keys: &KeySpace) -> anyhow::Result<()> {
+            self.0.load(&KeySpace::spread(keys.len() / 2))
+        }
+
+        fn look_up(&self, keys: &[u64]) -> anyhow::Result<Vec<Option<u64>>> {
+            self.0.look_up(keys)
+        }
+
+        fn run(&self, round: &Round) -> anyhow::Result<Vec<contender::Tally>> {
+            self.0.run(round)
+        }
+    }
+
+    #[test]
+    fn nobody_wins_by_not_finding_keys() {
+        let arguments = parsed(&[]);
+        let keys = KeySpace::spread(10_001);
+        let mut forgetful = Forgetful(maps::all().remove(3));
+        forgetful.load(&keys).unwrap();
+        assert!(verify(&forgetful, &keys).is_err());
+        let config = StreamConfig {
+            mix: arguments.workload,
+            distribution: arguments.distribution,
+            clustered: false,
+            keys,
+            seed: 1,
+        };
+        let round = Round::new(&config, 1, arguments.seconds).unwrap();
+        let error = measure(&forgetful, &round).unwrap_err().to_string();
+        assert!(error.contains("did not find their key"), "{error}");
+    }
+}
