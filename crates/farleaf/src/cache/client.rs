@@ -302,7 +302,11 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
                 mark_dirty(page, words.clone());
             }
         }
-        let admit = self.cache.admission.leaf(self.fabric().random());
+        let admit = match self.cache.admission.leaf(self.fabric().random()) {
+            // Nothing has to leave for it yet.
+            Admit::Cold if self.cache.is_filling() => Admit::Hot,
+            admit => admit,
+        };
         match (admit, &outcome) {
             _ if !is_clean(page) => self.cache.publish_detached(spare, mark),
             // Whoever will split it needs it.

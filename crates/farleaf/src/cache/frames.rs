@@ -174,6 +174,11 @@ impl<L: Layout> Cache<L> {
         self.fresh.load(Ordering::Relaxed).min(self.arena.frames().into())
     }
 
+    /// Whether some frames have never been used.
+    pub(super) fn is_filling(&self) -> bool {
+        self.touched() < self.arena.frames().into()
+    }
+
     /// A free frame, if there is one.
     pub fn take_spare(&self) -> Option<Spare<'_, L>> {
         if let Some(frame) = lock(&self.free).pop() {
