@@ -91,8 +91,17 @@ pub(crate) struct Arguments {
     /// How cooling frames are kept: a `map` of small buckets, or one `queue` behind one lock
     #[arg(long, value_name = "KIND", default_value = "map", value_parser = cache::cooling)]
     pub(super) cooling: CoolingName,
-    /// How frames are found that are made to cool: at `random`, or one after the other, as a `clock`
-    #[arg(long, value_name = "KIND", default_value = "random", value_parser = cache::victims)]
+    /// The part of the frames that cool, in percent
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value = "10",
+        value_parser = clap::value_parser!(u32).range(1..=90)
+    )]
+    pub(super) cooling_percent: u32,
+    /// How frames are found that are made to cool: at random those that are `unused`, at `random` whatever they
+    /// are, or one after the other, as a `clock`
+    #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
     pub(super) victims: VictimName,
     /// What all compute servers have equal parts of: the `keys` that can be, or the `records` that are loaded
     #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]

@@ -26,9 +26,10 @@ pub(super) fn cooling(text: &str) -> Result<CoolingName, String> {
 
 pub(super) fn victims(text: &str) -> Result<VictimName, String> {
     match text {
+        "unused" => Ok(VictimName::Unused),
         "random" => Ok(VictimName::Random),
         "clock" => Ok(VictimName::Clock),
-        _ => Err("expected random or clock".to_owned()),
+        _ => Err("expected unused, random or clock".to_owned()),
     }
 }
 

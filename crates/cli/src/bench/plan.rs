@@ -144,6 +144,7 @@ impl Plan {
                             bytes: cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES),
                             admission: arguments.admission,
                             cooling: arguments.cooling,
+                            cooling_percent: arguments.cooling_percent,
                             victims: arguments.victims,
                             ..CacheOptions::default()
                         },

@@ -68,6 +68,9 @@ pub enum LeafOutcome<T> {
 
 /// How often a READ is posted again.
 const READ_RETRIES: u32 = 16;
+/// One hit in so many marks its leaf: a leaf that is worth keeping is used so often between two samples that
+/// it is marked almost certainly, another one hardly ever.
+const MARK_EVERY: u64 = 8;
 /// How many samples in a row may fail before a cooling frame is taken whatever its age.
 const SAMPLES: u32 = 8;
 
@@ -114,6 +117,15 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     /// What the cache did for this handle.
     pub fn counters(&self) -> CacheCounters {
         self.counters.snapshot()
+    }
+
+    /// Marks a leaf as used, every now and then.
+    #[inline]
+    pub fn mark_use(&self, page: Page<'_, L>) {
+        let hits = self.counters.leaf_hits.get();
+        if hits.is_multiple_of(MARK_EVERY) && !page.is_marked() {
+            page.set_mark(true);
+        }
     }
 
     /// A free frame; makes others cool and leave if there is none (Lu et al., §5.1, §5.2).

@@ -312,6 +312,7 @@ impl<L: Layout> Cache<L> {
             }
             FrameState::Free | FrameState::Pinned => return None,
         };
+        child.page.set_mark(reheated);
         self.arena.set_state(frame, FrameState::Hot);
         self.arena.set_parent(frame, Some(parent.frame));
         L::inner_set_child(parent.page, slot, Swip::Frame(frame).to_word());
@@ -429,12 +430,16 @@ impl<L: Layout> Cache<L> {
             return None;
         }
         let frame = self.victims.pick(random, touched);
-        match self.arena.state(frame) {
-            FrameState::Hot | FrameState::Pinned => {
-                Some(self.delegate(frame, random.rotate_left(32)))
-            }
-            FrameState::Free | FrameState::Cooling => None,
+        let victim = match self.arena.state(frame) {
+            FrameState::Hot | FrameState::Pinned => self.delegate(frame, random.rotate_left(32)),
+            FrameState::Free | FrameState::Cooling => return None,
+        };
+        let page = self.arena.page(victim);
+        if self.victims.spares_used() && page.is_marked() && page.level() == 0 {
+            page.set_mark(false);
+            return None;
         }
+        Some(victim)
     }
 
     /// Lets a clean hot node without swizzled children cool.

@@ -28,5 +28,7 @@ pub use frame::{Arena, FrameId, FrameState};
 pub use frames::{Attached, Cache, Cooled, Seen, Spare};
 pub use mapping::{IoMark, Mapped, Mapping};
 pub use options::{AdmissionName, CacheOptions, CoolingName, VictimName};
-pub use policy::{Admission, Admit, Always, ClockVictims, Coin, RandomVictims, Victims};
+pub use policy::{
+    Admission, Admit, Always, ClockVictims, Coin, RandomVictims, UnusedVictims, Victims,
+};
 pub use swip::Swip;

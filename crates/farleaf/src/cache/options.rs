@@ -2,7 +2,7 @@
 
 use super::{
     Admission, Admit, Always, ClockVictims, Coin, Cooling, CoolingMap, CoolingQueue, RandomVictims,
-    Victims,
+    UnusedVictims, Victims,
 };
 
 /// How leaves that were read enter the cache.
@@ -30,8 +30,10 @@ pub enum CoolingName {
 /// How the frames are found that are made to cool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VictimName {
-    /// At random.
+    /// At random, those that are used spared.
     #[default]
+    Unused,
+    /// At random, whatever they are: the paper's.
     Random,
     /// One after the other.
     Clock,
@@ -96,6 +98,7 @@ impl CacheOptions {
 
     pub(super) fn new_victims(&self) -> Box<dyn Victims> {
         match self.victims {
+            VictimName::Unused => Box::new(UnusedVictims),
             VictimName::Random => Box::new(RandomVictims),
             VictimName::Clock => Box::new(ClockVictims::default()),
         }

@@ -54,9 +54,29 @@ impl Admission for Coin {
 pub trait Victims: Debug + Send + Sync {
     /// A frame of an arena of `frames` frames.
     fn pick(&self, random: u64, frames: u32) -> FrameId;
+
+    /// Whether a leaf that has been used since it was last picked is passed over this time.
+    fn spares_used(&self) -> bool {
+        false
+    }
 }
 
-/// Any frame, at random.
+/// Any frame, at random, but a leaf that is marked as used loses its mark instead. Uses are marked now and then
+/// ([`super::CacheClient::mark_use`]), so that a mark tells of many.
+#[derive(Clone, Copy, Debug)]
+pub struct UnusedVictims;
+
+impl Victims for UnusedVictims {
+    fn pick(&self, random: u64, frames: u32) -> FrameId {
+        RandomVictims.pick(random, frames)
+    }
+
+    fn spares_used(&self) -> bool {
+        true
+    }
+}
+
+/// Any frame, at random, as in the paper.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomVictims;
 

@@ -11,7 +11,7 @@
 use super::{
     CacheClient, Detour, Discipline, FrameId, LiveCounters, dirty_words, mark_clean, mark_dirty,
 };
-use crate::page::{Exclusive, Layout, LockWord, Page, SIBLING_WORD};
+use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
 use crate::remote::Image;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use std::ops::Range;
@@ -24,9 +24,11 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     fn copy_out(&self, page: Page<'_, L>, words: Range<usize>) -> Option<Buffer> {
         let buffer = self.fabric().buffer(words.len() * 8).ok()?;
         buffer.copy_from(&page.words()[words.clone()]);
-        if words.contains(&SIBLING_WORD) {
-            // The note is the frame's own.
-            buffer.set(SIBLING_WORD - words.start, 0);
+        // The note and the mark are the frame's own.
+        for own in [SIBLING_WORD, MARK_WORD] {
+            if words.contains(&own) {
+                buffer.set(own - words.start, 0);
+            }
         }
         Some(buffer)
     }

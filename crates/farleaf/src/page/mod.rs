@@ -20,5 +20,5 @@ pub use layout::{Layout, LeafInsert, Probe, Reach, ScanWindow};
 pub use lock_word::LockWord;
 pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
-pub(crate) use view::{META_WORD, SIBLING_WORD};
+pub(crate) use view::{MARK_WORD, META_WORD, SIBLING_WORD};
 pub use walk::{Step, step};

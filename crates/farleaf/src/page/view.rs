@@ -23,6 +23,8 @@ pub const MAX_LEVEL: u8 = 63;
 const SELF_WORD: usize = 1;
 pub(super) const LOW_WORD: usize = 2;
 pub(super) const HIGH_WORD: usize = 3;
+/// The checksum, or in a cache's frame the mark.
+pub(crate) const MARK_WORD: usize = 7;
 pub(crate) const META_WORD: usize = 4;
 /// The right sibling's address, or in a cache's frame the cache's note.
 pub(crate) const SIBLING_WORD: usize = 5;
@@ -168,6 +170,19 @@ impl<'a, L: Layout> Page<'a, L> {
     #[inline]
     pub fn set_note(self, note: u64) {
         self.store(SIBLING_WORD, note);
+    }
+
+    /// Whether the page in its frame has been marked as used. A guess, for whoever chooses a victim.
+    #[inline]
+    pub fn is_marked(self) -> bool {
+        self.load(MARK_WORD) != 0
+    }
+
+    /// Marks the page in its frame as used, or not. Anybody may, without the latch: word 7 of a page in a frame
+    /// means nothing else and never leaves the cache.
+    #[inline]
+    pub fn set_mark(self, used: bool) {
+        self.store(MARK_WORD, used.into());
     }
 
     pub(super) fn set_count(self, count: usize) {

@@ -107,6 +107,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                 }
                 drop(guard);
                 LiveCounters::count(&self.client.counters.leaf_hits);
+                self.client.mark_use(leaf.page);
                 Ok(outcome)
             }
             Place::Elsewhere { parent, slot, address } => {

@@ -169,6 +169,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                     return Err(Detour::Busy);
                 }
                 LiveCounters::count(&self.client.counters.leaf_hits);
+                self.client.mark_use(leaf.page);
                 Ok(value)
             }
             Place::Elsewhere { parent, slot, address } => {

@@ -11,6 +11,9 @@ use crate::page::{Layout, LeafInsert, MAX_LEVEL};
 use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError, Sound};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
+/// How full inner nodes are at least.
+const INNER_FILL: f64 = 0.9;
+
 /// A node under construction.
 struct Open<F: Fabric, L: Layout> {
     node: FreshNode<F>,
@@ -21,8 +24,11 @@ struct Open<F: Fabric, L: Layout> {
 pub(crate) struct Builder<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     writer: FreshWriter<'a, F, L, Sound>,
-    /// Entries per node.
+    /// Records per leaf.
     fill: usize,
+    /// Children per inner node: there are few insertions into these, and every compute server has its frames
+    /// full of them.
+    inner_fill: usize,
     placement_level: u8,
     /// How many subtrees of the placement level, and how many nodes above, have been begun.
     subtrees: u64,
@@ -60,6 +66,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
             pages,
             writer: FreshWriter::new(pages),
             fill: ((L::CAPACITY as f64 * fill) as usize).clamp(2, L::CAPACITY),
+            inner_fill: ((L::CAPACITY as f64 * fill.max(INNER_FILL)) as usize)
+                .clamp(2, L::CAPACITY),
             placement_level,
             subtrees: 0,
             upper_nodes: 0,
@@ -125,7 +133,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         while level < MAX_LEVEL {
             let full = matches!(
                 self.levels.get(usize::from(level)),
-                Some((Some(open), _)) if open.image.page().count() >= self.fill
+                Some((Some(open), _)) if open.image.page().count() >= self.inner_fill
             );
             let carried = if full { self.close(level, Some(&low)).await? } else { None };
             if !matches!(self.levels.get(usize::from(level)), Some((Some(_), _))) {
