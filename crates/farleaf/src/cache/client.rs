@@ -232,19 +232,16 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
         }
         let spare = self.spare().await?; // C16
-        match self.cache.mapping.begin_io(address.to_bits()) {
-            // A node that is merged away or moved meanwhile changes the parent first.
-            Ok(mark) if parent.is_valid() => Ok((spare, mark)),
-            Ok(_) => {
-                self.keep(spare);
-                Err(Detour::Again)
-            }
+        // A node that is merged away or moved meanwhile changes the parent first.
+        match self.cache.mapping.begin_io(address.to_bits(), || parent.is_valid()) {
+            Ok(mark) => Ok((spare, mark)),
             Err(found) => {
                 self.keep(spare);
-                match found {
-                    Mapped::Frame(frame) => Err(self.attach(parent, slot, address, frame)),
-                    Mapped::Io | Mapped::Absent => Err(Detour::Busy),
-                }
+                Err(match found {
+                    Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
+                    Mapped::Io => Detour::Busy,
+                    Mapped::Absent => Detour::Again,
+                })
             }
         }
     }
@@ -297,9 +294,10 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         let outcome = work(page);
         if let LeafOutcome::Changed(_, words) = &outcome {
             LiveCounters::count(&self.counters.write_throughs);
-            if self.write_leaf(address, page, words.clone()).await.is_err() {
+            if let Err(detour) = self.write_leaf(address, page, words.clone()).await {
                 // The change is made here and nowhere else: the leaf stays, dirty.
                 mark_dirty(page, words.clone());
+                self.after_failed_write(spare.frame(), &detour);
             }
         }
         let admit = self.cache.admission.leaf(self.fabric().random());

@@ -184,13 +184,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             debug_assert!(child.is_none(), "a shared node's parent is shared");
             let image = self.client.cache().image(parent.page);
             edit(image.page());
-            let written = self.write_exclusive(parent, &image).await;
-            if written.is_ok() {
-                mark_clean(parent.page);
-            } else {
-                mark_dirty(parent.page, 1..L::PAGE_WORDS);
-            }
-            return written;
+            self.write_exclusive(parent, &image).await?;
+            mark_clean(parent.page);
+            return Ok(());
         };
         let image = Image::of(copy.page());
         edit(image.page());
