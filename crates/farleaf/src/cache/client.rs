@@ -263,6 +263,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
                 }
                 Detour::Again
             }
+            Attached::Other => Detour::Refresh,
             Attached::NotNow => Detour::Busy,
         }
     }
@@ -338,7 +339,12 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     ) -> Result<(), Detour> {
         let level = parent.page.level().saturating_sub(1);
         let (spare, mark) = self.begin(parent, slot, address).await?;
-        let copy = self.pages.read(Pointer::fixed(address)).await?;
+        let copy = match self.pages.read(Pointer::fixed(address)).await {
+            Ok(copy) => copy,
+            // No inner node is there: the parent is old, and the node has been freed and used again (D3).
+            Err(Miss::Restart) => return Err(Detour::Refresh),
+            Err(miss) => return Err(miss.into()),
+        };
         LiveCounters::count(&self.counters.inner_misses);
         let fits = copy.page().level() == level
             && (!D::CHECKS_FENCES || L::reach(copy.page(), probe) == Reach::Inside);

@@ -6,8 +6,8 @@
 //! *Invariants*
 //! - C5. An id is in the table at most once.
 //! - C6. Who has the [`IoMark`] of an id is the only one to bring the node in or to work on it remotely; all others yield
-//!   and start again. A mark is made only while the parent still points to the node, which is looked at under
-//!   the table's lock: so a node that has been freed is marked by nobody, and can be used again at once.
+//!   and start again. Who brings it makes the mark only while the parent still points to it, which is looked at
+//!   under the table's lock; who makes a new node marks it from the moment at which it is taken.
 //!
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
@@ -129,13 +129,6 @@ impl Mapping {
                 Ok(IoMark { mapping: self, id })
             }
         }
-    }
-
-    /// Adds a node that nobody has known before.
-    pub fn insert(&self, id: u64, frame: FrameId) {
-        let mut entries = lock(self.bucket(id));
-        debug_assert!(entries.find(id).is_none(), "C5");
-        entries.add(id, frame.number());
     }
 
     /// Takes a node out, if it is in `frame`; says whether it was.
