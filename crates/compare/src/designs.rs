@@ -4,11 +4,14 @@
 
 use crate::contender::{Contender, Round, Session, Tally};
 use anyhow::Context;
+use farleaf::cache::CacheOptions;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::dex::DexOptions;
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::index::{Design, IndexError, RangeIndex};
 use farleaf::page::Fixed8;
+use farleaf::partition::Dex;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
@@ -31,8 +34,14 @@ pub(crate) fn all(keys: &KeySpace) -> anyhow::Result<Vec<Box<dyn Contender>>> {
         contender::<SingleMachine>(&SingleMachineOptions::with_pool_bytes(pool_bytes(keys)), keys)?,
         contender::<Coarse>(&CoarseOptions { partitioning: range }, keys)?,
         contender::<Fine>(&FineOptions::default(), keys)?,
+        contender::<Dex>(&DexOptions::with_boundaries(Vec::new(), everything(keys)), keys)?,
         contender::<Hybrid>(&HybridOptions::with_boundaries(boundaries), keys)?,
     ])
+}
+
+/// A cache in which everything has room: twice the records' bytes, as they take 1.6 times at 70% fill.
+fn everything(keys: &KeySpace) -> CacheOptions {
+    CacheOptions { bytes: keys.len() * 32 + (1 << 20), ..CacheOptions::default() }
 }
 
 /// Room for all keys, at any fill, in one pool; taken from the system as it is used.

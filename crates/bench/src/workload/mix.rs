@@ -103,6 +103,7 @@ pub const NAMED_MIXES: &[Mix] = &[
     named("write-intensive", &[(Get, 50), (Update, 50)]),
     named("insert-intensive", &[(Get, 50), (Insert, 50)]),
     named("scan-intensive", &[(SCAN_100, 95), (Insert, 5)]),
+    named("scan-only", &[(SCAN_100, 100)]),
     named("ycsb-a", &[(Get, 50), (Update, 50)]),
     named("ycsb-b", &[(Get, 95), (Update, 5)]),
     named("ycsb-c", &[(Get, 100)]),

@@ -244,19 +244,16 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
         }
         let spare = self.spare().await?; // C16
-        match self.cache.mapping.begin_io(address.to_bits()) {
-            // A node that is merged away or moved meanwhile changes the parent first.
-            Ok(mark) if parent.is_valid() => Ok((spare, mark)),
-            Ok(_) => {
-                self.keep(spare);
-                Err(Detour::Again)
-            }
+        // A node that is merged away or moved meanwhile changes the parent first.
+        match self.cache.mapping.begin_io(address.to_bits(), || parent.is_valid()) {
+            Ok(mark) => Ok((spare, mark)),
             Err(found) => {
                 self.keep(spare);
-                match found {
-                    Mapped::Frame(frame) => Err(self.attach(parent, slot, address, frame)),
-                    Mapped::Io | Mapped::Absent => Err(Detour::Busy),
-                }
+                Err(match found {
+                    Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
+                    Mapped::Io => Detour::Busy,
+                    Mapped::Absent => Detour::Again,
+                })
             }
         }
     }
@@ -278,6 +275,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
                 }
                 Detour::Again
             }
+            Attached::Other => Detour::Refresh,
             Attached::NotNow => Detour::Busy,
         }
     }
@@ -309,9 +307,10 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         let outcome = work(page);
         if let LeafOutcome::Changed(_, words) = &outcome {
             LiveCounters::count(&self.counters.write_throughs);
-            if self.write_leaf(address, page, words.clone()).await.is_err() {
+            if let Err(detour) = self.write_leaf(address, page, words.clone()).await {
                 // The change is made here and nowhere else: the leaf stays, dirty.
                 mark_dirty(page, words.clone());
+                self.after_failed_write(spare.frame(), &detour);
             }
         }
         let admit = match self.cache.admission.leaf(self.fabric().random()) {
@@ -356,7 +355,12 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     ) -> Result<(), Detour> {
         let level = parent.page.level().saturating_sub(1);
         let (spare, mark) = self.begin(parent, slot, address).await?;
-        let copy = self.pages.read(Pointer::fixed(address)).await?;
+        let copy = match self.pages.read(Pointer::fixed(address)).await {
+            Ok(copy) => copy,
+            // No inner node is there: the parent is old, and the node has been freed and used again (D3).
+            Err(Miss::Restart) => return Err(Detour::Refresh),
+            Err(miss) => return Err(miss.into()),
+        };
         LiveCounters::count(&self.counters.inner_misses);
         let fits = copy.page().level() == level
             && (!D::CHECKS_FENCES || L::reach(copy.page(), probe) == Reach::Inside);

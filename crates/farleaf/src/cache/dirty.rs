@@ -4,8 +4,11 @@
 //! note  [reserved:32][end:16][start:16]     0 is clean
 //! ```
 //!
-//! *Invariant*: C4. a word that differs from the pool's lies in the range, but for words 0, 5, 7 and, of an inner
-//! node, the child words of swizzled children. *Thread safety*: the note changes under the frame's latch.
+//! *Invariants* (`docs/internals/cache.md`)
+//! - C4. A word that differs from the pool's lies in the range, but for words 0, 5, 7 and, of an inner node, the child
+//!   words of swizzled children.
+//!
+//! *Thread safety*: the note changes under the frame's latch.
 
 use crate::page::{Layout, Page};
 use std::ops::Range;

@@ -4,12 +4,13 @@
 //! - C1. Word 0 of a frame is its latch, never the pool's word 0, and never goes back: a frame is reused for
 //!   other pages, but whoever still has a way to it meets a changed version.
 //! - C2. A frame that is free, or that a page is on its way into, is locked.
-//! - C3. A frame's state changes only under its latch.
+//! - C3. A frame's state changes only under its latch. That a WRITE of it is in flight is a word of its own: it is set
+//!   under the latch and cleared by whoever set it, latched or not.
 //!
 //! *Thread safety*: any number of threads; words and headers are atomics.
 
 use crate::page::{Latch, Layout, Page};
-use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Region, RegionError};
 use std::fmt;
 use std::marker::PhantomData;
@@ -58,7 +59,7 @@ pub enum FrameState {
 
 impl FrameState {
     fn of(bits: u64) -> Self {
-        match bits & STATE_BITS {
+        match bits {
             0 => Self::Free,
             1 => Self::Hot,
             2 => Self::Cooling,
@@ -67,16 +68,16 @@ impl FrameState {
     }
 }
 
-const STATE_BITS: u64 = 0xff;
-/// A WRITE of the frame's content is in flight.
-const WRITING: u64 = 1 << 8;
 const NO_PARENT: u64 = u64::MAX;
 
 /// What is known of a frame beside its words.
 #[derive(Debug)]
 struct Header {
-    /// [`FrameState`] and [`WRITING`].
-    status: AtomicU64,
+    /// [`FrameState`].
+    state: AtomicU64,
+    /// Whether a WRITE of the frame's content is in flight. Not in one word with the state, which others change
+    /// at the moment at which the WRITE ends.
+    writing: AtomicBool,
     /// The frame of the parent that points here: a hint, to be validated.
     parent: AtomicU64,
     /// Word 0 of the page in the pool, for inner nodes: what a remote lock expects.
@@ -104,7 +105,8 @@ impl<L: Layout> Arena<L> {
     pub fn new(frames: u32) -> Result<Self, RegionError> {
         let bytes = (frames as usize * L::PAGE_WORDS * 8).next_multiple_of(4096);
         let header = |_| Header {
-            status: AtomicU64::new(FrameState::Free as u64),
+            state: AtomicU64::new(FrameState::Free as u64),
+            writing: AtomicBool::new(false),
             parent: AtomicU64::new(NO_PARENT),
             remote_word: AtomicU64::new(0),
         };
@@ -147,26 +149,22 @@ impl<L: Layout> Arena<L> {
     /// What the frame is used for; to be trusted only under its latch.
     #[inline]
     pub fn state(&self, frame: FrameId) -> FrameState {
-        FrameState::of(self.header(frame).status.load(Ordering::Relaxed))
+        FrameState::of(self.header(frame).state.load(Ordering::Relaxed))
     }
 
     /// Sets it (C3).
     pub fn set_state(&self, frame: FrameId, state: FrameState) {
-        let status = &self.header(frame).status;
-        let others = status.load(Ordering::Relaxed) & !STATE_BITS;
-        status.store(others | state as u64, Ordering::Relaxed);
+        self.header(frame).state.store(state as u64, Ordering::Relaxed);
     }
 
-    /// Whether a WRITE of the frame's content is in flight.
+    /// Whether a WRITE of the frame's content is in flight. Whoever finds that none is, finds its words in the pool.
     pub fn is_writing(&self, frame: FrameId) -> bool {
-        self.header(frame).status.load(Ordering::Relaxed) & WRITING != 0
+        self.header(frame).writing.load(Ordering::Acquire)
     }
 
-    /// Marks the beginning and the end of such a WRITE; under the frame's latch.
+    /// Marks the beginning, under the frame's latch, and the end of such a WRITE.
     pub fn set_writing(&self, frame: FrameId, writing: bool) {
-        let status = &self.header(frame).status;
-        let others = status.load(Ordering::Relaxed) & !WRITING;
-        status.store(others | if writing { WRITING } else { 0 }, Ordering::Relaxed);
+        self.header(frame).writing.store(writing, Ordering::Release);
     }
 
     /// The parent that points to the frame, or did: a hint.

@@ -118,6 +118,8 @@ pub enum Attached {
         /// Whether it was cooling.
         reheated: bool,
     },
+    /// It is another node by now, of another level: the parent is old.
+    Other,
     /// Somebody is at one of the two.
     NotNow,
 }
@@ -150,6 +152,11 @@ impl<L: Layout> Cache<L> {
     /// The table of nodes.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
+    }
+
+    /// The structure of those that cool.
+    pub fn cooling(&self) -> &dyn Cooling {
+        &*self.cooling
     }
 
     /// The choices that it was made with.
@@ -298,6 +305,9 @@ impl<L: Layout> Cache<L> {
         if child.page.address() != address || L::inner_child(parent.page, slot) != address {
             return None;
         }
+        if child.page.level() + 1 != parent.page.level() {
+            return Some(Attached::Other);
+        }
         let reheated = match self.arena.state(frame) {
             FrameState::Cooling => {
                 // C8: if it is not there, somebody is about to evict it.
@@ -372,9 +382,53 @@ impl<L: Layout> Cache<L> {
 
     /// Publishes a page that nobody has known before, hot below the page in the frame `parent`, which is latched
     /// and made to point to it.
-    pub fn publish_new(&self, spare: Spare<'_, L>, parent: FrameId) -> FrameId {
-        let id = spare.page().address().to_bits();
-        self.publish(spare, FrameState::Hot, Some(parent), |frame| self.mapping.insert(id, frame))
+    pub fn publish_new<'a>(
+        &'a self,
+        spare: Spare<'a, L>,
+        mark: IoMark<'a>,
+        parent: FrameId,
+    ) -> FrameId {
+        self.publish(spare, FrameState::Hot, Some(parent), |frame| mark.publish(frame))
+    }
+
+    /// Takes a node out of the cache that others have lost: they made it theirs alone while this compute server kept a
+    /// copy from when it was shared, and freed it. Its children that are hot have no parent from then on. `None`
+    /// while somebody is at it.
+    pub(crate) fn forget_lost(&self, frame: FrameId, address: GlobalAddr) -> Option<Spare<'_, L>> {
+        let node = self.seen(frame)?;
+        let named = self.arena.parent(frame);
+        let parent = match named {
+            Some(parent) => Some(self.seen(parent)?),
+            None => None,
+        };
+        let _parent_guard = match &parent {
+            Some(parent) => Some(parent.lock()?),
+            None => None,
+        };
+        let guard = node.lock()?;
+        let is_it = node.page.address() == address
+            && self.arena.parent(frame) == named
+            && !self.arena.is_writing(frame);
+        let can_go = is_it
+            && match self.arena.state(frame) {
+                FrameState::Hot => true,
+                FrameState::Cooling => self.cooling.remove(frame, address.to_bits()), // C8
+                FrameState::Free | FrameState::Pinned => false,
+            };
+        if !can_go {
+            return None;
+        }
+        debug_assert!(is_clean(node.page), "D1");
+        if let Some(parent) = parent
+            && let Some(slot) = self.slot_of(parent.page, frame, node.page)
+        {
+            L::inner_set_child(parent.page, slot, address);
+        }
+        for (_, child) in self.swizzled(node.page) {
+            self.arena.set_parent(child, None);
+        }
+        self.discard(frame, guard);
+        Some(self.spare(frame))
     }
 
     /// Publishes the root.

@@ -5,8 +5,9 @@
 //!
 //! *Invariants*
 //! - C5. An id is in the table at most once.
-//! - C6. Who has the [`IoMark`] of an id is the only one to READ it, WRITE it back or work on it remotely; all
-//!   others yield and start again.
+//! - C6. Who has the [`IoMark`] of an id is the only one to bring the node in or to work on it remotely; all others yield
+//!   and start again. Who brings it makes the mark only while the parent still points to it, which is looked at
+//!   under the table's lock; who makes a new node marks it from the moment at which it is taken.
 //!
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
@@ -113,26 +114,21 @@ impl Mapping {
         lock(self.bucket(id)).find(id).map_or(Mapped::Absent, |value| Mapped::of(*value))
     }
 
-    /// Marks an id that is not in the table; otherwise says what is.
+    /// Marks an id that is not in the table, if `is_there` says, under the table's lock, that the node is still
+    /// where the caller found it (C6).
     ///
     /// # Errors
-    /// What the table says of it.
-    pub fn begin_io(&self, id: u64) -> Result<IoMark<'_>, Mapped> {
+    /// What the table says of the id: [`Mapped::Absent`] if the node is not there any more.
+    pub fn begin_io(&self, id: u64, is_there: impl FnOnce() -> bool) -> Result<IoMark<'_>, Mapped> {
         let mut entries = lock(self.bucket(id));
         match entries.find(id) {
             Some(value) => Err(Mapped::of(*value)),
+            None if !is_there() => Err(Mapped::Absent),
             None => {
                 entries.add(id, IO);
                 Ok(IoMark { mapping: self, id })
             }
         }
-    }
-
-    /// Adds a node that nobody has known before.
-    pub fn insert(&self, id: u64, frame: FrameId) {
-        let mut entries = lock(self.bucket(id));
-        debug_assert!(entries.find(id).is_none(), "C5");
-        entries.add(id, frame.number());
     }
 
     /// Takes a node out, if it is in `frame`; says whether it was.
@@ -191,9 +187,9 @@ mod tests {
             let id = 1 + spread(round) % 40;
             match model.get(&id) {
                 None => {
-                    let mark = mapping.begin_io(id).unwrap();
+                    let mark = mapping.begin_io(id, || true).unwrap();
                     assert_eq!(mapping.get(id), Mapped::Io);
-                    assert_eq!(mapping.begin_io(id).unwrap_err(), Mapped::Io);
+                    assert_eq!(mapping.begin_io(id, || true).unwrap_err(), Mapped::Io);
                     if round % 3 == 0 {
                         drop(mark);
                     } else {

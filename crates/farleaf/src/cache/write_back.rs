@@ -151,6 +151,14 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         Ok(())
     }
 
+    /// A WRITE of a frame's words that is not a write-back did not end well: if it may land later, no other follows
+    /// it (C15).
+    pub(crate) fn after_failed_write(&self, frame: FrameId, detour: &Detour) {
+        if matches!(detour, Detour::Failed(_)) {
+            self.cache.arena().set_writing(frame, true);
+        }
+    }
+
     /// Latches a frame that stays what it is, waiting for others.
     pub(crate) async fn lock_frame(&self, frame: FrameId) -> (Page<'_, L>, Exclusive<'_>) {
         loop {

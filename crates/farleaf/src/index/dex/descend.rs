@@ -1,8 +1,8 @@
 //! The way down, by swizzled pointers and optimistic latch coupling (Lu et al., Algorithm 1).
 //!
-//! *Invariant*: D5. the child's version is taken, then the parent's validated, and only then is the child
-//! trusted. A frame is never unmapped, so a stale pointer meets a changed version, other fences, or another
-//! level.
+//! *Invariants* (`docs/internals/cache.md`)
+//! - D5. The child's version is taken, then the parent's validated, and only then is the child trusted. A frame is
+//!   never unmapped, so a stale pointer meets a changed version, other fences, or another level.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 

@@ -3,7 +3,7 @@
 //! *Thread safety*: the latch is the right to change the node.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, FrameId, Seen};
+use crate::cache::{Detour, Discipline, FrameId, Seen, mark_dirty};
 use crate::page::{Exclusive, Layout, LockWord, Page};
 use crate::remote::{Image, PageCopy};
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -61,17 +61,26 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     }
 
     /// WRITEs `image`, the next content of a latched exclusive node; what is in the frame is up to the caller.
+    ///
+    /// # Errors
+    /// As [`crate::cache::CacheClient::write_leaf`]. The node's content in the pool is unknown then, so what is in the
+    /// frame counts as newer.
     pub(super) async fn write_exclusive(
         &self,
         node: &Latched<'_, L>,
         image: &Image<L>,
     ) -> Result<(), Detour> {
         debug_assert!(!node.shared, "D1");
-        if node.is_leaf() {
-            return self.client.write_leaf(node.at(), image.page(), 1..L::PAGE_WORDS).await;
+        let written = if node.is_leaf() {
+            self.client.write_leaf(node.at(), image.page(), 1..L::PAGE_WORDS).await
+        } else {
+            let word = self.client.write_inner(node.at(), image, self.word_of(node)).await;
+            word.map(|word| self.set_word(node, word))
+        };
+        if let Err(detour) = &written {
+            mark_dirty(node.page, 1..L::PAGE_WORDS);
+            self.client.after_failed_write(node.frame, detour);
         }
-        let word = self.client.write_inner(node.at(), image, self.word_of(node)).await?;
-        self.set_word(node, word);
-        Ok(())
+        written
     }
 }

@@ -144,7 +144,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             return Err(detour);
         }
         let remove = |page: Page<'_, L>| L::inner_remove(page, right_slot);
-        self.write_parent_alone(&parent, lock, remove).await?;
+        if let Err(detour) = self.write_parent_alone(&parent, lock, remove).await {
+            // The gainer in the pool reaches too far: what is here must replace it before it is read again.
+            mark_dirty(left.page, 1..L::PAGE_WORDS);
+            return Err(detour);
+        }
         left.page.copy_all_but_latch(lower.page());
         cache.adopt(left.frame);
         remove(parent.page);

@@ -13,7 +13,9 @@
 //! - D2. The pool's tree is well-formed at every instant: a node is written before a parent in the pool points
 //!   to it; a node that loses keys is written after the parents that route them elsewhere; a node is freed after
 //!   the last parent that pointed to it was written.
-//! - D3. Shared nodes are split, never merged: so an old copy of one misleads, but never to a freed node.
+//! - D3. Shared nodes are split, never merged. A half that is no longer shared can be, so an old copy of a shared node may
+//!   lead to a node that has been freed and used again: its level, its fences or its checksum give it away, and a
+//!   copy of it from before is taken out of the cache when it is used again here.
 //! - D4. Restructuring latches from the top down and left before right, and gives way instead of waiting.
 //!
 //! *Thread safety*: a [`DexServer`] is shared by the threads of its compute server; a [`DexIndex`] belongs to

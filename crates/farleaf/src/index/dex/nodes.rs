@@ -7,7 +7,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{DexIndex, DexServer};
-use crate::cache::Discipline;
+use crate::cache::{Detour, Discipline, IoMark, Mapped};
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -15,22 +15,32 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 /// A node that nothing points to yet; dropped, it is free again.
 #[derive(Debug)]
 pub(super) struct NewNode<'a, L: Layout> {
+    node: Taken<'a, L>,
+    /// Nobody brings it in meanwhile, wherever an old copy of a shared node may lead (D3).
+    mark: IoMark<'a>,
+}
+
+impl<'a, L: Layout> NewNode<'a, L> {
+    pub(super) fn at(&self) -> GlobalAddr {
+        self.node.at
+    }
+
+    /// Something in the pool points to the node, or may; with the mark it can be published.
+    pub(super) fn used(self) -> IoMark<'a> {
+        let Self { node, mark } = self;
+        std::mem::forget(node);
+        mark
+    }
+}
+
+/// A node that goes back to the free ones unless it is forgotten.
+#[derive(Debug)]
+struct Taken<'a, L: Layout> {
     server: &'a DexServer<L>,
     at: GlobalAddr,
 }
 
-impl<L: Layout> NewNode<'_, L> {
-    pub(super) fn at(&self) -> GlobalAddr {
-        self.at
-    }
-
-    /// Something in the pool points to the node, or may.
-    pub(super) fn used(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl<L: Layout> Drop for NewNode<'_, L> {
+impl<L: Layout> Drop for Taken<'_, L> {
     fn drop(&mut self) {
         self.server.give_node(self.at);
     }
@@ -38,25 +48,41 @@ impl<L: Layout> Drop for NewNode<'_, L> {
 
 impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// A node for `level`, near `neighbour`.
+    ///
+    /// # Errors
+    /// [`Detour::Failed`] if there is none, [`Detour::Busy`] if somebody looks at what it was before.
     pub(super) async fn new_node(
         &self,
         level: u8,
         neighbour: ServerId,
-    ) -> Result<NewNode<'_, L>, RemoteError> {
+    ) -> Result<NewNode<'_, L>, Detour> {
+        let node = Taken { server: &self.server, at: self.take_node(level, neighbour).await? };
+        let (cache, at) = (self.client.cache(), node.at);
+        let mut mark = cache.mapping().begin_io(at.to_bits(), || true);
+        if let Err(Mapped::Frame(frame)) = mark
+            && let Some(spare) = cache.forget_lost(frame, at)
+        {
+            self.client.keep(spare);
+            mark = cache.mapping().begin_io(at.to_bits(), || true);
+        }
+        let mark = mark.map_err(|_| Detour::Busy)?;
+        Ok(NewNode { node, mark })
+    }
+
+    async fn take_node(&self, level: u8, neighbour: ServerId) -> Result<GlobalAddr, RemoteError> {
         let pages = self.client.pages();
         let near = if level <= self.placement_level {
             self.server.take_node(pages, neighbour).await
         } else {
             pages.take_node_anywhere().await
         };
-        let at = match near {
+        match near {
             Err(error @ RemoteError::OutOfMemory { .. }) => match self.server.take_freed() {
-                Some(node) => node,
-                None => pages.take_node_anywhere().await.map_err(|_| error)?,
+                Some(node) => Ok(node),
+                None => pages.take_node_anywhere().await.map_err(|_| error),
             },
-            taken => taken?,
-        };
-        Ok(NewNode { server: &self.server, at })
+            taken => taken,
+        }
     }
 
     /// Takes back a node that nothing points to any more.

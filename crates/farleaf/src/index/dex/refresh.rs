@@ -1,7 +1,8 @@
 //! Shared nodes that have become old, read again from the root down (Lu et al., §4).
 //!
-//! *Invariant*: D6. a copy never replaces a newer one. Children that are hot stay where they are: those that the
-//! new copy points to are pointed to by it, the others have no parent until somebody comes by.
+//! *Invariants* (`docs/internals/cache.md`)
+//! - D6. A copy never replaces a newer one. Children that are hot stay where they are: those that the new copy
+//!   points to are pointed to by it, the others have no parent until somebody comes by.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 

@@ -96,7 +96,7 @@ impl<L: Layout> DexServer<L> {
                 return Ok(FrameId::new(number as u32));
             }
             if let (Some(spare), Ok(mark)) =
-                (self.cache.take_spare(), self.cache.mapping().begin_io(root.to_bits()))
+                (self.cache.take_spare(), self.cache.mapping().begin_io(root.to_bits(), || true))
                 && let Ok(copy) = client.pages().read(Pointer::fixed(root)).await
             {
                 spare.page().copy_all_but_latch(copy.page());

@@ -134,7 +134,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         cache.arena().set_remote_word(spare.frame(), word.to_bits());
         let at = new.at();
         // From here on the pool may have a pointer to the new node, whatever happens.
-        new.used();
+        let mark = new.used();
         let insert = |page: Page<'_, L>| {
             let there = L::inner_insert(page, &separator, at);
             debug_assert!(there, "the parent was split first");
@@ -156,7 +156,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             mark_dirty(child.page, 1..L::PAGE_WORDS);
         }
         cache.adopt(spare.frame());
-        let frame = cache.publish_new(spare, parent.frame);
+        let frame = cache.publish_new(spare, mark, parent.frame);
         L::inner_insert(parent.page, &separator, Swip::Frame(frame).to_word());
         Ok(())
     }
@@ -184,13 +184,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             debug_assert!(child.is_none(), "a shared node's parent is shared");
             let image = self.client.cache().image(parent.page);
             edit(image.page());
-            let written = self.write_exclusive(parent, &image).await;
-            if written.is_ok() {
-                mark_clean(parent.page);
-            } else {
-                mark_dirty(parent.page, 1..L::PAGE_WORDS);
-            }
-            return written;
+            self.write_exclusive(parent, &image).await?;
+            mark_clean(parent.page);
+            return Ok(());
         };
         let image = Image::of(copy.page());
         edit(image.page());
@@ -257,8 +253,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         cache.arena().set_remote_word(left_spare.frame(), left_word.to_bits());
         cache.arena().set_remote_word(right_spare.frame(), right_word.to_bits());
         let (left_at, right_at) = (left.at(), right.at());
-        left.used();
-        right.used();
+        let (left_mark, right_mark) = (left.used(), right.used());
         let grow = |page: Page<'_, L>, left, right| {
             page.format_empty(self.root, level + 1, &low, high.as_ref());
             L::inner_insert(page, &low, left);
@@ -268,8 +263,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         self.write_parent_alone(&root, lock, edit).await?;
         cache.adopt(left_spare.frame());
         cache.adopt(right_spare.frame());
-        let left_frame = cache.publish_new(left_spare, root.frame);
-        let right_frame = cache.publish_new(right_spare, root.frame);
+        let left_frame = cache.publish_new(left_spare, left_mark, root.frame);
+        let right_frame = cache.publish_new(right_spare, right_mark, root.frame);
         grow(root.page, Swip::Frame(left_frame).to_word(), Swip::Frame(right_frame).to_word());
         Ok(())
     }
