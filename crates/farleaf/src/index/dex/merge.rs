@@ -13,7 +13,7 @@
 use super::DexIndex;
 use super::descend::Below;
 use super::latched::Latched;
-use crate::cache::{Detour, Discipline, Seen, mark_clean, mark_dirty};
+use crate::cache::{Detour, Discipline, LiveCounters, Seen, mark_clean, mark_dirty};
 use crate::page::{Layout, Page, Probe};
 use crate::remote::{Image, RemoteError};
 use farleaf_fabric::{Fabric, Work};
@@ -145,6 +145,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         }
         let remove = |page: Page<'_, L>| L::inner_remove(page, right_slot);
         self.write_parent_alone(&parent, lock, remove).await?;
+        LiveCounters::count(&self.client.counters.merges);
         left.page.copy_all_but_latch(lower.page());
         cache.adopt(left.frame);
         remove(parent.page);
@@ -181,6 +182,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             mark_dirty(gainer.page, 1..L::PAGE_WORDS);
             return Err(detour);
         }
+        LiveCounters::count(&self.client.counters.borrows);
         left.page.copy_all_but_latch(lower.page());
         right.page.copy_all_but_latch(upper.page());
         let loser = if left_gains { &right } else { &left };
