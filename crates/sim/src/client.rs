@@ -10,6 +10,7 @@
 use crate::history::{Action, Outcome, Recorder};
 use crate::scenario::{ErrorKind, LoadSpec, Scenario};
 use crate::workload::{self, Stream};
+use farleaf::cache::CacheCounters;
 use farleaf::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf::page::Layout;
 use farleaf_fabric::Fabric;
@@ -34,6 +35,10 @@ pub(crate) struct Board {
     allowed: Vec<ErrorKind>,
     loaded: AtomicBool,
     active: AtomicUsize,
+    /// Whether the observer has ended.
+    over: AtomicBool,
+    /// What caches did for those handles that have been closed.
+    cache: Mutex<CacheCounters>,
 }
 
 impl Board {
@@ -48,14 +53,26 @@ impl Board {
             allowed: scenario.allowed_errors.clone(),
             loaded: AtomicBool::new(false),
             active: AtomicUsize::new(clients),
+            over: AtomicBool::new(false),
+            cache: Mutex::default(),
         }
+    }
+
+    /// Whether nobody uses the index any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// What caches did in the run.
+    pub(crate) fn cache_counters(&self) -> CacheCounters {
+        *lock(&self.cache)
     }
 
     pub(crate) fn fault(&self) -> Option<String> {
         lock(&self.fault).clone()
     }
 
-    fn report(&self, fault: String) {
+    pub(crate) fn report(&self, fault: String) {
         lock(&self.fault).get_or_insert(fault);
     }
 
@@ -124,6 +141,15 @@ impl Drop for Active<'_> {
     }
 }
 
+/// Says that the observer has ended, however it does.
+struct Over<'a>(&'a Board);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Release);
+    }
+}
+
 /// The index's operation for an action.
 async fn execute<I>(index: &I, action: &Action) -> Result<Outcome, IndexError>
 where
@@ -174,6 +200,7 @@ pub(crate) async fn client<L, De, F>(
         drive(&fabric, &index, board, stream)
     });
     join_all(streams).await;
+    *lock(&board.cache) += index.cache_counters();
 }
 
 async fn drive<I>(fabric: &impl Fabric, index: &I, board: &Board, mut stream: Stream)
@@ -214,6 +241,7 @@ pub(crate) async fn observer<L, De, F>(
     De: Design<L>,
     F: Fabric,
 {
+    let _over = Over(board);
     let Some(index) = board.open::<L, De, F>(&fabric, compute).await else {
         board.report("the observer cannot open the index".to_owned());
         board.loaded.store(true, Ordering::Release);
@@ -254,6 +282,7 @@ pub(crate) async fn observer<L, De, F>(
             board.perform(&fabric, &index, number, &Action::Get(key)).await;
         }
     }
+    *lock(&board.cache) += index.cache_counters();
 }
 
 /// A compute server's death, and when it becomes known.

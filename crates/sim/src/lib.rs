@@ -12,6 +12,7 @@ pub mod checker;
 mod client;
 mod command;
 pub mod history;
+mod inspect;
 mod run;
 pub mod scenario;
 mod workload;

@@ -9,18 +9,25 @@
 use crate::checker::{Verdict, check};
 use crate::client::{Board, Death, client, observer};
 use crate::history::{History, Outcome};
-use crate::scenario::{Canary, DesignSpec, PartitioningSpec, Scenario};
+use crate::inspect::{Expect, Pool};
+use crate::scenario::{
+    AdmissionSpec, Canary, CoolingSpec, DesignSpec, ErrorKind, PartitioningSpec, Scenario,
+    VictimSpec,
+};
 use crate::workload;
+use farleaf::cache::{self, AdmissionName, CacheCounters, CacheOptions, CoolingName, VictimName};
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::dex::DexOptions;
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::index::{Design, IndexError};
+use farleaf::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
+use farleaf::partition::Dex;
 use farleaf::remote;
 use farleaf::server::tree::{self, Discipline};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sim::{SimCluster, SimConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
 use rand::RngExt;
@@ -56,13 +63,15 @@ pub struct RunReport {
     pub answered: usize,
     /// Those that ended in an error that says that they did not happen.
     pub failed: usize,
+    /// What caches did, if the design has any.
+    pub cache: CacheCounters,
     /// How it ended.
     pub outcome: RunOutcome,
 }
 
 /// Plays `scenario` with `seed`.
 pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
-    let (history, outcome) = run_and_keep(scenario, seed);
+    let (history, cache, outcome) = run_and_count(scenario, seed);
     let count = |counts: fn(&Outcome) -> bool| {
         history.operations.iter().filter(|operation| counts(&operation.outcome)).count()
     };
@@ -73,12 +82,18 @@ pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
         operations: history.operations.len(),
         answered: count(Outcome::is_answer),
         failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
+        cache,
         outcome,
     }
 }
 
 /// Plays `scenario` with `seed`, and returns what the clients did and saw.
 pub fn run_and_keep(scenario: &Scenario, seed: u64) -> (History, RunOutcome) {
+    let (history, _, outcome) = run_and_count(scenario, seed);
+    (history, outcome)
+}
+
+fn run_and_count(scenario: &Scenario, seed: u64) -> (History, CacheCounters, RunOutcome) {
     let clients = scenario.cluster.compute_servers * scenario.cluster.clients_per_compute_server;
     let board = Board::new(scenario, clients.into());
     // A panic of the code under test is a finding like any other, and the history up to it is part of
@@ -100,7 +115,7 @@ pub fn run_and_keep(scenario: &Scenario, seed: u64) -> (History, RunOutcome) {
         (_, Verdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
         (Ok(()), Verdict::Holds, None) => RunOutcome::Ok,
     };
-    (history, outcome)
+    (history, board.cache_counters(), outcome)
 }
 
 /// Picks the code for the scenario's page size and canary. A scenario that has been checked fits.
@@ -135,6 +150,7 @@ where
             let options = hybrid_options(scenario, *chunk_nodes_log2);
             play_on::<L, tree::Sound, Hybrid>(scenario, seed, board, &options)
         }
+        DesignSpec::Dex { .. } => play_dex::<L, cache::Sound>(scenario, seed, board),
     }
 }
 
@@ -150,6 +166,12 @@ fn play_canary(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), Stri
         }
         (DesignSpec::Fine { .. } | DesignSpec::Hybrid { .. }, Canary::LinksBeforeSibling) => {
             play_one_sided_canary::<remote::LinksBeforeSibling>(scenario, seed, board)
+        }
+        (DesignSpec::Dex { .. }, Canary::SkipsFences) => {
+            play_dex::<Tiny, cache::SkipsFences>(scenario, seed, board)
+        }
+        (DesignSpec::Dex { .. }, Canary::FreesFramesEarly) => {
+            play_dex::<Tiny, cache::FreesFramesEarly>(scenario, seed, board)
         }
         (design, canary) => Err(format!("{design:?} has no canary {canary:?}")),
     }
@@ -171,6 +193,7 @@ fn play_one_sided_canary<D: remote::Discipline>(
             play_on::<Tiny, tree::Sound, Hybrid<D>>(scenario, seed, board, &options)
         }
         DesignSpec::Coarse { .. } => Err("the coarse-grained design is not one-sided".to_owned()),
+        DesignSpec::Dex { .. } => Err("DEX has canaries of its own".to_owned()),
     }
 }
 
@@ -205,6 +228,103 @@ where
     D: Discipline,
     De: Design<L>,
 {
+    let servers = start::<L, D, De>(scenario, options)?;
+    let compute = De::compute(options).map_err(|error| format!("no compute side: {error}"))?;
+    simulate::<L, D, De>(scenario, seed, board, &servers, &compute, None);
+    Ok(())
+}
+
+/// Plays DEX, and looks at its tree meanwhile and at the end.
+fn play_dex<L, C>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+where
+    L: Layout<Key = u64, Value = u64>,
+    C: cache::Discipline,
+{
+    let options = dex_options::<L>(scenario)?;
+    let servers = start::<L, tree::Sound, Dex<C>>(scenario, &options)?;
+    let compute = <Dex<C> as Design<L>>::compute(&options)
+        .map_err(|error| format!("no compute side: {error}"))?;
+    let pool = Pool::new(&servers, scenario);
+    let cluster =
+        simulate::<L, tree::Sound, Dex<C>>(scenario, seed, board, &servers, &compute, Some(&pool));
+    if board.fault().is_some() {
+        return Ok(());
+    }
+    if scenario.allowed_errors.contains(&ErrorKind::Indeterminate) {
+        // What is late may still land, and what has failed may be half done.
+        return pool.look(Expect::WellFormed).map(drop).map_err(at_the_end);
+    }
+    // When all is written back, the pool has exactly what the index says.
+    let observer = scenario.cluster.compute_servers;
+    let mut flushed = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
+        let index = <Dex<C> as Design<L>>::open(fabric, &compute).await?;
+        for part in 0..scenario.cluster.compute_servers {
+            index.part(part).flush().await?;
+        }
+        index.scan(&Scan::range(..)).await
+    });
+    let records = match flushed.pop().flatten() {
+        Some(Ok(records)) => records,
+        other => return Err(format!("the index cannot be written back: {other:?}")),
+    };
+    let held = pool.look(Expect::Exact).map_err(at_the_end)?;
+    if held != records {
+        return Err(at_the_end(format!("it has {held:?}, and the index {records:?}")));
+    }
+    Ok(())
+}
+
+fn at_the_end(fault: String) -> String {
+    format!("at the end, in the pool: {fault}")
+}
+
+fn dex_options<L>(scenario: &Scenario) -> Result<DexOptions<u64>, String>
+where
+    L: Layout<Key = u64, Value = u64>,
+{
+    let DesignSpec::Dex {
+        chunk_nodes_log2,
+        placement_level,
+        cache_frames,
+        admission,
+        cooling,
+        victims,
+    } = scenario.design
+    else {
+        return Err("this scenario is not about DEX".to_owned());
+    };
+    let cache = CacheOptions {
+        bytes: u64::from(cache_frames) * L::PAGE_WORDS as u64 * 8,
+        admission: match admission {
+            AdmissionSpec::Cold => AdmissionName::Cold,
+            AdmissionSpec::Coin(probability) => AdmissionName::Coin(probability),
+            AdmissionSpec::Hot => AdmissionName::Hot,
+        },
+        cooling: match cooling {
+            CoolingSpec::Map => CoolingName::Map,
+            CoolingSpec::Queue => CoolingName::Queue,
+        },
+        victims: match victims {
+            VictimSpec::Random => VictimName::Random,
+            VictimSpec::Clock => VictimName::Clock,
+        },
+        ..CacheOptions::default()
+    };
+    let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
+    let options = DexOptions::with_boundaries(boundaries, cache);
+    Ok(DexOptions { chunk_nodes_log2, placement_level, ..options })
+}
+
+/// The memory servers, with the empty index.
+fn start<L, D, De>(
+    scenario: &Scenario,
+    options: &De::Options,
+) -> Result<Vec<Arc<MemoryServer<L, D>>>, String>
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Discipline,
+    De: Design<L>,
+{
     let cluster = &scenario.cluster;
     let config = MemoryServerConfig {
         pool_bytes: cluster.pool_bytes,
@@ -219,8 +339,24 @@ where
         .start(servers.clone())
         .run_one(async |fabric| De::create(&fabric, options).await);
     created.map_err(|error| format!("the index cannot be created: {error}"))?;
+    Ok(servers)
+}
 
-    let compute = De::compute(options).map_err(|error| format!("no compute side: {error}"))?;
+/// Plays the scenario; `pool` is for an inspector, if there is to be one.
+fn simulate<L, D, De>(
+    scenario: &Scenario,
+    seed: u64,
+    board: &Board,
+    servers: &[Arc<MemoryServer<L, D>>],
+    compute: &De::Compute,
+    pool: Option<&Pool<L, D>>,
+) -> SimCluster<MemoryServer<L, D>>
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Discipline,
+    De: Design<L>,
+{
+    let cluster = &scenario.cluster;
     let mut rng = workload::rng(seed, 0);
     let sim = SimConfig {
         seed: rng.random(),
@@ -241,16 +377,19 @@ where
         .flat_map(|server| (0..cluster.clients_per_compute_server).map(move |_| server))
         .collect();
     let clients = endpoints.len();
-    // The observer's compute server is none of the scenario's, and never dies.
+    // The observer's compute server is none of the scenario's, and never dies. The inspector is there too.
     endpoints.push(cluster.compute_servers);
-    let simulated = sim.start(servers);
+    endpoints.extend(pool.map(|_| cluster.compute_servers));
+    let simulated = sim.start(servers.to_vec());
     simulated.run(&endpoints, async |fabric, number| {
         if number < clients {
-            client::<L, De, _>(fabric, &compute, board, scenario, seed, number).await;
-        } else {
+            client::<L, De, _>(fabric, compute, board, scenario, seed, number).await;
+        } else if number == clients {
             let number = number as u32 * u32::from(cluster.in_flight_per_client);
-            observer::<L, De, _>(fabric, &compute, board, scenario, number, &deaths).await;
+            observer::<L, De, _>(fabric, compute, board, scenario, number, &deaths).await;
+        } else if let Some(pool) = pool {
+            pool.watch(fabric, board, seed).await;
         }
     });
-    Ok(())
+    simulated
 }

@@ -3,6 +3,7 @@
 //! The files are in `scenarios/`, and compiled in; [`SCENARIOS`] is their registry, and a test fails for a
 //! file that is not in it. Options carry their units in their names.
 
+use farleaf::cache::CacheOptions;
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel};
 use serde::Deserialize;
@@ -10,6 +11,8 @@ use thiserror::Error;
 
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
+    ("canary-dex-early-free", include_str!("../scenarios/canary-dex-early-free.toml")),
+    ("canary-dex-skipped-fences", include_str!("../scenarios/canary-dex-skipped-fences.toml")),
     ("canary-fine-parent-first", include_str!("../scenarios/canary-fine-parent-first.toml")),
     (
         "canary-fine-skipped-checksum",
@@ -34,6 +37,21 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("coarse-server-dies", include_str!("../scenarios/coarse-server-dies.toml")),
     ("coarse-small-pool", include_str!("../scenarios/coarse-small-pool.toml")),
     ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
+    ("dex-bulk", include_str!("../scenarios/dex-bulk.toml")),
+    ("dex-calm", include_str!("../scenarios/dex-calm.toml")),
+    ("dex-churn", include_str!("../scenarios/dex-churn.toml")),
+    ("dex-coin", include_str!("../scenarios/dex-coin.toml")),
+    ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
+    ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
+    ("dex-long-scans", include_str!("../scenarios/dex-long-scans.toml")),
+    ("dex-one-hot-key", include_str!("../scenarios/dex-one-hot-key.toml")),
+    ("dex-one-server", include_str!("../scenarios/dex-one-server.toml")),
+    ("dex-queue-clock", include_str!("../scenarios/dex-queue-clock.toml")),
+    ("dex-scans", include_str!("../scenarios/dex-scans.toml")),
+    ("dex-server-dies", include_str!("../scenarios/dex-server-dies.toml")),
+    ("dex-shared-nodes", include_str!("../scenarios/dex-shared-nodes.toml")),
+    ("dex-small-pool", include_str!("../scenarios/dex-small-pool.toml")),
+    ("dex-tiny-cache", include_str!("../scenarios/dex-tiny-cache.toml")),
     ("fine-bulk", include_str!("../scenarios/fine-bulk.toml")),
     ("fine-calm", include_str!("../scenarios/fine-calm.toml")),
     ("fine-churn", include_str!("../scenarios/fine-churn.toml")),
@@ -122,6 +140,10 @@ pub enum Canary {
     SkipsChecksum,
     /// A one-sided split writes the page that points to the new sibling before the sibling.
     LinksBeforeSibling,
+    /// DEX's descents believe their parents, however old those are.
+    SkipsFences,
+    /// DEX uses a frame again while its write-back is still in flight.
+    FreesFramesEarly,
 }
 
 /// Kinds of errors that a scenario can expect.
@@ -164,7 +186,7 @@ fn one() -> u16 {
 }
 
 /// The index.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 pub enum DesignSpec {
     /// The coarse-grained design.
@@ -184,6 +206,59 @@ pub enum DesignSpec {
         /// Nodes that a client takes from a memory server at once, as a power of two.
         chunk_nodes_log2: u8,
     },
+    /// DEX, whose compute servers own equal parts of the scenario's key space.
+    Dex {
+        /// Nodes that a client takes from a memory server at once, as a power of two.
+        chunk_nodes_log2: u8,
+        /// Subtrees of this level lie whole on one memory server.
+        placement_level: u8,
+        /// Frames of each compute server's cache.
+        cache_frames: u32,
+        /// How leaves that were read enter it.
+        #[serde(default)]
+        admission: AdmissionSpec,
+        /// How the frames that cool are kept.
+        #[serde(default)]
+        cooling: CoolingSpec,
+        /// How the frames are found that are made to cool.
+        #[serde(default)]
+        victims: VictimSpec,
+    },
+}
+
+/// How leaves that were read enter a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdmissionSpec {
+    /// As candidates for eviction.
+    #[default]
+    Cold,
+    /// Hot with this probability, else not at all.
+    Coin(f64),
+    /// Hot.
+    Hot,
+}
+
+/// How the frames that cool are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CoolingSpec {
+    /// In buckets of a cache line.
+    #[default]
+    Map,
+    /// In one queue behind one lock.
+    Queue,
+}
+
+/// How the frames are found that are made to cool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VictimSpec {
+    /// At random.
+    #[default]
+    Random,
+    /// One after the other.
+    Clock,
 }
 
 /// How keys are divided among memory servers.
@@ -486,6 +561,27 @@ impl Scenario {
                     "{name}: a server's number is too large, or earliest_ns after latest_ns"
                 ));
             }
+        }
+        self.check_dex()
+    }
+
+    fn check_dex(&self) -> Result<(), String> {
+        let DesignSpec::Dex { admission, cache_frames, .. } = &self.design else { return Ok(()) };
+        if !self.faults.kill_compute_server.is_empty() {
+            // What a compute server has not written back is lost with it, which no checker can tell from a
+            // bug; and the caches of all of them are in one process.
+            return Err("compute servers of dex do not die in scenarios".to_owned());
+        }
+        if self.workload.key_space <= u64::from(self.cluster.compute_servers) {
+            return Err("key_space must be more than compute_servers".to_owned());
+        }
+        if *cache_frames < CacheOptions::LEAST_FRAMES {
+            return Err(format!("cache_frames must be at least {}", CacheOptions::LEAST_FRAMES));
+        }
+        if let AdmissionSpec::Coin(probability) = admission
+            && !(0.0..=1.0).contains(probability)
+        {
+            return Err("coin must be from 0 to 1".to_owned());
         }
         Ok(())
     }

@@ -54,6 +54,16 @@ counters! {
     write_backs,
     /// WRITEs of a change through to the memory server, the cached node staying clean.
     write_throughs,
+    /// Nodes that were split, the root included.
+    splits,
+    /// Those of them that are shared with other compute servers.
+    shared_splits,
+    /// Nodes that joined a neighbour.
+    merges,
+    /// Pairs of neighbours that were evened out.
+    borrows,
+    /// Shared nodes that had become old and were read again.
+    refreshes,
 }
 
 impl LiveCounters {

@@ -13,7 +13,7 @@
 use super::DexIndex;
 use super::descend::Below;
 use super::latched::Latched;
-use crate::cache::{Detour, Discipline, Seen, mark_clean, mark_dirty};
+use crate::cache::{Detour, Discipline, LiveCounters, Seen, mark_clean, mark_dirty};
 use crate::page::{Layout, Page, Probe};
 use crate::remote::{Image, RemoteError};
 use farleaf_fabric::{Fabric, Work};
@@ -149,6 +149,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             mark_dirty(left.page, 1..L::PAGE_WORDS);
             return Err(detour);
         }
+        LiveCounters::count(&self.client.counters.merges);
         left.page.copy_all_but_latch(lower.page());
         cache.adopt(left.frame);
         remove(parent.page);
@@ -185,6 +186,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             mark_dirty(gainer.page, 1..L::PAGE_WORDS);
             return Err(detour);
         }
+        LiveCounters::count(&self.client.counters.borrows);
         left.page.copy_all_but_latch(lower.page());
         right.page.copy_all_but_latch(upper.page());
         let loser = if left_gains { &right } else { &left };

@@ -7,7 +7,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, FrameId, Swip};
+use crate::cache::{Detour, Discipline, FrameId, LiveCounters, Swip};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::Pointer;
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -26,11 +26,15 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             if !node.is_valid() {
                 return Err(Detour::Busy);
             }
-            if !shared {
-                return Ok(changed);
+            // An exclusive node is as we have it, but an old copy of a shared one can be below it: another has
+            // split that since, and what is left of it is exclusive.
+            if shared {
+                let copy = self.client.pages().read(Pointer::fixed(address)).await?;
+                if self.install(frame, address, copy.page(), copy.word())? {
+                    LiveCounters::count(&self.client.counters.refreshes);
+                    changed = true;
+                }
             }
-            let copy = self.client.pages().read(Pointer::fixed(address)).await?;
-            changed |= self.install(frame, address, copy.page(), copy.word())?;
             let node = cache.seen(frame).ok_or(Detour::Busy)?;
             let level = node.page.level();
             let slot = L::inner_slot(node.page, probe);

@@ -10,7 +10,7 @@
 use super::DexIndex;
 use super::latched::Latched;
 use super::nodes::NewNode;
-use crate::cache::{Detour, Discipline, Seen, Swip, mark_clean, mark_dirty};
+use crate::cache::{Detour, Discipline, LiveCounters, Seen, Swip, mark_clean, mark_dirty};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::{Change, Image, Locked, PageCopy};
 use farleaf_fabric::{Fabric, ServerId, Work};
@@ -105,6 +105,13 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         self.client.write_inner(node.at(), &image, found).await
     }
 
+    fn count_split(&self, shared: bool) {
+        LiveCounters::count(&self.client.counters.splits);
+        if shared {
+            LiveCounters::count(&self.client.counters.shared_splits);
+        }
+    }
+
     async fn split_child(&self, parent: Seen<'_, L>, child: Seen<'_, L>) -> Result<(), Detour> {
         let level = child.page.level();
         let new = self.new_node(level, self.home_of_upper_half(child.page)).await?;
@@ -151,6 +158,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         )
         .await?;
         // It has happened.
+        self.count_split(child.shared);
         truncate(child.page);
         if !child.shared {
             mark_dirty(child.page, 1..L::PAGE_WORDS);
@@ -261,6 +269,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         };
         let edit = |page: Page<'_, L>| grow(page, left_at, right_at);
         self.write_parent_alone(&root, lock, edit).await?;
+        self.count_split(root.shared);
         cache.adopt(left_spare.frame());
         cache.adopt(right_spare.frame());
         let left_frame = cache.publish_new(left_spare, left_mark, root.frame);
