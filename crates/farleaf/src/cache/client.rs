@@ -275,7 +275,13 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
                 }
                 Detour::Again
             }
-            Attached::Other => Detour::Refresh,
+            Attached::Other => {
+                // If the copy is the old one, not the parent, reading the way again would not help.
+                if let Some(spare) = self.cache.forget_lost(frame, address) {
+                    self.keep(spare);
+                }
+                Detour::Refresh
+            }
             Attached::NotNow => Detour::Busy,
         }
     }

@@ -407,6 +407,7 @@ impl<L: Layout> Cache<L> {
         };
         let guard = node.lock()?;
         let is_it = node.page.address() == address
+            && is_clean(node.page)
             && self.arena.parent(frame) == named
             && !self.arena.is_writing(frame);
         let can_go = is_it
@@ -418,7 +419,6 @@ impl<L: Layout> Cache<L> {
         if !can_go {
             return None;
         }
-        debug_assert!(is_clean(node.page), "D1");
         if let Some(parent) = parent
             && let Some(slot) = self.slot_of(parent.page, frame, node.page)
         {

@@ -74,9 +74,16 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                 continue;
             }
             let low = L::inner_key(parent.page, other);
-            let (found, neighbour) = self.hot_child(parent, level + 1, Probe::At(&low)).await?;
+            let found = self.hot_child(parent, level + 1, Probe::At(&low)).await;
+            let (found, neighbour) = match found {
+                Err(Detour::Refresh) => return Err(self.refresh_neighbour(&low).await),
+                found => found?,
+            };
             if found != other || !parent.is_valid() {
                 return Err(Detour::Busy);
+            }
+            if self.server.shares(neighbour.page) {
+                return Err(self.refresh_neighbour(&low).await);
             }
             let (pair, right_slot) = match other > slot {
                 true => ([node, neighbour], other),
@@ -87,6 +94,16 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             }
         }
         if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Detour::Busy) }
+    }
+
+    /// The neighbour's copy is from when it was shared: the way to it is read again, which is not that to the node
+    /// itself.
+    async fn refresh_neighbour(&self, low: &L::Key) -> Detour {
+        match self.refresh(Probe::At(low)).await {
+            Ok(true) => Detour::Again,
+            Ok(false) => Detour::Busy,
+            Err(detour) => detour,
+        }
     }
 
     /// Whether the child at a slot lies within the owned range, as far as its parent knows.
