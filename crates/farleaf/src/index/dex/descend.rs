@@ -29,6 +29,15 @@ pub(super) enum Place<'a, L: Layout> {
     Elsewhere { parent: Seen<'a, L>, slot: usize, address: GlobalAddr },
 }
 
+/// What a child word leads to.
+#[derive(Clone, Copy, Debug)]
+enum Child<'a, L: Layout> {
+    /// A node in a hot frame.
+    Hot(Seen<'a, L>),
+    /// A node in the pool at this address, or cooling.
+    Elsewhere(GlobalAddr),
+}
+
 impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// The root, as it is now.
     #[inline]
@@ -36,40 +45,47 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         self.client.cache().seen(self.root_frame).ok_or(Detour::Busy)
     }
 
-    /// The child of `node` that the probe lies in. The node is still as it was seen if this succeeds.
-    #[inline]
-    pub(super) async fn step_down<'a>(
+    /// Where the child word leads to that the probe lies behind, not validated yet.
+    #[inline(always)]
+    fn look_down<'a>(
         &'a self,
         node: Seen<'a, L>,
-        level: u8,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(usize, Result<Seen<'a, L>, GlobalAddr>), Detour> {
+    ) -> Result<(usize, Child<'a, L>), Detour> {
         let cache = self.client.cache();
         let slot = L::inner_slot(node.page, probe);
-        match cache.swip(node.page, slot) {
+        let child = match cache.swip(node.page, slot) {
             Some(Swip::Frame(frame)) => {
-                let Some(child) = cache.seen(frame) else { return Err(Detour::Busy) };
-                prefetch_words(child.page.words());
-                self.charge(Work::VisitNode).await;
-                if !node.is_valid() {
-                    return Err(Detour::Busy);
-                }
-                self.check(child, level - 1, probe)?;
-                Ok((slot, Ok(child)))
+                prefetch_words(cache.arena().page(frame).words());
+                Child::Hot(cache.seen(frame).ok_or(Detour::Busy)?)
             }
-            Some(Swip::Remote(address)) if node.is_valid() => Ok((slot, Err(address))),
-            Some(Swip::Remote(_)) | None => Err(Detour::Busy),
+            Some(Swip::Remote(address)) => Child::Elsewhere(address),
+            None => return Err(Detour::Busy),
+        };
+        Ok((slot, child))
+    }
+
+    /// Validates the way from a node of `level` to what it leads to (D5).
+    #[inline(always)]
+    fn confirm(
+        &self,
+        node: Seen<'_, L>,
+        level: u8,
+        child: Child<'_, L>,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(), Detour> {
+        if !node.is_valid() {
+            return Err(Detour::Busy);
+        }
+        match child {
+            Child::Hot(child) => self.check(child, level - 1, probe),
+            Child::Elsewhere(_) => Ok(()),
         }
     }
 
     /// Whether a node is where the probe should be.
-    #[inline]
-    pub(super) fn check(
-        &self,
-        node: Seen<'_, L>,
-        level: u8,
-        probe: Probe<'_, L::Key>,
-    ) -> Result<(), Detour> {
+    #[inline(always)]
+    fn check(&self, node: Seen<'_, L>, level: u8, probe: Probe<'_, L::Key>) -> Result<(), Detour> {
         let fits = node.page.level() == level
             && (!D::CHECKS_FENCES || L::reach(node.page, probe) == Reach::Inside);
         if fits {
@@ -88,13 +104,17 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             if level == 0 {
                 return Ok(Place::Hot(node));
             }
-            let (slot, child) = self.step_down(node, level, probe).await?;
+            let (slot, child) = self.look_down(node, probe)?;
+            self.charge(Work::VisitNode).await;
+            self.confirm(node, level, child, probe)?;
             match child {
-                Ok(child) => node = child,
-                Err(address) if level == 1 => {
+                Child::Hot(child) => node = child,
+                Child::Elsewhere(address) if level == 1 => {
                     return Ok(Place::Elsewhere { parent: node, slot, address });
                 }
-                Err(address) => self.client.bring_inner(node, slot, address, probe).await?,
+                Child::Elsewhere(address) => {
+                    self.client.bring_inner(node, slot, address, probe).await?;
+                }
             }
             level -= 1;
         }
@@ -124,11 +144,17 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         level: u8,
         probe: Probe<'_, L::Key>,
     ) -> Result<(usize, Seen<'a, L>), Detour> {
-        let (slot, child) = self.step_down(node, level, probe).await?;
+        let (slot, child) = self.look_down(node, probe)?;
+        self.charge(Work::VisitNode).await;
+        self.confirm(node, level, child, probe)?;
         match child {
-            Ok(child) => return Ok((slot, child)),
-            Err(address) if level == 1 => self.client.bring_hot_leaf(node, slot, address).await?,
-            Err(address) => self.client.bring_inner(node, slot, address, probe).await?,
+            Child::Hot(child) => return Ok((slot, child)),
+            Child::Elsewhere(address) if level == 1 => {
+                self.client.bring_hot_leaf(node, slot, address).await?;
+            }
+            Child::Elsewhere(address) => {
+                self.client.bring_inner(node, slot, address, probe).await?;
+            }
         }
         Err(Detour::Again)
     }
