@@ -115,20 +115,20 @@ pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
     }
 }
 
-/// Asks the processor to bring all of `words` close, in parallel, before they are read one after the
-/// other. A search in a page else waits for one cache line at a time.
+/// Asks the processor to bring all of `what` close, in parallel, before it is read bit by bit. A search in a
+/// page else waits for one cache line at a time.
 #[inline(always)]
-pub fn prefetch_words(words: &[AtomicU64]) {
+pub fn prefetch<T: ?Sized>(what: &T) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    for line in words.chunks(8) {
-        // SAFETY: a prefetch reads nothing; the pointer is into a live slice all the same.
+    for line in (0..size_of_val(what)).step_by(64) {
+        // SAFETY: a prefetch reads nothing; the pointer is into a live value all the same.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+            _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(what).cast::<i8>().add(line));
         }
     }
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
-    let _ = words;
+    let _ = what;
 }
 
 #[cfg(not(loom))]

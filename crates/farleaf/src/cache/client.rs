@@ -238,6 +238,9 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         slot: usize,
         address: GlobalAddr,
     ) -> Result<(Spare<'a, L>, IoMark<'a>), Detour> {
+        // Two cache misses at once, not one after the other; the second is used after the READ.
+        self.cache.mapping.prefetch(address.to_bits());
+        self.cache.cooling.prefetch(address.to_bits());
         match self.cache.mapping.get(address.to_bits()) {
             Mapped::Absent => {}
             Mapped::Io => return Err(Detour::Busy),
@@ -246,7 +249,13 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         let spare = self.spare().await?; // C16
         // A node that is merged away or moved meanwhile changes the parent first.
         match self.cache.mapping.begin_io(address.to_bits(), || parent.is_valid()) {
-            Ok(mark) => Ok((spare, mark)),
+            Ok(mark) => {
+                // While the READ is on its way.
+                if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
+                    self.cache.arena().prefetch(frame);
+                }
+                Ok((spare, mark))
+            }
             Err(found) => {
                 self.keep(spare);
                 Err(match found {
@@ -304,6 +313,10 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         LiveCounters::count(&self.counters.leaf_misses);
         let page = spare.page();
         mark_clean(page);
+        if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
+            let leaving = self.cache.arena().page(frame).address();
+            self.cache.mapping.prefetch(leaving.to_bits());
+        }
         let fits = page.address() == address
             && page.level() == 0
             && (!D::CHECKS_FENCES || L::reach(page, probe) == Reach::Inside);

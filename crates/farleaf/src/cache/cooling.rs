@@ -11,6 +11,7 @@
 
 use super::FrameId;
 use super::mapping::spread;
+use farleaf_fabric::prefetch;
 use farleaf_fabric::sync::{Mutex, lock};
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -25,6 +26,14 @@ pub trait Cooling: Debug + Send + Sync {
 
     /// Takes out a frame, the oldest of those that `random` leads to.
     fn pop(&self, random: u64) -> Option<FrameId>;
+
+    /// Asks the processor to bring close what [`Cooling::insert`] of the node `id` will look at.
+    fn prefetch(&self, _id: u64) {}
+
+    /// The frame that would have to go for the node `id`, as far as that is easily said: a guess.
+    fn next_to_go(&self, _id: u64) -> Option<FrameId> {
+        None
+    }
 }
 
 /// Slots of a bucket.
@@ -75,6 +84,12 @@ impl CoolingBucket {
         found.map(|slot| slots.take(slot)).is_some()
     }
 
+    /// The oldest, if all slots are taken.
+    fn next_to_go(&self) -> Option<FrameId> {
+        let slots = lock(&self.0);
+        (slots.0[SLOTS - 1] != EMPTY).then(|| FrameId::new(slots.0[0]))
+    }
+
     /// Takes the oldest out.
     pub fn pop(&self) -> Option<FrameId> {
         let mut slots = lock(&self.0);
@@ -98,20 +113,32 @@ impl CoolingMap {
     fn bucket(&self, random: u64) -> usize {
         ((u128::from(random) * self.buckets.len() as u128) >> 64) as usize
     }
+
+    fn bucket_of(&self, id: u64) -> &CoolingBucket {
+        &self.buckets[self.bucket(spread(id))]
+    }
 }
 
 impl Cooling for CoolingMap {
     fn insert(&self, frame: FrameId, id: u64) -> Option<FrameId> {
-        self.buckets[self.bucket(spread(id))].push(frame)
+        self.bucket_of(id).push(frame)
     }
 
     fn remove(&self, frame: FrameId, id: u64) -> bool {
-        self.buckets[self.bucket(spread(id))].remove(frame)
+        self.bucket_of(id).remove(frame)
     }
 
     fn pop(&self, random: u64) -> Option<FrameId> {
         let (before, from) = self.buckets.split_at(self.bucket(random));
         from.iter().chain(before).find_map(CoolingBucket::pop)
+    }
+
+    fn prefetch(&self, id: u64) {
+        prefetch(self.bucket_of(id));
+    }
+
+    fn next_to_go(&self, id: u64) -> Option<FrameId> {
+        self.bucket_of(id).next_to_go()
     }
 }
 

@@ -11,7 +11,7 @@
 
 use crate::page::{Latch, Layout, Page};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
-use farleaf_fabric::{Buffer, Region, RegionError};
+use farleaf_fabric::{Buffer, Region, RegionError, prefetch};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -144,6 +144,12 @@ impl<L: Layout> Arena<L> {
 
     fn header(&self, frame: FrameId) -> &Header {
         &self.headers[frame.index()]
+    }
+
+    /// Asks the processor to bring close what an eviction of the frame looks at.
+    pub(super) fn prefetch(&self, frame: FrameId) {
+        prefetch(self.header(frame));
+        prefetch(&self.page(frame).words()[0]);
     }
 
     /// What the frame is used for; to be trusted only under its latch.

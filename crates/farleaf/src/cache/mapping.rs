@@ -12,6 +12,7 @@
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
 use super::FrameId;
+use farleaf_fabric::prefetch;
 use farleaf_fabric::sync::{Mutex, lock};
 use std::fmt;
 
@@ -107,6 +108,12 @@ impl Mapping {
     fn bucket(&self, id: u64) -> &Mutex<Entries> {
         debug_assert_ne!(id, EMPTY, "0 is no id");
         &self.buckets[spread(id) as usize & (self.buckets.len() - 1)].0
+    }
+
+    /// Asks the processor to bring close what is known of `id`.
+    #[inline]
+    pub(super) fn prefetch(&self, id: u64) {
+        prefetch(self.bucket(id));
     }
 
     /// What is known of `id`.

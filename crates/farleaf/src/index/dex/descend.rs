@@ -10,7 +10,7 @@ use super::DexIndex;
 use crate::cache::{Detour, Discipline, LeafOutcome, LiveCounters, Seen, Swip};
 use crate::page::{Layout, Page, Probe, Reach};
 use crate::remote::RemoteError;
-use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch_words};
+use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 
 /// A node and the child word that led to it. The root has no parent.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let slot = L::inner_slot(node.page, probe);
         let child = match cache.swip(node.page, slot) {
             Some(Swip::Frame(frame)) => {
-                prefetch_words(cache.arena().page(frame).words());
+                prefetch(cache.arena().page(frame).words());
                 Child::Hot(cache.seen(frame).ok_or(Detour::Busy)?)
             }
             Some(Swip::Remote(address)) => Child::Elsewhere(address),

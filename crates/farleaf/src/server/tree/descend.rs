@@ -3,7 +3,7 @@
 use super::{Discipline, Fail, MAX_RESTARTS, MAX_SPINS, Tree};
 use crate::page::{Exclusive, Layout, Page, Probe, Step, Version, step};
 use crate::wire::Refusal;
-use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch_words};
+use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
 
 /// A node as a descent found it: to be trusted only while its version validates.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
         to: GlobalAddr,
     ) -> Result<Found<'a, L>, Fail> {
         let page = self.page(to).ok_or(Refusal::Damaged)?;
-        prefetch_words(page.words());
+        prefetch(page.words());
         let version = self.version(cpu, page).await?;
         self.validate(found)?;
         Ok(Found { at: to, page, version })
