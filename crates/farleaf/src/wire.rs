@@ -6,7 +6,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::page::Layout;
+use crate::page::{Action, Answer, Layout, LeafEdit};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 use thiserror::Error;
@@ -131,6 +131,57 @@ pub enum Request<L: Layout> {
         /// The nodes, all on this server.
         nodes: Vec<GlobalAddr>,
     },
+    /// Do this below a node, which the client has to itself. Answered by [`Reply::Walked`].
+    Walk {
+        /// The node.
+        node: GlobalAddr,
+        /// Its level.
+        level: u8,
+        /// What to do.
+        edit: LeafEdit<L>,
+        /// For a change: what makes it happen once.
+        ticket: Option<Ticket>,
+    },
+    /// Records of a range below a node, which the client has to itself; the reply says whether there may be more
+    /// below it.
+    WalkScan {
+        /// The node.
+        node: GlobalAddr,
+        /// Its level.
+        level: u8,
+        /// The lower bound.
+        lower: Bound<L::Key>,
+        /// The upper bound.
+        upper: Bound<L::Key>,
+        /// Descending.
+        reverse: bool,
+        /// At most so many.
+        limit: u32,
+    },
+    /// Do nothing under this ticket from now on. Answered by what was done, or [`Reply::Done`] if nothing was.
+    CloseTicket {
+        /// The ticket.
+        ticket: Ticket,
+    },
+}
+
+/// What makes a change that is left to a memory server happen once: a client gives each out once, in ascending
+/// order for each of its slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// The client, as [`Request::Register`] numbers it.
+    pub owner: u16,
+    /// Which of its tickets.
+    pub slot: u8,
+    /// How often that was used before, from 1.
+    pub number: u32,
+}
+
+impl Ticket {
+    /// What has its own order of numbers.
+    pub(crate) fn place(self) -> (u16, u8) {
+        (self.owner, self.slot)
+    }
 }
 
 /// Changes that a client can log at the same time on one memory server.
@@ -209,6 +260,13 @@ pub enum Reply<L: Layout> {
     Description(Option<Share<L::Key>>),
     /// Answers [`Request::Usage`].
     Usage(Usage),
+    /// An operation was done below a node.
+    Walked {
+        /// The leaf that it changed.
+        leaf: Option<GlobalAddr>,
+        /// What it found and did.
+        answer: Answer<L::Value>,
+    },
     /// A client that is registered.
     Owner {
         /// Its number, from 1.
@@ -262,9 +320,18 @@ pub enum Refusal {
     /// There is no client of this number.
     #[error("no client of this number is registered here")]
     NoSuchOwner,
+    /// The node is not what the request takes it for, or leads to another memory server.
+    #[error("the node is another one, or leads elsewhere")]
+    NotHere,
+    /// The change would split or merge a node.
+    #[error("the change would split or merge a node")]
+    Restructures,
+    /// Under this ticket nothing is done any more.
+    #[error("the ticket is closed")]
+    TicketClosed,
 }
 
-const REFUSALS: [Refusal; 12] = [
+const REFUSALS: [Refusal; 15] = [
     Refusal::Malformed,
     Refusal::OutOfMemory,
     Refusal::NoTree,
@@ -277,6 +344,9 @@ const REFUSALS: [Refusal; 12] = [
     Refusal::Contended,
     Refusal::Damaged,
     Refusal::NoSuchOwner,
+    Refusal::NotHere,
+    Refusal::Restructures,
+    Refusal::TicketClosed,
 ];
 
 fn take_bytes<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
@@ -372,6 +442,53 @@ fn take_option<T>(
     take: impl FnOnce(&mut &[u8]) -> Option<T>,
 ) -> Option<Option<T>> {
     Some(if take_bool(from)? { Some(take(from)?) } else { None })
+}
+
+fn put_address(address: GlobalAddr, to: &mut Message) {
+    to.extend_from_slice(&address.to_bits().to_le_bytes());
+}
+
+fn take_address(from: &mut &[u8]) -> Option<GlobalAddr> {
+    take_u64(from).map(GlobalAddr::from_bits)
+}
+
+fn put_ticket(ticket: &Ticket, to: &mut Message) {
+    to.extend_from_slice(&ticket.owner.to_le_bytes());
+    to.push(ticket.slot);
+    to.extend_from_slice(&ticket.number.to_le_bytes());
+}
+
+fn take_ticket(from: &mut &[u8]) -> Option<Ticket> {
+    Some(Ticket { owner: take_u16(from)?, slot: take_u8(from)?, number: take_u32(from)? })
+}
+
+fn put_edit<L: Layout>(edit: &LeafEdit<L>, to: &mut Message) {
+    let (tag, values) = match &edit.action {
+        Action::Get => (0, [None, None]),
+        Action::Insert(value) => (1, [Some(value), None]),
+        Action::Update(value) => (2, [Some(value), None]),
+        Action::Upsert(value) => (3, [Some(value), None]),
+        Action::Remove => (4, [None, None]),
+        Action::CompareExchange(expected, new) => (5, [Some(expected), Some(new)]),
+    };
+    to.push(tag);
+    L::put_key(&edit.key, to);
+    values.into_iter().flatten().for_each(|value| L::put_value(value, to));
+}
+
+fn take_edit<L: Layout>(from: &mut &[u8]) -> Option<LeafEdit<L>> {
+    let tag = take_u8(from)?;
+    let key = L::take_key(from)?;
+    let action = match tag {
+        0 => Action::Get,
+        1 => Action::Insert(L::take_value(from)?),
+        2 => Action::Update(L::take_value(from)?),
+        3 => Action::Upsert(L::take_value(from)?),
+        4 => Action::Remove,
+        5 => Action::CompareExchange(L::take_value(from)?, L::take_value(from)?),
+        _ => return None,
+    };
+    Some(LeafEdit { key, action })
 }
 
 fn put_share<L: Layout>(share: &Share<L::Key>, to: &mut Message) {
@@ -471,9 +588,27 @@ impl<L: Layout> Request<L> {
             }
             Self::GiveBack { nodes } => {
                 to.push(21);
-                for node in nodes {
-                    to.extend_from_slice(&node.to_bits().to_le_bytes());
-                }
+                nodes.iter().for_each(|node| put_address(*node, &mut to));
+            }
+            Self::Walk { node, level, edit, ticket } => {
+                to.push(22);
+                put_address(*node, &mut to);
+                to.push(*level);
+                put_edit(edit, &mut to);
+                put_option(ticket.as_ref(), &mut to, put_ticket);
+            }
+            Self::WalkScan { node, level, lower, upper, reverse, limit } => {
+                to.push(23);
+                put_address(*node, &mut to);
+                to.push(*level);
+                put_bound::<L>(lower, &mut to);
+                put_bound::<L>(upper, &mut to);
+                to.push(u8::from(*reverse));
+                to.extend_from_slice(&limit.to_le_bytes());
+            }
+            Self::CloseTicket { ticket } => {
+                to.push(24);
+                put_ticket(ticket, &mut to);
             }
         }
         to
@@ -530,6 +665,21 @@ impl<L: Layout> Request<L> {
                 }
                 Self::GiveBack { nodes }
             }
+            22 => Self::Walk {
+                node: take_address(&mut from)?,
+                level: take_u8(&mut from)?,
+                edit: take_edit(&mut from)?,
+                ticket: take_option(&mut from, take_ticket)?,
+            },
+            23 => Self::WalkScan {
+                node: take_address(&mut from)?,
+                level: take_u8(&mut from)?,
+                lower: take_bound::<L>(&mut from)?,
+                upper: take_bound::<L>(&mut from)?,
+                reverse: take_bool(&mut from)?,
+                limit: take_u32(&mut from)?,
+            },
+            24 => Self::CloseTicket { ticket: take_ticket(&mut from)? },
             _ => return None,
         };
         whole(request, from)
@@ -576,6 +726,12 @@ impl<L: Layout> Reply<L> {
                 to.extend_from_slice(&compute_server.to_le_bytes());
                 to.push(u8::from(*dead));
             }
+            Self::Walked { leaf, answer } => {
+                to.push(10);
+                put_option(leaf.as_ref(), to, |leaf, to| put_address(*leaf, to));
+                to.push(u8::from(answer.applied) | u8::from(answer.sparse) << 1);
+                put_option(answer.found.as_ref(), to, L::put_value);
+            }
             Self::Refused(refusal) => {
                 let number = REFUSALS.iter().position(|other| other == refusal).unwrap_or(0);
                 to.extend_from_slice(&[8, number as u8]);
@@ -613,6 +769,13 @@ impl<L: Layout> Reply<L> {
                 compute_server: take_u16(&mut from)?,
                 dead: take_bool(&mut from)?,
             },
+            10 => {
+                let leaf = take_option(&mut from, take_address)?;
+                let flags = take_u8(&mut from).filter(|flags| *flags < 4)?;
+                let found = take_option(&mut from, L::take_value)?;
+                let (applied, sparse) = (flags & 1 != 0, flags & 2 != 0);
+                Self::Walked { leaf, answer: Answer { applied, found, sparse } }
+            }
             8 => Self::Refused(*REFUSALS.get(take_u8(&mut from)? as usize)?),
             _ => return None,
         };

@@ -1,6 +1,6 @@
 //! Every index design on every provider.
 
-use farleaf::cache::CacheOptions;
+use farleaf::cache::{CacheOptions, OffloadName};
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::{self, Setup};
 use farleaf::index::dex::DexOptions;
@@ -185,6 +185,36 @@ fn dex(provider: &impl Provider) {
         let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Dex, _>(&setup);
     }
+}
+
+/// Whatever misses a node is left to memory servers.
+fn dex_offloading(provider: &impl Provider) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let half = vec![u64::MAX / 2];
+    let few = CacheOptions { bytes: 0, offload: OffloadName::Always, ..CacheOptions::default() };
+    let options = DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 2,
+        ..DexOptions::with_boundaries(half, few)
+    };
+    let setup = Setup { provider, options, memory_servers: 3, server };
+    conformance::run::<Tiny, Dex, _>(&setup);
+}
+
+#[test]
+fn dex_offloading_on_local_inline() {
+    dex_offloading(&LocalConfig::default());
+}
+
+#[test]
+fn dex_offloading_on_local_with_server_threads() {
+    dex_offloading(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
+}
+
+#[test]
+fn dex_offloading_on_the_simulator() {
+    dex_offloading(&SimConfig::default());
+    dex_offloading(&SimConfig { faults: Faults::rough(), ..SimConfig::default() });
 }
 
 #[test]

@@ -11,11 +11,13 @@ use crate::client::{Board, Death, client, observer};
 use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool};
 use crate::scenario::{
-    AdmissionSpec, Canary, CoolingSpec, DesignSpec, ErrorKind, PartitioningSpec, Scenario,
-    VictimSpec,
+    AdmissionSpec, Canary, CoolingSpec, DesignSpec, ErrorKind, OffloadSpec, PartitioningSpec,
+    Scenario, VictimSpec,
 };
 use crate::workload;
-use farleaf::cache::{self, AdmissionName, CacheCounters, CacheOptions, CoolingName, VictimName};
+use farleaf::cache::{
+    self, AdmissionName, CacheCounters, CacheOptions, CoolingName, OffloadName, VictimName,
+};
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::dex::DexOptions;
 use farleaf::index::fine::{Fine, FineOptions};
@@ -170,6 +172,9 @@ fn play_canary(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), Stri
         (DesignSpec::Dex { .. }, Canary::SkipsFences) => {
             play_dex::<Tiny, cache::SkipsFences>(scenario, seed, board)
         }
+        (DesignSpec::Dex { .. }, Canary::KeepsChangedCopies) => {
+            play_dex::<Tiny, cache::KeepsChangedCopies>(scenario, seed, board)
+        }
         (DesignSpec::Dex { .. }, Canary::FreesFramesEarly) => {
             play_dex::<Tiny, cache::FreesFramesEarly>(scenario, seed, board)
         }
@@ -289,6 +294,7 @@ where
         admission,
         cooling,
         victims,
+        offload,
     } = scenario.design
     else {
         return Err("this scenario is not about DEX".to_owned());
@@ -304,7 +310,13 @@ where
             CoolingSpec::Map => CoolingName::Map,
             CoolingSpec::Queue => CoolingName::Queue,
         },
+        offload: match offload {
+            OffloadSpec::Never => OffloadName::Never,
+            OffloadSpec::Always => OffloadName::Always,
+            OffloadSpec::CostAware => OffloadName::CostAware,
+        },
         victims: match victims {
+            VictimSpec::Unused => VictimName::Unused,
             VictimSpec::Random => VictimName::Random,
             VictimSpec::Clock => VictimName::Clock,
         },

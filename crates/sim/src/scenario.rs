@@ -11,6 +11,7 @@ use thiserror::Error;
 
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
+    ("canary-dex-kept-copy", include_str!("../scenarios/canary-dex-kept-copy.toml")),
     ("canary-dex-early-free", include_str!("../scenarios/canary-dex-early-free.toml")),
     ("canary-dex-skipped-fences", include_str!("../scenarios/canary-dex-skipped-fences.toml")),
     ("canary-fine-parent-first", include_str!("../scenarios/canary-fine-parent-first.toml")),
@@ -44,6 +45,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
     ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
     ("dex-long-scans", include_str!("../scenarios/dex-long-scans.toml")),
+    ("dex-offload", include_str!("../scenarios/dex-offload.toml")),
+    ("dex-offload-cost", include_str!("../scenarios/dex-offload-cost.toml")),
+    ("dex-offload-faults", include_str!("../scenarios/dex-offload-faults.toml")),
+    ("dex-offload-shared", include_str!("../scenarios/dex-offload-shared.toml")),
     ("dex-one-hot-key", include_str!("../scenarios/dex-one-hot-key.toml")),
     ("dex-one-server", include_str!("../scenarios/dex-one-server.toml")),
     ("dex-queue-clock", include_str!("../scenarios/dex-queue-clock.toml")),
@@ -144,6 +149,8 @@ pub enum Canary {
     SkipsFences,
     /// DEX uses a frame again while its write-back is still in flight.
     FreesFramesEarly,
+    /// DEX keeps the copy of a leaf that a memory server has changed.
+    KeepsChangedCopies,
 }
 
 /// Kinds of errors that a scenario can expect.
@@ -223,6 +230,9 @@ pub enum DesignSpec {
         /// How the frames are found that are made to cool.
         #[serde(default)]
         victims: VictimSpec,
+        /// Which operations are left to memory servers.
+        #[serde(default)]
+        offload: OffloadSpec,
     },
 }
 
@@ -254,11 +264,26 @@ pub enum CoolingSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VictimSpec {
-    /// At random.
+    /// At random, those that are used spared.
     #[default]
+    Unused,
+    /// At random.
     Random,
     /// One after the other.
     Clock,
+}
+
+/// Which operations are left to memory servers when a node on their way is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OffloadSpec {
+    /// None.
+    #[default]
+    Never,
+    /// All that can be.
+    Always,
+    /// Those that take less time there.
+    CostAware,
 }
 
 /// How keys are divided among memory servers.

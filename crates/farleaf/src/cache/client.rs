@@ -10,15 +10,14 @@
 
 use super::{
     Admit, Attached, Cache, CacheCounters, Cooled, Discipline, FrameId, IoMark, LiveCounters,
-    Mapped, Seen, Spare, is_clean, mark_clean, mark_dirty,
+    Mapped, MovingAverage, OffloadName, Seen, Spare, is_clean, mark_clean, mark_dirty,
 };
-use crate::page::{Layout, Page, Probe, Reach};
+use crate::page::{Layout, LeafOutcome, Page, Probe, Reach};
 use crate::remote::{Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::rc::Rc;
 
 /// Why an attempt of an operation did not get through.
@@ -30,6 +29,8 @@ pub enum Detour {
     Again,
     /// The shared nodes on the way are old: read them again, then try again.
     Refresh,
+    /// The memory server will not do it: go on from the root, without asking it.
+    Here,
     /// It cannot succeed.
     Failed(RemoteError),
 }
@@ -55,17 +56,6 @@ impl From<Miss> for Detour {
     }
 }
 
-/// What an operation did to a leaf.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LeafOutcome<T> {
-    /// It changed nothing.
-    Nothing(T),
-    /// It changed some of these words.
-    Changed(T, Range<usize>),
-    /// There is no room for what it wanted; it changed nothing.
-    Full,
-}
-
 /// How often a READ is posted again.
 const READ_RETRIES: u32 = 16;
 /// One hit in so many marks its leaf: a leaf that is worth keeping is used so often between two samples that
@@ -82,13 +72,17 @@ pub struct CacheClient<F: Fabric, L: Layout, D: Discipline> {
     /// Free frames that this handle keeps; locked.
     kept: RefCell<Vec<FrameId>>,
     pub(crate) counters: LiveCounters,
+    /// How long READs of nodes took lately, if that is of interest.
+    pub(crate) read_ns: Option<MovingAverage>,
     discipline: PhantomData<D>,
 }
 
 impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     /// Access to `cache` over the endpoint of `pages`.
     pub fn new(cache: Arc<Cache<L>>, pages: Rc<PageClient<F, L>>) -> Self {
+        let timed = cache.options().offload == OffloadName::CostAware;
         Self {
+            read_ns: timed.then(MovingAverage::default),
             cache,
             pages,
             kept: RefCell::default(),
@@ -267,6 +261,49 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         }
     }
 
+    /// The right to let a memory server work below the node at `address`, to which the child word at `slot` of
+    /// `parent` points.
+    ///
+    /// # Errors
+    /// [`Detour`] if the node is here after all, or somebody is at it.
+    pub(crate) fn begin_remote(
+        &self,
+        parent: Seen<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+    ) -> Result<IoMark<'_>, Detour> {
+        let begun = self.cache.mapping.begin_io(address.to_bits(), || parent.is_valid());
+        begun.map_err(|found| match found {
+            Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
+            Mapped::Io => Detour::Busy,
+            Mapped::Absent => Detour::Again,
+        })
+    }
+
+    /// Drops the copy of a leaf that a memory server has changed below a node that the caller has marked (C6).
+    /// Nobody can make it hot meanwhile, so it cools, if it is here at all.
+    pub(crate) async fn drop_copy(&self, leaf: GlobalAddr) {
+        while let Mapped::Frame(frame) = self.cache.mapping.get(leaf.to_bits()) {
+            if let Some(spare) = self.cache.drop_cooling(frame, leaf) {
+                LiveCounters::count(&self.counters.invalidations);
+                self.keep(spare);
+                return;
+            }
+            self.fabric().sleep(0).await;
+        }
+    }
+
+    /// When a READ was posted, if that is of interest.
+    fn timed(&self) -> Option<u64> {
+        self.read_ns.is_some().then(|| self.fabric().now_ns())
+    }
+
+    fn record(&self, posted_ns: Option<u64>) {
+        if let (Some(read_ns), Some(posted_ns)) = (&self.read_ns, posted_ns) {
+            read_ns.add(self.fabric().now_ns().saturating_sub(posted_ns));
+        }
+    }
+
     fn attach(
         &self,
         parent: Seen<'_, L>,
@@ -374,8 +411,12 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     ) -> Result<(), Detour> {
         let level = parent.page.level().saturating_sub(1);
         let (spare, mark) = self.begin(parent, slot, address).await?;
+        let posted_ns = self.timed();
         let copy = match self.pages.read(Pointer::fixed(address)).await {
-            Ok(copy) => copy,
+            Ok(copy) => {
+                self.record(posted_ns);
+                copy
+            }
             // No inner node is there: the parent is old, and the node has been freed and used again (D3).
             Err(Miss::Restart) => return Err(Detour::Refresh),
             Err(miss) => return Err(miss.into()),
@@ -430,8 +471,12 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         let mut outcome = Err(Detour::Busy);
         for _ in 0..READ_RETRIES {
             let buffer = cache.arena().buffer(frame, 1..L::PAGE_WORDS);
+            let posted_ns = self.timed();
             match self.fabric().read(address.plus(8), buffer).await {
-                Ok(_) => return Ok(cache.spare(frame)),
+                Ok(_) => {
+                    self.record(posted_ns);
+                    return Ok(cache.spare(frame));
+                }
                 Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
                 Err(error @ FabricError::Indeterminate { .. }) => {
                     self.fabric().counters().count_retry();

@@ -64,6 +64,12 @@ counters! {
     borrows,
     /// Shared nodes that had become old and were read again.
     refreshes,
+    /// Operations that memory servers did.
+    offloads,
+    /// Operations that memory servers were asked to do and would not.
+    offload_refusals,
+    /// Copies that were dropped because a memory server had changed the leaf.
+    invalidations,
 }
 
 impl LiveCounters {

@@ -1,4 +1,4 @@
-//! The rules that DEX's clients keep, and two ways to break them: canaries, so that a checker which notices
+//! The rules that DEX's clients keep, and some ways to break them: canaries, so that a checker which notices
 //! nothing is known to be blind.
 //!
 //! *Thread safety*: types without values.
@@ -11,6 +11,8 @@ pub trait Discipline: Copy + Debug + Default + Send + Sync + 'static {
     const CHECKS_FENCES: bool;
     /// Whether a node counts as clean only once its WRITE has completed (C14).
     const AWAITS_WRITE_BACK: bool;
+    /// Whether the copy of a leaf goes that a memory server has changed.
+    const DROPS_CHANGED_COPIES: bool = true;
 }
 
 /// All of them.
@@ -38,4 +40,14 @@ pub struct FreesFramesEarly;
 impl Discipline for FreesFramesEarly {
     const CHECKS_FENCES: bool = true;
     const AWAITS_WRITE_BACK: bool = false;
+}
+
+/// A canary: the copy of a leaf stays that a memory server has changed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeepsChangedCopies;
+
+impl Discipline for KeepsChangedCopies {
+    const CHECKS_FENCES: bool = true;
+    const AWAITS_WRITE_BACK: bool = true;
+    const DROPS_CHANGED_COPIES: bool = false;
 }

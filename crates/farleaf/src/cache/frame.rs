@@ -88,6 +88,8 @@ struct Header {
 pub struct Arena<L> {
     memory: Arc<Region>,
     headers: Box<[Header]>,
+    /// Hot frames that name no parent.
+    detached: AtomicU64,
     layout: PhantomData<L>,
 }
 
@@ -113,6 +115,7 @@ impl<L: Layout> Arena<L> {
         Ok(Self {
             memory: Arc::new(Region::new(bytes)?),
             headers: (0..frames).map(header).collect(),
+            detached: AtomicU64::new(0),
             layout: PhantomData,
         })
     }
@@ -160,7 +163,28 @@ impl<L: Layout> Arena<L> {
 
     /// Sets it (C3).
     pub fn set_state(&self, frame: FrameId, state: FrameState) {
-        self.header(frame).state.store(state as u64, Ordering::Relaxed);
+        self.counting_detached(frame, |header| {
+            header.state.store(state as u64, Ordering::Relaxed);
+        });
+    }
+
+    /// How many frames are hot and named by no parent (C18).
+    pub fn detached(&self) -> u64 {
+        self.detached.load(Ordering::Relaxed)
+    }
+
+    fn is_detached(&self, frame: FrameId) -> bool {
+        self.state(frame) == FrameState::Hot && self.parent(frame).is_none()
+    }
+
+    fn counting_detached(&self, frame: FrameId, change: impl FnOnce(&Header)) {
+        let was = self.is_detached(frame);
+        change(self.header(frame));
+        match (was, self.is_detached(frame)) {
+            (false, true) => _ = self.detached.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = self.detached.fetch_sub(1, Ordering::Relaxed),
+            _ => {}
+        }
     }
 
     /// Whether a WRITE of the frame's content is in flight. Whoever finds that none is, finds its words in the pool.
@@ -185,7 +209,7 @@ impl<L: Layout> Arena<L> {
     /// names.
     pub fn set_parent(&self, frame: FrameId, parent: Option<FrameId>) {
         let number = parent.map_or(NO_PARENT, |parent| u64::from(parent.0));
-        self.header(frame).parent.store(number, Ordering::Relaxed);
+        self.counting_detached(frame, |header| header.parent.store(number, Ordering::Relaxed));
     }
 
     /// Word 0 of the inner node in the pool, as far as this cache knows.

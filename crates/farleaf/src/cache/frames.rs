@@ -11,13 +11,14 @@
 //! *Thread safety*: any number of threads.
 
 use super::{
-    Admission, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapping, Swip, Victims,
-    is_clean,
+    Admission, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
+    OffloadName, Swip, Victims, is_clean,
 };
 use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version};
 use crate::remote::Image;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The frames of one compute server, and what finds them.
 #[derive(Debug)]
@@ -99,6 +100,21 @@ impl<L: Layout> Drop for Spare<'_, L> {
     }
 }
 
+/// Whether a child lies within what its parent leads to it for.
+fn fits_slot<L: Layout>(parent: Page<'_, L>, slot: usize, child: Page<'_, L>) -> bool {
+    let low = if slot == 0 { L::low(parent) } else { L::inner_key(parent, slot) };
+    let high = match slot + 1 < parent.count() {
+        true => Some(L::inner_key(parent, slot + 1)),
+        false => L::high(parent),
+    };
+    let below = match (L::high(child), high) {
+        (_, None) => true,
+        (Some(child), Some(high)) => child <= high,
+        (None, Some(_)) => false,
+    };
+    L::low(child) >= low && below
+}
+
 /// What came of an attempt to let a node cool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cooled {
@@ -118,7 +134,7 @@ pub enum Attached {
         /// Whether it was cooling.
         reheated: bool,
     },
-    /// It is another node by now, of another level: the parent is old.
+    /// It is another node by now, or reaches beyond what the parent leads to it for: one of the two is old.
     Other,
     /// Somebody is at one of the two.
     NotNow,
@@ -305,7 +321,9 @@ impl<L: Layout> Cache<L> {
         if child.page.address() != address || L::inner_child(parent.page, slot) != address {
             return None;
         }
-        if child.page.level() + 1 != parent.page.level() {
+        if child.page.level() + 1 != parent.page.level()
+            || !fits_slot(parent.page, slot, child.page)
+        {
             return Some(Attached::Other);
         }
         let reheated = match self.arena.state(frame) {
@@ -323,8 +341,8 @@ impl<L: Layout> Cache<L> {
             FrameState::Free | FrameState::Pinned => return None,
         };
         child.page.set_mark(reheated);
-        self.arena.set_state(frame, FrameState::Hot);
         self.arena.set_parent(frame, Some(parent.frame));
+        self.arena.set_state(frame, FrameState::Hot);
         L::inner_set_child(parent.page, slot, Swip::Frame(frame).to_word());
         Some(Attached::Hot { reheated })
     }
@@ -406,11 +424,32 @@ impl<L: Layout> Cache<L> {
             None => None,
         };
         let guard = node.lock()?;
-        let is_it = node.page.address() == address
+        if self.arena.parent(frame) != named {
+            return None;
+        }
+        let spare = self.remove_old(node, guard, address)?;
+        if let Some(parent) = parent
+            && let Some(slot) = self.slot_of(parent.page, frame, node.page)
+        {
+            L::inner_set_child(parent.page, slot, address);
+        }
+        Some(spare)
+    }
+
+    /// Takes a latched node out of the cache that is clean and that nobody works below. Its children that are hot have no
+    /// parent from then on.
+    fn remove_old(
+        &self,
+        node: Seen<'_, L>,
+        guard: Exclusive<'_>,
+        address: GlobalAddr,
+    ) -> Option<Spare<'_, L>> {
+        let frame = node.frame;
+        let is_old = node.page.address() == address
             && is_clean(node.page)
-            && self.arena.parent(frame) == named
-            && !self.arena.is_writing(frame);
-        let can_go = is_it
+            && !self.arena.is_writing(frame)
+            && !self.is_worked_below(node.page);
+        let can_go = is_old
             && match self.arena.state(frame) {
                 FrameState::Hot => true,
                 FrameState::Cooling => self.cooling.remove(frame, address.to_bits()), // C8
@@ -419,13 +458,88 @@ impl<L: Layout> Cache<L> {
         if !can_go {
             return None;
         }
-        if let Some(parent) = parent
-            && let Some(slot) = self.slot_of(parent.page, frame, node.page)
-        {
-            L::inner_set_child(parent.page, slot, address);
-        }
         for (_, child) in self.swizzled(node.page) {
             self.arena.set_parent(child, None);
+        }
+        self.discard(frame, guard);
+        Some(self.spare(frame))
+    }
+
+    /// Whether a child of a latched node is being brought or worked on remotely (C19). Nobody can begin that meanwhile:
+    /// who does looks whether the parent is as it was.
+    pub(crate) fn is_worked_below(&self, page: Page<'_, L>) -> bool {
+        let guarded = self.options.offload != OffloadName::Never && page.level() > 0;
+        guarded && (0..page.count()).any(|slot| self.is_worked_on(L::inner_child(page, slot)))
+    }
+
+    fn is_worked_on(&self, child: GlobalAddr) -> bool {
+        !child.is_swizzled() && self.mapping.get(child.to_bits()) == Mapped::Io
+    }
+
+    /// Replaces a latched node that has been shared by a newer copy (D6). Hot children stay where the copy still leads
+    /// to them; others have no parent from then on, and those that are old themselves leave. `None` while somebody
+    /// is at one of those.
+    pub(crate) fn replace(
+        &self,
+        node: Seen<'_, L>,
+        copy: Page<'_, L>,
+    ) -> Option<Vec<Spare<'_, L>>> {
+        let mut hot: BTreeMap<GlobalAddr, FrameId> = self
+            .swizzled(node.page)
+            .map(|(_, child)| (self.arena.page(child).address(), child))
+            .collect();
+        let kept: BTreeSet<GlobalAddr> =
+            (0..copy.count()).map(|slot| L::inner_child(copy, slot)).collect();
+        let dropped_at_work = (0..node.page.count()).any(|slot| {
+            let child = L::inner_child(node.page, slot);
+            !kept.contains(&child) && self.is_worked_on(child)
+        });
+        if self.options.offload != OffloadName::Never && dropped_at_work {
+            return None;
+        }
+        let mut gone = Vec::new();
+        for slot in 0..copy.count() {
+            let address = L::inner_child(copy, slot);
+            let Some(&frame) = hot.get(&address) else { continue };
+            let child = self.seen(frame)?;
+            if fits_slot(copy, slot, child.page) && child.is_valid() {
+                continue;
+            }
+            let guard = child.lock()?;
+            // What has left is not looked at again if another cannot.
+            if let Some(at) = self.slot_of(node.page, frame, child.page) {
+                L::inner_set_child(node.page, at, address);
+            }
+            match self.remove_old(child, guard, address) {
+                Some(spare) => gone.push(spare),
+                None => {
+                    self.arena.set_parent(frame, None);
+                    return None;
+                }
+            }
+            hot.remove(&address);
+        }
+        node.page.copy_all_but_latch(copy);
+        node.page.set_note(0);
+        for slot in 0..node.page.count() {
+            if let Some(child) = hot.remove(&L::inner_child(node.page, slot)) {
+                L::inner_set_child(node.page, slot, Swip::Frame(child).to_word());
+            }
+        }
+        for child in hot.into_values() {
+            self.arena.set_parent(child, None);
+        }
+        Some(gone)
+    }
+
+    /// Takes a cooling node out of the cache; `None` while somebody is at it.
+    pub(super) fn drop_cooling(&self, frame: FrameId, address: GlobalAddr) -> Option<Spare<'_, L>> {
+        let node = self.seen(frame)?;
+        let guard = node.lock()?;
+        let is_it =
+            node.page.address() == address && self.arena.state(frame) == FrameState::Cooling;
+        if !is_it || !self.cooling.remove(frame, address.to_bits()) {
+            return None; // C8
         }
         self.discard(frame, guard);
         Some(self.spare(frame))
@@ -444,8 +558,8 @@ impl<L: Layout> Cache<L> {
         map: impl FnOnce(FrameId),
     ) -> FrameId {
         let frame = spare.into_frame();
-        self.arena.set_state(frame, state);
         self.arena.set_parent(frame, parent);
+        self.arena.set_state(frame, state);
         map(frame);
         drop(self.arena.latch(frame).resume());
         frame
@@ -523,8 +637,8 @@ impl<L: Layout> Cache<L> {
         if self.arena.parent(frame) != named || self.arena.is_writing(frame) {
             return None;
         }
-        if self.swizzled(node.page).next().is_some() {
-            return None; // C10
+        if self.swizzled(node.page).next().is_some() || self.is_worked_below(node.page) {
+            return None; // C10, C19
         }
         let address = node.page.address();
         if let Some(parent) = parent

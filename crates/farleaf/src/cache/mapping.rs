@@ -138,6 +138,11 @@ impl Mapping {
         }
     }
 
+    /// The mark of `id` that was kept by [`IoMark::keep`]. For whoever kept it, once.
+    pub(crate) fn resume(&self, id: u64) -> IoMark<'_> {
+        IoMark { mapping: self, id }
+    }
+
     /// Takes a node out, if it is in `frame`; says whether it was.
     pub fn remove(&self, id: u64, frame: FrameId) -> bool {
         let mut entries = lock(self.bucket(id));
@@ -166,6 +171,14 @@ pub struct IoMark<'a> {
 }
 
 impl IoMark<'_> {
+    /// Leaves the mark where it is, for as long as something is under way that nobody may meet: if whoever waits
+    /// for that goes away, the mark stays for good.
+    pub(crate) fn keep(self) -> u64 {
+        let id = self.id;
+        std::mem::forget(self);
+        id
+    }
+
     /// The node is in `frame` from now on.
     pub fn publish(self, frame: FrameId) {
         if let Some(value) = lock(self.mapping.bucket(self.id)).find(self.id) {

@@ -6,6 +6,7 @@
 //! writes them back and lets them cool; the oldest of those that cool leave. `docs/internals/cache.md` draws
 //! it and numbers the invariants (C1 …).
 
+mod average;
 mod client;
 mod cooling;
 mod counters;
@@ -19,15 +20,16 @@ mod policy;
 mod swip;
 mod write_back;
 
-pub use client::{CacheClient, Detour, LeafOutcome};
+pub use average::MovingAverage;
+pub use client::{CacheClient, Detour};
 pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
 pub use counters::{CacheCounters, LiveCounters};
 pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
-pub use discipline::{Discipline, FreesFramesEarly, SkipsFences, Sound};
+pub use discipline::{Discipline, FreesFramesEarly, KeepsChangedCopies, SkipsFences, Sound};
 pub use frame::{Arena, FrameId, FrameState};
 pub use frames::{Attached, Cache, Cooled, Seen, Spare};
 pub use mapping::{IoMark, Mapped, Mapping};
-pub use options::{AdmissionName, CacheOptions, CoolingName, VictimName};
+pub use options::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
 pub use policy::{
     Admission, Admit, Always, ClockVictims, Coin, RandomVictims, UnusedVictims, Victims,
 };

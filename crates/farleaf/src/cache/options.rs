@@ -39,6 +39,18 @@ pub enum VictimName {
     Clock,
 }
 
+/// Which operations are left to memory servers when a node on their way is missing (Lu et al., §6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OffloadName {
+    /// None.
+    #[default]
+    Never,
+    /// All that can be: "Offload-only" in the paper.
+    Always,
+    /// Those that take less time there, as far as the last of both kinds tell.
+    CostAware,
+}
+
 /// The choices for the cache of one compute server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheOptions {
@@ -54,6 +66,8 @@ pub struct CacheOptions {
     pub cooling: CoolingName,
     /// How victims are found.
     pub victims: VictimName,
+    /// What is left to memory servers.
+    pub offload: OffloadName,
 }
 
 impl Default for CacheOptions {
@@ -65,6 +79,7 @@ impl Default for CacheOptions {
             admission: AdmissionName::default(),
             cooling: CoolingName::default(),
             victims: VictimName::default(),
+            offload: OffloadName::default(),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 mod carve;
 mod checksum;
+mod edit;
 mod fixed8;
 mod latch;
 mod layout;
@@ -14,11 +15,12 @@ mod walk;
 
 pub use carve::NodeCarver;
 pub(crate) use checksum::sum_of;
+pub use edit::{Action, Answer, LeafEdit, LeafOutcome, least_entries};
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
 pub use layout::{Layout, LeafInsert, Probe, Reach, ScanWindow};
 pub use lock_word::LockWord;
 pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
-pub(crate) use view::{MARK_WORD, META_WORD, SIBLING_WORD};
+pub(crate) use view::{MARK_WORD, SIBLING_WORD};
 pub use walk::{Step, step};

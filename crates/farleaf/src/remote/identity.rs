@@ -79,7 +79,7 @@ impl Identity {
 
 impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
     /// This client's number; one RPC the first time.
-    pub(super) async fn owner(&self) -> Result<u16, RemoteError> {
+    pub(crate) async fn owner(&self) -> Result<u16, RemoteError> {
         if let Some(owner) = self.identity.owner() {
             return Ok(owner);
         }

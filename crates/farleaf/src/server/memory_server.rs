@@ -8,7 +8,8 @@
 use super::chunks::ChunkAllocator;
 use super::owners::Owners;
 use super::tree::{Discipline, Loader, Sound, Tree};
-use crate::page::{DesignId, Layout, NodeCarver, Superblock};
+use super::walks::{Stretch, Walks};
+use crate::page::{DesignId, Layout, NodeCarver, Page, Superblock};
 use crate::wire::{GIVE_BACK_NODES, Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId};
@@ -42,6 +43,7 @@ pub struct MemoryServer<L: Layout, D: Discipline = Sound> {
     share: OnceLock<Share<L::Key>>,
     load: Mutex<Option<Loader<L>>>,
     owners: Owners,
+    walks: Walks<L>,
     /// Nodes that clients have given back. Bounded by the region: a node is in here once.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
     /// Held while the superblock's options and root are set.
@@ -74,6 +76,7 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
             share: OnceLock::new(),
             load: Mutex::new(None),
             owners: Owners::default(),
+            walks: Walks::default(),
             given_back: Mutex::new(BTreeSet::new()),
             claim: Mutex::new(()),
         })
@@ -172,6 +175,12 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
             && at.offset() + bytes <= self.chunks.allocated_bytes()
     }
 
+    /// The page at an address, if one of this server's can be there.
+    fn page(&self, at: GlobalAddr) -> Option<Page<'_, L>> {
+        let words = self.is_node(at).then(|| self.region.slice(at.offset(), L::PAGE_WORDS))?;
+        words.map(Page::new)
+    }
+
     /// A chunk, or a node that was given back.
     fn allocate(&self, bytes: u64) -> Result<Reply<L>, Refusal> {
         if let Some(at) = lock(&self.given_back).pop_first() {
@@ -254,6 +263,15 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
             Request::Describe => Reply::Description(self.share.get().cloned()),
             Request::Create { share } => self.create(share)?,
             Request::AllocateChunk { bytes } => self.allocate(bytes)?,
+            Request::Walk { node, level, edit, ticket } => {
+                let page_at = |at| self.page(at);
+                self.walks.walk(cpu, page_at, (node, level), &edit, ticket).await?
+            }
+            Request::WalkScan { node, level, lower, upper, reverse, limit } => {
+                let stretch = Stretch { lower, upper, reverse, limit };
+                Walks::scan(cpu, |at| self.page(at), (node, level), stretch).await?
+            }
+            Request::CloseTicket { ticket } => self.walks.close(ticket),
             Request::GiveBack { nodes } => self.give_back(&nodes)?,
             Request::Claim { options, root } => self.claim(options, root)?,
             Request::Register => {

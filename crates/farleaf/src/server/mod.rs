@@ -8,6 +8,7 @@ mod memory_server;
 mod nodes;
 mod owners;
 pub mod tree;
+mod walks;
 
 pub use chunks::ChunkAllocator;
 pub use epoch::{EpochGuard, Epochs};

@@ -2,11 +2,11 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
+use super::DexIndex;
 use super::descend::Place;
-use super::{DexIndex, edits};
-use crate::cache::{Detour, Discipline, LeafOutcome, LiveCounters, mark_dirty};
+use crate::cache::{Detour, Discipline, LiveCounters, mark_dirty};
 use crate::index::Exchange;
-use crate::page::{Layout, Page, Probe};
+use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, Page, Probe};
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, Work};
 
@@ -17,15 +17,21 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// [`RemoteError`] if it cannot be found out.
     #[inline]
     pub async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, RemoteError> {
-        self.read_leaf(Probe::At(key), |page| L::leaf_get(page, key)).await
+        let read = |page: Page<'_, L>| L::leaf_get(page, key);
+        if !self.offload.is_on() {
+            return self.read_leaf(Probe::At(key), read).await;
+        }
+        let edit = LeafEdit { key: key.clone(), action: Action::Get };
+        Ok(self.run(&edit).await?.found)
     }
 
     /// Adds a record; `false` if the key is there.
     ///
     /// # Errors
-    /// [`RemoteError`]; nothing has changed then.
+    /// [`RemoteError`]; nothing has changed then, unless it is `Indeterminate`.
     pub async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, RemoteError> {
-        self.change(key, |page| edits::insert::<L>(page, key, value)).await
+        let action = Action::Insert(value.clone());
+        Ok(self.run(&LeafEdit { key: key.clone(), action }).await?.applied)
     }
 
     /// Changes the value of a key that is there; says whether it is.
@@ -33,7 +39,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// # Errors
     /// As [`DexIndex::insert`].
     pub async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, RemoteError> {
-        self.change(key, |page| edits::update::<L>(page, key, value)).await
+        let action = Action::Update(value.clone());
+        Ok(self.run(&LeafEdit { key: key.clone(), action }).await?.applied)
     }
 
     /// Sets the value of a key.
@@ -41,7 +48,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// # Errors
     /// As [`DexIndex::insert`].
     pub async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
-        self.change(key, |page| edits::upsert::<L>(page, key, value)).await.map(drop)
+        let action = Action::Upsert(value.clone());
+        self.run(&LeafEdit { key: key.clone(), action }).await.map(drop)
     }
 
     /// Sets the value of a key to `new` if it is `expected`.
@@ -54,7 +62,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         expected: &L::Value,
         new: &L::Value,
     ) -> Result<Exchange<L::Value>, RemoteError> {
-        self.change(key, |page| edits::compare_exchange::<L>(page, key, expected, new)).await
+        let action = Action::CompareExchange(expected.clone(), new.clone());
+        let answer = self.run(&LeafEdit { key: key.clone(), action }).await?;
+        Ok(if answer.applied { Exchange::Exchanged } else { Exchange::Differs(answer.found) })
     }
 
     /// Removes a key; says whether it was there.
@@ -62,57 +72,68 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// # Errors
     /// As [`DexIndex::insert`].
     pub async fn remove(&self, key: &L::Key) -> Result<bool, RemoteError> {
-        let left = self.change(key, |page| edits::remove::<L>(page, key)).await?;
-        if left.is_some_and(|left| left < super::merge::least::<L>()) {
+        let answer = self.run(&LeafEdit { key: key.clone(), action: Action::Remove }).await?;
+        if answer.sparse {
             // The key is removed, whatever becomes of this; the next removal tries again.
             let _ = self.tidy(key).await;
         }
-        Ok(left.is_some())
+        Ok(answer.applied)
     }
 
-    /// Applies `edit` to the leaf of `key`, making room as long as it finds none.
-    async fn change<T>(
-        &self,
-        key: &L::Key,
-        edit: impl Fn(Page<'_, L>) -> LeafOutcome<T>,
-    ) -> Result<T, RemoteError> {
-        let probe = Probe::At(key);
+    /// Does `edit` to the leaf of its key, making room as long as it finds none.
+    async fn run(&self, edit: &LeafEdit<L>) -> Result<Answer<L::Value>, RemoteError> {
+        let probe = Probe::At(&edit.key);
         let mut attempts = None;
+        let mut offer = self.offload.is_on();
         loop {
-            let detour = match self.try_change(probe, &edit).await {
-                Ok(LeafOutcome::Nothing(value) | LeafOutcome::Changed(value, _)) => {
-                    return Ok(value);
+            let detour = match self.try_run(probe, edit, offer).await {
+                Ok(LeafOutcome::Nothing(answer) | LeafOutcome::Changed(answer, _)) => {
+                    return Ok(answer);
                 }
                 Ok(LeafOutcome::Full) => self.try_make_room(probe).await.err(),
                 Err(detour) => Some(detour),
             };
+            // What a memory server will not do is done here.
+            offer &= detour != Some(Detour::Here);
             let attempts = attempts.get_or_insert_with(|| self.attempts());
             self.after(attempts, detour.unwrap_or(Detour::Again), probe).await?;
         }
     }
 
     #[inline]
-    async fn try_change<T>(
+    async fn try_run(
         &self,
         probe: Probe<'_, L::Key>,
-        edit: &impl Fn(Page<'_, L>) -> LeafOutcome<T>,
-    ) -> Result<LeafOutcome<T>, Detour> {
-        match self.find_leaf(probe).await? {
+        edit: &LeafEdit<L>,
+        offer: bool,
+    ) -> Result<LeafOutcome<Answer<L::Value>>, Detour> {
+        match self.find_leaf(probe, offer).await? {
             Place::Hot(leaf) => {
-                self.charge(Work::ChangeNode).await;
-                let guard = leaf.lock().ok_or(Detour::Busy)?;
-                let outcome = edit(leaf.page);
-                if let LeafOutcome::Changed(_, words) = &outcome {
-                    mark_dirty(leaf.page, words.clone());
-                }
-                drop(guard);
+                let outcome = if edit.changes() {
+                    self.charge(Work::ChangeNode).await;
+                    let guard = leaf.lock().ok_or(Detour::Busy)?;
+                    let outcome = edit.apply(leaf.page);
+                    if let LeafOutcome::Changed(_, words) = &outcome {
+                        mark_dirty(leaf.page, words.clone());
+                    }
+                    drop(guard);
+                    outcome
+                } else {
+                    let outcome = edit.apply(leaf.page);
+                    if !leaf.is_valid() {
+                        return Err(Detour::Busy);
+                    }
+                    outcome
+                };
                 LiveCounters::count(&self.client.counters.leaf_hits);
                 self.client.mark_use(leaf.page);
                 Ok(outcome)
             }
             Place::Elsewhere { parent, slot, address } => {
-                self.client.bring_leaf(parent, slot, address, probe, edit).await
+                let work = |page: Page<'_, L>| edit.apply(page);
+                self.client.bring_leaf(parent, slot, address, probe, work).await
             }
+            Place::Offered(missing) => self.offload(missing, edit).await.map(LeafOutcome::Nothing),
         }
     }
 }

@@ -7,8 +7,8 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, LeafOutcome, LiveCounters, Seen, Swip};
-use crate::page::{Layout, Page, Probe, Reach};
+use crate::cache::{Detour, Discipline, LiveCounters, Seen, Swip};
+use crate::page::{Layout, LeafOutcome, Page, Probe, Reach};
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 
@@ -27,6 +27,17 @@ pub(super) enum Place<'a, L: Layout> {
     Hot(Seen<'a, L>),
     /// At a leaf that no child word points to: it is in the pool at this address, or cools.
     Elsewhere { parent: Seen<'a, L>, slot: usize, address: GlobalAddr },
+    /// At a node that is not here, below which the memory server shall go on.
+    Offered(Missing<'a, L>),
+}
+
+/// A node that no child word of a hot parent points to as a frame.
+#[derive(Debug)]
+pub(super) struct Missing<'a, L: Layout> {
+    pub(super) parent: Seen<'a, L>,
+    pub(super) slot: usize,
+    pub(super) address: GlobalAddr,
+    pub(super) level: u8,
 }
 
 /// What a child word leads to.
@@ -95,9 +106,14 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         Err(if node.is_valid() { Detour::Refresh } else { Detour::Busy })
     }
 
-    /// The leaf that the probe lies in.
+    /// The leaf that the probe lies in. With `offer`, the first node on the way that is better left to its memory
+    /// server, if there is one.
     #[inline]
-    pub(super) async fn find_leaf(&self, probe: Probe<'_, L::Key>) -> Result<Place<'_, L>, Detour> {
+    pub(super) async fn find_leaf(
+        &self,
+        probe: Probe<'_, L::Key>,
+        offer: bool,
+    ) -> Result<Place<'_, L>, Detour> {
         let mut node = self.seen_root()?;
         let mut level = node.page.level();
         loop {
@@ -109,6 +125,10 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             self.confirm(node, level, child, probe)?;
             match child {
                 Child::Hot(child) => node = child,
+                Child::Elsewhere(address) if offer && self.offers(node, slot, level - 1) => {
+                    let missing = Missing { parent: node, slot, address, level: level - 1 };
+                    return Ok(Place::Offered(missing));
+                }
                 Child::Elsewhere(address) if level == 1 => {
                     return Ok(Place::Elsewhere { parent: node, slot, address });
                 }
@@ -188,7 +208,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         probe: Probe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, Detour> {
-        match self.find_leaf(probe).await? {
+        match self.find_leaf(probe, false).await? {
             Place::Hot(leaf) => {
                 let value = read(leaf.page);
                 if !leaf.is_valid() {
@@ -206,6 +226,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                     LeafOutcome::Full => Err(Detour::Busy),
                 }
             }
+            Place::Offered(_) => Err(Detour::Here),
         }
     }
 }

@@ -14,14 +14,9 @@ use super::DexIndex;
 use super::descend::Below;
 use super::latched::Latched;
 use crate::cache::{Detour, Discipline, LiveCounters, Seen, mark_clean, mark_dirty};
-use crate::page::{Layout, Page, Probe};
+use crate::page::{Layout, Page, Probe, least_entries};
 use crate::remote::{Image, RemoteError};
 use farleaf_fabric::{Fabric, Work};
-
-/// Fewer entries than this are too few.
-pub(super) fn least<L: Layout>() -> usize {
-    L::CAPACITY / 2
-}
 
 /// Whether two neighbours fit one page, or one has too little to stay as it is.
 fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
@@ -64,7 +59,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         }
         let Below { parent, node } = self.find_hot(probe, level).await?;
         let Some((parent, slot)) = parent else { return Ok(Tidied::Nothing) };
-        if node.page.live_count() >= least::<L>() || self.server.shares(node.page) {
+        if node.page.live_count() >= least_entries::<L>() || self.server.shares(node.page) {
             return if node.is_valid() { Ok(Tidied::Nothing) } else { Err(Detour::Busy) };
         }
         let count = parent.page.count();
@@ -107,7 +102,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     }
 
     /// Whether the child at a slot lies within the owned range, as far as its parent knows.
-    fn is_exclusive_slot(&self, parent: Seen<'_, L>, slot: usize) -> bool {
+    pub(super) fn is_exclusive_slot(&self, parent: Seen<'_, L>, slot: usize) -> bool {
         let page = parent.page;
         let low = L::inner_key(page, slot);
         let high = match slot + 1 < page.count() {
@@ -252,7 +247,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         loop {
             let look = |page: Page<'_, L>| (page.live_count(), L::high(page));
             let (live, mut high) = self.read_leaf(Probe::At(&low), look).await?;
-            if live < least::<L>() {
+            if live < least_entries::<L>() {
                 self.tidy(&low).await?;
                 // It may have taken the next one in: go on behind what it is now.
                 high = self.read_leaf(Probe::At(&low), look).await?.1;

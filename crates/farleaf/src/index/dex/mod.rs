@@ -23,16 +23,18 @@
 
 mod change;
 mod descend;
-mod edits;
 mod latched;
 mod load;
 mod merge;
 mod nodes;
+mod offload;
 mod options;
 mod refresh;
 mod scan;
 mod server;
 mod split;
+
+use offload::Offloading;
 
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use options::of_word;
@@ -54,6 +56,7 @@ pub struct DexIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
     root: GlobalAddr,
     root_frame: FrameId,
     placement_level: u8,
+    offload: Offloading,
 }
 
 /// The attempts of one operation.
@@ -82,7 +85,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     ) -> Result<Self, RemoteError> {
         let client = CacheClient::new(Arc::clone(server.cache()), pages);
         let root_frame = server.root_frame(&client, root).await?;
-        Ok(Self { server, client, root, root_frame, placement_level })
+        let offload = Offloading::new(server.cache().options().offload);
+        Ok(Self { server, client, root, root_frame, placement_level, offload })
     }
 
     /// The compute server.
@@ -167,6 +171,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                 Ok(true) => return Ok(()),
                 Ok(false) | Err(_) => {}
             },
+            Detour::Here => return Ok(()),
             Detour::Busy | Detour::Again => {}
         }
         attempts.busy += 1;

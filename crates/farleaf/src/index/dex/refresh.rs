@@ -11,7 +11,6 @@ use crate::cache::{Detour, Discipline, FrameId, LiveCounters, Swip};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::Pointer;
 use farleaf_fabric::{Fabric, GlobalAddr};
-use std::collections::BTreeMap;
 
 impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// Reads the shared nodes on the way of `probe` again; says whether one had changed.
@@ -67,22 +66,10 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         if word.version() < held.version() || word == held {
             return Ok(false);
         }
-        let mut hot: BTreeMap<GlobalAddr, FrameId> = cache
-            .swizzled(node.page)
-            .map(|(_, child)| (cache.arena().page(child).address(), child))
-            .collect();
         let newer = word.version() > held.version();
-        node.page.copy_all_but_latch(copy);
-        node.page.set_note(0);
+        let gone = cache.replace(node, copy).ok_or(Detour::Busy)?;
         cache.arena().set_remote_word(frame, word.to_bits());
-        for slot in 0..node.page.count() {
-            if let Some(child) = hot.remove(&L::inner_child(node.page, slot)) {
-                L::inner_set_child(node.page, slot, Swip::Frame(child).to_word());
-            }
-        }
-        for child in hot.into_values() {
-            cache.arena().set_parent(child, None);
-        }
+        gone.into_iter().for_each(|spare| self.client.keep(spare));
         Ok(newer)
     }
 }

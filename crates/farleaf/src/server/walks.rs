@@ -1,0 +1,182 @@
+//! Operations that compute servers leave to this memory server: walks down nodes that otherwise only they read and
+//! change (Lu et al., §6).
+//!
+//! The compute server that asks has marked the node, so that nobody changes what is below it while the walk goes on; a
+//! walk latches nothing. What it is told it does not believe: an address that is not here, a page of another level
+//! or with other fences, is a refusal.
+//!
+//! *Invariants*: W1. a change is made at most once for each ticket, and never after the ticket was closed. W2. a refused
+//! walk has changed nothing. W3. no walk splits or merges, or leaves this server.
+//!
+//! *Thread safety*: any number of threads; changes of leaves one after the other.
+
+use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, Page, Probe, Reach, ScanWindow};
+use crate::wire::{Refusal, Reply, SCAN_REPLY_RECORDS, Ticket};
+use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_fabric::{Cpu, GlobalAddr, Work};
+use std::collections::HashMap;
+use std::ops::Bound;
+
+/// What was done under the last ticket of a slot.
+#[derive(Debug)]
+struct Last<V> {
+    number: u32,
+    /// The reply, if something was done before it was closed.
+    done: Option<(Option<GlobalAddr>, Answer<V>)>,
+}
+
+/// The tickets that this server has seen: one entry for each slot of each client.
+#[derive(Debug)]
+pub(super) struct Walks<L: Layout> {
+    tickets: Mutex<HashMap<(u16, u8), Last<L::Value>>>,
+}
+
+impl<L: Layout> Default for Walks<L> {
+    fn default() -> Self {
+        Self { tickets: Mutex::default() }
+    }
+}
+
+/// Where a scan below a node is.
+#[derive(Debug)]
+pub(super) struct Stretch<K> {
+    pub(super) lower: Bound<K>,
+    pub(super) upper: Bound<K>,
+    pub(super) reverse: bool,
+    pub(super) limit: u32,
+}
+
+impl<L: Layout> Walks<L> {
+    /// The leaf below `node` that the probe lies in.
+    async fn leaf<'a, C: Cpu>(
+        cpu: &C,
+        page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
+        node: GlobalAddr,
+        level: u8,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(GlobalAddr, Page<'a, L>), Refusal> {
+        let (mut at, mut level) = (node, level);
+        loop {
+            let page = page_at(at).ok_or(Refusal::NotHere)?;
+            cpu.charge(Work::VisitNode).await;
+            let fits = page.address() == at
+                && page.level() == level
+                && L::reach(page, probe) == Reach::Inside;
+            if !fits {
+                return Err(Refusal::NotHere);
+            }
+            if level == 0 {
+                return Ok((at, page));
+            }
+            at = L::inner_child(page, L::inner_slot(page, probe));
+            level -= 1;
+        }
+    }
+
+    /// Does `edit` to the leaf of its key below `node`.
+    pub(super) async fn walk<'a, C: Cpu>(
+        &self,
+        cpu: &C,
+        page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
+        (node, level): (GlobalAddr, u8),
+        edit: &LeafEdit<L>,
+        ticket: Option<Ticket>,
+    ) -> Result<Reply<L>, Refusal> {
+        let (at, page) = Self::leaf(cpu, page_at, node, level, Probe::At(&edit.key)).await?;
+        if !edit.changes() {
+            return match edit.apply(page) {
+                LeafOutcome::Nothing(answer) => Ok(Reply::Walked { leaf: None, answer }),
+                _ => Err(Refusal::Damaged),
+            };
+        }
+        let ticket = ticket.ok_or(Refusal::Malformed)?;
+        cpu.charge(Work::ChangeNode).await;
+        let mut tickets = lock(&self.tickets);
+        let last = tickets.get(&ticket.place());
+        if last.is_some_and(|last| last.number >= ticket.number) {
+            return Err(Refusal::TicketClosed); // W1
+        }
+        if edit.would_leave_sparse(page) {
+            return Err(Refusal::Restructures); // W3
+        }
+        let (leaf, answer) = match edit.apply(page) {
+            LeafOutcome::Nothing(answer) => (None, answer),
+            LeafOutcome::Changed(answer, _) => (Some(at), answer),
+            LeafOutcome::Full => return Err(Refusal::Restructures), // W3
+        };
+        let done = Some((leaf, answer.clone()));
+        tickets.insert(ticket.place(), Last { number: ticket.number, done });
+        Ok(Reply::Walked { leaf, answer })
+    }
+
+    /// Nothing is done under a ticket from now on; what was is the reply.
+    pub(super) fn close(&self, ticket: Ticket) -> Reply<L> {
+        let mut tickets = lock(&self.tickets);
+        let last = tickets.entry(ticket.place()).or_insert(Last { number: 0, done: None });
+        if last.number < ticket.number {
+            *last = Last { number: ticket.number, done: None };
+        }
+        match &last.done {
+            Some((leaf, answer)) if last.number == ticket.number => {
+                Reply::Walked { leaf: *leaf, answer: answer.clone() }
+            }
+            _ => Reply::Done,
+        }
+    }
+
+    /// The records below `node` that a scan asks for, at most until its limit or that of a reply; `more` says that there
+    /// may be some beyond them below the node.
+    pub(super) async fn scan<'a, C: Cpu>(
+        cpu: &C,
+        page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
+        (node, level): (GlobalAddr, u8),
+        stretch: Stretch<L::Key>,
+    ) -> Result<Reply<L>, Refusal> {
+        let Stretch { lower, upper, reverse, limit } = stretch;
+        let limit = (limit as usize).min(SCAN_REPLY_RECORDS);
+        let top = page_at(node).ok_or(Refusal::NotHere)?;
+        let (low, high) = (L::low(top), L::high(top));
+        let mut records = Vec::new();
+        // The leaf to go on with: of its key, or the one before it.
+        let mut place = match (reverse, &lower, &upper) {
+            (false, Bound::Included(key) | Bound::Excluded(key), _) if *key > low => {
+                Bound::Included(key.clone())
+            }
+            (false, ..) => Bound::Included(low.clone()),
+            (true, _, Bound::Included(key)) if high.as_ref().is_none_or(|high| key < high) => {
+                Bound::Included(key.clone())
+            }
+            (true, _, Bound::Excluded(key)) if high.as_ref().is_none_or(|high| key < high) => {
+                Bound::Excluded(key.clone())
+            }
+            (true, ..) => high.clone().map_or(Bound::Unbounded, Bound::Excluded),
+        };
+        loop {
+            let probe = match &place {
+                Bound::Included(key) => Probe::At(key),
+                Bound::Excluded(key) => Probe::Before(key),
+                Bound::Unbounded => Probe::Last,
+            };
+            let (_, page) = Self::leaf(cpu, &page_at, node, level, probe).await?;
+            let had = records.len();
+            let (lower, upper) = (lower.as_ref(), upper.as_ref());
+            let window = ScanWindow { lower, upper, reverse, limit: limit - had };
+            L::leaf_collect(page, &window, &mut records);
+            cpu.charge(Work::CopyRecords((records.len() - had) as u32)).await;
+            let full = records.len() >= limit;
+            let next = match reverse {
+                false => L::high(page).filter(|end| high.as_ref().is_none_or(|high| end < high)),
+                true => Some(L::low(page)).filter(|start| *start > low),
+            };
+            match next {
+                Some(key) if !full => {
+                    place = if reverse { Bound::Excluded(key) } else { Bound::Included(key) };
+                }
+                next => {
+                    let more = full && next.is_some();
+                    return Ok(Reply::Records { records, more });
+                }
+            }
+        }
+    }
+}
