@@ -135,7 +135,7 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

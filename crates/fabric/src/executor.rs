@@ -268,7 +268,7 @@ impl<'a> Executor<'a> {
     fn idle(&self, ns: u64) {
         if ns < SHORT_WAIT_NS {
             #[expect(clippy::disallowed_methods, reason = "this is what waiting comes down to")]
-            std::thread::yield_now();
+            crate::sync::thread::yield_now();
             return;
         }
         let mut state = lock_std(&self.queue.state);

@@ -31,9 +31,9 @@ pub enum RegionError {
 
 /// Zeroed memory that is accessed word by word; pages of the operating system are taken when touched.
 pub struct Region {
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     start: std::ptr::NonNull<AtomicU64>,
-    #[cfg(loom)]
+    #[cfg(any(loom, shuttle))]
     storage: Box<[AtomicU64]>,
     words: usize,
 }
@@ -50,13 +50,18 @@ impl Region {
         Self::map(bytes)
     }
 
-    #[cfg(loom)]
+    #[cfg(any(loom, shuttle))]
     fn map(bytes: usize) -> Result<Self, RegionError> {
         let words = bytes / 8;
-        Ok(Self { storage: (0..words).map(|_| AtomicU64::new(0)).collect(), words })
+        #[cfg(loom)]
+        let zero = || AtomicU64::new(0);
+        // A region is most of what a run sets up: its words are copies of one that the compiler has made.
+        #[cfg(shuttle)]
+        let zero = || const { AtomicU64::new(0) };
+        Ok(Self { storage: (0..words).map(|_| zero()).collect(), words })
     }
 
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     fn map(bytes: usize) -> Result<Self, RegionError> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -82,9 +87,9 @@ impl Region {
     /// All words of the region.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
-        #[cfg(loom)]
+        #[cfg(any(loom, shuttle))]
         return &self.storage;
-        #[cfg(not(loom))]
+        #[cfg(not(any(loom, shuttle)))]
         // SAFETY: the mapping holds `words` aligned words, initialised to zero, lives as long as
         // `self`, and every access to it anywhere goes through `AtomicU64`.
         unsafe {
@@ -119,7 +124,7 @@ pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
 /// page else waits for one cache line at a time.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(what: &T) {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle))))]
     for line in (0..size_of_val(what)).step_by(64) {
         // SAFETY: a prefetch reads nothing; the pointer is into a live value all the same.
         unsafe {
@@ -127,11 +132,11 @@ pub fn prefetch<T: ?Sized>(what: &T) {
             _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(what).cast::<i8>().add(line));
         }
     }
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    #[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle)))))]
     let _ = what;
 }
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `map` with this length, and no borrow outlives `self`.
@@ -141,10 +146,10 @@ impl Drop for Region {
 }
 
 // SAFETY: the region owns its mapping; all access is through atomics.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 unsafe impl Send for Region {}
 // SAFETY: as above: shared access is atomic word access.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 unsafe impl Sync for Region {}
 
 impl std::fmt::Debug for Region {
@@ -153,7 +158,7 @@ impl std::fmt::Debug for Region {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -121,7 +121,7 @@ impl Cpu for InlineCpu {
                 clippy::disallowed_methods,
                 reason = "a latch wait has no endpoint to wait through"
             )]
-            std::thread::yield_now();
+            crate::sync::thread::yield_now();
         }
     }
 

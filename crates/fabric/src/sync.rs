@@ -1,7 +1,8 @@
-//! The one way to `std::sync`: under `--cfg loom` the model checker's types stand in.
+//! The one way to `std::sync`: under `--cfg loom` or `--cfg shuttle` the types of a model scheduler stand in.
 //!
 //! Everything that is shared between threads is built from what this module exports, so the same code
-//! runs under real threads and under a model scheduler.
+//! runs under real threads and under a model scheduler. Loom tries every order of small models; shuttle tries
+//! random orders of whole operations, over the local provider, all of them sequentially consistent.
 
 #[cfg(loom)]
 pub use loom::sync::{
@@ -9,11 +10,26 @@ pub use loom::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-#[cfg(not(loom))]
+#[cfg(shuttle)]
+pub use shuttle::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
+};
+
+#[cfg(not(any(loom, shuttle)))]
 pub use std::sync::{
     Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
 };
+
+/// Threads, and giving one's turn to others: under shuttle nothing else makes it look at who waits for whom.
+pub mod thread {
+    #[cfg(shuttle)]
+    pub use shuttle::thread::{ScopedJoinHandle, scope, yield_now};
+
+    #[cfg(not(shuttle))]
+    pub use std::thread::{ScopedJoinHandle, scope, yield_now};
+}
 
 /// Locks `mutex`, whatever happened to a thread that held it before.
 ///

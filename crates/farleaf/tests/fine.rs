@@ -1,6 +1,6 @@
 //! What the fine-grained design promises beyond the suite of all designs: its cost on the network, what it
 //! does without memory, that it does not leak, and that a client that dies half-way harms nobody.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::{self, Setup};

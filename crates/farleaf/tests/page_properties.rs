@@ -1,5 +1,5 @@
 //! Properties of page operations against a `BTreeMap`, on tiny pages and on the real ones.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 use farleaf::page::{Fixed8, Layout, LeafInsert, Page, Probe, Reach, ScanWindow};
 use farleaf_fabric::sync::{AtomicU64, Ordering};

@@ -1,5 +1,6 @@
 //! An endpoint of the local provider.
 
+use super::clock::Clock;
 use super::op::{InFlight, LocalOp, State, Timers};
 use super::threads::ServerThreads;
 use super::{LocalConfig, LocalServer};
@@ -16,14 +17,13 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
-use std::time::Instant;
 
 /// What all endpoints of a cluster share.
 #[derive(Debug)]
 pub(super) struct Shared<S> {
     pub(super) config: LocalConfig,
     pub(super) servers: Vec<LocalServer<S>>,
-    pub(super) started: Instant,
+    pub(super) clock: Clock,
 }
 
 /// One endpoint of a compute server of this process.

@@ -6,6 +6,7 @@
 //!
 //! *Thread safety*: the cluster is shared by all client threads; an endpoint belongs to one.
 
+mod clock;
 mod endpoint;
 mod op;
 mod threads;
@@ -14,13 +15,14 @@ pub use endpoint::LocalFabric;
 pub use op::LocalOp;
 
 use crate::executor::{Driver, Executor, Progress, Requests};
+use crate::sync::thread::{ScopedJoinHandle, scope};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::{Cluster, Provider, RpcService, ServerId};
+use clock::Clock;
 use endpoint::Shared;
 use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
-use std::time::Instant;
 use threads::ServerThreads;
 
 /// What a local cluster is like.
@@ -91,9 +93,7 @@ impl<S: RpcService> LocalCluster<S> {
                 alive: AtomicBool::new(true),
             })
             .collect();
-        #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
-        let started = Instant::now();
-        Self { shared: Arc::new(Shared { config, servers, started }) }
+        Self { shared: Arc::new(Shared { config, servers, clock: Clock::start() }) }
     }
 
     /// The memory servers' services, in the order of their numbers.
@@ -109,7 +109,7 @@ impl<S: RpcService> LocalCluster<S> {
     where
         Fut: Future<Output = T>,
     {
-        let timers = Rc::new(op::Timers::new(self.shared.started));
+        let timers = Rc::new(op::Timers::new(self.shared.clock.clone()));
         let results: Vec<_> = clients.iter().map(|_| Rc::new(RefCell::new(None))).collect();
         let mut executor = Executor::new();
         for ((number, compute_server), result) in clients.iter().zip(&results) {
@@ -150,12 +150,12 @@ impl<S: RpcService> Cluster for LocalCluster<S> {
             return self.run_thread(&clients, &body);
         }
         let body = &body;
-        std::thread::scope(|scope| {
+        scope(|scope| {
             let threads: Vec<_> = clients
                 .chunks(1)
                 .map(|client| scope.spawn(move || self.run_thread(client, body)))
                 .collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, Vec<Option<T>>>| {
+            let join = |thread: ScopedJoinHandle<'_, Vec<Option<T>>>| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
             threads.into_iter().flat_map(join).collect()

@@ -9,14 +9,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
+use super::clock::Clock;
 use super::threads::ReplySlot;
 
 /// The clock of one client thread and the tasks that wait on it.
 #[derive(Debug)]
 pub(super) struct Timers {
-    started: Instant,
+    clock: Clock,
     /// Deadlines in nanoseconds, with the place of their waker.
     heap: RefCell<BinaryHeap<Reverse<(u64, usize)>>>,
     wakers: RefCell<Vec<Option<Waker>>>,
@@ -24,9 +24,9 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    pub(super) fn new(started: Instant) -> Self {
+    pub(super) fn new(clock: Clock) -> Self {
         Self {
-            started,
+            clock,
             heap: RefCell::default(),
             wakers: RefCell::default(),
             vacant: RefCell::default(),
@@ -34,9 +34,7 @@ impl Timers {
     }
 
     pub(super) fn now_ns(&self) -> u64 {
-        #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
-        let now = Instant::now();
-        u64::try_from(now.duration_since(self.started).as_nanos()).unwrap_or(u64::MAX)
+        self.clock.now_ns()
     }
 
     /// Wakes `waker` once `at_ns` has come.
@@ -53,8 +51,9 @@ impl Timers {
     /// Wakes what is due.
     pub(super) fn progress(&self) -> crate::executor::Progress {
         use crate::executor::Progress;
-        let now = self.now_ns();
         let mut heap = self.heap.borrow_mut();
+        self.clock.all_wait(heap.peek().map(|&Reverse((at_ns, _))| at_ns));
+        let now = self.now_ns();
         let mut woken = false;
         while let Some(&Reverse((at_ns, place))) = heap.peek() {
             if at_ns > now {

@@ -58,7 +58,7 @@ impl Slots {
 #[repr(align(64))]
 pub struct CoolingBucket(Mutex<Slots>);
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<CoolingBucket>() == 64);
 
 impl Default for CoolingBucket {
@@ -210,7 +210,7 @@ impl Cooling for CoolingQueue {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -84,7 +84,7 @@ impl Entries {
 #[repr(align(64))]
 struct Bucket(Mutex<Entries>);
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<Bucket>() == 64);
 
 /// The table of one compute server.
@@ -194,7 +194,7 @@ impl Drop for IoMark<'_> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use std::collections::BTreeMap;

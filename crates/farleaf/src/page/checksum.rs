@@ -60,7 +60,7 @@ impl<L: Layout> Page<'_, L> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::super::{Fixed8, Layout};
     use super::*;

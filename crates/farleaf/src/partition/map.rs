@@ -68,7 +68,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::page::Fixed8;

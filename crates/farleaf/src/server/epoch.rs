@@ -121,7 +121,7 @@ impl Epochs {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use farleaf_fabric::ServerId;

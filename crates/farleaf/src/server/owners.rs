@@ -88,7 +88,7 @@ impl Owners {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use farleaf_fabric::ServerId;

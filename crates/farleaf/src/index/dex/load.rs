@@ -246,7 +246,7 @@ pub(crate) fn equal_boundaries<K: Clone + Ord>(
     boundaries.is_sorted_by(|a, b| a < b).then_some(boundaries)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 
