@@ -293,6 +293,7 @@ where
         cache_frames,
         admission,
         cooling,
+        cooling_percent,
         victims,
         offload,
     } = scenario.design
@@ -310,6 +311,7 @@ where
             CoolingSpec::Map => CoolingName::Map,
             CoolingSpec::Queue => CoolingName::Queue,
         },
+        cooling_percent,
         offload: match offload {
             OffloadSpec::Never => OffloadName::Never,
             OffloadSpec::Always => OffloadName::Always,

@@ -227,6 +227,9 @@ pub enum DesignSpec {
         /// How the frames that cool are kept.
         #[serde(default)]
         cooling: CoolingSpec,
+        /// The part of the frames that cool, in percent.
+        #[serde(default = "usual_cooling_percent")]
+        cooling_percent: u32,
         /// How the frames are found that are made to cool.
         #[serde(default)]
         victims: VictimSpec,
@@ -234,6 +237,10 @@ pub enum DesignSpec {
         #[serde(default)]
         offload: OffloadSpec,
     },
+}
+
+fn usual_cooling_percent() -> u32 {
+    CacheOptions::default().cooling_percent
 }
 
 /// How leaves that were read enter a cache.

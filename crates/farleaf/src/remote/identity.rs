@@ -3,7 +3,7 @@
 
 use super::{Discipline, PageClient, RemoteError};
 use crate::page::Layout;
-use crate::wire::{LOG_SLOTS, Reply, Request, log_slot_bytes};
+use crate::wire::{LOG_SLOTS, Reply, Request, Ticket, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 
@@ -17,7 +17,12 @@ pub(super) struct Identity {
     owner: Cell<u16>,
     /// By memory server: where the log is, once asked for, and which of its slots are in use.
     logs: RefCell<Vec<Option<Log>>>,
+    /// The last number given out of each ticket, and whether that is in use.
+    tickets: RefCell<[(u32, bool); TICKETS]>,
 }
+
+/// Changes that one client can have under way on memory servers at a time.
+const TICKETS: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Log {
@@ -47,7 +52,7 @@ impl Drop for Slot<'_> {
 impl Identity {
     pub(super) fn new(memory_servers: u16) -> Self {
         let logs = RefCell::new(vec![None; usize::from(memory_servers)]);
-        Self { owner: Cell::new(0), logs }
+        Self { owner: Cell::new(0), logs, tickets: RefCell::new([(0, false); TICKETS]) }
     }
 
     /// This client's number, if it has one.
@@ -78,8 +83,25 @@ impl Identity {
 }
 
 impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+    /// A ticket for a change that is left to a memory server; none while too many are in use.
+    pub(crate) async fn take_ticket(&self) -> Result<Option<Ticket>, RemoteError> {
+        let owner = self.owner().await?;
+        let mut tickets = self.identity.tickets.borrow_mut();
+        let free =
+            tickets.iter_mut().zip(0..).find(|((number, used), _)| !used && *number < u32::MAX);
+        Ok(free.map(|((number, used), slot)| {
+            (*number, *used) = (*number + 1, true);
+            Ticket { owner, slot, number: *number }
+        }))
+    }
+
+    /// Gives a ticket back under which nothing can happen any more.
+    pub(crate) fn give_ticket(&self, ticket: Ticket) {
+        self.identity.tickets.borrow_mut()[usize::from(ticket.slot)].1 = false;
+    }
+
     /// This client's number; one RPC the first time.
-    pub(crate) async fn owner(&self) -> Result<u16, RemoteError> {
+    pub(super) async fn owner(&self) -> Result<u16, RemoteError> {
         if let Some(owner) = self.identity.owner() {
             return Ok(owner);
         }

@@ -19,9 +19,8 @@ use super::descend::Missing;
 use crate::cache::{Detour, Discipline, LiveCounters, MovingAverage, OffloadName, Seen};
 use crate::page::{Answer, Layout, LeafEdit};
 use crate::remote::RemoteError;
-use crate::wire::{Reply, Request, Ticket};
+use crate::wire::{Reply, Request};
 use farleaf_fabric::Fabric;
-use std::cell::RefCell;
 
 /// How long the search of a cached node takes, in nanoseconds: the paper's l_s.
 const SEARCH_NS: u64 = 105;
@@ -29,8 +28,6 @@ const SEARCH_NS: u64 = 105;
 const BRINGING_PERCENT: u64 = 120;
 /// One decision in so many goes against the estimates, so that both stay fresh.
 const CONTRARY: u64 = 100;
-/// Changes that one handle can have under way on memory servers at a time.
-const TICKETS: usize = 64;
 /// How often a ticket is asked to be closed.
 const CLOSINGS: u32 = 8;
 
@@ -40,17 +37,11 @@ pub(super) struct Offloading {
     policy: OffloadName,
     /// How long requests took lately.
     request_ns: MovingAverage,
-    /// The last number given out of each ticket, and whether it is in use.
-    tickets: RefCell<[(u32, bool); TICKETS]>,
 }
 
 impl Offloading {
     pub(super) fn new(policy: OffloadName) -> Self {
-        Self {
-            policy,
-            request_ns: MovingAverage::default(),
-            tickets: RefCell::new([(0, false); TICKETS]),
-        }
+        Self { policy, request_ns: MovingAverage::default() }
     }
 
     /// Whether anything is ever left to memory servers.
@@ -70,21 +61,6 @@ impl Offloading {
             }
         };
         cheaper != random.is_multiple_of(CONTRARY)
-    }
-
-    fn take_ticket(&self) -> Option<(u8, u32)> {
-        let mut tickets = self.tickets.borrow_mut();
-        let slot = tickets.iter().position(|(_, used)| !used)?;
-        let (number, used) = &mut tickets[slot];
-        *number = number.checked_add(1)?;
-        *used = true;
-        Some((slot as u8, *number))
-    }
-
-    fn give_ticket(&self, ticket: Option<Ticket>) {
-        if let Some(ticket) = ticket {
-            self.tickets.borrow_mut()[usize::from(ticket.slot)].1 = false;
-        }
     }
 }
 
@@ -120,14 +96,14 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     ) -> Result<Answer<L::Value>, Detour> {
         let Missing { parent, slot, address, level } = missing;
         let ticket = match edit.changes() {
-            true => Some(self.new_ticket().await?),
+            true => Some(self.client.pages().take_ticket().await?.ok_or(Detour::Here)?),
             false => None,
         };
-        let mark = self.client.begin_remote(parent, slot, address).inspect_err(|_| {
-            self.offload.give_ticket(ticket);
-        })?;
+        let give_ticket = || ticket.map(|ticket| self.client.pages().give_ticket(ticket));
+        let begun = self.client.begin_remote(parent, slot, address);
+        let mark = begun.inspect_err(|_| _ = give_ticket())?;
         if self.client.cache().arena().detached() > 0 {
-            self.offload.give_ticket(ticket);
+            give_ticket();
             return Err(Detour::Here); // C18
         }
         // From here to the end of the request the mark stays, even if nobody waits for it any more (O1).
@@ -171,13 +147,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             Err(error) => Err(error.into()),
         };
         drop(self.client.cache().mapping().resume(mark));
-        self.offload.give_ticket(ticket);
+        give_ticket();
         answer
-    }
-
-    async fn new_ticket(&self) -> Result<Ticket, Detour> {
-        let owner = self.client.pages().owner().await?;
-        let (slot, number) = self.offload.take_ticket().ok_or(Detour::Here)?;
-        Ok(Ticket { owner, slot, number })
     }
 }
