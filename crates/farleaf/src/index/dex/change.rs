@@ -97,6 +97,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         probe: Probe<'_, L::Key>,
         edit: &impl Fn(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Detour> {
+        if self.uncached
+            && let Some(outcome) = Box::pin(self.change_in_pool(probe, edit)).await?
+        {
+            return Ok(outcome);
+        }
         match self.find_leaf(probe).await? {
             Place::Hot(leaf) => {
                 self.charge(Work::ChangeNode).await;

@@ -172,6 +172,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         remove(parent.page);
         let freed = right.at();
         let frame = right.frame;
+        self.server.note_merged();
         cache.discard(frame, right.guard);
         self.client.keep(cache.owned_spare(frame));
         drop((left.guard, parent.guard));
@@ -235,6 +236,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         mark_clean(root.page);
         cache.adopt(root.frame);
         let (freed, frame) = (child.at(), child.frame);
+        self.server.note_merged();
         cache.discard(frame, child.guard);
         self.client.keep(cache.owned_spare(frame));
         drop(root.guard);
