@@ -189,7 +189,8 @@ fn dex(provider: &impl Provider) {
 
 #[test]
 fn dex_without_a_cache() {
-    let cache = CacheOptions { bytes: 1 << 16, admission: AdmissionName::Never, ..Default::default() };
+    let cache =
+        CacheOptions { bytes: 1 << 16, admission: AdmissionName::Never, ..Default::default() };
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
     let options = DexOptions {
         chunk_nodes_log2: 4,

@@ -339,9 +339,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         match (admit, &outcome, below) {
             _ if !is_clean(page) => self.cache.publish_detached(spare, mark),
             // Whoever will split it needs it.
-            (Admit::Private, LeafOutcome::Full, _)
-            | (Admit::Cold, ..)
-            | (Admit::Hot, _, None) => {
+            (Admit::Private, LeafOutcome::Full, _) | (Admit::Cold, ..) | (Admit::Hot, _, None) => {
                 self.admit_cold(spare, mark).await;
             }
             (Admit::Private, ..) => {

@@ -2,6 +2,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use super::uncached::Unsettled;
 use crate::cache::{Cache, CacheClient, CacheOptions, Discipline, FrameId, mark_clean};
 use crate::page::{Layout, Page};
 use crate::remote::{PageClient, Pointer, RemoteError};
@@ -45,8 +46,8 @@ pub struct DexServer<L: Layout> {
     root_frame: AtomicU64,
     /// Nodes that were merged away, by memory server.
     free_nodes: Mutex<BTreeMap<ServerId, Vec<GlobalAddr>>>,
-    /// How many nodes were merged away.
-    merged: AtomicU64,
+    /// What operations without a cache have to know of the others.
+    unsettled: Unsettled,
 }
 
 /// Free nodes of one memory server that a compute server keeps; more go back to the memory server.
@@ -63,7 +64,7 @@ impl<L: Layout> DexServer<L> {
             range: Mutex::new(range),
             root_frame: AtomicU64::new(0),
             free_nodes: Mutex::default(),
-            merged: AtomicU64::new(0),
+            unsettled: Unsettled::default(),
         })
     }
 
@@ -131,14 +132,9 @@ impl<L: Layout> DexServer<L> {
         lock(&self.free_nodes).values_mut().find_map(Vec::pop)
     }
 
-    /// How many nodes of the owned range have been merged away.
-    pub(super) fn merged(&self) -> u64 {
-        self.merged.load(Ordering::Acquire)
-    }
-
-    /// Says that a node is about to leave the cache because it was merged away.
-    pub(super) fn note_merged(&self) {
-        self.merged.fetch_add(1, Ordering::AcqRel);
+    /// What operations without a cache have to know of the others.
+    pub(super) fn unsettled(&self) -> &Unsettled {
+        &self.unsettled
     }
 
     /// Takes back a node that nothing points to and nobody is at. Says whether there are so many by now that
