@@ -98,7 +98,7 @@ fn measure(experiment: &Experiment, arguments: &Arguments) -> anyhow::Result<Vec
                 let words = words(experiment, setting, row, on, arguments);
                 let parsed = BenchLine::try_parse_from(&words)
                     .with_context(|| format!("in `{}`", words.join(" ")))?;
-                let report = bench::measure(&parsed.arguments)?;
+                let report = median(on.runs, || bench::measure(&parsed.arguments))?;
                 bench::warn_of_errors(&report)?;
                 outcomes.push(Outcome {
                     setting: setting.0,
@@ -111,6 +111,16 @@ fn measure(experiment: &Experiment, arguments: &Arguments) -> anyhow::Result<Vec
         }
     }
     Ok(outcomes)
+}
+
+/// The report of the median throughput.
+fn median(
+    runs: usize,
+    mut measure: impl FnMut() -> anyhow::Result<Report>,
+) -> anyhow::Result<Report> {
+    let mut reports = (0..runs).map(|_| measure()).collect::<anyhow::Result<Vec<_>>>()?;
+    reports.sort_by(|a, b| a.throughput_ops_per_s.total_cmp(&b.throughput_ops_per_s));
+    Ok(reports.swap_remove(runs / 2))
 }
 
 /// The command line of one run.
