@@ -36,7 +36,7 @@ pub(super) struct Machines {
     pub(super) words: &'static str,
     /// The part of the cache that they have.
     pub(super) cache_share: f64,
-    /// Runs, of which the median is taken by throughput: what is simulated says the same every time.
+    /// Runs, of which the median is taken by throughput: what is simulated is the same every time.
     pub(super) runs: usize,
 }
 
@@ -100,13 +100,13 @@ const REAL_TWO: Machines = Machines {
     name: "2 real threads",
     words: "--fabric local --compute-servers 1 --threads 2",
     cache_share: 1.0,
-    runs: 5,
+    runs: 7,
 };
 const REAL_EIGHT: Machines = Machines {
     name: "8 real threads",
     words: "--fabric local --compute-servers 1 --threads 8",
     cache_share: 1.0,
-    runs: 5,
+    runs: 7,
 };
 const ONE_CLIENT: Machines = Machines { name: "one client", words: "", cache_share: 1.0, runs: 1 };
 

@@ -88,24 +88,33 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn measure(experiment: &Experiment, arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
     let Experiment { settings, rows, machines, .. } = experiment;
-    let total = settings.len() * rows.len() * machines.len();
-    let mut outcomes = Vec::with_capacity(total);
+    let runs: usize = machines.iter().map(|on| on.runs).sum();
+    let total = settings.len() * rows.len() * runs;
+    let mut number = 0;
+    let mut outcomes = Vec::new();
     for setting in *settings {
-        for row in *rows {
-            for on in *machines {
-                let number = outcomes.len() + 1;
-                note(&format!("{number}/{total}: {}, {}, {}", setting.0, row.name, on.name));
-                let words = words(experiment, setting, row, on, arguments);
-                let parsed = BenchLine::try_parse_from(&words)
-                    .with_context(|| format!("in `{}`", words.join(" ")))?;
-                let report = median(on.runs, || bench::measure(&parsed.arguments))?;
-                bench::warn_of_errors(&report)?;
+        for on in *machines {
+            // All rows take turns: what else the machine does slows down each of them.
+            let mut reports: Vec<Vec<Report>> = vec![Vec::new(); rows.len()];
+            for _ in 0..on.runs {
+                for (row, reports) in rows.iter().zip(&mut reports) {
+                    number += 1;
+                    note(&format!("{number}/{total}: {}, {}, {}", setting.0, row.name, on.name));
+                    let words = words(experiment, setting, row, on, arguments);
+                    let parsed = BenchLine::try_parse_from(&words)
+                        .with_context(|| format!("in `{}`", words.join(" ")))?;
+                    let report = bench::measure(&parsed.arguments)?;
+                    bench::warn_of_errors(&report)?;
+                    reports.push(report);
+                }
+            }
+            for (row, reports) in rows.iter().zip(reports) {
                 outcomes.push(Outcome {
                     setting: setting.0,
                     row: row.name,
                     machines: on.name,
-                    line: words.join(" "),
-                    report,
+                    line: words(experiment, setting, row, on, arguments).join(" "),
+                    report: median(reports),
                 });
             }
         }
@@ -114,13 +123,10 @@ fn measure(experiment: &Experiment, arguments: &Arguments) -> anyhow::Result<Vec
 }
 
 /// The report of the median throughput.
-fn median(
-    runs: usize,
-    mut measure: impl FnMut() -> anyhow::Result<Report>,
-) -> anyhow::Result<Report> {
-    let mut reports = (0..runs).map(|_| measure()).collect::<anyhow::Result<Vec<_>>>()?;
+fn median(mut reports: Vec<Report>) -> Report {
     reports.sort_by(|a, b| a.throughput_ops_per_s.total_cmp(&b.throughput_ops_per_s));
-    Ok(reports.swap_remove(runs / 2))
+    let middle = reports.len() / 2;
+    reports.swap_remove(middle)
 }
 
 /// The command line of one run.
