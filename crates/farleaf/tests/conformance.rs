@@ -1,6 +1,6 @@
 //! Every index design on every provider.
 
-use farleaf::cache::CacheOptions;
+use farleaf::cache::{AdmissionName, CacheOptions};
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::{self, Setup};
 use farleaf::index::dex::DexOptions;
@@ -185,6 +185,22 @@ fn dex(provider: &impl Provider) {
         let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Dex, _>(&setup);
     }
+}
+
+#[test]
+fn dex_without_a_cache() {
+    let cache =
+        CacheOptions { bytes: 1 << 16, admission: AdmissionName::Never, ..Default::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let options = DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 1,
+        ..DexOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2], cache)
+    };
+    let provider = LocalConfig::default();
+    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    conformance::run::<Tiny, Dex, _>(&setup);
+    conformance::run::<Fixed8, Dex, _>(&setup);
 }
 
 #[test]

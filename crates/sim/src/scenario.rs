@@ -44,6 +44,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
     ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
     ("dex-long-scans", include_str!("../scenarios/dex-long-scans.toml")),
+    ("dex-no-cache", include_str!("../scenarios/dex-no-cache.toml")),
     ("dex-one-hot-key", include_str!("../scenarios/dex-one-hot-key.toml")),
     ("dex-one-server", include_str!("../scenarios/dex-one-server.toml")),
     ("dex-queue-clock", include_str!("../scenarios/dex-queue-clock.toml")),
@@ -237,6 +238,8 @@ pub enum AdmissionSpec {
     Coin(f64),
     /// Hot.
     Hot,
+    /// Not at all: operations on single keys go down in the pool.
+    Never,
 }
 
 /// How the frames that cool are kept.

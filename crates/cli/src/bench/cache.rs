@@ -7,12 +7,13 @@ pub(super) fn admission(text: &str) -> Result<AdmissionName, String> {
     match text {
         "cold" => Ok(AdmissionName::Cold),
         "hot" => Ok(AdmissionName::Hot),
+        "never" => Ok(AdmissionName::Never),
         _ => text
             .strip_prefix("coin:")
             .and_then(|probability| probability.parse().ok())
             .filter(|probability| (0.0..=1.0).contains(probability))
             .map(AdmissionName::Coin)
-            .ok_or_else(|| "expected cold, hot, or coin:P with P from 0 to 1".to_owned()),
+            .ok_or_else(|| "expected cold, hot, never, or coin:P with P from 0 to 1".to_owned()),
     }
 }
 
@@ -49,6 +50,7 @@ mod tests {
     fn words_are_read_and_nonsense_is_not() {
         assert_eq!(admission("coin:0.1"), Ok(AdmissionName::Coin(0.1)));
         assert_eq!(admission("cold"), Ok(AdmissionName::Cold));
+        assert_eq!(admission("never"), Ok(AdmissionName::Never));
         for nonsense in ["coin", "coin:", "coin:2", "coin:NaN", "warm", ""] {
             assert!(admission(nonsense).is_err(), "{nonsense}");
         }

@@ -17,6 +17,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// [`RemoteError`] if it cannot be found out.
     #[inline]
     pub async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, RemoteError> {
+        if self.uncached
+            && let Some(found) = Box::pin(self.get_in_pool(key)).await
+        {
+            return Ok(found);
+        }
         self.read_leaf(Probe::At(key), |page| L::leaf_get(page, key)).await
     }
 
@@ -97,6 +102,12 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         probe: Probe<'_, L::Key>,
         edit: &impl Fn(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Detour> {
+        if self.uncached
+            && let Some(outcome) = Box::pin(self.change_in_pool(probe, edit)).await?
+        {
+            return Ok(outcome);
+        }
+        let _unsettled = self.unsettle();
         match self.find_leaf(probe).await? {
             Place::Hot(leaf) => {
                 self.charge(Work::ChangeNode).await;

@@ -33,13 +33,14 @@ mod refresh;
 mod scan;
 mod server;
 mod split;
+mod uncached;
 
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use options::of_word;
 pub use options::{Boundaries, DexOptions};
 pub use server::{DexServer, OwnedRange};
 
-use crate::cache::{CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
+use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
 use crate::page::{Layout, Probe};
 use crate::remote::{Backoff, PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::Arc;
@@ -54,6 +55,8 @@ pub struct DexIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
     root: GlobalAddr,
     root_frame: FrameId,
     placement_level: u8,
+    /// Operations on single keys go down in the pool.
+    uncached: bool,
 }
 
 /// The attempts of one operation.
@@ -82,7 +85,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     ) -> Result<Self, RemoteError> {
         let client = CacheClient::new(Arc::clone(server.cache()), pages);
         let root_frame = server.root_frame(&client, root).await?;
-        Ok(Self { server, client, root, root_frame, placement_level })
+        let uncached = server.cache().options().admission == AdmissionName::Never;
+        Ok(Self { server, client, root, root_frame, placement_level, uncached })
     }
 
     /// The compute server.
