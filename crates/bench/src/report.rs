@@ -138,6 +138,10 @@ pub struct Cache {
     pub write_backs: f64,
     /// WRITEs of single changes, per operation.
     pub write_throughs: f64,
+    /// Operations that memory servers did below a missing node, per operation.
+    pub offloads: f64,
+    /// Operations that they were asked to do and would not, per operation.
+    pub offload_refusals: f64,
 }
 
 /// The index's memory.
@@ -202,6 +206,8 @@ impl Report {
             evictions: per_operation(cache.evictions),
             write_backs: per_operation(cache.write_backs),
             write_throughs: per_operation(cache.write_throughs),
+            offloads: per_operation(cache.offloads),
+            offload_refusals: per_operation(cache.offload_refusals),
         };
         self.errors = measured.errors;
         self.misses = measured.misses;

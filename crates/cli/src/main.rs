@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ablation;
 mod bench;
 mod demo;
 mod designs;
@@ -41,6 +42,8 @@ enum Command {
     Bench(Box<bench::Arguments>),
     /// Run a paper's experiments with every design on the simulator, and print and draw its figures
     Figures(figures::Arguments),
+    /// Run DEX step by step, with and without each of its parts, and show what they bring
+    Ablation(ablation::Arguments),
     /// Run scenarios of workloads and faults on a simulated cluster
     Sim(sim::Arguments),
 }
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments).map(|()| true),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
         Command::Figures(arguments) => figures::run(&arguments).map(|()| true),
+        Command::Ablation(arguments) => ablation::run(&arguments).map(|()| true),
         Command::Sim(arguments) => sim::run(&arguments),
     };
     match result {
@@ -100,7 +104,7 @@ fn explain(error: &clap::Error) -> ExitCode {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             output::error_line(
-                "a command is missing: demo, bench, figures or sim; see `farleaf --help`",
+                "a command is missing: demo, bench, figures, ablation or sim; see `farleaf --help`",
             );
             ExitCode::from(2)
         }

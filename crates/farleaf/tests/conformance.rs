@@ -1,6 +1,6 @@
 //! Every index design on every provider.
 
-use farleaf::cache::{CacheOptions, OffloadName};
+use farleaf::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::{self, Setup};
 use farleaf::index::dex::DexOptions;
@@ -215,6 +215,22 @@ fn dex_offloading_on_local_with_server_threads() {
 fn dex_offloading_on_the_simulator() {
     dex_offloading(&SimConfig::default());
     dex_offloading(&SimConfig { faults: Faults::rough(), ..SimConfig::default() });
+}
+
+#[test]
+fn dex_without_a_cache() {
+    let cache =
+        CacheOptions { bytes: 1 << 16, admission: AdmissionName::Never, ..Default::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let options = DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 1,
+        ..DexOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2], cache)
+    };
+    let provider = LocalConfig::default();
+    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    conformance::run::<Tiny, Dex, _>(&setup);
+    conformance::run::<Fixed8, Dex, _>(&setup);
 }
 
 #[test]

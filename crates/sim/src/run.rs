@@ -306,6 +306,7 @@ where
             AdmissionSpec::Cold => AdmissionName::Cold,
             AdmissionSpec::Coin(probability) => AdmissionName::Coin(probability),
             AdmissionSpec::Hot => AdmissionName::Hot,
+            AdmissionSpec::Never => AdmissionName::Never,
         },
         cooling: match cooling {
             CoolingSpec::Map => CoolingName::Map,

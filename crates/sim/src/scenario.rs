@@ -45,6 +45,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
     ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
     ("dex-long-scans", include_str!("../scenarios/dex-long-scans.toml")),
+    ("dex-no-cache", include_str!("../scenarios/dex-no-cache.toml")),
     ("dex-offload", include_str!("../scenarios/dex-offload.toml")),
     ("dex-offload-cost", include_str!("../scenarios/dex-offload-cost.toml")),
     ("dex-offload-faults", include_str!("../scenarios/dex-offload-faults.toml")),
@@ -254,6 +255,8 @@ pub enum AdmissionSpec {
     Coin(f64),
     /// Hot.
     Hot,
+    /// Not at all: operations on single keys go down in the pool.
+    Never,
 }
 
 /// How the frames that cool are kept.

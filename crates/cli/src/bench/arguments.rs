@@ -4,7 +4,7 @@ use super::cache;
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
-use farleaf::cache::{AdmissionName, CoolingName, VictimName};
+use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
 use farleaf::index::dex::Boundaries;
 use farleaf_bench::workload::{Distribution, Mix};
 use std::path::PathBuf;
@@ -56,6 +56,9 @@ pub(crate) struct Arguments {
     /// How long to measure instead, in seconds of the fabric's time, after a warm-up of a twentieth
     #[arg(long, value_name = "S", value_parser = units::seconds, conflicts_with = "operations")]
     pub(super) seconds: Option<f64>,
+    /// More operations before that warm-up, to fill large caches
+    #[arg(long, value_name = "N", value_parser = units::positive)]
+    pub(super) warm_up: Option<u64>,
     /// Clients of each compute server [default: 2, for a trace 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) threads: Option<u16>,
@@ -85,7 +88,8 @@ pub(crate) struct Arguments {
     /// of the records that it touches
     #[arg(long, value_name = "PERCENT", value_parser = units::percent)]
     pub(super) cache_percent: Option<f64>,
-    /// How leaves that were read enter the cache: `cold`, `hot`, or `coin:P`, hot with probability P
+    /// How leaves that were read enter the cache: `cold`, `hot`, `coin:P`, hot with probability P, or `never`:
+    /// then nothing is cached, and all nodes on the way are read
     #[arg(long, value_name = "KIND", default_value = "cold", value_parser = cache::admission)]
     pub(super) admission: AdmissionName,
     /// How cooling frames are kept: a `map` of small buckets, or one `queue` behind one lock
@@ -103,6 +107,10 @@ pub(crate) struct Arguments {
     /// are, or one after the other, as a `clock`
     #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
     pub(super) victims: VictimName,
+    /// Which operations are left to memory servers when a node on their way is missing: `never` any, `always` those
+    /// that can be, or `cost-aware`, those that seem to take less time there
+    #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
+    pub(super) offload: OffloadName,
     /// What all compute servers have equal parts of: the `keys` that can be, or the `records` that are loaded
     #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
     pub(super) boundaries: Boundaries,
@@ -145,7 +153,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "FILE",
         conflicts_with_all = [
-            "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill",
+            "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
         ]
     )]
     pub(super) trace: Option<PathBuf>,

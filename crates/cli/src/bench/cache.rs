@@ -1,18 +1,19 @@
 //! The words of the cache's options.
 
-use farleaf::cache::{AdmissionName, CoolingName, VictimName};
+use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
 use farleaf::index::dex::Boundaries;
 
 pub(super) fn admission(text: &str) -> Result<AdmissionName, String> {
     match text {
         "cold" => Ok(AdmissionName::Cold),
         "hot" => Ok(AdmissionName::Hot),
+        "never" => Ok(AdmissionName::Never),
         _ => text
             .strip_prefix("coin:")
             .and_then(|probability| probability.parse().ok())
             .filter(|probability| (0.0..=1.0).contains(probability))
             .map(AdmissionName::Coin)
-            .ok_or_else(|| "expected cold, hot, or coin:P with P from 0 to 1".to_owned()),
+            .ok_or_else(|| "expected cold, hot, never, or coin:P with P from 0 to 1".to_owned()),
     }
 }
 
@@ -33,6 +34,15 @@ pub(super) fn victims(text: &str) -> Result<VictimName, String> {
     }
 }
 
+pub(super) fn offload(text: &str) -> Result<OffloadName, String> {
+    match text {
+        "never" => Ok(OffloadName::Never),
+        "always" => Ok(OffloadName::Always),
+        "cost-aware" => Ok(OffloadName::CostAware),
+        _ => Err("expected never, always or cost-aware".to_owned()),
+    }
+}
+
 pub(super) fn boundaries(text: &str) -> Result<Boundaries, String> {
     match text {
         "keys" => Ok(Boundaries::Kept),
@@ -49,12 +59,15 @@ mod tests {
     fn words_are_read_and_nonsense_is_not() {
         assert_eq!(admission("coin:0.1"), Ok(AdmissionName::Coin(0.1)));
         assert_eq!(admission("cold"), Ok(AdmissionName::Cold));
+        assert_eq!(admission("never"), Ok(AdmissionName::Never));
         for nonsense in ["coin", "coin:", "coin:2", "coin:NaN", "warm", ""] {
             assert!(admission(nonsense).is_err(), "{nonsense}");
         }
         assert_eq!(cooling("queue"), Ok(CoolingName::Queue));
         assert!(cooling("heap").is_err());
         assert_eq!(victims("clock"), Ok(VictimName::Clock));
+        assert_eq!(offload("cost-aware"), Ok(OffloadName::CostAware));
+        assert!(offload("sometimes").is_err());
         assert_eq!(boundaries("records"), Ok(Boundaries::EqualRecords));
     }
 }

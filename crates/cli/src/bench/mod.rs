@@ -7,11 +7,11 @@ mod plan;
 pub(crate) use arguments::Arguments;
 pub(crate) use plan::{memory_servers, pool_bytes};
 
-use crate::designs::{self, Task};
+use crate::designs::{self, DesignName, Task};
 use crate::output::{self, JsonTarget, bar, grouped};
 use farleaf::index::{Design, Scan};
 use farleaf::page::Fixed8;
-use farleaf_bench::driver::{Amount, Testbed};
+use farleaf_bench::driver::{Amount, Run, Testbed};
 use farleaf_bench::report::Report;
 use farleaf_bench::table::table;
 use farleaf_fabric::Provider;
@@ -24,10 +24,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if plan.ignores_cache {
         output::note(&format!("note: the design `{}` has no cache to size", plan.report.index));
     }
-    let report = designs::run(arguments.index, &plan.index, &plan.fabric, Bench(&plan))?;
+    let report = plan.run(arguments.index)?;
     json.say(&summary(&report))?;
     json.write(&report.to_json())?;
     warn_of_errors(&report)
+}
+
+/// Runs one benchmark without a word.
+pub(crate) fn measure(arguments: &Arguments) -> anyhow::Result<Report> {
+    Plan::new(arguments)?.run(arguments.index)
+}
+
+impl Plan {
+    fn run(&self, index: DesignName) -> anyhow::Result<Report> {
+        designs::run(index, &self.index, &self.fabric, Bench(self))
+    }
 }
 
 /// Failed operations are said aloud, and it is a failure if there was nothing else.
@@ -81,7 +92,7 @@ fn of_cache(report: &Report) -> String {
     format!(
         "\ncaches: {} bytes each, {} used in all; leaf hit ratio {:.4} ({:.4} of the leaves were cooling)\n\
          per operation: {:.4} leaf and {:.4} inner misses, {:.4} reheated, {:.4} evicted, {:.4} written back, \
-         {:.4} written through",
+         {:.4} written through, {:.4} offloaded and {:.4} refused",
         grouped(report.cache_bytes_per_compute_server),
         grouped(cache.bytes_used),
         cache.hit_ratio,
@@ -92,6 +103,8 @@ fn of_cache(report: &Report) -> String {
         cache.evictions,
         cache.write_backs,
         cache.write_throughs,
+        cache.offloads,
+        cache.offload_refusals,
     )
 }
 
@@ -123,6 +136,13 @@ impl Task for Bench<'_> {
                     testbed.load(&run.stream.keys, report.fill, &|done| loading.inc(done))?;
                 loading.finish_and_clear();
                 report.load_seconds = load_ns as f64 / 1e9;
+                if let Some(warm_up) = plan.warm_up {
+                    let filling = bar("first warm-up", Some(warm_up));
+                    let amount = Amount::Operations(warm_up);
+                    testbed
+                        .measure(&Run { amount, ..(**run).clone() }, &|done| filling.inc(done))?;
+                    filling.finish_and_clear();
+                }
                 let total = match run.amount {
                     Amount::Operations(operations) => Some(operations + operations / 20),
                     Amount::Nanoseconds(_) => None,

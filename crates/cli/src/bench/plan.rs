@@ -41,6 +41,8 @@ pub(super) struct Plan {
     pub(super) index: IndexOptions,
     pub(super) fabric: FabricConfig,
     pub(super) work: Work,
+    /// Operations before the usual warm-up.
+    pub(super) warm_up: Option<u64>,
     pub(super) pool_bytes: usize,
     /// A cache was asked for, and the design has none.
     pub(super) ignores_cache: bool,
@@ -76,7 +78,9 @@ impl Plan {
                 };
                 let amount = amount(arguments);
                 let compute_servers = arguments.compute_servers;
-                let inserts = expected_inserts(amount, arguments.workload.insert_share());
+                let share = arguments.workload.insert_share();
+                let warm_up = Amount::Operations(arguments.warm_up.unwrap_or(0));
+                let inserts = expected_inserts(amount, share) + expected_inserts(warm_up, share);
                 let run = Run { stream, compute_servers, threads, amount };
                 (Work::Workload(Box::new(run)), keys, inserts)
             }
@@ -146,6 +150,7 @@ impl Plan {
                             cooling: arguments.cooling,
                             cooling_percent: arguments.cooling_percent,
                             victims: arguments.victims,
+                            offload: arguments.offload,
                             ..CacheOptions::default()
                         },
                     )
@@ -154,6 +159,7 @@ impl Plan {
             },
             fabric,
             work,
+            warm_up: arguments.warm_up,
             pool_bytes,
             ignores_cache: cache_bytes.is_some() && !arguments.index.has_cache(),
         })

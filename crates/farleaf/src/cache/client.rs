@@ -346,6 +346,18 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Detour> {
         let (spare, mark) = self.begin(parent, slot, address).await?;
+        self.bring_marked_leaf((spare, mark), Some((parent, slot)), address, probe, work).await
+    }
+
+    /// The same for who has the mark already. Without a parent the leaf does not become hot.
+    pub(crate) async fn bring_marked_leaf<'a, T>(
+        &'a self,
+        (spare, mark): (Spare<'a, L>, IoMark<'a>),
+        below: Option<(Seen<'_, L>, usize)>,
+        address: GlobalAddr,
+        probe: Probe<'_, L::Key>,
+        work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
+    ) -> Result<LeafOutcome<T>, Detour> {
         let spare = self.read_into(spare, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
         let page = spare.page();
@@ -374,17 +386,17 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             Admit::Cold if self.cache.is_filling() => Admit::Hot,
             admit => admit,
         };
-        match (admit, &outcome) {
+        match (admit, &outcome, below) {
             _ if !is_clean(page) => self.cache.publish_detached(spare, mark),
             // Whoever will split it needs it.
-            (Admit::Private, LeafOutcome::Full) | (Admit::Cold, _) => {
+            (Admit::Private, LeafOutcome::Full, _) | (Admit::Cold, ..) | (Admit::Hot, _, None) => {
                 self.admit_cold(spare, mark).await;
             }
-            (Admit::Private, _) => {
+            (Admit::Private, ..) => {
                 drop(mark);
                 self.keep(spare);
             }
-            (Admit::Hot, _) => {
+            (Admit::Hot, _, Some((parent, slot))) => {
                 if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, parent, slot) {
                     self.admit_cold(spare, mark).await;
                 }

@@ -15,6 +15,9 @@ pub enum AdmissionName {
     Coin(f64),
     /// Hot, always.
     Hot,
+    /// Not at all, and no inner node is looked for here either: operations on single keys go down in the pool.
+    /// For comparison only.
+    Never,
 }
 
 /// How the frames that cool are kept.
@@ -100,6 +103,7 @@ impl CacheOptions {
             AdmissionName::Cold => Box::new(Always(Admit::Cold)),
             AdmissionName::Coin(probability) => Box::new(Coin { probability }),
             AdmissionName::Hot => Box::new(Always(Admit::Hot)),
+            AdmissionName::Never => Box::new(Always(Admit::Private)),
         }
     }
 

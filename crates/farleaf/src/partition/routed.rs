@@ -12,7 +12,7 @@ use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -110,6 +110,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
     /// The owner of `key`, who accepts the operation.
     #[inline]
     async fn find_owner(&self, key: &L::Key) -> Result<&DexIndex<F, L, D>, IndexError> {
+        self.pages.fabric().charge(Work::Client).await;
         let part = &self.parts[usize::from(self.owner(key))];
         match part.accept(key) {
             Ok(()) => Ok(&part.index),
@@ -186,6 +187,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
     }
 
     async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
+        self.pages.fabric().charge(Work::Client).await;
         let mut records = Records::new();
         let mut owners: Vec<&Part<F, L, D>> = self.parts.iter().collect();
         if scan.reverse {

@@ -17,6 +17,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// [`RemoteError`] if it cannot be found out.
     #[inline]
     pub async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, RemoteError> {
+        if self.uncached
+            && let Some(found) = Box::pin(self.get_in_pool(key)).await
+        {
+            return Ok(found);
+        }
         let read = |page: Page<'_, L>| L::leaf_get(page, key);
         if !self.offload.is_on() {
             return self.read_leaf(Probe::At(key), read).await;
@@ -107,6 +112,13 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         edit: &LeafEdit<L>,
         offer: bool,
     ) -> Result<LeafOutcome<Answer<L::Value>>, Detour> {
+        if self.uncached
+            && let Some(outcome) =
+                Box::pin(self.change_in_pool(probe, |page| edit.apply(page))).await?
+        {
+            return Ok(outcome);
+        }
+        let _unsettled = self.unsettle();
         match self.find_leaf(probe, offer).await? {
             Place::Hot(leaf) => {
                 let outcome = if edit.changes() {

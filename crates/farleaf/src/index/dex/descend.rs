@@ -208,6 +208,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         probe: Probe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, Detour> {
+        if self.uncached
+            && let Some(value) = Box::pin(self.read_in_pool(probe, read)).await?
+        {
+            return Ok(value);
+        }
         match self.find_leaf(probe, false).await? {
             Place::Hot(leaf) => {
                 let value = read(leaf.page);

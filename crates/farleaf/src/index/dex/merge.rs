@@ -38,6 +38,7 @@ enum Tidied {
 impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// Merges or evens out the leaf of `key`, and the nodes above it as far as that leaves them with too little.
     pub(super) async fn tidy(&self, key: &L::Key) -> Result<(), RemoteError> {
+        let _unsettled = self.unsettle();
         let probe = Probe::At(key);
         let mut level = 0;
         let mut attempts = self.attempts();
@@ -167,6 +168,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         remove(parent.page);
         let freed = right.at();
         let frame = right.frame;
+        self.server.unsettled().note_merged();
         cache.discard(frame, right.guard);
         self.client.keep(cache.owned_spare(frame));
         drop((left.guard, parent.guard));
@@ -230,6 +232,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         mark_clean(root.page);
         cache.adopt(root.frame);
         let (freed, frame) = (child.at(), child.frame);
+        self.server.unsettled().note_merged();
         cache.discard(frame, child.guard);
         self.client.keep(cache.owned_spare(frame));
         drop(root.guard);

@@ -33,6 +33,7 @@ mod refresh;
 mod scan;
 mod server;
 mod split;
+mod uncached;
 
 use offload::Offloading;
 
@@ -41,7 +42,7 @@ pub(crate) use options::of_word;
 pub use options::{Boundaries, DexOptions};
 pub use server::{DexServer, OwnedRange};
 
-use crate::cache::{CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
+use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
 use crate::page::{Layout, Probe};
 use crate::remote::{Backoff, PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::Arc;
@@ -57,6 +58,8 @@ pub struct DexIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
     root_frame: FrameId,
     placement_level: u8,
     offload: Offloading,
+    /// Operations on single keys go down in the pool.
+    uncached: bool,
 }
 
 /// The attempts of one operation.
@@ -85,8 +88,10 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     ) -> Result<Self, RemoteError> {
         let client = CacheClient::new(Arc::clone(server.cache()), pages);
         let root_frame = server.root_frame(&client, root).await?;
-        let offload = Offloading::new(server.cache().options().offload);
-        Ok(Self { server, client, root, root_frame, placement_level, offload })
+        let options = server.cache().options();
+        let offload = Offloading::new(options.offload);
+        let uncached = options.admission == AdmissionName::Never;
+        Ok(Self { server, client, root, root_frame, placement_level, offload, uncached })
     }
 
     /// The compute server.

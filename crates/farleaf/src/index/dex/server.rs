@@ -2,6 +2,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use super::uncached::Unsettled;
 use crate::cache::{Cache, CacheClient, CacheOptions, Discipline, FrameId, mark_clean};
 use crate::page::{Layout, Page};
 use crate::remote::{PageClient, Pointer, RemoteError};
@@ -45,6 +46,8 @@ pub struct DexServer<L: Layout> {
     root_frame: AtomicU64,
     /// Nodes that were merged away, by memory server.
     free_nodes: Mutex<BTreeMap<ServerId, Vec<GlobalAddr>>>,
+    /// What operations without a cache have to know of the others.
+    unsettled: Unsettled,
 }
 
 /// Free nodes of one memory server that a compute server keeps; more go back to the memory server.
@@ -61,6 +64,7 @@ impl<L: Layout> DexServer<L> {
             range: Mutex::new(range),
             root_frame: AtomicU64::new(0),
             free_nodes: Mutex::default(),
+            unsettled: Unsettled::default(),
         })
     }
 
@@ -126,6 +130,11 @@ impl<L: Layout> DexServer<L> {
     /// A freed node, wherever it is.
     pub(super) fn take_freed(&self) -> Option<GlobalAddr> {
         lock(&self.free_nodes).values_mut().find_map(Vec::pop)
+    }
+
+    /// What operations without a cache have to know of the others.
+    pub(super) fn unsettled(&self) -> &Unsettled {
+        &self.unsettled
     }
 
     /// Takes back a node that nothing points to and nobody is at. Says whether there are so many by now that

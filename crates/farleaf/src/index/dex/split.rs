@@ -29,6 +29,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// # Errors
     /// [`Detour`]: [`Detour::Again`] if one was split or brought, so that there may be more to do.
     pub(super) async fn try_make_room(&self, probe: Probe<'_, L::Key>) -> Result<(), Detour> {
+        let _unsettled = self.unsettle();
         let mut node = self.seen_root()?;
         let mut level = node.page.level();
         if is_full(node.page) {

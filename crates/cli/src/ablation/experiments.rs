@@ -1,0 +1,229 @@
+//! The experiments, as data: what each varies, and what the paper says comes out.
+//!
+//! Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory* (VLDB 2024), §8.3. A new step is a new row.
+
+use farleaf_bench::report::Report;
+
+/// What can be asked for alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Part {
+    /// Figure 8: a plain one-sided B+-tree, with logical partitions, with a cache
+    Steps,
+    /// Figure 9: how candidates for eviction are kept, and how leaves enter the cache
+    Cache,
+    /// The policies of the cache on a recorded trace
+    Trace,
+}
+
+/// A name for the table, and words of `farleaf bench`.
+pub(super) type Words = (&'static str, &'static str);
+
+/// One line of a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    /// The row that it adds something to.
+    pub(super) after: Option<&'static str>,
+    pub(super) words: &'static str,
+    /// The cache of all compute servers together, in percent of the data; none if the words say it, or the setting.
+    pub(super) cache_percent: Option<f64>,
+}
+
+/// The machines that a row runs on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Machines {
+    pub(super) name: &'static str,
+    pub(super) words: &'static str,
+    /// The part of the cache that they have.
+    pub(super) cache_share: f64,
+    /// Runs, of which the median is taken by throughput: what is simulated is the same every time.
+    pub(super) runs: usize,
+}
+
+/// A figure of a report.
+#[derive(Clone, Copy)]
+pub(super) struct Column {
+    pub(super) name: &'static str,
+    pub(super) value: fn(&Report) -> String,
+}
+
+impl std::fmt::Debug for Column {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// One experiment: a table for each setting, and in it a line for each row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Experiment {
+    pub(super) part: Part,
+    pub(super) title: &'static str,
+    pub(super) words: &'static str,
+    pub(super) settings: &'static [Words],
+    pub(super) rows: &'static [Row],
+    /// The first are those that the figures are from; of the others only the throughput is shown.
+    pub(super) machines: &'static [Machines],
+    pub(super) shows_throughput: bool,
+    pub(super) columns: &'static [Column],
+    pub(super) paper: &'static str,
+}
+
+const fn row(name: &'static str, words: &'static str) -> Row {
+    Row { name, after: None, words, cache_percent: None }
+}
+
+const fn step(
+    name: &'static str,
+    after: &'static str,
+    words: &'static str,
+    cache_percent: Option<f64>,
+) -> Row {
+    Row { name, after: Some(after), words, cache_percent }
+}
+
+/// The paper's: four compute servers of 36 threads.
+const ALL: Machines = Machines {
+    name: "144 threads",
+    words: "--fabric sim --compute-servers 4 --threads 36",
+    cache_share: 1.0,
+    runs: 1,
+};
+/// The paper fills one compute server after the other: the first one has a quarter of all caches.
+const TWO_THREADS: Machines = Machines {
+    name: "2 threads",
+    words: "--fabric sim --compute-servers 1 --threads 2",
+    cache_share: 0.25,
+    runs: 1,
+};
+/// Real threads on one compute server, to see its locks; its cache has as much of its data as that of four.
+const REAL_TWO: Machines = Machines {
+    name: "2 real threads",
+    words: "--fabric local --compute-servers 1 --threads 2",
+    cache_share: 1.0,
+    runs: 7,
+};
+const REAL_EIGHT: Machines = Machines {
+    name: "8 real threads",
+    words: "--fabric local --compute-servers 1 --threads 8",
+    cache_share: 1.0,
+    runs: 7,
+};
+const ONE_CLIENT: Machines = Machines { name: "one client", words: "", cache_share: 1.0, runs: 1 };
+
+const READS: Column = Column { name: "reads", value: |r| three(r.per_operation.reads) };
+const WRITES: Column = Column { name: "writes", value: |r| three(r.per_operation.writes) };
+const ATOMICS: Column = Column { name: "atomics", value: |r| three(r.per_operation.atomics) };
+const RPCS: Column = Column { name: "RPCs", value: |r| three(r.per_operation.rpcs) };
+const BYTES: Column =
+    Column { name: "bytes", value: |r| format!("{:.0}", r.per_operation.bytes()) };
+const RETRIES: Column = Column { name: "retries", value: |r| three(r.per_operation.retries) };
+const HIT_RATIO: Column = Column { name: "hit ratio", value: |r| three(r.cache.hit_ratio) };
+const EVICTED: Column = Column { name: "evicted", value: |r| three(r.cache.evictions) };
+const REMOTE: Column = Column { name: "remote operations", value: |r| three(remote(r)) };
+
+fn three(value: f64) -> String {
+    format!("{value:.3}")
+}
+
+/// Operations on the network per operation of the index.
+pub(super) fn remote(report: &Report) -> f64 {
+    let cost = &report.per_operation;
+    cost.reads + cost.writes + cost.atomics + cost.rpcs
+}
+
+/// All of them.
+pub(super) const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        part: Part::Steps,
+        title: "What each part of DEX brings (Figure 8), write-intensive",
+        // Trees of few keys are low: with the paper's level they would lie whole on one memory server.
+        words: "--workload write-intensive --placement-level 1",
+        settings: &[
+            ("zipfian 0.99, scattered", "--distribution zipfian:0.99"),
+            ("uniform", "--distribution uniform"),
+        ],
+        rows: &[
+            row("baseline: one-sided B+-tree", "--index fine"),
+            // The frames are those that nodes pass through, for all clients at once; nothing stays in them.
+            step(
+                "+ partitions",
+                "baseline: one-sided B+-tree",
+                "--index dex --admission never --cache-bytes 512Ki",
+                None,
+            ),
+            step("+ cache of 1%", "+ partitions", "--index dex", Some(4.0)),
+            step("+ offloading", "+ cache of 1%", "--index dex --offload cost-aware", Some(4.0)),
+            step("+ cache of 8%", "+ partitions", "--index dex", Some(32.0)),
+        ],
+        machines: &[ALL, TWO_THREADS],
+        shows_throughput: true,
+        columns: &[READS, WRITES, ATOMICS, RPCS, BYTES, RETRIES, HIT_RATIO],
+        paper: "the paper (cache of 1%): + partitions 2.4 x with 2 threads and little with 144; + cache 21.2 x \
+                skewed, 6.9 x uniform; + offloading 1.55 x and 1.34 x",
+    },
+    Experiment {
+        part: Part::Cache,
+        title: "The design of the cache (Figure 9), read-intensive, zipfian 0.99",
+        words: "--index dex --workload read-intensive --distribution zipfian:0.99 --placement-level 1",
+        settings: &[
+            ("cache of 2% a compute server", "--cache-percent 8"),
+            ("cache of 8% a compute server", "--cache-percent 32"),
+        ],
+        rows: &[
+            row("one queue, eager", "--cooling queue --admission hot --victims random"),
+            step(
+                "+ cooling map",
+                "one queue, eager",
+                "--cooling map --admission hot --victims random",
+                None,
+            ),
+            step(
+                "+ lazy admission (coin 0.1)",
+                "+ cooling map",
+                "--cooling map --admission coin:0.1 --victims random",
+                None,
+            ),
+            step(
+                "instead: cold admission",
+                "+ cooling map",
+                "--cooling map --admission cold --victims random",
+                None,
+            ),
+            step(
+                "+ used leaves spared (default)",
+                "+ cooling map",
+                "--cooling map --admission cold --victims unused",
+                None,
+            ),
+        ],
+        machines: &[ALL, REAL_TWO, REAL_EIGHT],
+        shows_throughput: true,
+        columns: &[HIT_RATIO, READS, WRITES, EVICTED],
+        paper: "the paper: + cooling map 12 x and 10 x, + lazy admission 25% and 21%, with 2% and 8%",
+    },
+    Experiment {
+        part: Part::Trace,
+        title: "The policies of the cache on the trace",
+        words: "--index dex",
+        settings: &[
+            ("cache of 8%", "--cache-percent 8"),
+            ("cache of 32%", "--cache-percent 32"),
+            ("cache of 50%", "--cache-percent 50"),
+        ],
+        rows: &[
+            row("cold, unused (default)", "--admission cold --victims unused"),
+            row("cold, random", "--admission cold --victims random"),
+            row("cold, clock", "--admission cold --victims clock"),
+            row("coin 0.1, unused", "--admission coin:0.1 --victims unused"),
+            row("coin 0.1, random (the paper's)", "--admission coin:0.1 --victims random"),
+            row("coin 0.1, clock", "--admission coin:0.1 --victims clock"),
+            row("hot, unused", "--admission hot --victims unused"),
+            row("hot, random", "--admission hot --victims random"),
+            row("hot, clock", "--admission hot --victims clock"),
+        ],
+        machines: &[ONE_CLIENT],
+        shows_throughput: false,
+        columns: &[HIT_RATIO, REMOTE, READS, WRITES, EVICTED],
+        paper: "",
+    },
+];

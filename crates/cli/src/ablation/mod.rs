@@ -1,0 +1,233 @@
+//! `farleaf ablation`: what each part of DEX brings, step by step. Every figure is one run of `farleaf bench`, whose
+//! words are in the CSV.
+
+mod experiments;
+
+use crate::bench;
+use crate::output::note;
+use crate::units;
+use anyhow::Context;
+use clap::{Args, Parser};
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+use experiments::{EXPERIMENTS, Experiment, Machines, Part, Row, Words, remote};
+use farleaf_bench::report::Report;
+use farleaf_bench::table::rate;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+/// The options of `farleaf ablation`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "After §8.3 of Lu et al., DEX (VLDB 2024). The trace is as for `farleaf bench --trace`.\n\n\
+                  Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense."
+)]
+pub(crate) struct Arguments {
+    /// Only these parts
+    #[arg(long, value_enum, value_name = "PART,…", value_delimiter = ',')]
+    part: Vec<Part>,
+    /// Records to load (the paper has 200M)
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
+    keys: u64,
+    /// Operations that are measured in each run, after as many that fill the caches
+    #[arg(long, value_name = "N", default_value = "300k", value_parser = units::positive)]
+    operations: u64,
+    /// Where randomness starts
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    seed: u64,
+    /// The trace to replay; without it that part is left out
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// The folder for CSV
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+}
+
+/// The words of one run.
+#[derive(Debug, Parser)]
+#[command(name = "farleaf bench")]
+struct BenchLine {
+    #[command(flatten)]
+    arguments: bench::Arguments,
+}
+
+/// One run.
+#[derive(Debug)]
+struct Outcome {
+    setting: &'static str,
+    row: &'static str,
+    machines: &'static str,
+    line: String,
+    report: Report,
+}
+
+/// Runs the experiments.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(folder) = &arguments.out {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    }
+    let asked = |experiment: &&Experiment| {
+        arguments.part.is_empty() || arguments.part.contains(&experiment.part)
+    };
+    for experiment in EXPERIMENTS.iter().filter(asked) {
+        if experiment.part == Part::Trace && arguments.trace.is_none() {
+            note("the policies on a trace are left out: no --trace was given");
+            continue;
+        }
+        let outcomes = measure(experiment, arguments)?;
+        writeln!(std::io::stdout().lock(), "{}", summary(experiment, &outcomes))?;
+        if let Some(folder) = &arguments.out {
+            let name = format!("{:?}.csv", experiment.part).to_lowercase();
+            write_csv(&folder.join(name), &outcomes)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(experiment: &Experiment, arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
+    let Experiment { settings, rows, machines, .. } = experiment;
+    let runs: usize = machines.iter().map(|on| on.runs).sum();
+    let total = settings.len() * rows.len() * runs;
+    let mut number = 0;
+    let mut outcomes = Vec::new();
+    for setting in *settings {
+        for on in *machines {
+            // All rows take turns: what else the machine does slows down each of them.
+            let mut reports: Vec<Vec<Report>> = vec![Vec::new(); rows.len()];
+            for _ in 0..on.runs {
+                for (row, reports) in rows.iter().zip(&mut reports) {
+                    number += 1;
+                    note(&format!("{number}/{total}: {}, {}, {}", setting.0, row.name, on.name));
+                    let words = words(experiment, setting, row, on, arguments);
+                    let parsed = BenchLine::try_parse_from(&words)
+                        .with_context(|| format!("in `{}`", words.join(" ")))?;
+                    let report = bench::measure(&parsed.arguments)?;
+                    bench::warn_of_errors(&report)?;
+                    reports.push(report);
+                }
+            }
+            for (row, reports) in rows.iter().zip(reports) {
+                outcomes.push(Outcome {
+                    setting: setting.0,
+                    row: row.name,
+                    machines: on.name,
+                    line: words(experiment, setting, row, on, arguments).join(" "),
+                    report: median(reports),
+                });
+            }
+        }
+    }
+    Ok(outcomes)
+}
+
+/// The report of the median throughput.
+fn median(mut reports: Vec<Report>) -> Report {
+    reports.sort_by(|a, b| a.throughput_ops_per_s.total_cmp(&b.throughput_ops_per_s));
+    let middle = reports.len() / 2;
+    reports.swap_remove(middle)
+}
+
+/// The command line of one run.
+fn words(
+    experiment: &Experiment,
+    setting: &Words,
+    row: &Row,
+    on: &Machines,
+    arguments: &Arguments,
+) -> Vec<String> {
+    let mut words = vec!["farleaf bench".to_owned()];
+    for some in [experiment.words, setting.1, row.words, on.words] {
+        words.extend(some.split_whitespace().map(str::to_owned));
+    }
+    let mut add = |name: &str, value: String| words.extend([name.to_owned(), value]);
+    if let Some(percent) = row.cache_percent {
+        add("--cache-percent", (percent * on.cache_share).to_string());
+    }
+    add("--seed", arguments.seed.to_string());
+    match &arguments.trace {
+        Some(trace) if experiment.part == Part::Trace => {
+            add("--trace", trace.display().to_string());
+        }
+        _ => {
+            add("--keys", arguments.keys.to_string());
+            add("--operations", arguments.operations.to_string());
+            add("--warm-up", arguments.operations.to_string());
+        }
+    }
+    words
+}
+
+fn summary(experiment: &Experiment, outcomes: &[Outcome]) -> String {
+    let mut text = format!("{}\n", experiment.title);
+    for (setting, _) in experiment.settings {
+        let find = |row: &str, machines: &str| {
+            let same = |outcome: &&Outcome| {
+                outcome.setting == *setting && outcome.row == row && outcome.machines == machines
+            };
+            outcomes.iter().find(same).map(|outcome| &outcome.report)
+        };
+        let timed = if experiment.shows_throughput { experiment.machines } else { &[] };
+        let mut table = Table::new();
+        table.load_style(UTF8_FULL_CONDENSED);
+        let costs = experiment.columns.iter().map(|column| column.name);
+        let rates = timed.iter().map(|on| on.name);
+        table.set_header(std::iter::once("per operation").chain(costs).chain(rates));
+        for row in experiment.rows {
+            let Some(report) = find(row.name, experiment.machines[0].name) else { continue };
+            let costs = experiment.columns.iter().map(|column| (column.value)(report));
+            let rates = timed.iter().map(|on| {
+                let throughput = |row| find(row, on.name).map(|r| r.throughput_ops_per_s);
+                let here = throughput(row.name).unwrap_or_default();
+                match row.after.and_then(throughput) {
+                    Some(before) => format!("{} ({:.2} x)", rate(here), here / before.max(1.0)),
+                    None => rate(here),
+                }
+            });
+            table.add_row(std::iter::once(row.name.to_owned()).chain(costs).chain(rates));
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let _ = writeln!(text, "{setting}\n{table}");
+    }
+    for row in experiment.rows.iter().filter(|_| experiment.shows_throughput) {
+        if let Some(after) = row.after {
+            let _ = writeln!(text, "  `{}`: its factors are over `{after}`", row.name);
+        }
+    }
+    if !experiment.paper.is_empty() {
+        let _ = writeln!(text, "  {}", experiment.paper);
+    }
+    text
+}
+
+fn write_csv(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
+    let mut text = String::from(
+        "setting,row,machines,operations_per_s,p50_ns,p99_ns,reads,writes,atomics,rpcs,bytes,retries,\
+         remote_operations,hit_ratio,evictions,errors,command\n",
+    );
+    for Outcome { setting, row, machines, line, report } in outcomes {
+        let (cost, cache) = (&report.per_operation, &report.cache);
+        let _ = writeln!(
+            text,
+            "\"{setting}\",\"{row}\",{machines},{:.1},{},{},{:.4},{:.4},{:.4},{:.4},{:.1},{:.4},{:.4},{:.4},{:.4},\
+             {},{line}",
+            report.throughput_ops_per_s,
+            report.latency_ns.p50,
+            report.latency_ns.p99,
+            cost.reads,
+            cost.writes,
+            cost.atomics,
+            cost.rpcs,
+            cost.bytes(),
+            cost.retries,
+            remote(report),
+            cache.hit_ratio,
+            cache.evictions,
+            report.errors,
+        );
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,188 @@
+//! Operations on single keys without a cache, for comparison only: what logical partitions bring by themselves
+//! (Lu et al., §8.3). Chosen by [`crate::cache::AdmissionName::Never`].
+//!
+//! The way down is one READ a level in the pool, the root included. The pool's tree is well-formed at every
+//! instant (D2) and nobody else changes the leaves of the owned range (D1), so there is no lock: handles of this
+//! compute server exclude each other on a leaf by its mark in the mapping table (C6). What restructures goes
+//! the usual way, through frames, and a leaf that is in a frame because of that is used there.
+//!
+//! *A dead page*: a node that was merged away keeps its fences, so the fences alone do not tell a walk that began
+//! before. The merge is counted before the node leaves the mapping table, and who marks a leaf looks, under the
+//! table's lock, whether there was one since its walk began.
+//!
+//! *A lookup without a mark*: beside a WRITE of one word, a value, a READ of the leaf finds the one or the other.
+//! Whatever changes more, or brings leaves into frames where they can be changed, is counted while it lasts
+//! ([`Unsettled`]), and a lookup that met any takes the mark and reads again.
+//!
+//! *Thread safety*: [`Unsettled`] is for any number of threads; the rest belongs to its endpoint's thread.
+
+use super::DexIndex;
+use crate::cache::{Detour, Discipline, IoMark, LiveCounters, Mapped};
+use crate::page::{Layout, LeafOutcome, Page, Probe, Reach};
+use crate::remote::Pointer;
+use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+
+/// How often somebody else's mark is waited for before the walk begins again.
+const MOST_WAITS: u32 = 10_000;
+/// For how long each time.
+const WAIT_NS: u64 = 100;
+
+/// What is under way on a compute server that a READ of a leaf could see half of.
+#[derive(Debug, Default)]
+pub(super) struct Unsettled {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// How many nodes were merged away.
+    merged: AtomicU64,
+}
+
+impl Unsettled {
+    /// How many changes have begun, if all of them have ended.
+    fn settled(&self) -> Option<u64> {
+        let ended = self.ended.load(Ordering::Acquire);
+        (self.begun.load(Ordering::Acquire) == ended).then_some(ended)
+    }
+
+    /// Whether no change has begun since so many had. The fences are those of the latches.
+    fn is_still(&self, begun: u64) -> bool {
+        fence(Ordering::Acquire);
+        self.begun.load(Ordering::Relaxed) == begun
+    }
+
+    fn begin(&self) -> Change<'_> {
+        self.begun.fetch_add(1, Ordering::Acquire);
+        fence(Ordering::Release);
+        Change(self)
+    }
+
+    /// Says that a node is about to leave the mapping table because it was merged away.
+    pub(super) fn note_merged(&self) {
+        self.merged.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn merged(&self) -> u64 {
+        self.merged.load(Ordering::Acquire)
+    }
+}
+
+/// A change that is under way as long as this lives.
+#[derive(Debug)]
+pub(super) struct Change<'a>(&'a Unsettled);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+    /// Says that leaves come into frames, and change there, as long as the guard lives.
+    pub(super) fn unsettle(&self) -> Option<Change<'_>> {
+        self.uncached.then(|| self.server.unsettled().begin())
+    }
+
+    /// The value of `key`, by READs alone; nothing if that does not come to anything.
+    pub(super) async fn get_in_pool(&self, key: &L::Key) -> Option<Option<L::Value>> {
+        let probe = Probe::At(key);
+        let before = self.server.unsettled().settled()?;
+        let at = self.walk(probe).await.ok()?;
+        if let Mapped::Frame(_) = self.client.cache().mapping().get(at.to_bits()) {
+            return None;
+        }
+        let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).ok()?;
+        let buffer = self.fabric().read(at, buffer).await.ok()?;
+        LiveCounters::count(&self.client.counters.leaf_misses);
+        self.charge(Work::VisitNode).await;
+        let page = Page::<L>::new(buffer.words());
+        let fits = page.address() == at
+            && page.level() == 0
+            && (!D::CHECKS_FENCES || L::reach(page, probe) == Reach::Inside);
+        let found = L::leaf_get(page, key);
+        (fits && self.server.unsettled().is_still(before)).then_some(found)
+    }
+
+    /// What `read` makes of the leaf that the probe lies in; nothing if that is in a frame.
+    pub(super) async fn read_in_pool<T>(
+        &self,
+        probe: Probe<'_, L::Key>,
+        read: &impl Fn(Page<'_, L>) -> T,
+    ) -> Result<Option<T>, Detour> {
+        let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
+        match self.change_in_pool(probe, work).await? {
+            Some(LeafOutcome::Nothing(value) | LeafOutcome::Changed(value, _)) => Ok(Some(value)),
+            Some(LeafOutcome::Full) | None => Ok(None),
+        }
+    }
+
+    /// Applies `edit` to the leaf that the probe lies in, and WRITEs the words that it changed; nothing if the
+    /// leaf is in a frame.
+    pub(super) async fn change_in_pool<T>(
+        &self,
+        probe: Probe<'_, L::Key>,
+        edit: impl Fn(Page<'_, L>) -> LeafOutcome<T>,
+    ) -> Result<Option<LeafOutcome<T>>, Detour> {
+        let unsettled = self.server.unsettled();
+        let merged = unsettled.merged();
+        let at = self.walk(probe).await?;
+        let spare = self.client.spare().await?; // C16
+        let Some(mark) = self.mark_leaf(at, merged).await? else { return Ok(None) };
+        self.charge(Work::VisitNode).await;
+        let mut change = None;
+        let work = |page: Page<'_, L>| {
+            let outcome = edit(page);
+            if let LeafOutcome::Changed(_, words) = &outcome
+                && words.len() > 1
+            {
+                change = Some(unsettled.begin());
+            }
+            outcome
+        };
+        let outcome = self.client.bring_marked_leaf((spare, mark), None, at, probe, work).await;
+        drop(change);
+        match outcome {
+            Ok(outcome) => Ok(Some(outcome)),
+            // A walk is never older than the pool: somebody is restructuring.
+            Err(Detour::Refresh) => Err(Detour::Busy),
+            Err(detour) => Err(detour),
+        }
+    }
+
+    /// The address of the leaf that the probe lies in.
+    async fn walk(&self, probe: Probe<'_, L::Key>) -> Result<GlobalAddr, Detour> {
+        let mut at = self.root;
+        let mut expected = None;
+        loop {
+            let copy = self.client.pages().read(Pointer::fixed(at)).await?;
+            LiveCounters::count(&self.client.counters.inner_misses);
+            self.charge(Work::VisitNode).await;
+            let page = copy.page();
+            let level = page.level();
+            let fits = expected.map_or(level > 0, |expected| level == expected)
+                && (!D::CHECKS_FENCES || L::reach(page, probe) == Reach::Inside);
+            if !fits {
+                return Err(Detour::Busy);
+            }
+            at = L::inner_child(page, L::inner_slot(page, probe));
+            if level == 1 {
+                return Ok(at);
+            }
+            expected = Some(level - 1);
+        }
+    }
+
+    /// The right to work on a leaf that a walk has found, which began at `merged` merges; nothing if it is in a
+    /// frame.
+    async fn mark_leaf(&self, at: GlobalAddr, merged: u64) -> Result<Option<IoMark<'_>>, Detour> {
+        let mapping = self.client.cache().mapping();
+        for _ in 0..MOST_WAITS {
+            match mapping.begin_io(at.to_bits(), || self.server.unsettled().merged() == merged) {
+                Ok(mark) => return Ok(Some(mark)),
+                Err(Mapped::Frame(_)) => return Ok(None),
+                Err(Mapped::Absent) => return Err(Detour::Again),
+                Err(Mapped::Io) => self.fabric().sleep(WAIT_NS).await,
+            }
+        }
+        Err(Detour::Busy)
+    }
+}
