@@ -307,8 +307,9 @@ fn at(offset: u64) -> GlobalAddr {
 
 /// A root with a hot left leaf, which has key 10; the right leaf, from key 50 on, is in the pool only.
 fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
-    let cache =
-        Arc::new(Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }).unwrap());
+    let cache = Arc::new(
+        Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything).unwrap(),
+    );
     let (root, left) = (cache.take_spare().unwrap(), cache.take_spare().unwrap());
     root.page().format_empty(at(ROOT), 1, &0, None);
     assert!(Tiny::inner_insert(root.page(), &0, at(LEFT)));

@@ -10,7 +10,8 @@
 
 use super::{
     Admit, Attached, Cache, CacheCounters, Cooled, Discipline, FrameId, IoMark, LiveCounters,
-    Mapped, MovingAverage, OffloadName, Seen, Spare, WalkMark, is_clean, mark_clean, mark_dirty,
+    Mapped, MovingAverage, OffloadName, Ownership, Seen, Spare, WalkMark, is_clean, mark_clean,
+    mark_dirty, slot_range,
 };
 use crate::page::{Layout, LeafOutcome, Page, Probe, Reach};
 use crate::remote::{Miss, PageClient, Pointer, RemoteError};
@@ -31,6 +32,8 @@ pub enum Detour {
     Refresh,
     /// The memory server will not do it: go on from the root, without asking it.
     Here,
+    /// The keys are another compute server's by now.
+    Moved,
     /// It cannot succeed.
     Failed(RemoteError),
 }
@@ -242,7 +245,8 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         }
         let spare = self.spare().await?; // C16
         // A node that is merged away or moved meanwhile changes the parent first.
-        match self.cache.mapping.begin_io(address.to_bits(), || parent.is_valid()) {
+        let is_there = || parent.is_valid() && self.may_bring(parent, slot).is_ok();
+        match self.cache.mapping.begin_io(address.to_bits(), is_there) {
             Ok(mark) => {
                 // While the READ is on its way.
                 if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
@@ -255,9 +259,32 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
                 Err(match found {
                     Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
                     Mapped::Io => Detour::Busy,
-                    Mapped::Absent => Detour::Again,
+                    Mapped::Absent => self.why_not(parent, slot),
                 })
             }
+        }
+    }
+
+    /// Whether the node that the child word at `slot` leads to may come here: a leaf only if its keys are owned (C20).
+    fn may_bring(&self, parent: Seen<'_, L>, slot: usize) -> Result<(), Detour> {
+        if parent.page.level() > 1 {
+            return Ok(());
+        }
+        let (low, high) = slot_range(parent.page, slot);
+        match self.cache.owned().of(&low, high.as_ref()) {
+            Ownership::All => Ok(()),
+            // Leaves end at boundaries: the parent is old.
+            Ownership::Part => Err(Detour::Refresh),
+            Ownership::None => Err(Detour::Moved),
+        }
+    }
+
+    /// What follows if a node was not where its parent had it, or may not come here.
+    fn why_not(&self, parent: Seen<'_, L>, slot: usize) -> Detour {
+        let allowed = self.may_bring(parent, slot);
+        match allowed {
+            Err(detour) if parent.is_valid() => detour,
+            _ => Detour::Again,
         }
     }
 
@@ -272,10 +299,16 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         slot: usize,
         address: GlobalAddr,
     ) -> Result<WalkMark<'_>, Detour> {
-        let begun = self.cache.mapping.begin_walk(address.to_bits(), || parent.is_valid());
+        let is_owned = || {
+            let (low, high) = slot_range(parent.page, slot);
+            self.cache.owned().of(&low, high.as_ref()) == Ownership::All // C20
+        };
+        let is_there = || parent.is_valid() && is_owned();
+        let begun = self.cache.mapping.begin_walk(address.to_bits(), is_there);
         begun.map_err(|found| match found {
             Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
             Mapped::Io => Detour::Busy,
+            Mapped::Absent if parent.is_valid() => Detour::Here,
             Mapped::Absent => Detour::Again,
         })
     }

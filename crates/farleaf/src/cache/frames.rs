@@ -12,7 +12,7 @@
 
 use super::{
     Admission, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
-    OffloadName, Swip, Victims, is_clean,
+    OffloadName, Owned, OwnedRange, Ownership, Swip, Victims, is_clean,
 };
 use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version};
 use crate::remote::Image;
@@ -32,6 +32,8 @@ pub struct Cache<L: Layout> {
     free: Mutex<Vec<FrameId>>,
     /// Frames from here on have never been used.
     fresh: AtomicU64,
+    /// The keys whose leaves may come here (C20).
+    owned: Owned<L::Key>,
     options: CacheOptions,
 }
 
@@ -100,13 +102,19 @@ impl<L: Layout> Drop for Spare<'_, L> {
     }
 }
 
-/// Whether a child lies within what its parent leads to it for.
-fn fits_slot<L: Layout>(parent: Page<'_, L>, slot: usize, child: Page<'_, L>) -> bool {
+/// What a parent leads to its child at `slot` for: from the first key to before the second, which may be infinite.
+pub(crate) fn slot_range<L: Layout>(parent: Page<'_, L>, slot: usize) -> (L::Key, Option<L::Key>) {
     let low = if slot == 0 { L::low(parent) } else { L::inner_key(parent, slot) };
     let high = match slot + 1 < parent.count() {
         true => Some(L::inner_key(parent, slot + 1)),
         false => L::high(parent),
     };
+    (low, high)
+}
+
+/// Whether a child lies within what its parent leads to it for.
+fn fits_slot<L: Layout>(parent: Page<'_, L>, slot: usize, child: Page<'_, L>) -> bool {
+    let (low, high) = slot_range(parent, slot);
     let below = match (L::high(child), high) {
         (_, None) => true,
         (Some(child), Some(high)) => child <= high,
@@ -141,11 +149,11 @@ pub enum Attached {
 }
 
 impl<L: Layout> Cache<L> {
-    /// An empty cache.
+    /// An empty cache for leaves of these keys.
     ///
     /// # Errors
     /// [`RegionError`] if the memory is not to be had.
-    pub fn new(options: &CacheOptions) -> Result<Self, RegionError> {
+    pub fn new(options: &CacheOptions, owned: OwnedRange<L::Key>) -> Result<Self, RegionError> {
         let frames = options.frames(L::PAGE_WORDS * 8);
         Ok(Self {
             arena: Arena::new(frames)?,
@@ -155,6 +163,7 @@ impl<L: Layout> Cache<L> {
             admission: options.new_admission(),
             free: Mutex::default(),
             fresh: AtomicU64::new(0),
+            owned: Owned::new(owned),
             options: *options,
         })
     }
@@ -163,6 +172,12 @@ impl<L: Layout> Cache<L> {
     #[inline]
     pub fn arena(&self) -> &Arena<L> {
         &self.arena
+    }
+
+    /// The keys whose leaves may come here.
+    #[inline]
+    pub fn owned(&self) -> &Owned<L::Key> {
+        &self.owned
     }
 
     /// The table of nodes.
@@ -687,6 +702,26 @@ impl<L: Layout> Cache<L> {
             self.give_free(frame);
         }
         true
+    }
+
+    /// Every frame that holds a node, or is about to.
+    pub(crate) fn held_frames(&self) -> Vec<FrameId> {
+        let held = |frame: &FrameId| self.arena.state(*frame) != FrameState::Free;
+        (0..self.touched() as u32).map(FrameId::new).filter(held).collect()
+    }
+
+    /// How much of the node in a frame lies in a range of keys; `None` while somebody is at it. The root is always
+    /// taken to reach beyond.
+    pub(crate) fn lies_in(
+        &self,
+        frame: FrameId,
+        range: &OwnedRange<L::Key>,
+    ) -> Option<(Seen<'_, L>, Ownership)> {
+        let node = self.seen(frame)?;
+        let lies = range.of(&L::low(node.page), L::high(node.page).as_ref());
+        let pinned = self.arena.state(frame) == FrameState::Pinned;
+        let lies = if pinned && lies == Ownership::All { Ownership::Part } else { lies };
+        node.is_valid().then_some((node, lies))
     }
 
     /// Every frame that holds a dirty node, at this moment.

@@ -13,17 +13,23 @@
 
 use super::FrameId;
 use farleaf_fabric::prefetch;
-use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use std::fmt;
 
 const SLOTS: usize = 4;
 const EMPTY: u64 = 0;
-const IO: u32 = u32::MAX;
-/// One less than the value of an id below which one memory server's walk goes on; each more is one more.
-const WALKS: u32 = 0xffff_0000;
+/// Values from here on are marks, in two generations: of walks, counted, and at the end of an I/O.
+const MARKS: u32 = 0xffff_0000;
+const GENERATION: u32 = 0x8000;
 
 /// Frames have smaller numbers than this.
-pub(super) const MOST_FRAMES: u32 = WALKS;
+pub(super) const MOST_FRAMES: u32 = MARKS;
+
+/// The values of marks of a generation, 0 or 1.
+fn marks(generation: u32) -> std::ops::RangeInclusive<u32> {
+    let first = MARKS + generation * GENERATION;
+    first..=first + (GENERATION - 1)
+}
 
 /// What the table says of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +44,7 @@ pub enum Mapped {
 
 impl Mapped {
     fn of(value: u32) -> Self {
-        if value >= WALKS { Self::Io } else { Self::Frame(FrameId::new(value)) }
+        if value >= MARKS { Self::Io } else { Self::Frame(FrameId::new(value)) }
     }
 }
 
@@ -95,6 +101,8 @@ const _: () = assert!(size_of::<Bucket>() == 64);
 /// The table of one compute server.
 pub struct Mapping {
     buckets: Box<[Bucket]>,
+    /// The generation of new marks.
+    generation: AtomicU64,
 }
 
 impl fmt::Debug for Mapping {
@@ -107,7 +115,8 @@ impl Mapping {
     /// A table for about `nodes` nodes; it holds any number.
     pub fn new(nodes: usize) -> Self {
         let buckets = (nodes / 2).max(1).next_power_of_two();
-        Self { buckets: (0..buckets).map(|_| Bucket::default()).collect() }
+        let buckets = (0..buckets).map(|_| Bucket::default()).collect();
+        Self { buckets, generation: AtomicU64::new(0) }
     }
 
     fn bucket(&self, id: u64) -> &Mutex<Entries> {
@@ -133,11 +142,12 @@ impl Mapping {
     /// What the table says of the id: [`Mapped::Absent`] if the node is not there any more.
     pub fn begin_io(&self, id: u64, is_there: impl FnOnce() -> bool) -> Result<IoMark<'_>, Mapped> {
         let mut entries = lock(self.bucket(id));
+        let io = *self.marks_now().end();
         match entries.find(id) {
             Some(value) => Err(Mapped::of(*value)),
             None if !is_there() => Err(Mapped::Absent),
             None => {
-                entries.add(id, IO);
+                entries.add(id, io);
                 Ok(IoMark { mapping: self, id })
             }
         }
@@ -154,11 +164,13 @@ impl Mapping {
         is_there: impl FnOnce() -> bool,
     ) -> Result<WalkMark<'_>, Mapped> {
         let mut entries = lock(self.bucket(id));
+        let (first, io) = self.marks_now().into_inner();
         match entries.find(id) {
-            Some(value) if !(WALKS + 1..IO - 1).contains(value) => return Err(Mapped::of(*value)),
+            // One more than the last walk would be an I/O; walks of the last generation end first.
+            Some(value) if !(first..io - 1).contains(value) => return Err(Mapped::of(*value)),
             _ if !is_there() => return Err(Mapped::Absent),
             Some(value) => *value += 1,
-            None => entries.add(id, WALKS + 1),
+            None => entries.add(id, first),
         }
         Ok(WalkMark { mapping: self, id })
     }
@@ -166,6 +178,33 @@ impl Mapping {
     /// The mark of `id` that was kept by [`WalkMark::keep`]. For whoever kept it, once.
     pub(crate) fn resume(&self, id: u64) -> WalkMark<'_> {
         WalkMark { mapping: self, id }
+    }
+
+    /// The marks of the present generation. Under the bucket's lock, before the reason for the mark is looked at.
+    fn marks_now(&self) -> std::ops::RangeInclusive<u32> {
+        marks(self.generation.load(Ordering::Acquire) as u32)
+    }
+
+    /// Begins another generation of marks: the ids that are marked in the one before, and its number. Whatever was
+    /// changed before this call is seen by who marks in the new one. For one at a time, and not again before the marks
+    /// of the old one have ended.
+    pub(crate) fn next_generation(&self) -> (Vec<u64>, u32) {
+        let old = self.generation.fetch_xor(1, Ordering::AcqRel) as u32;
+        let mut marked = Vec::new();
+        for bucket in &self.buckets {
+            let entries = lock(&bucket.0);
+            let near = entries.ids.iter().zip(&entries.values).map(|(id, value)| (*id, *value));
+            let far = entries.more.iter().flat_map(|more| more.iter().copied());
+            let is_old = |(id, value): &(u64, u32)| *id != EMPTY && marks(old).contains(value);
+            marked.extend(near.chain(far).filter(is_old).map(|(id, _)| id));
+        }
+        (marked, old)
+    }
+
+    /// Whether an id has a mark of a generation.
+    pub(crate) fn is_marked(&self, id: u64, generation: u32) -> bool {
+        let mut entries = lock(self.bucket(id));
+        entries.find(id).is_some_and(|value| marks(generation).contains(value))
     }
 
     /// Takes a node out, if it is in `frame`; says whether it was.
@@ -234,7 +273,8 @@ impl Drop for WalkMark<'_> {
     fn drop(&mut self) {
         let mut entries = lock(self.mapping.bucket(self.id));
         match entries.find(self.id) {
-            Some(value) if *value > WALKS + 1 => *value -= 1,
+            // The first walk of either generation has the lowest value of it.
+            Some(value) if !value.is_multiple_of(GENERATION) => *value -= 1,
             _ => entries.remove(self.id),
         }
     }
@@ -261,6 +301,22 @@ mod tests {
         assert_eq!(mapping.begin_walk(3, || true).unwrap_err(), Mapped::Io);
         drop(mark);
         assert_eq!(mapping.get(3), Mapped::Absent);
+    }
+
+    #[test]
+    fn a_generation_of_marks_ends_though_others_begin() {
+        let mapping = Mapping::new(8);
+        let (walk, io) = (mapping.begin_walk(3, || true).unwrap(), mapping.begin_io(4, || true));
+        let (mut marked, old) = mapping.next_generation();
+        marked.sort_unstable();
+        assert_eq!(marked, [3, 4]);
+        assert_eq!(mapping.begin_walk(3, || true).unwrap_err(), Mapped::Io, "it would not end");
+        let newer = mapping.begin_walk(5, || true).unwrap();
+        drop((walk, io));
+        assert!(!mapping.is_marked(3, old) && !mapping.is_marked(4, old));
+        assert!(!mapping.is_marked(5, old) && mapping.get(5) == Mapped::Io);
+        assert_eq!(mapping.next_generation().0, [5]);
+        drop(newer);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod frame;
 mod frames;
 mod mapping;
 mod options;
+mod owned;
 mod policy;
 mod swip;
 mod write_back;
@@ -27,10 +28,12 @@ pub use counters::{CacheCounters, LiveCounters};
 pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
 pub use discipline::{Discipline, FreesFramesEarly, KeepsChangedCopies, SkipsFences, Sound};
 pub use frame::{Arena, FrameId, FrameState};
+pub(crate) use frames::slot_range;
 pub use frames::{Attached, Cache, Cooled, Seen, Spare};
 pub(crate) use mapping::WalkMark;
 pub use mapping::{IoMark, Mapped, Mapping};
 pub use options::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
+pub use owned::{Owned, OwnedRange, Ownership};
 pub use policy::{
     Admission, Admit, Always, ClockVictims, Coin, RandomVictims, UnusedVictims, Victims,
 };

@@ -77,6 +77,7 @@ impl From<RemoteError> for IndexError {
             RemoteError::OutOfMemory { server } => Self::OutOfMemory { server },
             RemoteError::Indeterminate(error) => Self::Indeterminate(error),
             RemoteError::Contended { retries } => Self::Contended { retries },
+            RemoteError::Moved => Self::Contended { retries: 0 },
             RemoteError::Fabric(error) => Self::Fabric(error),
             RemoteError::Refused { server, refusal } => Self::Refused { server, refusal },
             RemoteError::BadReply { server } => Self::BadReply { server },

@@ -6,7 +6,17 @@ use super::{ComputeServer, PartitionMap};
 use crate::index::IndexError;
 use crate::index::dex::{DexOptions, DexServer};
 use crate::page::Layout;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
+
+/// The right to move keys, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Moving<'a>(&'a AtomicBool);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
 
 /// All compute servers.
 #[derive(Debug)]
@@ -14,17 +24,19 @@ pub struct ComputePool<L: Layout> {
     servers: Vec<Arc<ComputeServer<L>>>,
     /// The newest map.
     map: Mutex<Arc<PartitionMap<L::Key>>>,
+    /// Held while keys move.
+    moving: AtomicBool,
     options: DexOptions<L::Key>,
 }
 
 impl<L: Layout> ComputePool<L> {
-    /// Compute servers with empty caches, one more than there are boundaries.
+    /// Compute servers with empty caches: one more than there are boundaries, and those that own nothing yet.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the boundaries make no sense or there is no memory for the caches.
     pub fn new(options: &DexOptions<L::Key>) -> Result<Self, IndexError> {
         let map = Arc::new(PartitionMap::new::<L>(1, options.boundaries.clone())?);
-        let servers = (0..map.compute_servers()).map(|number| {
+        let servers = (0..map.ranges() + options.spare_compute_servers).map(|number| {
             let dex = DexServer::new(&options.cache, map.range_of(number)).map_err(|_| {
                 IndexError::InvalidArgument("there is no memory for a cache of this size")
             })?;
@@ -33,6 +45,7 @@ impl<L: Layout> ComputePool<L> {
         Ok(Self {
             servers: servers.collect::<Result<_, IndexError>>()?,
             map: Mutex::new(map),
+            moving: AtomicBool::new(false),
             options: options.clone(),
         })
     }
@@ -47,7 +60,13 @@ impl<L: Layout> ComputePool<L> {
         Arc::clone(&lock(&self.map))
     }
 
-    /// Publishes a map to all compute servers. For when no operation is under way on any.
+    /// The right to move keys; nothing while another has it.
+    pub(super) fn begin_move(&self) -> Option<Moving<'_>> {
+        (!self.moving.swap(true, Ordering::Acquire)).then_some(Moving(&self.moving))
+    }
+
+    /// Publishes a map to all compute servers. For when no operation is under way on any, or the ranges that change are
+    /// those of a move.
     pub(super) fn publish(&self, map: PartitionMap<L::Key>) {
         let map = Arc::new(map);
         for server in &self.servers {

@@ -45,12 +45,16 @@ impl<L: Layout> ComputeServer<L> {
         Arc::clone(&lock(&self.map))
     }
 
-    /// Goes by another map from now on, if it is newer. For when no operation is under way here.
+    /// Goes by another map from now on, if it is newer. For when no operation is under way here, or the range is that
+    /// of the compute server already.
     pub(super) fn set_map(&self, map: &Arc<PartitionMap<L::Key>>) {
         let mut held = lock(&self.map);
         if map.epoch() > held.epoch() {
             *held = Arc::clone(map);
-            self.dex.set_range(map.range_of(self.number));
+            let range = map.range_of(self.number);
+            if self.dex.range() != range {
+                self.dex.set_range(range);
+            }
             self.epoch.store(map.epoch(), Ordering::Release);
         }
     }

@@ -1,10 +1,10 @@
-//! The partition map: sorted boundaries and an epoch.
+//! The partition map: sorted boundaries, who owns what lies between them, and an epoch.
 //!
-//! *Invariants*: Q1. every key has exactly one owner. Q2. two maps of one epoch are equal. *Thread safety*:
-//! immutable.
+//! *Invariants*: Q1. every key has exactly one owner, and each compute server owns one range or nothing. Q2. two maps of
+//! one epoch are equal. *Thread safety*: immutable.
 
+use crate::cache::OwnedRange;
 use crate::index::IndexError;
-use crate::index::dex::OwnedRange;
 use crate::page::Layout;
 
 /// Which compute server owns which keys.
@@ -13,6 +13,27 @@ pub struct PartitionMap<K> {
     epoch: u64,
     lowest: K,
     boundaries: Vec<K>,
+    /// The owner of each range, from the lowest keys up.
+    owners: Vec<u16>,
+}
+
+/// Keys on their way from one compute server to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move<K> {
+    /// Who lets go of them.
+    pub from: u16,
+    /// Who takes them over.
+    pub to: u16,
+    /// The keys.
+    pub keys: OwnedRange<K>,
+    /// What is left to the former.
+    pub rest: OwnedRange<K>,
+    /// What the latter owns with them.
+    pub grown: OwnedRange<K>,
+}
+
+fn bad<T>(what: &'static str) -> Result<T, IndexError> {
+    Err(IndexError::InvalidArgument(what))
 }
 
 impl<K: Clone + Ord> PartitionMap<K> {
@@ -26,10 +47,10 @@ impl<K: Clone + Ord> PartitionMap<K> {
         let ascend = boundaries.is_sorted_by(|a, b| a < b)
             && boundaries.first().is_none_or(|first| *first > lowest);
         if !ascend || boundaries.len() >= usize::from(u16::MAX) {
-            let what = "the boundaries between compute servers ascend strictly";
-            return Err(IndexError::InvalidArgument(what));
+            return bad("the boundaries between compute servers ascend strictly");
         }
-        Ok(Self { epoch, lowest, boundaries })
+        let owners = (0..=boundaries.len() as u16).collect();
+        Ok(Self { epoch, lowest, boundaries, owners })
     }
 
     /// Which of two maps is newer: the one of the higher epoch.
@@ -37,9 +58,14 @@ impl<K: Clone + Ord> PartitionMap<K> {
         self.epoch
     }
 
-    /// How many compute servers there are.
-    pub fn compute_servers(&self) -> u16 {
-        self.boundaries.len() as u16 + 1
+    /// How many ranges there are, each with an owner of its own.
+    pub fn ranges(&self) -> u16 {
+        self.owners.len() as u16
+    }
+
+    /// The owners of the ranges, from the lowest keys up.
+    pub fn owners(&self) -> &[u16] {
+        &self.owners
     }
 
     /// The boundaries.
@@ -50,21 +76,85 @@ impl<K: Clone + Ord> PartitionMap<K> {
     /// The owner of `key`.
     #[inline]
     pub fn owner_of(&self, key: &K) -> u16 {
-        self.boundaries.partition_point(|boundary| boundary <= key) as u16
+        self.owners[self.boundaries.partition_point(|boundary| boundary <= key)]
     }
 
-    /// The keys of a compute server.
-    ///
-    /// # Panics
-    /// If there is no such compute server.
-    pub fn range_of(&self, compute_server: u16) -> OwnedRange<K> {
-        let number = usize::from(compute_server);
-        assert!(number <= self.boundaries.len(), "the map has this compute server");
-        let low = match number.checked_sub(1) {
+    fn place_of(&self, compute_server: u16) -> Option<usize> {
+        self.owners.iter().position(|owner| *owner == compute_server)
+    }
+
+    fn range_at(&self, place: usize) -> OwnedRange<K> {
+        let low = match place.checked_sub(1) {
             Some(before) => self.boundaries[before].clone(),
             None => self.lowest.clone(),
         };
-        OwnedRange { low, high: self.boundaries.get(number).cloned() }
+        OwnedRange { low, high: self.boundaries.get(place).cloned() }
+    }
+
+    /// The keys of a compute server; an empty range if it owns none.
+    pub fn range_of(&self, compute_server: u16) -> OwnedRange<K> {
+        match self.place_of(compute_server) {
+            Some(place) => self.range_at(place),
+            None => OwnedRange::empty(self.lowest.clone()),
+        }
+    }
+
+    /// What it takes to move keys from one compute server to another: those on the other's side of `at`, or all. A compute
+    /// server that owns nothing takes those from `at` on.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the two are not neighbours, or `at` is not inside the range.
+    pub fn plan(&self, from: u16, to: u16, at: Option<&K>) -> Result<Move<K>, IndexError> {
+        let Some(place) = self.place_of(from) else {
+            return bad("a compute server that owns nothing has nothing to let go of");
+        };
+        let other = self.place_of(to);
+        let OwnedRange { low, high } = self.range_at(place);
+        if from == to {
+            return bad("keys move from one compute server to another");
+        }
+        if at.is_some_and(|at| *at <= low || high.as_ref().is_some_and(|high| at >= high)) {
+            return bad("a boundary moves to a key within the range of who lets go of it");
+        }
+        let upper = |at: &K| OwnedRange { low: at.clone(), high: high.clone() };
+        let lower = |at: &K| OwnedRange { low: low.clone(), high: Some(at.clone()) };
+        let is_above = other == Some(place + 1);
+        let (keys, rest) = match (other, at) {
+            (Some(other), _) if other + 1 != place && other != place + 1 => {
+                return bad("keys move between neighbours, or to who owns nothing");
+            }
+            (_, None) => (self.range_at(place), OwnedRange::empty(low.clone())),
+            (Some(_), Some(at)) if !is_above => (lower(at), upper(at)),
+            (_, Some(at)) => (upper(at), lower(at)),
+        };
+        let grown = match other.map(|other| self.range_at(other)) {
+            None => keys.clone(),
+            Some(held) if is_above => OwnedRange { low: keys.low.clone(), high: held.high },
+            Some(held) => OwnedRange { low: held.low, high: keys.high.clone() },
+        };
+        Ok(Move { from, to, keys, rest, grown })
+    }
+
+    /// The map of the next epoch, when keys have moved.
+    #[must_use]
+    pub fn after(&self, moved: &Move<K>) -> Self {
+        let ranges = self.owners.iter().map(|owner| match *owner {
+            owner if owner == moved.from => (moved.rest.clone(), owner),
+            owner if owner == moved.to => (moved.grown.clone(), owner),
+            owner => (self.range_of(owner), owner),
+        });
+        let mut ranges: Vec<(OwnedRange<K>, u16)> = ranges.collect();
+        if self.place_of(moved.to).is_none() {
+            ranges.push((moved.grown.clone(), moved.to));
+        }
+        ranges.retain(|(range, _)| !range.is_empty());
+        ranges.sort_by(|(a, _), (b, _)| a.low.cmp(&b.low));
+        Self {
+            epoch: self.epoch + 1,
+            lowest: self.lowest.clone(),
+            boundaries: ranges[1..].iter().map(|(range, _)| range.low.clone()).collect(),
+            owners: ranges.iter().map(|(_, owner)| *owner).collect(),
+        }
     }
 }
 
@@ -76,7 +166,7 @@ mod tests {
     #[test]
     fn every_key_has_the_owner_whose_range_has_it() {
         let map = PartitionMap::new::<Fixed8>(3, vec![10, 20, u64::MAX]).unwrap();
-        assert_eq!(map.compute_servers(), 4);
+        assert_eq!(map.ranges(), 4);
         for key in [0, 9, 10, 19, 20, u64::MAX - 1, u64::MAX] {
             for server in 0..4 {
                 let owns = map.owner_of(&key) == server;
@@ -88,11 +178,32 @@ mod tests {
     }
 
     #[test]
-    fn ranges_cover_what_they_have() {
-        let map = PartitionMap::new::<Fixed8>(0, vec![10, 20]).unwrap();
-        let [first, middle, last] = [0, 1, 2].map(|server| map.range_of(server));
-        assert!(first.covers(&0, Some(&10)) && !first.covers(&0, Some(&11)));
-        assert!(middle.covers(&10, Some(&20)) && !middle.covers(&9, Some(&20)));
-        assert!(!middle.covers(&10, None) && last.covers(&20, None) && last.covers(&30, Some(&31)));
+    fn keys_move_between_neighbours_and_to_newcomers() {
+        let map = PartitionMap::new::<Fixed8>(1, vec![10, 20]).unwrap();
+        let moves: [(u16, u16, Option<u64>, &[u64], &[u16]); 7] = [
+            (0, 1, Some(5), &[5, 20], &[0, 1, 2]),
+            (1, 0, Some(15), &[15, 20], &[0, 1, 2]),
+            (1, 2, Some(15), &[10, 15], &[0, 1, 2]),
+            (1, 0, None, &[20], &[0, 2]),
+            (1, 2, None, &[10], &[0, 2]),
+            (1, 3, Some(15), &[10, 15, 20], &[0, 1, 3, 2]),
+            (2, 3, None, &[10, 20], &[0, 1, 3]),
+        ];
+        for (from, to, at, boundaries, owners) in moves {
+            let planned = map.plan(from, to, at.as_ref()).unwrap();
+            let after = map.after(&planned);
+            assert_eq!((after.boundaries(), after.owners()), (boundaries, owners), "{planned:?}");
+            assert_eq!(after.epoch(), 2);
+            assert_eq!(after.range_of(to), planned.grown);
+            for key in 0..40 {
+                let owner = if planned.keys.has(&key) { to } else { map.owner_of(&key) };
+                assert_eq!(after.owner_of(&key), owner);
+            }
+        }
+        for (from, to, at) in
+            [(0, 2, None), (0, 0, None), (0, 1, Some(10)), (0, 1, Some(0)), (3, 0, None)]
+        {
+            assert!(map.plan(from, to, at.as_ref()).is_err(), "{from} {to} {at:?}");
+        }
     }
 }

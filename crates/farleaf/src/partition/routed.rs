@@ -6,8 +6,8 @@
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
 use super::{ComputePool, ComputeServer, PartitionMap};
-use crate::cache::{CacheCounters, Discipline, Sound};
-use crate::index::dex::{DexIndex, OwnedRange};
+use crate::cache::{CacheCounters, Discipline, OwnedRange, Sound};
+use crate::index::dex::DexIndex;
 use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};

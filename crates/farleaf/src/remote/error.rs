@@ -26,6 +26,9 @@ pub enum RemoteError {
         /// How often it was tried again.
         retries: u32,
     },
+    /// The keys are another compute server's by now.
+    #[error("the keys have moved to another compute server")]
+    Moved,
     /// The fabric did not carry out the operation.
     #[error(transparent)]
     Fabric(FabricError),

@@ -3,7 +3,7 @@
 //! *Thread safety*: the latch is the right to change the node.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, FrameId, Seen, mark_dirty};
+use crate::cache::{Detour, Discipline, FrameId, Seen, is_clean, mark_dirty};
 use crate::page::{Exclusive, Layout, LockWord, Page};
 use crate::remote::{Image, PageCopy};
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -38,6 +38,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             return Err(Detour::Busy);
         }
         let shared = self.server.shares(node.page);
+        if shared && (node.page.level() == 0 || !is_clean(node.page)) {
+            return Err(Detour::Busy); // its keys are about to move
+        }
         Ok(Latched { frame: node.frame, page: node.page, guard, shared })
     }
 

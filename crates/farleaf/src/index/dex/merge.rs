@@ -13,7 +13,9 @@
 use super::DexIndex;
 use super::descend::Below;
 use super::latched::Latched;
-use crate::cache::{Detour, Discipline, LiveCounters, Seen, mark_clean, mark_dirty};
+use crate::cache::{
+    Detour, Discipline, LiveCounters, Ownership, Seen, mark_clean, mark_dirty, slot_range,
+};
 use crate::page::{Layout, Page, Probe, least_entries};
 use crate::remote::{Image, RemoteError};
 use farleaf_fabric::{Fabric, Work};
@@ -104,13 +106,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
 
     /// Whether the child at a slot lies within the owned range, as far as its parent knows.
     pub(super) fn is_exclusive_slot(&self, parent: Seen<'_, L>, slot: usize) -> bool {
-        let page = parent.page;
-        let low = L::inner_key(page, slot);
-        let high = match slot + 1 < page.count() {
-            true => Some(L::inner_key(page, slot + 1)),
-            false => L::high(page),
-        };
-        self.server.range().covers(&low, high.as_ref())
+        let (low, high) = slot_range(parent.page, slot);
+        self.client.cache().owned().of(&low, high.as_ref()) == Ownership::All
     }
 
     /// Makes one of two neighbours, or evens them out; `right_slot` is the right one's.

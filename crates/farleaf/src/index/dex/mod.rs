@@ -23,6 +23,7 @@
 
 mod change;
 mod descend;
+mod hand_over;
 mod latched;
 mod load;
 mod merge;
@@ -40,7 +41,7 @@ use offload::Offloading;
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use options::of_word;
 pub use options::{Boundaries, DexOptions};
-pub use server::{DexServer, OwnedRange};
+pub use server::DexServer;
 
 use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
 use crate::page::{Layout, Probe};
@@ -177,6 +178,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                 Ok(false) | Err(_) => {}
             },
             Detour::Here => return Ok(()),
+            Detour::Moved => return Err(RemoteError::Moved),
             Detour::Busy | Detour::Again => {}
         }
         attempts.busy += 1;

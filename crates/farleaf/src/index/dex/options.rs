@@ -25,6 +25,8 @@ pub struct DexOptions<K> {
     /// Where each compute server's range begins but the first's, ascending strictly: one less than there are
     /// compute servers.
     pub boundaries: Vec<K>,
+    /// Compute servers that own no keys at first, beside these: keys can move to them.
+    pub spare_compute_servers: u16,
     /// What a bulk load makes of them.
     pub at_load: Boundaries,
     /// The cache of each compute server.
@@ -40,6 +42,7 @@ impl<K> DexOptions<K> {
     pub fn with_boundaries(boundaries: Vec<K>, cache: CacheOptions) -> Self {
         Self {
             boundaries,
+            spare_compute_servers: 0,
             at_load: Boundaries::default(),
             cache,
             placement_level: 3,

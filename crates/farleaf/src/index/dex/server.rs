@@ -3,45 +3,19 @@
 //! *Thread safety*: any number of threads.
 
 use super::uncached::Unsettled;
-use crate::cache::{Cache, CacheClient, CacheOptions, Discipline, FrameId, mark_clean};
+use crate::cache::{
+    Cache, CacheClient, CacheOptions, Discipline, FrameId, OwnedRange, Ownership, mark_clean,
+};
 use crate::page::{Layout, Page};
 use crate::remote::{PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
 use std::collections::BTreeMap;
 
-/// A compute server's range of keys.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnedRange<K> {
-    /// The smallest key.
-    pub low: K,
-    /// The first key beyond; `None` is infinite.
-    pub high: Option<K>,
-}
-
-impl<K: Ord> OwnedRange<K> {
-    /// Whether the range has `key`.
-    #[inline]
-    pub fn has(&self, key: &K) -> bool {
-        *key >= self.low && self.high.as_ref().is_none_or(|high| key < high)
-    }
-
-    /// Whether the range has all keys from `low`, inclusive, to `high`, exclusive.
-    pub fn covers(&self, low: &K, high: Option<&K>) -> bool {
-        let below = match (high, &self.high) {
-            (_, None) => true,
-            (Some(high), Some(end)) => high <= end,
-            (None, Some(_)) => false,
-        };
-        *low >= self.low && below
-    }
-}
-
 /// One compute server.
 #[derive(Debug)]
 pub struct DexServer<L: Layout> {
     cache: Arc<Cache<L>>,
-    range: Mutex<OwnedRange<L::Key>>,
     /// The root's frame, one up; 0 until it has been read.
     root_frame: AtomicU64,
     /// Nodes that were merged away, by memory server.
@@ -60,8 +34,7 @@ impl<L: Layout> DexServer<L> {
     /// [`RegionError`] if there is no memory for it.
     pub fn new(options: &CacheOptions, range: OwnedRange<L::Key>) -> Result<Self, RegionError> {
         Ok(Self {
-            cache: Arc::new(Cache::new(options)?),
-            range: Mutex::new(range),
+            cache: Arc::new(Cache::new(options, range)?),
             root_frame: AtomicU64::new(0),
             free_nodes: Mutex::default(),
             unsettled: Unsettled::default(),
@@ -75,17 +48,18 @@ impl<L: Layout> DexServer<L> {
 
     /// The range of keys that it owns.
     pub fn range(&self) -> OwnedRange<L::Key> {
-        lock(&self.range).clone()
+        self.cache.owned().range()
     }
 
-    /// Changes the range. For when no operation is under way and the cache holds nothing but the root.
+    /// Changes the range. For when no operation is under way and the cache holds nothing but the root, and for moves
+    /// of keys (`hand_over.rs`).
     pub(crate) fn set_range(&self, range: OwnedRange<L::Key>) {
-        *lock(&self.range) = range;
+        self.cache.owned().set(range);
     }
 
     /// Whether a node is shared with other compute servers (D1).
     pub(super) fn shares(&self, page: Page<'_, L>) -> bool {
-        !lock(&self.range).covers(&L::low(page), L::high(page).as_ref())
+        self.cache.owned().of(&L::low(page), L::high(page).as_ref()) != Ownership::All
     }
 
     /// The root's frame; the first who asks reads it.

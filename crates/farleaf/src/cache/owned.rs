@@ -1,0 +1,125 @@
+//! Which keys a compute server owns: those whose leaves it may bring into its cache.
+//!
+//! *Invariants* (`docs/internals/cache.md`)
+//! - C20. A leaf is marked for being brought, or walked to, only while its keys are owned, which is looked at under the
+//!   mapping table's lock. So who changes the range, and then waits for the marks that are there, knows that no other
+//!   leaf of the old range comes.
+//!
+//! *Thread safety*: any number of threads.
+
+use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
+
+/// A compute server's range of keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedRange<K> {
+    /// The smallest key.
+    pub low: K,
+    /// The first key beyond; `None` is infinite.
+    pub high: Option<K>,
+}
+
+/// How a range of keys lies to an owned one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ownership {
+    /// It is owned.
+    All,
+    /// A part of it is.
+    Part,
+    /// It is not.
+    None,
+}
+
+impl<K: Ord + Clone> OwnedRange<K> {
+    /// No keys.
+    pub fn empty(at: K) -> Self {
+        Self { high: Some(at.clone()), low: at }
+    }
+
+    /// Whether the range has no keys.
+    pub fn is_empty(&self) -> bool {
+        self.high.as_ref().is_some_and(|high| *high <= self.low)
+    }
+
+    /// Whether the range has `key`.
+    #[inline]
+    pub fn has(&self, key: &K) -> bool {
+        *key >= self.low && self.high.as_ref().is_none_or(|high| key < high)
+    }
+
+    /// Whether the range has all keys from `low`, inclusive, to `high`, exclusive.
+    pub fn covers(&self, low: &K, high: Option<&K>) -> bool {
+        self.of(low, high) == Ownership::All
+    }
+
+    /// How much of the keys from `low`, inclusive, to `high`, exclusive, it has.
+    pub fn of(&self, low: &K, high: Option<&K>) -> Ownership {
+        let ends_inside = match (high, &self.high) {
+            (_, None) => true,
+            (Some(high), Some(end)) => high <= end,
+            (None, Some(_)) => false,
+        };
+        let meets = self.high.as_ref().is_none_or(|end| low < end)
+            && high.is_none_or(|high| *high > self.low);
+        match (meets && !self.is_empty(), *low >= self.low && ends_inside) {
+            (false, _) => Ownership::None,
+            (true, true) => Ownership::All,
+            (true, false) => Ownership::Part,
+        }
+    }
+}
+
+/// The range that a compute server owns now.
+#[derive(Debug)]
+pub struct Owned<K> {
+    range: Mutex<OwnedRange<K>>,
+    /// How often it has changed.
+    changes: AtomicU64,
+}
+
+impl<K: Ord + Clone> Owned<K> {
+    /// These keys are owned.
+    pub fn new(range: OwnedRange<K>) -> Self {
+        Self { range: Mutex::new(range), changes: AtomicU64::new(0) }
+    }
+
+    /// The keys.
+    pub fn range(&self) -> OwnedRange<K> {
+        lock(&self.range).clone()
+    }
+
+    /// How much of these keys is owned.
+    pub fn of(&self, low: &K, high: Option<&K>) -> Ownership {
+        lock(&self.range).of(low, high)
+    }
+
+    /// How often the range has changed: who has a copy sees whether it is old.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Changes the range.
+    pub(crate) fn set(&self, range: OwnedRange<K>) {
+        let mut held = lock(&self.range);
+        *held = range;
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_know_how_they_lie_to_each_other() {
+        let range = OwnedRange { low: 10, high: Some(20) };
+        assert_eq!(range.of(&10, Some(&20)), Ownership::All);
+        assert_eq!(range.of(&9, Some(&11)), Ownership::Part);
+        assert_eq!(range.of(&19, None), Ownership::Part);
+        assert_eq!(range.of(&20, None), Ownership::None);
+        assert_eq!(range.of(&0, Some(&10)), Ownership::None);
+        let empty = OwnedRange::empty(10);
+        assert!(empty.is_empty() && !empty.has(&10));
+        assert_eq!(empty.of(&0, None), Ownership::None);
+    }
+}

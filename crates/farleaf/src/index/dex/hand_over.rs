@@ -1,0 +1,234 @@
+//! Keys that move from one compute server to another while operations run (Lu et al., §4).
+//!
+//! Data does not move: who lets go writes back what it has changed and drops its copies, then who takes over reads what
+//! it has old copies of. In between nobody serves the keys.
+//!
+//! *Why nothing is lost or done twice.* An operation at who lets go either finds its leaf in a frame, or brings it. A frame
+//! leaves only clean and under its latch, so a change in it is written back before, and who comes later finds the
+//! frame gone. What brings a leaf has marked it while its keys were owned (C20): who lets go first gives the keys up, then
+//! waits for the marks that are there, and no others come. The other begins only after that.
+//!
+//! *Invariants* (`docs/internals/cache.md`)
+//! - H1. A boundary is the fence of leaves: who lets go looks once more when the keys are given up, from when on leaves
+//!   do not merge across it.
+//! - H2. A node that was exclusive and will be shared is clean before the other begins; one that was shared and will be
+//!   exclusive is read again, or dropped, before it counts as exclusive.
+//!
+//! *Thread safety*: belongs to its endpoint's thread. One move at a time is the caller's affair.
+
+use super::DexIndex;
+use crate::cache::{Detour, Discipline, FrameId, FrameState, OwnedRange, Ownership, is_clean};
+use crate::page::{Layout, Page, Probe};
+use crate::remote::{Miss, Pointer, RemoteError};
+use farleaf_fabric::{Fabric, GlobalAddr};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// Puts a range back that was given up, unless it is kept given up.
+struct GivenUp<'a, F: Fabric, L: Layout, D: Discipline> {
+    index: &'a DexIndex<F, L, D>,
+    before: Option<OwnedRange<L::Key>>,
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> Drop for GivenUp<'_, F, L, D> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.index.server.set_range(before);
+        }
+    }
+}
+
+/// What came of looking at one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Swept {
+    /// There is nothing to do.
+    Nothing,
+    /// It is done.
+    Done,
+    /// Somebody is at it.
+    Later,
+}
+
+impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+    /// The low fence of the leaf of `key`.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if the leaf cannot be read.
+    pub async fn leaf_fence(&self, key: &L::Key) -> Result<L::Key, RemoteError> {
+        self.read_leaf(Probe::At(key), |page| L::low(page)).await
+    }
+
+    /// Lets go of `keys`, keeping `rest`: nothing of them is here any more afterwards. `false` if the leaves do not keep the
+    /// boundary between the two; then nothing has changed.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if something cannot be written back; then nothing has changed, but copies may be gone.
+    pub(crate) async fn let_go(
+        &self,
+        keys: &OwnedRange<L::Key>,
+        rest: &OwnedRange<L::Key>,
+    ) -> Result<bool, RemoteError> {
+        let before = self.server.range();
+        self.server.set_range(rest.clone());
+        let mut given_up = GivenUp { index: self, before: Some(before) };
+        if !rest.is_empty() && !self.keeps_boundary(keys, rest).await {
+            return Ok(false); // H1
+        }
+        self.wait_for_marks().await?;
+        self.sweep(|frame| self.clear(frame, keys)).await?;
+        given_up.before = None;
+        Ok(true)
+    }
+
+    /// Whether a leaf of what is kept ends where the keys begin, or the other way round.
+    async fn keeps_boundary(&self, keys: &OwnedRange<L::Key>, rest: &OwnedRange<L::Key>) -> bool {
+        if rest.high.as_ref() == Some(&keys.low) {
+            let high = self.read_leaf(Probe::Before(&keys.low), |page| L::high(page)).await;
+            high == Ok(Some(keys.low.clone()))
+        } else {
+            let low = self.read_leaf(Probe::At(&rest.low), |page| L::low(page)).await;
+            low == Ok(rest.low.clone())
+        }
+    }
+
+    /// Does `work` for each frame, again as long as that is left for later, and then for all once more, until a round finds
+    /// nothing to do.
+    async fn sweep<W: Future<Output = Result<Swept, RemoteError>>>(
+        &self,
+        work: impl Fn(FrameId) -> W,
+    ) -> Result<(), RemoteError> {
+        loop {
+            let mut frames = self.client.cache().held_frames();
+            let mut done = false;
+            let mut backoff = self.client.pages().backoff();
+            while !frames.is_empty() {
+                let mut later = Vec::new();
+                for frame in frames {
+                    match work(frame).await? {
+                        Swept::Nothing => {}
+                        Swept::Done => done = true,
+                        Swept::Later => later.push(frame),
+                    }
+                }
+                frames = later;
+                if !frames.is_empty() {
+                    self.client.pages().before_retry(&mut backoff).await?;
+                }
+            }
+            if !done {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes a node back that reaches into `keys`, and drops it if all of it lies there.
+    async fn clear(&self, frame: FrameId, keys: &OwnedRange<L::Key>) -> Result<Swept, RemoteError> {
+        let cache = self.client.cache();
+        if cache.arena().state(frame) == FrameState::Free {
+            return Ok(Swept::Nothing);
+        }
+        let Some((node, lies)) = cache.lies_in(frame, keys) else { return Ok(Swept::Later) };
+        if lies == Ownership::None {
+            return Ok(Swept::Nothing);
+        }
+        let address = node.page.address();
+        let clean = is_clean(node.page) && !cache.arena().is_writing(frame);
+        if !node.is_valid() {
+            return Ok(Swept::Later);
+        }
+        if !clean {
+            return match self.client.write_back(frame).await {
+                Err(Detour::Failed(error)) => Err(error),
+                _ => Ok(Swept::Later),
+            };
+        }
+        if lies == Ownership::Part {
+            return Ok(Swept::Nothing);
+        }
+        let Some(spare) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
+        self.client.keep(spare);
+        Ok(Swept::Done)
+    }
+
+    /// Owns `grown` from now on, which includes `keys` that another has let go of.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a node cannot be read; then nothing has changed.
+    pub(crate) async fn take_over(
+        &self,
+        keys: &OwnedRange<L::Key>,
+        grown: &OwnedRange<L::Key>,
+    ) -> Result<(), RemoteError> {
+        // READs that were posted before the other let go may bring what is old.
+        self.wait_for_marks().await?;
+        let read = RefCell::default();
+        self.sweep(|frame| self.renew(frame, keys, &read)).await?;
+        self.server.set_range(grown.clone()); // H2
+        Ok(())
+    }
+
+    /// Reads a shared node again that reaches into `keys`, once, or drops it if it cools or is another by now.
+    async fn renew(
+        &self,
+        frame: FrameId,
+        keys: &OwnedRange<L::Key>,
+        read: &RefCell<BTreeSet<(FrameId, GlobalAddr)>>,
+    ) -> Result<Swept, RemoteError> {
+        let cache = self.client.cache();
+        if cache.arena().state(frame) == FrameState::Free {
+            return Ok(Swept::Nothing);
+        }
+        let Some((node, lies)) = cache.lies_in(frame, keys) else { return Ok(Swept::Later) };
+        let (address, level) = (node.page.address(), node.page.level());
+        if !node.is_valid() {
+            return Ok(Swept::Later);
+        }
+        if lies == Ownership::None || read.borrow().contains(&(frame, address)) {
+            return Ok(Swept::Nothing);
+        }
+        if cache.is_held(frame) {
+            match self.client.pages().read(Pointer::fixed(address)).await {
+                Ok(copy) if copy.page().level() == level => {
+                    return match self.install(frame, address, copy.page(), copy.word()) {
+                        Ok(_) => {
+                            read.borrow_mut().insert((frame, address));
+                            Ok(Swept::Done)
+                        }
+                        Err(Detour::Failed(error)) => Err(error),
+                        Err(_) => Ok(Swept::Later),
+                    };
+                }
+                Err(Miss::Failed(error)) => return Err(error),
+                Ok(_) | Err(Miss::Restart) => {} // it is another node by now
+            }
+        }
+        let Some(spare) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
+        self.client.keep(spare);
+        Ok(Swept::Done)
+    }
+
+    /// Waits until all that is marked now has ended.
+    async fn wait_for_marks(&self) -> Result<(), RemoteError> {
+        let mapping = self.client.cache().mapping();
+        let (marked, generation) = mapping.next_generation();
+        for id in marked {
+            let mut backoff = self.client.pages().backoff();
+            while mapping.is_marked(id, generation) {
+                self.client.pages().before_retry(&mut backoff).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A key near `key` that leaves begin at, and that is inside the owned range: where a boundary can move to.
+    pub(crate) async fn boundary_near(&self, key: &L::Key) -> Result<Option<L::Key>, RemoteError> {
+        let range = self.server.range();
+        if !range.has(key) {
+            return Ok(None);
+        }
+        let look = |page: Page<'_, L>| (L::low(page), L::high(page));
+        let (low, high) = self.read_leaf(Probe::At(key), look).await?;
+        let inside = |key: &L::Key| *key > range.low && range.has(key);
+        Ok([Some(low), high].into_iter().flatten().find(inside))
+    }
+}
