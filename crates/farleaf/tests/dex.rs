@@ -12,7 +12,7 @@ use farleaf::page::{Fixed8, Layout};
 use farleaf::partition::{ComputePool, Dex, RoutedIndex};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
-use farleaf_fabric::sim::{Faults, SimConfig};
+use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -706,4 +706,144 @@ fn after_a_flush_the_pool_has_everything() {
             }
         });
     }
+}
+
+/// A round trip of 2 µs.
+fn network_of_2_us() -> NetworkModel {
+    NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() }
+}
+
+/// What there is to read, all of it missing but the root, for a scan of 60,000 records in leaves of 42 below nodes of 42.
+fn reads_of(first: u64, last: u64) -> u64 {
+    let (first, last) = (first / 42, last / 42);
+    (last - first + 1) + (last / 42 - first / 42 + 1)
+}
+
+/// How long an operation took, and how many READs.
+async fn took<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> (u64, u64) {
+    let start_ns = fabric.now_ns();
+    let cost = spent(fabric, operation).await;
+    (fabric.now_ns() - start_ns, cost.reads)
+}
+
+/// A scan of 100 with nothing in the cache but the root: all that comes after the first leaf takes at most four round trips,
+/// wherever it starts and whichever way it goes; in virtual time, so the bound is exact. It reads every node once,
+/// and none that it does not need. A second scan knows how large leaves are and reads its first one with the others.
+/// What is cached is not read again.
+#[test]
+fn a_scan_overlaps_its_reads() {
+    let network = network_of_2_us();
+    let round_trip_ns = network.unloaded_verb_ns(0, 1024);
+    let provider = SimConfig { network, ..SimConfig::default() };
+    let options = DexOptions::with_boundaries(vec![], frames(256));
+    let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+    let (pool, options) = (compute::<Fixed8>(&options), &options);
+    let pool = &pool;
+    let record = |n: u64| (n * 3, n);
+    cluster.run_one(|fabric| async move {
+        let fabric = &fabric;
+        let loaded = open(fabric.clone(), pool).await;
+        loaded.bulk_load((0..60_000).map(record), 0.7).await.unwrap();
+        let mut slowest = 0;
+        for number in (150..59_000).step_by(397) {
+            let key = number * 3;
+            let cold = || async { open(fabric.clone(), &compute::<Fixed8>(options)).await };
+            let index = cold().await;
+            let get = async { assert_eq!(index.get(&key).await, Ok(Some(number))) };
+            let (first_ns, _) = took(fabric, get).await;
+            for reverse in [false, true] {
+                let (scan, expected, reads) = match reverse {
+                    false => {
+                        let expected: Vec<_> = (number..number + 100).map(record).collect();
+                        (Scan::range(key..), expected, reads_of(number, number + 99))
+                    }
+                    true => {
+                        let expected = (number - 99..=number).rev().map(record).collect();
+                        (Scan::range(..=key).reverse(), expected, reads_of(number - 99, number))
+                    }
+                };
+                let scan = scan.limit(100);
+                let index = cold().await;
+                let run = async || assert_eq!(index.scan(&scan).await.unwrap(), expected);
+                let (ns, cost) = took(fabric, run()).await;
+                assert!(ns <= first_ns + 4 * round_trip_ns, "{ns} ns at {key}, {reverse}");
+                assert_eq!(cost, reads, "at {key}, {reverse}");
+                slowest = slowest.max(ns.saturating_sub(first_ns));
+                assert_eq!(took(fabric, run()).await.1, 0, "all of it is cached");
+                // Another place, whose level-1 node is there: what is left are leaves, at most two times.
+                let other =
+                    (number + 42 * 42 * 4) % 58_000 / (42 * 42) * (42 * 42) + 5 * 42 + number % 42;
+                index.get(&(other * 3 + 10 * 42 * 3)).await.unwrap();
+                let next = async {
+                    let scan = Scan::range(other * 3..).limit(100);
+                    assert_eq!(index.scan(&scan).await.unwrap()[99], record(other + 99));
+                };
+                let (ns, cost) = took(fabric, next).await;
+                assert!(cost <= (other + 99) / 42 - other / 42 + 1, "{cost} READs at {other}");
+                assert!(ns <= 3 * round_trip_ns, "{ns} ns at {other}");
+            }
+        }
+        println!("slowest: {slowest} ns past a get; a READ {round_trip_ns} ns");
+    });
+}
+
+/// With its own bounds instead of a limit, or with leaves of another fill than the first, a scan is right all the same,
+/// whether it reads ahead or not; without, it reads one leaf after the other.
+#[test]
+fn a_scan_reads_ahead_only_if_it_may() {
+    let network = network_of_2_us();
+    let round_trip_ns = network.unloaded_verb_ns(0, 1024);
+    let provider = SimConfig { network, ..SimConfig::default() };
+    let mut times = Vec::new();
+    for scan_ahead in [16, 1, 0] {
+        let cache = CacheOptions { scan_ahead, ..frames(256) };
+        let options = DexOptions::with_boundaries(vec![], cache);
+        let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+        let (pool, options) = (compute::<Fixed8>(&options), &options);
+        let pool = &pool;
+        let ns = cluster.run_one(|fabric| async move {
+            let fabric = &fabric;
+            let loaded = open(fabric.clone(), pool).await;
+            loaded.bulk_load((0..20_000).map(|n| (n, n)), 0.7).await.unwrap();
+            let index = open(fabric.clone(), &compute::<Fixed8>(options)).await;
+            index.get(&(42 * 42 + 42 * 20)).await.unwrap();
+            let range = 42 * 42 + 3..42 * 42 + 42 * 12;
+            let read = async {
+                let records = index.scan(&Scan::range(range.clone())).await.unwrap();
+                assert_eq!(records, range.clone().map(|n| (n, n)).collect::<Vec<_>>());
+            };
+            let (ns, reads) = took(fabric, read).await;
+            assert_eq!(reads, 12);
+            ns
+        });
+        times.push(ns);
+    }
+    assert!(times[0] < 4 * round_trip_ns, "{times:?}");
+    assert!(times[1] >= 12 * round_trip_ns && times[1] == times[2], "{times:?}");
+}
+
+/// Misses of one multi-get overlap.
+#[test]
+fn a_multi_get_overlaps_its_reads() {
+    let network = network_of_2_us();
+    let round_trip_ns = network.unloaded_verb_ns(0, 1024);
+    let provider = SimConfig { network, ..SimConfig::default() };
+    let options = DexOptions::with_boundaries(vec![], frames(1_024));
+    let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+    let (pool, options) = (compute::<Fixed8>(&options), &options);
+    let pool = &pool;
+    cluster.run_one(|fabric| async move {
+        let loaded = open(fabric.clone(), pool).await;
+        loaded.bulk_load((0..60_000).map(|n| (n, n)), 0.7).await.unwrap();
+        let index = open(fabric.clone(), &compute::<Fixed8>(options)).await;
+        warm_inner_nodes(&index).await;
+        let keys: Vec<u64> = (0..32).map(|node| node * 42 * 42 + 5 * 42).collect();
+        let get = async {
+            let values = index.multi_get(&keys).await.unwrap();
+            assert!(values.iter().zip(&keys).all(|(value, key)| *value == Some(*key)));
+        };
+        let (ns, reads) = took(&fabric, get).await;
+        assert_eq!(reads, 32);
+        assert!(ns < 5 * round_trip_ns, "{ns} ns");
+    });
 }

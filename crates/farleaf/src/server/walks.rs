@@ -168,6 +168,7 @@ impl<L: Layout> Walks<L> {
                 false => L::high(page).filter(|end| high.as_ref().is_none_or(|high| end < high)),
                 true => Some(L::low(page)).filter(|start| *start > low),
             };
+            let next = next.filter(|fence| window.goes_behind(fence));
             match next {
                 Some(key) if !full => {
                     place = if reverse { Bound::Excluded(key) } else { Bound::Included(key) };
