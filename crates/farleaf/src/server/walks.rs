@@ -173,10 +173,8 @@ impl<L: Layout> Walks<L> {
                 Some(key) if !full => {
                     place = if reverse { Bound::Excluded(key) } else { Bound::Included(key) };
                 }
-                next => {
-                    let more = full && next.is_some();
-                    return Ok(Reply::Records { records, more });
-                }
+                // The last leaf may have some beyond the limit, even if nothing comes behind it.
+                _ => return Ok(Reply::Records { records, more: full }),
             }
         }
     }
