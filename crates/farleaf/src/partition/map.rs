@@ -4,8 +4,9 @@
 //! one epoch are equal. *Thread safety*: immutable.
 
 use crate::cache::OwnedRange;
-use crate::index::IndexError;
+use crate::index::{IndexError, Scan};
 use crate::page::Layout;
+use std::ops::Bound;
 
 /// Which compute server owns which keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +78,18 @@ impl<K: Clone + Ord> PartitionMap<K> {
     #[inline]
     pub fn owner_of(&self, key: &K) -> u16 {
         self.owners[self.boundaries.partition_point(|boundary| boundary <= key)]
+    }
+
+    /// The owner of the keys that a scan begins with.
+    pub fn owner_of_start(&self, scan: &Scan<K>) -> u16 {
+        let place = match (scan.reverse, &scan.lower, &scan.upper) {
+            (false, Bound::Included(key) | Bound::Excluded(key), _)
+            | (true, _, Bound::Included(key)) => self.boundaries.partition_point(|b| b <= key),
+            (true, _, Bound::Excluded(key)) => self.boundaries.partition_point(|b| b < key),
+            (false, Bound::Unbounded, _) => 0,
+            (true, _, Bound::Unbounded) => self.boundaries.len(),
+        };
+        self.owners[place]
     }
 
     fn place_of(&self, compute_server: u16) -> Option<usize> {

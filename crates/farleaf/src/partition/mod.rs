@@ -10,6 +10,7 @@ mod compute_server;
 mod design;
 mod load;
 mod map;
+mod moves;
 mod routed;
 
 pub use compute_pool::ComputePool;

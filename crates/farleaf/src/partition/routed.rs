@@ -15,6 +15,7 @@ use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::cell::{Cell, RefCell};
+use std::ops::Bound;
 use std::rc::Rc;
 
 /// One compute server, as a handle of this process reaches it.
@@ -38,8 +39,19 @@ pub struct RoutedIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
     pub(super) parts: Vec<Part<F, L, D>>,
 }
 
-/// How often an operation is sent on to another owner.
-const MOST_REDIRECTIONS: u32 = 64;
+/// How long an operation waits for keys that move.
+const LONGEST_MOVE_NS: u64 = 10_000_000_000;
+/// The first wait, and the longest, between two looks at the map.
+const SHORTEST_WAIT_NS: u64 = 1_000;
+const LONGEST_WAIT_NS: u64 = 1_000_000;
+
+/// How long an operation goes on waiting.
+#[derive(Debug)]
+struct Patience {
+    until_ns: u64,
+    wait_ns: u64,
+}
+
 /// Lookups of one multi-get that are in flight together.
 const LOOKUPS_TOGETHER: usize = 32;
 
@@ -105,31 +117,72 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         *self.route.borrow_mut() = self.pool.map();
     }
 
-    /// The owner of `key`, who accepts the operation.
+    /// The part of the owner of `key`, who accepts the operation.
     #[inline]
     async fn find_owner(&self, key: &L::Key) -> Result<&DexIndex<F, L, D>, IndexError> {
         self.pages.fabric().charge(Work::Client).await;
         let part = &self.parts[usize::from(self.owner(key))];
         match part.accept(key) {
             Ok(()) => Ok(&part.index),
-            Err(_) => self.redirect(key).await,
+            Err(_) => self.redirect(key, &mut self.patience()).await,
         }
     }
 
     #[cold]
-    async fn redirect(&self, key: &L::Key) -> Result<&DexIndex<F, L, D>, IndexError> {
-        let mut refusal = None;
-        for _ in 0..MOST_REDIRECTIONS {
-            self.learn_map();
+    async fn redirect(
+        &self,
+        key: &L::Key,
+        patience: &mut Patience,
+    ) -> Result<&DexIndex<F, L, D>, IndexError> {
+        loop {
+            self.wait_for_map(patience).await?;
             let part = &self.parts[usize::from(self.owner(key))];
-            match part.accept(key) {
-                Ok(()) => return Ok(&part.index),
-                Err(error) => refusal = Some(error),
+            if part.accept(key).is_ok() {
+                return Ok(&part.index);
             }
-            self.pages.fabric().counters().count_retry();
-            self.pages.fabric().sleep(1_000).await;
         }
-        Err(refusal.unwrap_or(IndexError::Contended { retries: MOST_REDIRECTIONS }))
+    }
+
+    /// Does an operation at the owner of `key`, and again at another if the key moves meanwhile.
+    async fn at_owner<'a, T, W: Future<Output = Result<T, RemoteError>>>(
+        &'a self,
+        key: &L::Key,
+        work: impl Fn(&'a DexIndex<F, L, D>) -> W,
+    ) -> Result<T, IndexError> {
+        match work(self.find_owner(key).await?).await {
+            Err(RemoteError::Moved) => {}
+            outcome => return Ok(outcome?),
+        }
+        let mut patience = self.patience();
+        loop {
+            match work(self.redirect(key, &mut patience).await?).await {
+                Err(RemoteError::Moved) => {}
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+
+    fn patience(&self) -> Patience {
+        let until_ns = self.pages.fabric().now_ns().saturating_add(LONGEST_MOVE_NS);
+        Patience { until_ns, wait_ns: SHORTEST_WAIT_NS }
+    }
+
+    /// Goes by the newest map, after a wait: keys that move are nobody's for a while.
+    async fn wait_for_map(&self, patience: &mut Patience) -> Result<(), IndexError> {
+        let fabric = self.pages.fabric();
+        let before = self.route.borrow().epoch();
+        self.learn_map();
+        if self.route.borrow().epoch() > before {
+            return Ok(());
+        }
+        if fabric.now_ns() >= patience.until_ns {
+            return Err(IndexError::Contended { retries: 0 });
+        }
+        fabric.counters().count_retry();
+        fabric.sleep(patience.wait_ns).await;
+        patience.wait_ns = (patience.wait_ns * 2).min(LONGEST_WAIT_NS);
+        self.learn_map();
+        Ok(())
     }
 
     /// The value of a key from the compute server of this number, whoever owns it.
@@ -156,23 +209,23 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
 
     #[inline]
     async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
-        Ok(self.find_owner(key).await?.get(key).await?)
+        self.at_owner(key, |index| index.get(key)).await
     }
 
     async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        Ok(self.find_owner(key).await?.insert(key, value).await?)
+        self.at_owner(key, |index| index.insert(key, value)).await
     }
 
     async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        Ok(self.find_owner(key).await?.update(key, value).await?)
+        self.at_owner(key, |index| index.update(key, value)).await
     }
 
     async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
-        Ok(self.find_owner(key).await?.upsert(key, value).await?)
+        self.at_owner(key, |index| index.upsert(key, value)).await
     }
 
     async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
-        Ok(self.find_owner(key).await?.remove(key).await?)
+        self.at_owner(key, |index| index.remove(key)).await
     }
 
     async fn compare_exchange(
@@ -181,23 +234,36 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
         expected: &L::Value,
         new: &L::Value,
     ) -> Result<Exchange<L::Value>, IndexError> {
-        Ok(self.find_owner(key).await?.compare_exchange(key, expected, new).await?)
+        self.at_owner(key, |index| index.compare_exchange(key, expected, new)).await
     }
 
     async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
         self.pages.fabric().charge(Work::Client).await;
         let mut records = Records::new();
-        let mut owners: Vec<&Part<F, L, D>> = self.parts.iter().collect();
-        if scan.reverse {
-            owners.reverse();
-        }
-        for part in owners {
-            if records.len() >= scan.limit {
-                break;
+        let mut rest = scan.clone();
+        let mut patience = None;
+        while records.len() < scan.limit {
+            let owner = self.route.borrow().owner_of_start(&rest);
+            let had = records.len();
+            let covered = self.parts[usize::from(owner)].index.scan(&rest, &mut records).await;
+            let moved = match covered {
+                Ok(range) if self.route.borrow().range_of(owner) == range => {
+                    match go_behind(&mut rest, range) {
+                        true => continue,
+                        false => break,
+                    }
+                }
+                // Its range was another one by then: from here on again, by the newest map.
+                Ok(_) => true,
+                Err(RemoteError::Moved) => true,
+                Err(error) => return Err(error.into()),
+            };
+            debug_assert!(moved);
+            if let Some((last, _)) = records[had..].last() {
+                let end = Bound::Excluded(last.clone());
+                *(if rest.reverse { &mut rest.upper } else { &mut rest.lower }) = end;
             }
-            if touches(scan, &part.index.server().range()) {
-                part.index.scan(scan, &mut records).await?;
-            }
+            self.wait_for_map(patience.get_or_insert_with(|| self.patience())).await?;
         }
         Ok(records)
     }
@@ -238,17 +304,24 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
     }
 }
 
-/// Whether a scan can find anything in a range.
-fn touches<K: Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> bool {
+/// Lets a scan go on behind a range in which it has found everything; whether there can be more.
+fn go_behind<K: Clone + Ord>(rest: &mut Scan<K>, range: OwnedRange<K>) -> bool {
     use std::ops::Bound::{Excluded, Included, Unbounded};
-    let from_below = match &scan.upper {
-        Included(end) => *end >= range.low,
-        Excluded(end) => *end > range.low,
+    if rest.reverse {
+        let more = match &rest.lower {
+            Included(start) => *start < range.low,
+            Excluded(start) => *start < range.low,
+            Unbounded => true,
+        };
+        rest.upper = Excluded(range.low);
+        return more;
+    }
+    let Some(high) = range.high else { return false };
+    let more = match &rest.upper {
+        Included(end) => *end >= high,
+        Excluded(end) => *end > high,
         Unbounded => true,
     };
-    let from_above = match (&scan.lower, &range.high) {
-        (Included(start) | Excluded(start), Some(high)) => start < high,
-        _ => true,
-    };
-    from_below && from_above
+    rest.lower = Included(high);
+    more
 }

@@ -13,7 +13,7 @@
 use super::DexIndex;
 use super::descend::{Offer, Place};
 use super::offload::OffloadedScan;
-use crate::cache::{Detour, Discipline};
+use crate::cache::{Detour, Discipline, OwnedRange};
 use crate::index::{Records, Scan};
 use crate::page::{Layout, Page, Probe, ScanWindow};
 use crate::remote::RemoteError;
@@ -49,6 +49,8 @@ impl LeafSizes {
 #[derive(Debug)]
 struct Part<'s, K> {
     scan: &'s Scan<K>,
+    /// The keys that were owned when the scan began.
+    range: &'s OwnedRange<K>,
     /// Where the leaf is that it begins in: ascending, the leaf of this key; descending, that of the key or of those
     /// just before it.
     place: Bound<K>,
@@ -57,7 +59,20 @@ struct Part<'s, K> {
     limit: usize,
 }
 
-impl<K: Ord> Part<'_, K> {
+impl<K: Clone + Ord> Part<'_, K> {
+    /// Where the scan goes on behind a node that ends at this fence, if there can be more.
+    fn behind(&self, fence: Option<K>) -> Option<Bound<K>> {
+        let fence = fence?;
+        let inside = match self.scan.reverse {
+            true => fence > self.range.low,
+            false => self.range.high.as_ref().is_none_or(|end| fence < *end),
+        };
+        (inside && self.window().goes_behind(&fence)).then_some(match self.scan.reverse {
+            true => Bound::Excluded(fence),
+            false => Bound::Included(fence),
+        })
+    }
+
     fn window(&self) -> ScanWindow<'_, K> {
         let Scan { lower, upper, reverse, .. } = self.scan;
         let (lower, upper) = match (self.moved, *reverse) {
@@ -129,26 +144,33 @@ pub(super) fn next_fence<L: Layout>(
 }
 
 impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
-    /// Appends the records of the owned range that `scan` asks for, at most until `out` has `scan.limit`.
+    /// Appends the records of the owned range that `scan` asks for, at most until `out` has `scan.limit`; returns that
+    /// range, as it was when the scan began.
     ///
     /// # Errors
-    /// [`RemoteError`] if a leaf cannot be read.
+    /// [`RemoteError`] if a leaf cannot be read, as when the range has shrunk; `out` has what was found before.
     pub async fn scan(
         &self,
         scan: &Scan<L::Key>,
         out: &mut Records<L::Key, L::Value>,
-    ) -> Result<(), RemoteError> {
-        let begin = if scan.reverse { self.last(scan) } else { Some(self.first(scan)) };
+    ) -> Result<OwnedRange<L::Key>, RemoteError> {
+        let range = self.server.range();
+        let begin = match scan.reverse {
+            _ if range.is_empty() => None,
+            true => last(scan, &range),
+            false => Some(first(scan, &range)),
+        };
         let found = RefCell::new(std::mem::take(out));
-        let outcome = self.scan_from(begin, scan, &found).await;
+        let outcome = self.scan_from(begin, scan, &range, &found).await;
         *out = found.into_inner();
-        outcome
+        outcome.map(|()| range)
     }
 
     async fn scan_from(
         &self,
         begin: Option<Bound<L::Key>>,
         scan: &Scan<L::Key>,
+        range: &OwnedRange<L::Key>,
         found: &RefCell<Records<L::Key, L::Value>>,
     ) -> Result<(), RemoteError> {
         let (mut at, mut moved) = (begin, false);
@@ -158,44 +180,28 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             if had >= scan.limit {
                 break;
             }
-            let part = Part { scan, place, moved, limit: scan.limit - had };
+            let part = Part { scan, range, place, moved, limit: scan.limit - had };
             moved = true;
             at = match self.step(&part, found, &mut offer).await? {
                 Step::Read(leaf) => {
                     let copied = found.borrow().len() - had;
                     self.charge(Work::CopyRecords(copied as u32)).await;
                     self.leaf_sizes.add(leaf.records);
-                    self.behind(scan, leaf.fence)
+                    part.behind(leaf.fence)
                 }
-                Step::Together(places) => self.read_together(part, places, found).await?,
+                Step::Together(places) => self.read_together(&part, places, found).await?,
                 Step::Offloaded(below) => {
                     self.charge(Work::CopyRecords(below.records.len() as u32)).await;
                     let last = below.records.last().map(|(key, _)| key.clone());
                     found.borrow_mut().extend(below.records);
                     match below.more {
                         true => last.map(Bound::Excluded),
-                        false => self.behind(scan, below.fence),
+                        false => part.behind(below.fence),
                     }
                 }
             };
         }
         Ok(())
-    }
-
-    /// Where a scan goes on behind a node that ends at this fence, if there can be more.
-    fn behind(&self, scan: &Scan<L::Key>, fence: Option<L::Key>) -> Option<Bound<L::Key>> {
-        let fence = fence?;
-        let range = self.server.range();
-        let inside = match scan.reverse {
-            true => fence > range.low,
-            false => range.high.as_ref().is_none_or(|end| fence < *end),
-        };
-        let (lower, upper) = (scan.lower.as_ref(), scan.upper.as_ref());
-        let window = ScanWindow { lower, upper, reverse: scan.reverse, limit: 0 };
-        (inside && window.goes_behind(&fence)).then_some(match scan.reverse {
-            true => Bound::Excluded(fence),
-            false => Bound::Included(fence),
-        })
     }
 
     /// The first step of a part, whatever it takes. What a memory server will not do is not offered again.
@@ -273,7 +279,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                 break;
             }
             let fence = next_fence(parent, at, part.scan.reverse);
-            let Some(place) = self.behind(part.scan, fence) else { break };
+            let Some(place) = part.behind(fence) else { break };
             places.push(place);
             at = if part.scan.reverse { at - 1 } else { at + 1 };
         }
@@ -283,17 +289,17 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// Reads the leaves at places that follow each other; says where the scan goes on.
     async fn read_together(
         &self,
-        first: Part<'_, L::Key>,
+        first: &Part<'_, L::Key>,
         places: Vec<Bound<L::Key>>,
         found: &RefCell<Records<L::Key, L::Value>>,
     ) -> Result<Option<Bound<L::Key>>, RemoteError> {
-        let Part { scan, place, moved, limit } = first;
+        let &Part { scan, range, moved, limit, .. } = first;
         let parts = places.into_iter().enumerate();
         let parts: Vec<_> = parts
-            .map(|(number, place)| Part { scan, place, moved: moved || number > 0, limit })
+            .map(|(number, place)| Part { scan, range, place, moved: moved || number > 0, limit })
             .collect();
         let read = all(parts.iter().map(|part| self.read_part(part))).await;
-        let (mut at, mut missing) = (Some(place), limit);
+        let (mut at, mut missing) = (Some(first.place.clone()), limit);
         for (part, outcome) in parts.iter().zip(read) {
             // The last leaf was split, or merged with this one, since the parent was looked at.
             if missing == 0 || at.as_ref() != Some(&part.place) {
@@ -305,7 +311,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             self.charge(Work::CopyRecords(records.len() as u32)).await;
             found.borrow_mut().append(&mut records);
             self.leaf_sizes.add(leaf.records);
-            at = self.behind(scan, leaf.fence);
+            at = part.behind(leaf.fence);
         }
         Ok(at)
     }
@@ -318,37 +324,30 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let leaf = self.read_leaf(part.probe(), |leaf| part.collect(leaf, 0, &records)).await?;
         Ok((records.into_inner(), leaf))
     }
+}
 
-    /// Where an ascending scan begins.
-    fn first(&self, scan: &Scan<L::Key>) -> Bound<L::Key> {
-        let low = self.server.range().low;
-        Bound::Included(match &scan.lower {
-            Bound::Included(key) | Bound::Excluded(key) if *key > low => key.clone(),
-            _ => low,
-        })
-    }
+/// Where an ascending scan begins.
+fn first<K: Clone + Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> Bound<K> {
+    let low = range.low.clone();
+    Bound::Included(match &scan.lower {
+        Bound::Included(key) | Bound::Excluded(key) if *key > low => key.clone(),
+        _ => low,
+    })
+}
 
-    /// Where a descending scan begins; nowhere, if there is nothing below its upper bound.
-    fn last(&self, scan: &Scan<L::Key>) -> Option<Bound<L::Key>> {
-        let range = self.server.range();
-        let inside = |key: &L::Key| range.high.as_ref().is_none_or(|end| key < end);
-        Some(match &scan.upper {
-            Bound::Included(key) if inside(key) => {
-                if *key < range.low {
-                    return None;
-                }
-                Bound::Included(key.clone())
-            }
-            Bound::Excluded(key) if inside(key) => {
-                if *key <= range.low {
-                    return None;
-                }
-                Bound::Excluded(key.clone())
-            }
-            _ => match range.high {
-                Some(end) => Bound::Excluded(end),
-                None => Bound::Unbounded,
-            },
-        })
+/// Where a descending scan begins; nowhere, if there is nothing below its upper bound.
+fn last<K: Clone + Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> Option<Bound<K>> {
+    let inside = |key: &K| range.high.as_ref().is_none_or(|end| key < end);
+    match &scan.upper {
+        Bound::Included(key) if inside(key) => {
+            (*key >= range.low).then(|| Bound::Included(key.clone()))
+        }
+        Bound::Excluded(key) if inside(key) => {
+            (*key > range.low).then(|| Bound::Excluded(key.clone()))
+        }
+        _ => Some(match &range.high {
+            Some(end) => Bound::Excluded(end.clone()),
+            None => Bound::Unbounded,
+        }),
     }
 }

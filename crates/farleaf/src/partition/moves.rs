@@ -1,0 +1,66 @@
+//! Moving keys between compute servers while operations run (Lu et al., §4): the order of the steps.
+//!
+//! 1. A boundary is chosen that leaves have.
+//! 2. Who owns the keys lets go of them: all that it has changed is written back, and nothing of them is in its cache.
+//! 3. Who takes them over reads again what it has old copies of, and owns them from then on.
+//! 4. The map of the next epoch is published. Operations that met neither owner in between were waiting for it.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; moves of several handles exclude each other.
+
+use super::RoutedIndex;
+use crate::cache::{AdmissionName, Discipline};
+use crate::index::IndexError;
+use crate::page::Layout;
+use farleaf_fabric::Fabric;
+
+/// How often a boundary is tried that leaves do not keep.
+const ATTEMPTS: u32 = 16;
+
+impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
+    /// Moves keys from one compute server to a neighbour, or to one that owns nothing: those on the other's side of the
+    /// boundary between leaves that is nearest to `near`, or all. Operations go on meanwhile; those on these keys wait.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the two are not neighbours, or there is no boundary near `near` inside the range;
+    /// [`IndexError::Contended`] if other keys move now. Then, and after all other errors, nothing has moved.
+    pub async fn move_keys(
+        &self,
+        from: u16,
+        to: u16,
+        near: Option<&L::Key>,
+    ) -> Result<(), IndexError> {
+        let known = |number: u16| usize::from(number) < self.parts.len();
+        if !known(from) || !known(to) {
+            return Err(IndexError::InvalidArgument("there is no such compute server"));
+        }
+        if self.pool.options().cache.admission == AdmissionName::Never {
+            return Err(IndexError::InvalidArgument("without a cache keys do not move"));
+        }
+        let _moving = self.pool.begin_move().ok_or(IndexError::Contended { retries: 0 })?;
+        let (giver, taker) = (&self.parts[usize::from(from)], &self.parts[usize::from(to)]);
+        for _ in 0..ATTEMPTS {
+            let map = self.pool.map();
+            let at = match near {
+                None => None,
+                Some(near) => {
+                    map.plan(from, to, Some(near))?;
+                    let boundary = giver.index.boundary_near(near).await?;
+                    let what = "there is no boundary between leaves near this key";
+                    Some(boundary.ok_or(IndexError::InvalidArgument(what))?)
+                }
+            };
+            let planned = map.plan(from, to, at.as_ref())?;
+            if !giver.index.let_go(&planned.keys, &planned.rest).await? {
+                continue;
+            }
+            if let Err(error) = taker.index.take_over(&planned.keys, &planned.grown).await {
+                giver.index.server().set_range(map.range_of(from));
+                return Err(error.into());
+            }
+            self.pool.publish(map.after(&planned));
+            self.learn_map();
+            return Ok(());
+        }
+        Err(IndexError::Contended { retries: ATTEMPTS })
+    }
+}
