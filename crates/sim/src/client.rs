@@ -76,7 +76,7 @@ impl Board {
         lock(&self.fault).get_or_insert(fault);
     }
 
-    fn allows(&self, error: &IndexError) -> bool {
+    pub(crate) fn allows(&self, error: &IndexError) -> bool {
         let kind = match error {
             IndexError::Indeterminate(_) => ErrorKind::Indeterminate,
             IndexError::OutOfMemory { .. } => ErrorKind::OutOfMemory,

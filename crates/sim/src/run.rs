@@ -24,14 +24,14 @@ use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
-use farleaf::partition::Dex;
+use farleaf::partition::{ComputePool, Dex};
 use farleaf::remote;
 use farleaf::server::tree::{self, Discipline};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimConfig};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Provider, ServerId};
+use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
 use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -235,7 +235,7 @@ where
 {
     let servers = start::<L, D, De>(scenario, options)?;
     let compute = De::compute(options).map_err(|error| format!("no compute side: {error}"))?;
-    simulate::<L, D, De>(scenario, seed, board, &servers, &compute, None);
+    simulate::<L, D, De, _>(scenario, seed, board, &servers, &compute, (0, async |_, _| {}));
     Ok(())
 }
 
@@ -250,8 +250,13 @@ where
     let compute = <Dex<C> as Design<L>>::compute(&options)
         .map_err(|error| format!("no compute side: {error}"))?;
     let pool = Pool::new(&servers, scenario);
+    let beside = async |fabric, number: usize| match number {
+        0 => pool.watch(fabric, board, seed).await,
+        _ => mover::<L, C, _>(fabric, &compute, board, scenario, seed).await,
+    };
+    let beside = (2, beside);
     let cluster =
-        simulate::<L, tree::Sound, Dex<C>>(scenario, seed, board, &servers, &compute, Some(&pool));
+        simulate::<L, tree::Sound, Dex<C>, _>(scenario, seed, board, &servers, &compute, beside);
     if board.fault().is_some() {
         return Ok(());
     }
@@ -263,7 +268,7 @@ where
     let observer = scenario.cluster.compute_servers;
     let mut flushed = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
         let index = <Dex<C> as Design<L>>::open(fabric, &compute).await?;
-        for part in 0..scenario.cluster.compute_servers {
+        for part in 0..compute.servers().len() as u16 {
             index.part(part).flush().await?;
         }
         index.scan(&Scan::range(..)).await
@@ -296,6 +301,8 @@ where
         cooling_percent,
         victims,
         offload,
+        spare_compute_servers,
+        ..
     } = scenario.design
     else {
         return Err("this scenario is not about DEX".to_owned());
@@ -327,7 +334,7 @@ where
     };
     let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
     let options = DexOptions::with_boundaries(boundaries, cache);
-    Ok(DexOptions { chunk_nodes_log2, placement_level, ..options })
+    Ok(DexOptions { chunk_nodes_log2, placement_level, spare_compute_servers, ..options })
 }
 
 /// The memory servers, with the empty index.
@@ -357,19 +364,64 @@ where
     Ok(servers)
 }
 
-/// Plays the scenario; `pool` is for an inspector, if there is to be one.
-fn simulate<L, D, De>(
+/// Moves keys between compute servers at random moments, as often as the scenario says.
+async fn mover<L, C, F>(
+    fabric: F,
+    compute: &Arc<ComputePool<L>>,
+    board: &Board,
+    scenario: &Scenario,
+    seed: u64,
+) where
+    L: Layout<Key = u64, Value = u64>,
+    C: cache::Discipline,
+    F: Fabric,
+{
+    let DesignSpec::Dex { moves, .. } = scenario.design else { return };
+    let key_space = scenario.workload.key_space;
+    let mut rng = workload::rng(seed, u64::MAX / 3);
+    let index = match <Dex<C> as Design<L>>::open(fabric.clone(), compute).await {
+        Ok(index) if moves > 0 => index,
+        _ => return,
+    };
+    for _ in 0..moves {
+        fabric.sleep(rng.random_range(1..=MAX_PAUSE_NS)).await;
+        if board.is_over() {
+            return;
+        }
+        let from = *pick(compute.map().owners(), &mut rng);
+        let to = rng.random_range(0..compute.servers().len() as u16);
+        let near = workload::key_at(rng.random_range(0..key_space), key_space);
+        let near = rng.random_bool(0.8).then_some(near);
+        match index.move_keys(from, to, near.as_ref()).await {
+            // The two may be no neighbours, or no leaf may begin there; and faults are faults.
+            Ok(()) | Err(IndexError::InvalidArgument(_)) => {}
+            Err(error) if board.allows(&error) => {}
+            Err(error) => board.report(format!("keys cannot move: {error}")),
+        }
+    }
+}
+
+fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
+    &from[rng.random_range(0..from.len())]
+}
+
+/// The longest time between two moves of keys, in nanoseconds.
+const MAX_PAUSE_NS: u64 = 100_000;
+
+/// Plays the scenario, and beside it so many more tasks, which are numbered from 0.
+fn simulate<L, D, De, B>(
     scenario: &Scenario,
     seed: u64,
     board: &Board,
     servers: &[Arc<MemoryServer<L, D>>],
     compute: &De::Compute,
-    pool: Option<&Pool<L, D>>,
+    (others, beside): (usize, B),
 ) -> SimCluster<MemoryServer<L, D>>
 where
     L: Layout<Key = u64, Value = u64>,
     D: Discipline,
     De: Design<L>,
+    B: AsyncFn(<SimCluster<MemoryServer<L, D>> as Cluster>::Fabric, usize) + Sync,
 {
     let cluster = &scenario.cluster;
     let mut rng = workload::rng(seed, 0);
@@ -394,7 +446,7 @@ where
     let clients = endpoints.len();
     // The observer's compute server is none of the scenario's, and never dies. The inspector is there too.
     endpoints.push(cluster.compute_servers);
-    endpoints.extend(pool.map(|_| cluster.compute_servers));
+    endpoints.extend(std::iter::repeat_n(cluster.compute_servers, others));
     let simulated = sim.start(servers.to_vec());
     simulated.run(&endpoints, async |fabric, number| {
         if number < clients {
@@ -402,8 +454,8 @@ where
         } else if number == clients {
             let number = number as u32 * u32::from(cluster.in_flight_per_client);
             observer::<L, De, _>(fabric, compute, board, scenario, number, &deaths).await;
-        } else if let Some(pool) = pool {
-            pool.watch(fabric, board, seed).await;
+        } else {
+            beside(fabric, number - clients - 1).await;
         }
     });
     simulated

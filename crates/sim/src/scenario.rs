@@ -45,6 +45,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
     ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
     ("dex-long-scans", include_str!("../scenarios/dex-long-scans.toml")),
+    ("dex-moves", include_str!("../scenarios/dex-moves.toml")),
+    ("dex-moves-churn", include_str!("../scenarios/dex-moves-churn.toml")),
+    ("dex-moves-faults", include_str!("../scenarios/dex-moves-faults.toml")),
+    ("dex-moves-offload", include_str!("../scenarios/dex-moves-offload.toml")),
     ("dex-no-cache", include_str!("../scenarios/dex-no-cache.toml")),
     ("dex-offload", include_str!("../scenarios/dex-offload.toml")),
     ("dex-offload-cost", include_str!("../scenarios/dex-offload-cost.toml")),
@@ -237,6 +241,12 @@ pub enum DesignSpec {
         /// Which operations are left to memory servers.
         #[serde(default)]
         offload: OffloadSpec,
+        /// How often keys move from one compute server to another during a run, at random moments.
+        #[serde(default)]
+        moves: u16,
+        /// Compute servers that own nothing at first, beside those of the cluster.
+        #[serde(default)]
+        spare_compute_servers: u16,
     },
 }
 

@@ -248,7 +248,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
             let covered = self.parts[usize::from(owner)].index.scan(&rest, &mut records).await;
             let moved = match covered {
                 Ok(range) if self.route.borrow().range_of(owner) == range => {
-                    match go_behind(&mut rest, range) {
+                    match go_behind(&mut rest, range, &L::min_key()) {
                         true => continue,
                         false => break,
                     }
@@ -305,13 +305,12 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
 }
 
 /// Lets a scan go on behind a range in which it has found everything; whether there can be more.
-fn go_behind<K: Clone + Ord>(rest: &mut Scan<K>, range: OwnedRange<K>) -> bool {
+fn go_behind<K: Clone + Ord>(rest: &mut Scan<K>, range: OwnedRange<K>, lowest: &K) -> bool {
     use std::ops::Bound::{Excluded, Included, Unbounded};
     if rest.reverse {
         let more = match &rest.lower {
-            Included(start) => *start < range.low,
-            Excluded(start) => *start < range.low,
-            Unbounded => true,
+            Included(start) | Excluded(start) => *start < range.low,
+            Unbounded => range.low > *lowest,
         };
         rest.upper = Excluded(range.low);
         return more;
