@@ -75,7 +75,7 @@ fn every_workload_finds_what_it_asks_for() {
                 // About half of the operations are two.
                 "ycsb-f" => assert!((14_500..15_500).contains(&rpcs), "{rpcs}"),
                 // A scan may need the next server too.
-                "scan-intensive" | "ycsb-e" => assert!((10_001..10_500).contains(&rpcs), "{rpcs}"),
+                "scan-intensive" | "scan-only" | "ycsb-e" => assert!((10_001..10_500).contains(&rpcs), "{rpcs}"),
                 name => assert_eq!(rpcs, 10_001, "B1, {name}: one RPC for each, no warm-up"),
             }
             assert_eq!(measured.counters.reads + measured.counters.writes, 0);

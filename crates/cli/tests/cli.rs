@@ -245,7 +245,7 @@ fn the_ablation_has_a_row_for_each_step() {
     let output = farleaf(&[&small[..], &["--trace", trace.path()]].concat());
     let stderr = text(&output.stderr);
     assert!(output.status.success(), "{stderr}");
-    assert!(stderr.contains("16/16: uniform, + cache of 8%, 2 threads"), "{stderr}");
+    assert!(stderr.contains("20/20: uniform, + cache of 8%, 2 threads"), "{stderr}");
     let stdout = text(&output.stdout);
     for expected in ["+ partitions", "+ cooling map", "coin 0.1, random", "21.2 x"] {
         assert!(stdout.contains(expected), "{expected}: {stdout}");
