@@ -87,7 +87,7 @@ impl<K: Ord> Part<'_, K> {
         out: &RefCell<Records<K, L::Value>>,
     ) -> LeafEnd<K> {
         let mut out = out.borrow_mut();
-        // The last attempt may have left something.
+        // It may be called for a leaf that is not of one piece, and then again.
         out.truncate(had);
         L::leaf_collect(leaf, &self.window(), &mut out);
         let fence = if self.scan.reverse { Some(L::low(leaf)) } else { L::high(leaf) };
@@ -224,6 +224,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         (found, had): (&RefCell<Records<L::Key, L::Value>>, usize),
         offer: bool,
     ) -> Result<Step<L>, Detour> {
+        // An attempt may have left something and then not got through.
+        found.borrow_mut().truncate(had);
         let probe = part.probe();
         let read = |leaf: Page<'_, L>| part.collect(leaf, had, found);
         if self.uncached {
