@@ -12,6 +12,7 @@ pub mod page;
 pub mod partition;
 pub mod remote;
 pub mod server;
+mod together;
 pub mod wire;
 
 pub use farleaf_fabric as fabric;

@@ -4,7 +4,7 @@
 //! Counts of remote operations are exact: the local fabric completes at once, and one client is alone.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf::cache::{AdmissionName, CacheOptions};
+use farleaf::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf::index::conformance::Setup;
 use farleaf::index::dex::{Boundaries, DexOptions};
 use farleaf::index::{Design, Exchange, IndexError, RangeIndex, Scan};
@@ -12,7 +12,7 @@ use farleaf::page::{Fixed8, Layout};
 use farleaf::partition::{ComputePool, Dex, RoutedIndex};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
-use farleaf_fabric::sim::{Faults, SimConfig};
+use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -345,6 +345,23 @@ fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName)
             let space = if round / 100 % 2 == 0 { 60 } else { 12 };
             let key = (fabric.random() % space * CLIENTS + client as u64) << 32;
             random_operation(&index, &mut model, &fabric, key).await;
+            if round % 10 == 0 {
+                // Of what the others do meanwhile nothing is known, but this client's keys are as it left them.
+                let scan = Scan::range(key..).limit(60);
+                for scan in [scan.clone(), Scan::range(..=key).reverse().limit(60), scan] {
+                    let found = index.scan(&scan).await.unwrap();
+                    assert!(found.is_sorted_by(|a, b| (a.0 > b.0) == scan.reverse), "{scan:?}");
+                    let (Some(first), Some(last)) = (found.first(), found.last()) else { continue };
+                    let between = first.0.min(last.0)..=first.0.max(last.0);
+                    let mut own: Vec<_> = found
+                        .iter()
+                        .filter(|(key, _)| (key >> 32) % CLIENTS == client as u64)
+                        .collect();
+                    own.sort_unstable();
+                    let held = model.range(between).map(|(&key, &value)| (key, value));
+                    assert!(own.into_iter().copied().eq(held), "{scan:?}");
+                }
+            }
         }
         model
     });
@@ -706,4 +723,187 @@ fn after_a_flush_the_pool_has_everything() {
             }
         });
     }
+}
+
+/// A round trip of 2 µs.
+fn network_of_2_us() -> NetworkModel {
+    NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() }
+}
+
+/// How long an operation took, and how many READs.
+async fn took<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> (u64, u64) {
+    let start_ns = fabric.now_ns();
+    let cost = spent(fabric, operation).await;
+    (fabric.now_ns() - start_ns, cost.reads)
+}
+
+/// A scan of 100 with nothing in the cache but the root: all that comes after the first leaf takes at most four round trips,
+/// wherever it starts and whichever way it goes; in virtual time, so the bound is exact. It reads what it reads leaf
+/// by leaf, and nothing else. What is cached is not read again. A second scan knows how large leaves are and reads
+/// its first one with the others.
+#[test]
+fn a_scan_overlaps_its_reads() {
+    let network = network_of_2_us();
+    let round_trip_ns = network.unloaded_verb_ns(0, 1024);
+    let provider = SimConfig { network, ..SimConfig::default() };
+    let options = DexOptions::with_boundaries(vec![], frames(256));
+    let cache = CacheOptions { scan_ahead: 1, ..options.cache };
+    let plain = &DexOptions { cache, ..options.clone() };
+    let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+    let (pool, options) = (compute::<Fixed8>(&options), &options);
+    let pool = &pool;
+    let record = |n: u64| (n * 3, n);
+    cluster.run_one(|fabric| async move {
+        let fabric = &fabric;
+        let loaded = open(fabric.clone(), pool).await;
+        loaded.bulk_load((0..60_000).map(record), 0.7).await.unwrap();
+        let cold = async |options| open(fabric.clone(), &compute::<Fixed8>(options)).await;
+        let mut slowest = 0;
+        for number in (150..58_000).step_by(397) {
+            let key = number * 3;
+            let index = cold(options).await;
+            let get = async { assert_eq!(index.get(&key).await, Ok(Some(number))) };
+            let (first_ns, _) = took(fabric, get).await;
+            for reverse in [false, true] {
+                let (scan, expected): (_, Vec<_>) = match reverse {
+                    false => (Scan::range(key..), (number..number + 100).map(record).collect()),
+                    true => {
+                        let expected = (number - 99..=number).rev().map(record).collect();
+                        (Scan::range(..=key).reverse(), expected)
+                    }
+                };
+                let scan = scan.limit(100);
+                let (index, leaf_by_leaf) = (cold(options).await, cold(plain).await);
+                let run = async |index: &RoutedIndex<_, _>| {
+                    let run = async { assert_eq!(index.scan(&scan).await.unwrap(), expected) };
+                    took(fabric, run).await
+                };
+                let (ns, reads) = run(&index).await;
+                assert!(ns <= first_ns + 4 * round_trip_ns, "{ns} ns at {key}, {reverse}");
+                assert_eq!(reads, run(&leaf_by_leaf).await.1, "at {key}, {reverse}");
+                slowest = slowest.max(ns.saturating_sub(first_ns));
+                assert_eq!(run(&index).await.1, 0, "all of it is cached");
+            }
+            // The level-1 node is there by now, of the leaves two: what is left is one round of READs, or two.
+            let from = number + 400;
+            index.get(&(from * 3)).await.unwrap();
+            index.scan(&Scan::range(key..).limit(60)).await.unwrap();
+            let scan = Scan::range((from + 200) * 3..).limit(100);
+            let (ns, _) = took(fabric, async {
+                assert_eq!(index.scan(&scan).await.unwrap()[99], record(from + 299));
+            })
+            .await;
+            assert!(ns <= 5 * round_trip_ns, "{ns} ns at {from}");
+        }
+        println!("slowest: {slowest} ns past a get; a READ {round_trip_ns} ns");
+    });
+}
+
+/// With its own bounds instead of a limit, or with leaves of another fill than the first, a scan is right all the same,
+/// whether it reads ahead or not; without, it reads one leaf after the other.
+#[test]
+fn a_scan_reads_ahead_only_if_it_may() {
+    let network = network_of_2_us();
+    let round_trip_ns = network.unloaded_verb_ns(0, 1024);
+    let provider = SimConfig { network, ..SimConfig::default() };
+    let mut times = Vec::new();
+    for scan_ahead in [16, 1, 0] {
+        let cache = CacheOptions { scan_ahead, ..frames(256) };
+        let options = DexOptions::with_boundaries(vec![], cache);
+        let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+        let (pool, options) = (compute::<Fixed8>(&options), &options);
+        let pool = &pool;
+        let ns = cluster.run_one(|fabric| async move {
+            let fabric = &fabric;
+            let loaded = open(fabric.clone(), pool).await;
+            loaded.bulk_load((0..20_000).map(|n| (n, n)), 0.7).await.unwrap();
+            let index = open(fabric.clone(), &compute::<Fixed8>(options)).await;
+            index.get(&(42 * 42 + 42 * 20)).await.unwrap();
+            let range = 42 * 42 + 3..42 * 42 + 42 * 12;
+            let read = async {
+                let records = index.scan(&Scan::range(range.clone())).await.unwrap();
+                assert_eq!(records, range.clone().map(|n| (n, n)).collect::<Vec<_>>());
+            };
+            let (ns, reads) = took(fabric, read).await;
+            (ns, reads)
+        });
+        times.push(ns);
+    }
+    assert!(times[0].0 < times[1].0 / 2, "{times:?}");
+    assert!(times[1].0 >= 12 * round_trip_ns && times[1] == times[2], "{times:?}");
+    assert_eq!(times[0].1, times[1].1, "as many READs: {times:?}");
+}
+
+/// A scan that misses a level-1 node is left to its memory server: one request for each of these nodes, and no READ, whichever
+/// way it goes, and wherever its bounds are. Where that node is here, the leaves are read.
+#[test]
+fn a_scan_is_left_to_memory_servers() {
+    let provider = LocalConfig::default();
+    let cache = CacheOptions { offload: OffloadName::Always, ..frames(256) };
+    let options = DexOptions::with_boundaries(vec![60_000], cache);
+    let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+    let (pool, options) = (compute::<Fixed8>(&options), &options);
+    let pool = &pool;
+    cluster.run_one(|fabric| async move {
+        let loaded = open(fabric.clone(), pool).await;
+        loaded.bulk_load((0..60_000).map(|n| (n * 2, n)), 0.7).await.unwrap();
+        let index = open(fabric.clone(), &compute::<Fixed8>(options)).await;
+        let mut requests = 0;
+        for round in 0..400_u64 {
+            let low = fabric.random() % 60_000;
+            let width = [0, 5, 300, 5_000, 60_000][round as usize % 5];
+            let high = (low + width).min(60_000);
+            let limit = [1, 100, 3_000, usize::MAX][round as usize % 4];
+            let mut expected: Vec<_> = (low..high).map(|n| (n * 2, n)).collect();
+            let scan = Scan::range(low * 2..high * 2).limit(limit);
+            for scan in [scan.clone(), scan.reverse()] {
+                let run = async {
+                    let records = index.scan(&scan).await.unwrap();
+                    assert!(records.iter().eq(expected.iter().take(limit)), "{scan:?}");
+                };
+                let cost = spent(&fabric, run).await;
+                // 1,764 records a node, at most 1,024 a request; one that is at a boundary is shared, and read.
+                let most = 2 * (limit.min(expected.len()) as u64 / 1_024 + 2);
+                assert!(cost.rpcs <= most, "{} requests for {scan:?}", cost.rpcs);
+                requests += cost.rpcs;
+                expected.reverse();
+            }
+        }
+        let counters = index.cache_counters();
+        assert_eq!((counters.offloads, counters.offload_refusals), (requests, 0));
+        assert!(requests > 400, "{requests}");
+        let here = async {
+            let scan = Scan::range(10..).limit(100);
+            assert_eq!(index.scan(&scan).await.unwrap().len(), 100);
+        };
+        assert_eq!(verbs(spent(&fabric, here).await).0, 0, "it is there, or left to the server");
+    });
+}
+
+/// Misses of one multi-get overlap.
+#[test]
+fn a_multi_get_overlaps_its_reads() {
+    let network = network_of_2_us();
+    let round_trip_ns = network.unloaded_verb_ns(0, 1024);
+    let provider = SimConfig { network, ..SimConfig::default() };
+    let options = DexOptions::with_boundaries(vec![], frames(1_024));
+    let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+    let (pool, options) = (compute::<Fixed8>(&options), &options);
+    let pool = &pool;
+    cluster.run_one(|fabric| async move {
+        let loaded = open(fabric.clone(), pool).await;
+        loaded.bulk_load((0..60_000).map(|n| (n, n)), 0.7).await.unwrap();
+        let index = open(fabric.clone(), &compute::<Fixed8>(options)).await;
+        warm_inner_nodes(&index).await;
+        let keys: Vec<u64> = (0..32).map(|node| node * 42 * 42 + 5 * 42).collect();
+        let get = async || {
+            let values = index.multi_get(&keys).await.unwrap();
+            assert!(values.iter().zip(&keys).all(|(value, key)| *value == Some(*key)));
+        };
+        let (ns, reads) = took(&fabric, get()).await;
+        assert_eq!(reads, 32);
+        let (cached_ns, reads) = took(&fabric, get()).await;
+        assert_eq!(reads, 0);
+        assert!(ns < cached_ns + 3 * round_trip_ns, "{ns} ns, {cached_ns} of them work");
+    });
 }

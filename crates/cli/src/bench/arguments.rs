@@ -114,6 +114,9 @@ pub(crate) struct Arguments {
     /// that can be, or `cost-aware`, those that seem to take less time there
     #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
     pub(super) offload: OffloadName,
+    /// How many leaves a scan of the design `dex` reads together at most; with 1 it reads one after the other
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) scan_ahead: u32,
     /// What all compute servers have equal parts of: the `keys` that can be, or the `records` that are loaded
     #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
     pub(super) boundaries: Boundaries,

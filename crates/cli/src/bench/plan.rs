@@ -164,6 +164,7 @@ impl Plan {
                             cooling_percent: arguments.cooling_percent,
                             victims: arguments.victims,
                             offload: arguments.offload,
+                            scan_ahead: arguments.scan_ahead,
                             ..CacheOptions::default()
                         },
                     )

@@ -363,8 +363,8 @@ impl<L: Layout> Cache<L> {
         Some(())
     }
 
-    /// Publishes a page that has been brought into a spare frame, hot below `parent` if that is still as it was
-    /// seen.
+    /// Publishes a page that has been brought into a spare frame, hot below `parent`, if that still points to it from
+    /// this slot: other children may have come below it meanwhile.
     ///
     /// # Errors
     /// What it was given, untouched.
@@ -375,13 +375,32 @@ impl<L: Layout> Cache<L> {
         parent: Seen<'_, L>,
         slot: usize,
     ) -> Result<(), (Spare<'a, L>, IoMark<'a>)> {
-        let Some(_guard) = parent.lock() else { return Err((spare, mark)) };
+        let guard = parent.lock().or_else(|| self.lock_again(parent.frame, slot, spare.page()));
+        let Some(_guard) = guard else { return Err((spare, mark)) };
         debug_assert_eq!(L::inner_child(parent.page, slot), spare.page().address());
         let frame = self.publish(spare, FrameState::Hot, Some(parent.frame), |frame| {
             mark.publish(frame);
         });
         L::inner_set_child(parent.page, slot, Swip::Frame(frame).to_word());
         Ok(())
+    }
+
+    /// Latches a node that has changed since it was seen, if it leads to `child` from this slot and can have hot
+    /// children.
+    fn lock_again(
+        &self,
+        parent: FrameId,
+        slot: usize,
+        child: Page<'_, L>,
+    ) -> Option<Exclusive<'_>> {
+        let seen = self.seen(parent)?;
+        let guard = seen.lock()?;
+        let leads = matches!(self.arena.state(parent), FrameState::Hot | FrameState::Pinned)
+            && seen.page.level() == child.level() + 1
+            && slot < seen.page.count()
+            && L::inner_child(seen.page, slot) == child.address()
+            && fits_slot(seen.page, slot, child);
+        leads.then_some(guard)
     }
 
     /// Publishes a page as hot though no parent points to it: it is dirty, or its parent has changed. Whoever

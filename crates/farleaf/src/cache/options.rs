@@ -55,6 +55,9 @@ pub enum OffloadName {
     CostAware,
 }
 
+/// A scan takes at most one in so many frames at a time.
+const FRAMES_PER_LEAF_AHEAD: u32 = 8;
+
 /// The choices for the cache of one compute server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheOptions {
@@ -72,6 +75,9 @@ pub struct CacheOptions {
     pub victims: VictimName,
     /// What is left to memory servers.
     pub offload: OffloadName,
+    /// How many leaves a scan reads together at most, as far as it needs so many and there are frames for them; with 1
+    /// it reads one after the other.
+    pub scan_ahead: u32,
 }
 
 impl Default for CacheOptions {
@@ -84,6 +90,7 @@ impl Default for CacheOptions {
             cooling: CoolingName::default(),
             victims: VictimName::default(),
             offload: OffloadName::default(),
+            scan_ahead: 16,
         }
     }
 }
@@ -96,6 +103,11 @@ impl CacheOptions {
     pub fn frames(&self, page_bytes: usize) -> u32 {
         let frames = self.bytes / page_bytes as u64;
         (frames.min(u64::from(MOST_FRAMES)) as u32).max(Self::LEAST_FRAMES)
+    }
+
+    /// How many leaves a scan reads together at most in a cache of so many frames: each takes one.
+    pub(crate) fn leaves_together(&self, frames: u32) -> u32 {
+        self.scan_ahead.min(frames / FRAMES_PER_LEAF_AHEAD).max(1)
     }
 
     pub(super) fn new_admission(&self) -> Box<dyn Admission> {

@@ -61,6 +61,19 @@ pub struct ScanWindow<'k, K> {
     pub limit: usize,
 }
 
+impl<K: Ord> ScanWindow<'_, K> {
+    /// Whether there can be wanted records behind a leaf that ends at this fence: its high one, or descending its low
+    /// one.
+    pub(crate) fn goes_behind(&self, fence: &K) -> bool {
+        match (self.reverse, self.lower, self.upper) {
+            (false, _, Bound::Included(end)) => fence <= end,
+            (false, _, Bound::Excluded(end)) => fence < end,
+            (true, Bound::Included(start) | Bound::Excluded(start), _) => fence > start,
+            (false, _, Bound::Unbounded) | (true, Bound::Unbounded, _) => true,
+        }
+    }
+}
+
 /// The bytes of one kind of page.
 ///
 /// Functions that read accept pages that change under them: they may return nonsense then, which

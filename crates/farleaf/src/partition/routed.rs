@@ -11,13 +11,11 @@ use crate::index::dex::{DexIndex, OwnedRange};
 use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};
+use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
 
 /// One compute server, as a handle of this process reaches it.
 #[derive(Debug)]
@@ -257,24 +255,4 @@ fn touches<K: Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> bool {
         _ => true,
     };
     from_below && from_above
-}
-
-/// The results of futures that run together, in their order.
-async fn all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut running: Vec<Result<T, Pin<Box<_>>>> =
-        futures.map(|future| Err(Box::pin(future))).collect();
-    poll_fn(|context| {
-        let mut pending = false;
-        for place in &mut running {
-            if let Err(future) = place {
-                match future.as_mut().poll(context) {
-                    Poll::Ready(value) => *place = Ok(value),
-                    Poll::Pending => pending = true,
-                }
-            }
-        }
-        if pending { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
-    running.into_iter().filter_map(Result::ok).collect()
 }

@@ -200,14 +200,13 @@ impl<L: Layout> Walks<L> {
                 false => L::high(page).filter(|end| high.as_ref().is_none_or(|high| end < high)),
                 true => Some(L::low(page)).filter(|start| *start > low),
             };
+            let next = next.filter(|fence| window.goes_behind(fence));
             match next {
                 Some(key) if !full => {
                     place = if reverse { Bound::Excluded(key) } else { Bound::Included(key) };
                 }
-                next => {
-                    let more = full && next.is_some();
-                    return Ok(Reply::Records { records, more });
-                }
+                // The last leaf may have some beyond the limit, even if nothing comes behind it.
+                _ => return Ok(Reply::Records { records, more: full }),
             }
         }
     }

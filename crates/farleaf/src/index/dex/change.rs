@@ -3,7 +3,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::Place;
+use super::descend::{Offer, Place};
 use crate::cache::{Detour, Discipline, LiveCounters, mark_dirty};
 use crate::index::Exchange;
 use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, Page, Probe};
@@ -89,7 +89,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     async fn run(&self, edit: &LeafEdit<L>) -> Result<Answer<L::Value>, RemoteError> {
         let probe = Probe::At(&edit.key);
         let mut attempts = None;
-        let mut offer = self.offload.is_on();
+        let mut offer = if self.offload.is_on() { Offer::Edit } else { Offer::Nothing };
         loop {
             let detour = match self.try_run(probe, edit, offer).await {
                 Ok(LeafOutcome::Nothing(answer) | LeafOutcome::Changed(answer, _)) => {
@@ -99,7 +99,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                 Err(detour) => Some(detour),
             };
             // What a memory server will not do is done here.
-            offer &= detour != Some(Detour::Here);
+            if detour == Some(Detour::Here) {
+                offer = Offer::Nothing;
+            }
             let attempts = attempts.get_or_insert_with(|| self.attempts());
             self.after(attempts, detour.unwrap_or(Detour::Again), probe).await?;
         }
@@ -110,7 +112,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         &self,
         probe: Probe<'_, L::Key>,
         edit: &LeafEdit<L>,
-        offer: bool,
+        offer: Offer,
     ) -> Result<LeafOutcome<Answer<L::Value>>, Detour> {
         if self.uncached
             && let Some(outcome) =

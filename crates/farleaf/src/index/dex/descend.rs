@@ -40,6 +40,17 @@ pub(super) struct Missing<'a, L: Layout> {
     pub(super) level: u8,
 }
 
+/// What may be left to the memory server that has a missing node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offer {
+    /// Nothing.
+    Nothing,
+    /// An operation on one key.
+    Edit,
+    /// A scan that needs about so many leaves.
+    Scan { leaves: u64 },
+}
+
 /// What a child word leads to.
 #[derive(Clone, Copy, Debug)]
 enum Child<'a, L: Layout> {
@@ -106,13 +117,13 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         Err(if node.is_valid() { Detour::Refresh } else { Detour::Busy })
     }
 
-    /// The leaf that the probe lies in. With `offer`, the first node on the way that is better left to its memory
-    /// server, if there is one.
+    /// The leaf that the probe lies in, or the first node on the way below which what is offered is better left to
+    /// its memory server.
     #[inline]
     pub(super) async fn find_leaf(
         &self,
         probe: Probe<'_, L::Key>,
-        offer: bool,
+        offer: Offer,
     ) -> Result<Place<'_, L>, Detour> {
         let mut node = self.seen_root()?;
         let mut level = node.page.level();
@@ -125,7 +136,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             self.confirm(node, level, child, probe)?;
             match child {
                 Child::Hot(child) => node = child,
-                Child::Elsewhere(address) if offer && self.offers(node, slot, level - 1) => {
+                Child::Elsewhere(address)
+                    if offer != Offer::Nothing && self.offers(node, slot, level - 1, offer) =>
+                {
                     let missing = Missing { parent: node, slot, address, level: level - 1 };
                     return Ok(Place::Offered(missing));
                 }
@@ -203,7 +216,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     }
 
     #[inline]
-    async fn try_read_leaf<T>(
+    pub(super) async fn try_read_leaf<T>(
         &self,
         probe: Probe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
@@ -213,7 +226,36 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         {
             return Ok(value);
         }
-        match self.find_leaf(probe, false).await? {
+        let place = self.find_leaf(probe, Offer::Nothing).await?;
+        self.read_place(place, probe, read).await
+    }
+
+    /// What `read` makes of the leaf that the probe lies in, below a level-1 node that was on the way to it.
+    pub(super) async fn try_read_below<T>(
+        &self,
+        above: Seen<'_, L>,
+        probe: Probe<'_, L::Key>,
+        read: &impl Fn(Page<'_, L>) -> T,
+    ) -> Result<T, Detour> {
+        let (slot, child) = self.look_down(above, probe)?;
+        self.charge(Work::VisitNode).await;
+        self.confirm(above, 1, child, probe)?;
+        let place = match child {
+            Child::Hot(leaf) => Place::Hot(leaf),
+            Child::Elsewhere(address) => Place::Elsewhere { parent: above, slot, address },
+        };
+        self.read_place(place, probe, read).await
+    }
+
+    /// What `read` makes of the leaf at a place to which the probe has led.
+    #[inline]
+    pub(super) async fn read_place<T>(
+        &self,
+        place: Place<'_, L>,
+        probe: Probe<'_, L::Key>,
+        read: &impl Fn(Page<'_, L>) -> T,
+    ) -> Result<T, Detour> {
+        match place {
             Place::Hot(leaf) => {
                 let value = read(leaf.page);
                 if !leaf.is_valid() {

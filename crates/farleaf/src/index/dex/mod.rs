@@ -36,6 +36,7 @@ mod split;
 mod uncached;
 
 use offload::Offloading;
+use scan::LeafSizes;
 
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use options::of_word;
@@ -58,6 +59,9 @@ pub struct DexIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
     root_frame: FrameId,
     placement_level: u8,
     offload: Offloading,
+    leaf_sizes: LeafSizes,
+    /// How many leaves a scan reads together at most.
+    leaves_together: u32,
     /// Operations on single keys go down in the pool.
     uncached: bool,
 }
@@ -91,7 +95,18 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let options = server.cache().options();
         let offload = Offloading::new(options.offload);
         let uncached = options.admission == AdmissionName::Never;
-        Ok(Self { server, client, root, root_frame, placement_level, offload, uncached })
+        let leaves_together = options.leaves_together(server.cache().arena().frames());
+        Ok(Self {
+            server,
+            client,
+            root,
+            root_frame,
+            placement_level,
+            offload,
+            leaf_sizes: LeafSizes::default(),
+            leaves_together,
+            uncached,
+        })
     }
 
     /// The compute server.

@@ -15,9 +15,11 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::Missing;
+use super::descend::{Missing, Offer};
+use super::scan::next_fence;
 use crate::cache::{Detour, Discipline, LiveCounters, MovingAverage, OffloadName, Seen};
-use crate::page::{Answer, Layout, LeafEdit};
+use crate::index::Records;
+use crate::page::{Answer, Layout, LeafEdit, ScanWindow};
 use crate::remote::RemoteError;
 use crate::wire::{Reply, Request};
 use farleaf_fabric::Fabric;
@@ -28,6 +30,8 @@ const SEARCH_NS: u64 = 105;
 const BRINGING_PERCENT: u64 = 120;
 /// One decision in so many goes against the estimates, so that both stay fresh.
 const CONTRARY: u64 = 100;
+/// How many records a scan asks for at once: nobody else comes below the node meanwhile.
+const RECORDS_AT_ONCE: usize = 1024;
 /// How often a ticket is asked to be closed.
 const CLOSINGS: u32 = 8;
 
@@ -35,13 +39,16 @@ const CLOSINGS: u32 = 8;
 #[derive(Debug)]
 pub(super) struct Offloading {
     policy: OffloadName,
-    /// How long requests took lately.
+    /// How long requests for operations on one key took lately.
     request_ns: MovingAverage,
+    /// How long requests for records of a scan took lately.
+    scan_request_ns: MovingAverage,
 }
 
 impl Offloading {
     pub(super) fn new(policy: OffloadName) -> Self {
-        Self { policy, request_ns: MovingAverage::default() }
+        let (request_ns, scan_request_ns) = Default::default();
+        Self { policy, request_ns, scan_request_ns }
     }
 
     /// Whether anything is ever left to memory servers.
@@ -62,14 +69,48 @@ impl Offloading {
         };
         cheaper != random.is_multiple_of(CONTRARY)
     }
+
+    /// Whether a scan that misses an inner node at `level` and needs `leaves` below it takes less time on the memory
+    /// server, when the leaves are read `together` at a time otherwise.
+    fn decide_scan(
+        &self,
+        (level, leaves, together): (u8, u64, u64),
+        read_ns: Option<u64>,
+        random: u64,
+    ) -> bool {
+        let cheaper = match (read_ns, self.scan_request_ns.ns()) {
+            (_, None) => true,
+            (None, _) => false,
+            (Some(read_ns), Some(request_ns)) => {
+                let reads = u64::from(level) + leaves.div_ceil(together);
+                let searches = u64::from(level) + leaves;
+                let fetching_ns = reads * read_ns + searches * SEARCH_NS;
+                request_ns < fetching_ns * BRINGING_PERCENT / 100
+            }
+        };
+        cheaper != random.is_multiple_of(CONTRARY)
+    }
+}
+
+/// What a memory server has found below a missing node.
+#[derive(Debug)]
+pub(super) struct OffloadedScan<L: Layout> {
+    pub(super) records: Records<L::Key, L::Value>,
+    /// There may be more below the node, behind the last of them.
+    pub(super) more: bool,
+    /// Where the node ends in the direction of the scan.
+    pub(super) fence: Option<L::Key>,
 }
 
 impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
-    /// Whether an operation should be left to the memory server that misses the node at `level`, to which the
+    /// Whether what is offered should be left to the memory server, as the node at `level` is missing to which the
     /// child word at `slot` of `parent` points.
     #[cold]
-    pub(super) fn offers(&self, parent: Seen<'_, L>, slot: usize, level: u8) -> bool {
-        if level > self.placement_level
+    pub(super) fn offers(&self, parent: Seen<'_, L>, slot: usize, level: u8, offer: Offer) -> bool {
+        // A scan may need other leaves beside a missing one.
+        let of_one_leaf = level == 0 && offer != Offer::Edit;
+        if of_one_leaf
+            || level > self.placement_level
             || self.client.cache().arena().detached() > 0
             || !self.is_exclusive_slot(parent, slot)
         {
@@ -80,7 +121,15 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             OffloadName::Always => true,
             OffloadName::CostAware => {
                 let read_ns = self.client.read_ns.as_ref().and_then(MovingAverage::ns);
-                self.offload.decide(level, read_ns, self.fabric().random())
+                let random = self.fabric().random();
+                match offer {
+                    Offer::Nothing => false,
+                    Offer::Edit => self.offload.decide(level, read_ns, random),
+                    Offer::Scan { leaves } => {
+                        let together = u64::from(self.leaves_together);
+                        self.offload.decide_scan((level, leaves, together), read_ns, random)
+                    }
+                }
             }
         }
     }
@@ -149,5 +198,54 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         drop(self.client.cache().mapping().resume(mark));
         give_ticket();
         answer
+    }
+
+    /// Lets the memory server look for the records of a scan below a missing node; and says where that node ends.
+    ///
+    /// # Errors
+    /// [`Detour::Here`] if it will not.
+    pub(super) async fn offload_scan(
+        &self,
+        missing: Missing<'_, L>,
+        window: &ScanWindow<'_, L::Key>,
+    ) -> Result<OffloadedScan<L>, Detour> {
+        let Missing { parent, slot, address, level } = missing;
+        let fence = next_fence(parent.page, slot, window.reverse);
+        // Nothing can happen late: a mark that ends with this is enough.
+        let mark = self.client.begin_remote(parent, slot, address)?;
+        if self.client.cache().arena().detached() > 0 {
+            return Err(Detour::Here); // C18
+        }
+        let request = Request::WalkScan {
+            node: address,
+            level,
+            lower: window.lower.cloned(),
+            upper: window.upper.cloned(),
+            reverse: window.reverse,
+            limit: window.limit.min(RECORDS_AT_ONCE) as u32,
+        };
+        let asked_ns = self.fabric().now_ns();
+        let server = address.server();
+        let outcome = self.client.pages().rpc().ask(server, &request).await;
+        drop(mark);
+        match outcome {
+            Ok(Reply::Records { records, more }) => {
+                self.offload.scan_request_ns.add(self.fabric().now_ns().saturating_sub(asked_ns));
+                LiveCounters::count(&self.client.counters.offloads);
+                // More than was asked for, or more without any, would lead the scan in a circle.
+                if records.len() > window.limit || (more && records.is_empty()) {
+                    return Err(RemoteError::BadReply { server }.into());
+                }
+                Ok(OffloadedScan { records, more, fence })
+            }
+            Ok(_) => Err(RemoteError::BadReply { server }.into()),
+            // It can be asked again.
+            Err(RemoteError::Indeterminate(_)) => Err(Detour::Busy),
+            Err(RemoteError::Refused { .. } | RemoteError::Contended { .. }) => {
+                LiveCounters::count(&self.client.counters.offload_refusals);
+                Err(Detour::Here)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }

@@ -1,17 +1,132 @@
-//! Scans: leaf by leaf through the fences, each by a descent of its own (Lu et al., §7).
+//! Scans: leaf by leaf through the fences (Lu et al., §7), several of them read together.
 //!
-//! A leaf is read atomically, a scan is not: it is no snapshot.
+//! When a leaf is not here, the level-1 node above it says where the next ones begin. As many as the scan is likely to need
+//! are read in flight together, by operations of their own; what they bring is taken in order, as far as each leaf
+//! begins where the last one ended. One that was split or merged meanwhile ends the run, and the scan goes on from
+//! there. What a node further up is missing for can be left to its memory server instead.
+//!
+//! A leaf is read atomically, a scan is not: it is no snapshot. It never goes back behind a position, and reads of one
+//! run have frames and marks of their own, so that none of them waits for another (C16).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::Discipline;
+use super::descend::{Offer, Place};
+use super::offload::OffloadedScan;
+use crate::cache::{Detour, Discipline, Seen};
 use crate::index::{Records, Scan};
 use crate::page::{Layout, Page, Probe, ScanWindow};
 use crate::remote::RemoteError;
+use crate::together::all;
 use farleaf_fabric::{Fabric, Work};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Bound;
+
+/// How many records a leaf has, as far as the last ones tell, in sixteenths.
+#[derive(Debug, Default)]
+pub(super) struct LeafSizes {
+    sixteenths: Cell<usize>,
+}
+
+impl LeafSizes {
+    /// Takes a leaf of so many records into account: an eighth, unless it is the first.
+    fn add(&self, records: usize) {
+        let (now, seen) = (records * 16, self.sixteenths.get());
+        self.sixteenths.set(if seen == 0 { now } else { seen - seen / 8 + now / 8 });
+    }
+
+    /// How many leaves so many records need. Before any has been seen, and where they seem to be almost empty, it
+    /// is rather too few.
+    fn leaves<L: Layout>(&self, records: usize) -> usize {
+        match self.sixteenths.get() {
+            0 => 1,
+            seen => records.saturating_mul(16).div_ceil(seen.max(L::CAPACITY * 4)),
+        }
+    }
+}
+
+/// A part of a scan.
+#[derive(Debug)]
+struct Part<'s, K> {
+    scan: &'s Scan<K>,
+    /// Where the leaf is that it begins in: ascending, the leaf of this key; descending, that of the key or of those
+    /// just before it.
+    place: Bound<K>,
+    /// Something came before it: never go back behind the place, though a leaf may reach further by now.
+    moved: bool,
+    limit: usize,
+}
+
+impl<K: Ord> Part<'_, K> {
+    fn window(&self) -> ScanWindow<'_, K> {
+        let Scan { lower, upper, reverse, .. } = self.scan;
+        let (lower, upper) = match (self.moved, *reverse) {
+            (false, _) => (lower, upper),
+            (true, true) => (lower, &self.place),
+            (true, false) => (&self.place, upper),
+        };
+        let (lower, upper) = (lower.as_ref(), upper.as_ref());
+        ScanWindow { lower, upper, reverse: *reverse, limit: self.limit }
+    }
+
+    fn probe(&self) -> Probe<'_, K> {
+        match &self.place {
+            Bound::Included(key) => Probe::At(key),
+            // An ascending scan goes on behind a record where that is.
+            Bound::Excluded(key) if !self.scan.reverse => Probe::At(key),
+            Bound::Excluded(key) => Probe::Before(key),
+            Bound::Unbounded => Probe::Last,
+        }
+    }
+
+    /// What the part finds in a leaf, instead of what `out` has from `had` on.
+    fn collect<L: Layout<Key = K>>(
+        &self,
+        leaf: Page<'_, L>,
+        had: usize,
+        out: &RefCell<Records<K, L::Value>>,
+    ) -> LeafEnd<K> {
+        let mut out = out.borrow_mut();
+        // It may be called for a leaf that is not of one piece, and then again.
+        out.truncate(had);
+        L::leaf_collect(leaf, &self.window(), &mut out);
+        let fence = if self.scan.reverse { Some(L::low(leaf)) } else { L::high(leaf) };
+        LeafEnd { records: leaf.count(), fence }
+    }
+}
+
+/// What is known of a leaf that was read.
+#[derive(Debug)]
+struct LeafEnd<K> {
+    /// Of the whole leaf.
+    records: usize,
+    /// Where it ends in the direction of the scan.
+    fence: Option<K>,
+}
+
+/// What a step of a scan came to.
+#[derive(Debug)]
+enum Step<'a, L: Layout> {
+    /// The leaf at the place was read.
+    Read(LeafEnd<L::Key>),
+    /// Nothing is done yet: the leaves at these places, below this node, are to be read together.
+    Together(Seen<'a, L>, Vec<Bound<L::Key>>),
+    /// The memory server has found these.
+    Offloaded(OffloadedScan<L>),
+}
+
+/// Where the subtree at a slot ends in the direction of a scan.
+pub(super) fn next_fence<L: Layout>(
+    parent: Page<'_, L>,
+    slot: usize,
+    reverse: bool,
+) -> Option<L::Key> {
+    match reverse {
+        true => Some(L::inner_key(parent, slot)),
+        false if slot + 1 < parent.count() => Some(L::inner_key(parent, slot + 1)),
+        false => L::high(parent),
+    }
+}
 
 impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// Appends the records of the owned range that `scan` asks for, at most until `out` has `scan.limit`.
@@ -23,60 +138,197 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         scan: &Scan<L::Key>,
         out: &mut Records<L::Key, L::Value>,
     ) -> Result<(), RemoteError> {
-        let range = self.server.range();
-        let mut at = if scan.reverse { self.last(scan) } else { Some(self.first(scan)) };
+        let begin = if scan.reverse { self.last(scan) } else { Some(self.first(scan)) };
         let found = RefCell::new(std::mem::take(out));
-        let mut outcome = Ok(());
-        let mut moved = false;
-        while let Some(place) = at {
+        let outcome = self.scan_from(begin, scan, &found).await;
+        *out = found.into_inner();
+        outcome
+    }
+
+    async fn scan_from(
+        &self,
+        begin: Option<Bound<L::Key>>,
+        scan: &Scan<L::Key>,
+        found: &RefCell<Records<L::Key, L::Value>>,
+    ) -> Result<(), RemoteError> {
+        let (mut at, mut moved) = (begin, false);
+        let mut offer = self.offload.is_on() && !self.uncached;
+        while let Some(place) = at.take() {
             let had = found.borrow().len();
             if had >= scan.limit {
                 break;
             }
-            // A leaf may have grown since the last one was read: never go back behind that.
-            let (lower, upper) = match (&place, moved) {
-                (_, false) => (scan.lower.as_ref(), scan.upper.as_ref()),
-                (place, true) if scan.reverse => (scan.lower.as_ref(), place.as_ref()),
-                (place, true) => (place.as_ref(), scan.upper.as_ref()),
-            };
-            let reverse = scan.reverse;
-            let window = ScanWindow { lower, upper, reverse, limit: scan.limit - had };
-            let read = |page: Page<'_, L>| {
-                let mut found = found.borrow_mut();
-                // The last attempt may have left something.
-                found.truncate(had);
-                L::leaf_collect(page, &window, &mut found);
-                if scan.reverse { Some(L::low(page)) } else { L::high(page) }
-            };
-            let probe = match &place {
-                Bound::Included(key) => Probe::At(key),
-                Bound::Excluded(key) => Probe::Before(key),
-                Bound::Unbounded => Probe::Last,
-            };
-            let next = match self.read_leaf(probe, read).await {
-                Ok(next) => next,
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
-            };
+            let part = Part { scan, place, moved, limit: scan.limit - had };
             moved = true;
-            let copied = found.borrow().len() - had;
-            self.charge(Work::CopyRecords(copied as u32)).await;
-            at = match next {
-                Some(low) if scan.reverse => {
-                    let more = low > range.low && is_above(&low, &scan.lower);
-                    more.then_some(Bound::Excluded(low))
+            at = match self.step(&part, found, &mut offer).await? {
+                Step::Read(leaf) => {
+                    let copied = found.borrow().len() - had;
+                    self.charge(Work::CopyRecords(copied as u32)).await;
+                    self.leaf_sizes.add(leaf.records);
+                    self.behind(scan, leaf.fence)
                 }
-                Some(high) => {
-                    let inside = range.high.as_ref().is_none_or(|end| high < *end);
-                    (inside && is_below(&high, &scan.upper)).then_some(Bound::Included(high))
+                Step::Together(above, places) => {
+                    self.read_together(part, (above, places), found).await?
                 }
-                None => None,
+                Step::Offloaded(below) => {
+                    self.charge(Work::CopyRecords(below.records.len() as u32)).await;
+                    let last = below.records.last().map(|(key, _)| key.clone());
+                    found.borrow_mut().extend(below.records);
+                    match below.more {
+                        true => last.map(Bound::Excluded),
+                        false => self.behind(scan, below.fence),
+                    }
+                }
             };
         }
-        *out = found.into_inner();
-        outcome
+        Ok(())
+    }
+
+    /// Where a scan goes on behind a node that ends at this fence, if there can be more.
+    fn behind(&self, scan: &Scan<L::Key>, fence: Option<L::Key>) -> Option<Bound<L::Key>> {
+        let fence = fence?;
+        let range = self.server.range();
+        let inside = match scan.reverse {
+            true => fence > range.low,
+            false => range.high.as_ref().is_none_or(|end| fence < *end),
+        };
+        let (lower, upper) = (scan.lower.as_ref(), scan.upper.as_ref());
+        let window = ScanWindow { lower, upper, reverse: scan.reverse, limit: 0 };
+        (inside && window.goes_behind(&fence)).then_some(match scan.reverse {
+            true => Bound::Excluded(fence),
+            false => Bound::Included(fence),
+        })
+    }
+
+    /// The first step of a part, whatever it takes. What a memory server will not do is not offered again.
+    async fn step(
+        &self,
+        part: &Part<'_, L::Key>,
+        found: &RefCell<Records<L::Key, L::Value>>,
+        offer: &mut bool,
+    ) -> Result<Step<'_, L>, RemoteError> {
+        let had = found.borrow().len();
+        let mut attempts = None;
+        loop {
+            let detour = match self.try_step(part, (found, had), *offer).await {
+                Ok(step) => return Ok(step),
+                Err(detour) => detour,
+            };
+            *offer &= detour != Detour::Here;
+            let attempts = attempts.get_or_insert_with(|| self.attempts());
+            self.after(attempts, detour, part.probe()).await?;
+        }
+    }
+
+    async fn try_step(
+        &self,
+        part: &Part<'_, L::Key>,
+        (found, had): (&RefCell<Records<L::Key, L::Value>>, usize),
+        offer: bool,
+    ) -> Result<Step<'_, L>, Detour> {
+        // An attempt may have left something and then not got through.
+        found.borrow_mut().truncate(had);
+        let probe = part.probe();
+        let read = |leaf: Page<'_, L>| part.collect(leaf, had, found);
+        if self.uncached {
+            return self.try_read_leaf(probe, &read).await.map(Step::Read);
+        }
+        let leaves = self.leaf_sizes.leaves::<L>(part.limit);
+        let offer = match offer {
+            true => Offer::Scan { leaves: leaves.min(L::CAPACITY) as u64 },
+            false => Offer::Nothing,
+        };
+        let together = leaves.min(self.leaves_together as usize);
+        let place = match self.find_leaf(probe, offer).await? {
+            Place::Offered(missing) => {
+                let below = Box::pin(self.offload_scan(missing, &part.window())).await?;
+                return Ok(Step::Offloaded(below));
+            }
+            Place::Elsewhere { parent, slot, address } if together > 1 => {
+                let places = self.next_places(part, parent.page, slot, together);
+                if !parent.is_valid() {
+                    return Err(Detour::Busy);
+                }
+                if places.len() > 1 {
+                    return Ok(Step::Together(parent, places));
+                }
+                Place::Elsewhere { parent, slot, address }
+            }
+            place => place,
+        };
+        self.read_place(place, probe, &read).await.map(Step::Read)
+    }
+
+    /// The place of a part and those that follow it below the same level-1 node, at most so many, as far as the scan
+    /// goes.
+    fn next_places(
+        &self,
+        part: &Part<'_, L::Key>,
+        parent: Page<'_, L>,
+        slot: usize,
+        most: usize,
+    ) -> Vec<Bound<L::Key>> {
+        let mut places = Vec::with_capacity(most);
+        places.push(part.place.clone());
+        let mut at = slot;
+        while places.len() < most {
+            let is_last = if part.scan.reverse { at == 0 } else { at + 1 >= parent.count() };
+            if is_last {
+                break;
+            }
+            let fence = next_fence(parent, at, part.scan.reverse);
+            let Some(place) = self.behind(part.scan, fence) else { break };
+            places.push(place);
+            at = if part.scan.reverse { at - 1 } else { at + 1 };
+        }
+        places
+    }
+
+    /// Reads the leaves at places that follow each other below a level-1 node; says where the scan goes on.
+    async fn read_together(
+        &self,
+        first: Part<'_, L::Key>,
+        (above, places): (Seen<'_, L>, Vec<Bound<L::Key>>),
+        found: &RefCell<Records<L::Key, L::Value>>,
+    ) -> Result<Option<Bound<L::Key>>, RemoteError> {
+        let Part { scan, place, moved, limit } = first;
+        let parts = places.into_iter().enumerate();
+        let parts: Vec<_> = parts
+            .map(|(number, place)| Part { scan, place, moved: moved || number > 0, limit })
+            .collect();
+        let read = all(parts.iter().map(|part| self.read_part(part, above))).await;
+        let (mut at, mut missing) = (Some(place), limit);
+        for (part, outcome) in parts.iter().zip(read) {
+            // The last leaf was split, or merged with this one, since the parent was looked at.
+            if missing == 0 || at.as_ref() != Some(&part.place) {
+                break;
+            }
+            let (mut records, leaf) = outcome?;
+            records.truncate(missing);
+            missing -= records.len();
+            self.charge(Work::CopyRecords(records.len() as u32)).await;
+            found.borrow_mut().append(&mut records);
+            self.leaf_sizes.add(leaf.records);
+            at = self.behind(scan, leaf.fence);
+        }
+        Ok(at)
+    }
+
+    /// Reads one of them: from the node above it, if that is still as it was, else from the root.
+    async fn read_part(
+        &self,
+        part: &Part<'_, L::Key>,
+        above: Seen<'_, L>,
+    ) -> Result<(Records<L::Key, L::Value>, LeafEnd<L::Key>), RemoteError> {
+        let probe = part.probe();
+        let records = RefCell::new(Records::new());
+        let read = |leaf: Page<'_, L>| part.collect(leaf, 0, &records);
+        let leaf = match self.try_read_below(above, probe, &read).await {
+            Ok(leaf) => leaf,
+            Err(Detour::Failed(error)) => return Err(error),
+            Err(_) => self.read_leaf(probe, read).await?,
+        };
+        Ok((records.into_inner(), leaf))
     }
 
     /// Where an ascending scan begins.
@@ -110,22 +362,5 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                 None => Bound::Unbounded,
             },
         })
-    }
-}
-
-/// Whether there can be keys from `key` on that are not above the bound.
-fn is_below<K: Ord>(key: &K, upper: &Bound<K>) -> bool {
-    match upper {
-        Bound::Unbounded => true,
-        Bound::Included(end) => key <= end,
-        Bound::Excluded(end) => key < end,
-    }
-}
-
-/// Whether there can be keys before `key` that are not below the bound.
-fn is_above<K: Ord>(key: &K, lower: &Bound<K>) -> bool {
-    match lower {
-        Bound::Unbounded => true,
-        Bound::Included(start) | Bound::Excluded(start) => key > start,
     }
 }
