@@ -345,6 +345,23 @@ fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName)
             let space = if round / 100 % 2 == 0 { 60 } else { 12 };
             let key = (fabric.random() % space * CLIENTS + client as u64) << 32;
             random_operation(&index, &mut model, &fabric, key).await;
+            if round % 10 == 0 {
+                // Of what the others do meanwhile nothing is known, but this client's keys are as it left them.
+                let scan = Scan::range(key..).limit(60);
+                for scan in [scan.clone(), Scan::range(..=key).reverse().limit(60), scan] {
+                    let found = index.scan(&scan).await.unwrap();
+                    assert!(found.is_sorted_by(|a, b| (a.0 > b.0) == scan.reverse), "{scan:?}");
+                    let (Some(first), Some(last)) = (found.first(), found.last()) else { continue };
+                    let between = first.0.min(last.0)..=first.0.max(last.0);
+                    let mut own: Vec<_> = found
+                        .iter()
+                        .filter(|(key, _)| (key >> 32) % CLIENTS == client as u64)
+                        .collect();
+                    own.sort_unstable();
+                    let held = model.range(between).map(|(&key, &value)| (key, value));
+                    assert!(own.into_iter().copied().eq(held), "{scan:?}");
+                }
+            }
         }
         model
     });

@@ -288,13 +288,21 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
 
     async fn collect(&self) -> Result<(), IndexError> {
         for part in &self.parts {
-            part.index.collect().await?;
+            match part.index.collect().await {
+                // Who has taken the keys over collects there.
+                Ok(()) | Err(RemoteError::Moved) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(())
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
         Ok(self.pages.declare_dead(compute_server).await?)
+    }
+
+    fn compute_server_of(&self, key: &L::Key) -> Option<u16> {
+        Some(self.owner(key))
     }
 
     fn cache_counters(&self) -> CacheCounters {

@@ -230,6 +230,23 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         self.read_place(place, probe, read).await
     }
 
+    /// What `read` makes of the leaf that the probe lies in, below a level-1 node that was on the way to it.
+    pub(super) async fn try_read_below<T>(
+        &self,
+        above: Seen<'_, L>,
+        probe: Probe<'_, L::Key>,
+        read: &impl Fn(Page<'_, L>) -> T,
+    ) -> Result<T, Detour> {
+        let (slot, child) = self.look_down(above, probe)?;
+        self.charge(Work::VisitNode).await;
+        self.confirm(above, 1, child, probe)?;
+        let place = match child {
+            Child::Hot(leaf) => Place::Hot(leaf),
+            Child::Elsewhere(address) => Place::Elsewhere { parent: above, slot, address },
+        };
+        self.read_place(place, probe, read).await
+    }
+
     /// What `read` makes of the leaf at a place to which the probe has led.
     #[inline]
     pub(super) async fn read_place<T>(

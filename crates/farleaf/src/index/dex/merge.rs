@@ -243,6 +243,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     /// [`RemoteError`] if a leaf cannot be read.
     pub async fn collect(&self) -> Result<(), RemoteError> {
         let range = self.server.range();
+        if range.is_empty() {
+            return Ok(());
+        }
         let mut low = range.low;
         loop {
             let look = |page: Page<'_, L>| (page.live_count(), L::high(page));

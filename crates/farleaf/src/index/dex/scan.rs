@@ -1,7 +1,7 @@
 //! Scans: leaf by leaf through the fences (Lu et al., §7), several of them read together.
 //!
 //! When a leaf is not here, the level-1 node above it says where the next ones begin. As many as the scan is likely to need
-//! are read in flight together, each by a descent of its own; what they bring is taken in order, as far as each leaf
+//! are read in flight together, by operations of their own; what they bring is taken in order, as far as each leaf
 //! begins where the last one ended. One that was split or merged meanwhile ends the run, and the scan goes on from
 //! there. What a node further up is missing for can be left to its memory server instead.
 //!
@@ -13,7 +13,7 @@
 use super::DexIndex;
 use super::descend::{Offer, Place};
 use super::offload::OffloadedScan;
-use crate::cache::{Detour, Discipline, OwnedRange};
+use crate::cache::{Detour, Discipline, OwnedRange, Seen};
 use crate::index::{Records, Scan};
 use crate::page::{Layout, Page, Probe, ScanWindow};
 use crate::remote::RemoteError;
@@ -21,6 +21,9 @@ use crate::together::all;
 use farleaf_fabric::{Fabric, Work};
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
+
+/// What a scan has found so far.
+type Found<L> = RefCell<Records<<L as Layout>::Key, <L as Layout>::Value>>;
 
 /// How many records a leaf has, as far as the last ones tell, in sixteenths.
 #[derive(Debug, Default)]
@@ -99,10 +102,10 @@ impl<K: Clone + Ord> Part<'_, K> {
         &self,
         leaf: Page<'_, L>,
         had: usize,
-        out: &RefCell<Records<K, L::Value>>,
+        out: &Found<L>,
     ) -> LeafEnd<K> {
         let mut out = out.borrow_mut();
-        // The last attempt may have left something.
+        // It may be called for a leaf that is not of one piece, and then again.
         out.truncate(had);
         L::leaf_collect(leaf, &self.window(), &mut out);
         let fence = if self.scan.reverse { Some(L::low(leaf)) } else { L::high(leaf) };
@@ -121,11 +124,11 @@ struct LeafEnd<K> {
 
 /// What a step of a scan came to.
 #[derive(Debug)]
-enum Step<L: Layout> {
+enum Step<'a, L: Layout> {
     /// The leaf at the place was read.
     Read(LeafEnd<L::Key>),
-    /// Nothing is done yet: the leaves at these places are to be read together.
-    Together(Vec<Bound<L::Key>>),
+    /// Nothing is done yet: the leaves at these places, below this node, are to be read together.
+    Together(Seen<'a, L>, Vec<Bound<L::Key>>),
     /// The memory server has found these.
     Offloaded(OffloadedScan<L>),
 }
@@ -171,7 +174,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         begin: Option<Bound<L::Key>>,
         scan: &Scan<L::Key>,
         range: &OwnedRange<L::Key>,
-        found: &RefCell<Records<L::Key, L::Value>>,
+        found: &Found<L>,
     ) -> Result<(), RemoteError> {
         let (mut at, mut moved) = (begin, false);
         let mut offer = self.offload.is_on() && !self.uncached;
@@ -189,7 +192,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                     self.leaf_sizes.add(leaf.records);
                     part.behind(leaf.fence)
                 }
-                Step::Together(places) => self.read_together(&part, places, found).await?,
+                Step::Together(above, places) => {
+                    self.read_together(&part, (above, places), found).await?
+                }
                 Step::Offloaded(below) => {
                     self.charge(Work::CopyRecords(below.records.len() as u32)).await;
                     let last = below.records.last().map(|(key, _)| key.clone());
@@ -208,9 +213,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     async fn step(
         &self,
         part: &Part<'_, L::Key>,
-        found: &RefCell<Records<L::Key, L::Value>>,
+        found: &Found<L>,
         offer: &mut bool,
-    ) -> Result<Step<L>, RemoteError> {
+    ) -> Result<Step<'_, L>, RemoteError> {
         let had = found.borrow().len();
         let mut attempts = None;
         loop {
@@ -227,9 +232,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     async fn try_step(
         &self,
         part: &Part<'_, L::Key>,
-        (found, had): (&RefCell<Records<L::Key, L::Value>>, usize),
+        (found, had): (&Found<L>, usize),
         offer: bool,
-    ) -> Result<Step<L>, Detour> {
+    ) -> Result<Step<'_, L>, Detour> {
+        // An attempt may have left something and then not got through.
+        found.borrow_mut().truncate(had);
         let probe = part.probe();
         let read = |leaf: Page<'_, L>| part.collect(leaf, had, found);
         if self.uncached {
@@ -252,7 +259,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                     return Err(Detour::Busy);
                 }
                 if places.len() > 1 {
-                    return Ok(Step::Together(places));
+                    return Ok(Step::Together(parent, places));
                 }
                 Place::Elsewhere { parent, slot, address }
             }
@@ -286,19 +293,19 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         places
     }
 
-    /// Reads the leaves at places that follow each other; says where the scan goes on.
+    /// Reads the leaves at places that follow each other below a level-1 node; says where the scan goes on.
     async fn read_together(
         &self,
         first: &Part<'_, L::Key>,
-        places: Vec<Bound<L::Key>>,
-        found: &RefCell<Records<L::Key, L::Value>>,
+        (above, places): (Seen<'_, L>, Vec<Bound<L::Key>>),
+        found: &Found<L>,
     ) -> Result<Option<Bound<L::Key>>, RemoteError> {
         let &Part { scan, range, moved, limit, .. } = first;
         let parts = places.into_iter().enumerate();
         let parts: Vec<_> = parts
             .map(|(number, place)| Part { scan, range, place, moved: moved || number > 0, limit })
             .collect();
-        let read = all(parts.iter().map(|part| self.read_part(part))).await;
+        let read = all(parts.iter().map(|part| self.read_part(part, above))).await;
         let (mut at, mut missing) = (Some(first.place.clone()), limit);
         for (part, outcome) in parts.iter().zip(read) {
             // The last leaf was split, or merged with this one, since the parent was looked at.
@@ -316,12 +323,20 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         Ok(at)
     }
 
+    /// Reads one of them: from the node above it, if that is still as it was, else from the root.
     async fn read_part(
         &self,
         part: &Part<'_, L::Key>,
+        above: Seen<'_, L>,
     ) -> Result<(Records<L::Key, L::Value>, LeafEnd<L::Key>), RemoteError> {
+        let probe = part.probe();
         let records = RefCell::new(Records::new());
-        let leaf = self.read_leaf(part.probe(), |leaf| part.collect(leaf, 0, &records)).await?;
+        let read = |leaf: Page<'_, L>| part.collect(leaf, 0, &records);
+        let leaf = match self.try_read_below(above, probe, &read).await {
+            Ok(leaf) => leaf,
+            Err(Detour::Failed(error)) => return Err(error),
+            Err(_) => self.read_leaf(probe, read).await?,
+        };
         Ok((records.into_inner(), leaf))
     }
 }
