@@ -186,9 +186,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         if lies == Ownership::None || read.borrow().contains(&(frame, address)) {
             return Ok(Swept::Nothing);
         }
+        // The root grows where it is; another node of another level is another node.
+        let pinned = cache.arena().state(frame) == FrameState::Pinned;
         if cache.is_held(frame) {
             match self.client.pages().read(Pointer::fixed(address)).await {
-                Ok(copy) if copy.page().level() == level => {
+                Ok(copy) if copy.page().level() == level || pinned => {
                     return match self.install(frame, address, copy.page(), copy.word()) {
                         Ok(_) => {
                             read.borrow_mut().insert((frame, address));
