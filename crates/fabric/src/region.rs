@@ -125,12 +125,11 @@ pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(what: &T) {
     #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle))))]
-    for line in (0..size_of_val(what)).step_by(64) {
+    for offset in (0..size_of_val(what)).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let line = std::ptr::from_ref(what).cast::<i8>().wrapping_add(offset);
         // SAFETY: a prefetch reads nothing; the pointer is into a live value all the same.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(what).cast::<i8>().add(line));
-        }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line) }
     }
     #[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle)))))]
     let _ = what;
