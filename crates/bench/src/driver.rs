@@ -7,17 +7,19 @@
 //! - B1. Warm-up counts nowhere: latencies and counters start at the gate that all clients pass together.
 //! - B2. An operation that fails is counted as an error, with what it cost; its latency is not.
 //! - B3. The new keys of one run never meet those of an earlier one on the same testbed.
+//! - B4. The timeline has every operation that is counted, and no other (T1).
 //!
 //! *Thread safety*: a testbed belongs to one thread; its clients run on as many as the provider likes.
 
 use crate::keys::KeySpace;
+use crate::timeline::{Interval, Recorder, Timeline};
 use crate::workload::{Inserted, Operation, OperationStream, StreamConfig};
 use farleaf::cache::CacheCounters;
 use farleaf::index::{Design, Exchange, IndexError, RangeIndex, Scan};
 use farleaf::page::Fixed8;
 use farleaf::server::MemoryServer;
 use farleaf::wire::Usage;
-use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
+use farleaf_fabric::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use hdrhistogram::Histogram;
 use std::ops::Bound;
@@ -88,6 +90,50 @@ pub struct Run {
     pub threads: u16,
     /// How much there is to do, after a warm-up of a twentieth of it.
     pub amount: Amount,
+    /// From when on other keys are popular.
+    pub shift: Option<HotspotShift>,
+    /// Whether to count over time, and in which intervals.
+    pub timeline: Option<Interval>,
+}
+
+/// A change of the popular keys during the measurement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HotspotShift {
+    /// When.
+    pub at: Moment,
+    /// How far, as a share of the keys ([`OperationStream::shift_hotspot`]).
+    pub by: f64,
+}
+
+/// A moment of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Moment {
+    /// When so much of the run's amount is done, from 0 to 1: of its time, or of each client's operations.
+    Share(f64),
+    /// After so many nanoseconds of the fabric's time.
+    Nanoseconds(u64),
+}
+
+/// A moment as a client's loop sees it: the first of both.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    operations: u64,
+    ns: u64,
+}
+
+impl Moment {
+    /// For a client that has so much to do from `start_ns` on.
+    fn due(self, amount: Amount, start_ns: u64) -> Due {
+        let never = Due { operations: u64::MAX, ns: u64::MAX };
+        let at = |after_ns: u64| Due { ns: start_ns.saturating_add(after_ns), ..never };
+        match (self, amount) {
+            (Self::Nanoseconds(ns), _) => at(ns),
+            (Self::Share(share), Amount::Nanoseconds(ns)) => at((ns as f64 * share) as u64),
+            (Self::Share(share), Amount::Operations(operations)) => {
+                Due { operations: (operations as f64 * share) as u64, ..never }
+            }
+        }
+    }
 }
 
 /// What clients did and what it cost.
@@ -111,6 +157,10 @@ pub struct Measurement {
     pub cache: CacheCounters,
     /// The first error of the first client that had any.
     pub first_error: Option<IndexError>,
+    /// When the first client's hotspot shifted, in nanoseconds from the start; none if no client's did.
+    pub shifted_at_ns: Option<u64>,
+    /// What was done over time, if the run asks for it.
+    pub timeline: Option<Timeline>,
 }
 
 impl Measurement {
@@ -125,6 +175,8 @@ impl Measurement {
             counters: CounterSnapshot::default(),
             cache: CacheCounters::default(),
             first_error: None,
+            shifted_at_ns: None,
+            timeline: None,
         }
     }
 
@@ -254,25 +306,37 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
                 stream: OperationStream::new(&run.stream, number, &inserted),
                 measured: Measurement::new(),
                 progress,
+                compute_server: compute_servers[number],
+                shift: None,
+                shifted_at_ns: None,
+                recorder: None,
             };
             if let Ok(index) = &opened {
                 client.work(index, run.amount.twentieth().share(number, clients)).await;
             }
-            gate.pass(&fabric).await;
+            let origin_ns = gate.pass(&fabric).await;
             let index = opened?;
             let new_keys = client.measured.inserted;
             client.measured = Measurement { inserted: new_keys, ..Measurement::new() };
             let (start_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
             let cache_before = index.cache_counters();
-            client.work(&index, run.amount.share(number, clients)).await;
+            let amount = run.amount.share(number, clients);
+            client.shift = run.shift.map(|shift| (shift.at.due(amount, origin_ns), shift.by));
+            client.recorder = run
+                .timeline
+                .map(|interval| Recorder::new(interval, origin_ns, run.compute_servers, clients));
+            client.work(&index, amount).await;
             let mut measured = client.measured;
             measured.counters = fabric.counters().snapshot() - before;
             measured.cache = index.cache_counters() - cache_before;
             Ok(Outcome {
                 measured,
+                origin_ns,
                 start_ns,
                 end_ns: fabric.now_ns(),
                 next_number: client.stream.next_number(),
+                shifted_at_ns: client.shifted_at_ns,
+                recorder: client.recorder,
             })
         });
         self.sum(outcomes)
@@ -361,15 +425,25 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         outcomes: Vec<Option<Result<Outcome, BenchError>>>,
     ) -> Result<Measurement, BenchError> {
         let mut sum = Measurement::new();
-        let (mut start_ns, mut end_ns) = (u64::MAX, 0);
+        let (mut origin_ns, mut start_ns, mut end_ns) = (0, u64::MAX, 0);
+        let mut recorders = Vec::new();
+        let mut shifted_at_ns: Option<u64> = None;
         for (client, outcome) in outcomes.into_iter().enumerate() {
             let outcome = outcome.ok_or(BenchError::ClientDied { client })??;
             start_ns = start_ns.min(outcome.start_ns);
             end_ns = end_ns.max(outcome.end_ns);
+            origin_ns = outcome.origin_ns;
+            recorders.extend(outcome.recorder);
+            shifted_at_ns = shifted_at_ns.into_iter().chain(outcome.shifted_at_ns).min();
             self.next_number = self.next_number.max(outcome.next_number);
             sum.add(outcome.measured);
         }
         sum.elapsed_ns = end_ns.saturating_sub(start_ns);
+        sum.shifted_at_ns = shifted_at_ns.map(|at_ns| at_ns.saturating_sub(origin_ns));
+        sum.timeline = Timeline::of(recorders, origin_ns, end_ns);
+        if let (Some(timeline), Some(at_ns)) = (&mut sum.timeline, sum.shifted_at_ns) {
+            timeline.mark(at_ns, "hotspot shifts");
+        }
         self.records += sum.inserted;
         Ok(sum)
     }
@@ -381,27 +455,40 @@ type FabricOf<P> = <<P as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::
 /// What one client brings home.
 struct Outcome {
     measured: Measurement,
+    origin_ns: u64,
     start_ns: u64,
     end_ns: u64,
     next_number: u64,
+    shifted_at_ns: Option<u64>,
+    recorder: Option<Recorder>,
 }
 
 /// Lets clients through when all have come.
 struct Gate {
     clients: usize,
     arrived: AtomicUsize,
+    /// When the first client went through.
+    opened_ns: AtomicU64,
 }
+
+/// The gate is shut.
+const NOT_YET: u64 = u64::MAX;
 
 impl Gate {
     fn new(clients: usize) -> Self {
-        Self { clients, arrived: AtomicUsize::new(0) }
+        Self { clients, arrived: AtomicUsize::new(0), opened_ns: AtomicU64::new(NOT_YET) }
     }
 
-    async fn pass<F: Fabric>(&self, fabric: &F) {
+    /// Returns one and the same time to all: when the first client went through.
+    async fn pass<F: Fabric>(&self, fabric: &F) -> u64 {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         while self.arrived.load(Ordering::Acquire) < self.clients {
             fabric.sleep(1_000).await;
         }
+        let now_ns = fabric.now_ns();
+        let opened =
+            self.opened_ns.compare_exchange(NOT_YET, now_ns, Ordering::AcqRel, Ordering::Acquire);
+        opened.err().unwrap_or(now_ns)
     }
 }
 
@@ -411,6 +498,13 @@ struct Client<'a, F> {
     stream: OperationStream,
     measured: Measurement,
     progress: Progress<'a>,
+    compute_server: u16,
+    /// When the hotspot will shift, and how far.
+    shift: Option<(Due, f64)>,
+    /// When it has.
+    shifted_at_ns: Option<u64>,
+    /// Counts over time, if that was asked for.
+    recorder: Option<Recorder>,
 }
 
 impl<F: Fabric> Client<'_, F> {
@@ -426,12 +520,22 @@ impl<F: Fabric> Client<'_, F> {
         let mut done = 0;
         let mut now_ns = start_ns;
         while done < operations && now_ns < until_ns {
+            if let Some((due, by)) = self.shift
+                && (done >= due.operations || now_ns >= due.ns)
+            {
+                self.stream.shift_hotspot(by);
+                self.shift = None;
+                self.shifted_at_ns = Some(now_ns);
+            }
             let Some(operation) = self.stream.next() else {
                 // No time passes here, so this must count as an operation for the loop to end.
                 let full = IndexError::InvalidArgument("the key space has no room for a new key");
                 self.measured.record(Err(full), 0);
                 done += 1;
                 now_ns = self.fabric.now_ns();
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.record(self.compute_server, now_ns, true);
+                }
                 continue;
             };
             let begin_ns = self.fabric.now_ns();
@@ -441,6 +545,12 @@ impl<F: Fabric> Client<'_, F> {
                 self.stream.inserted();
                 self.measured.inserted += 1;
             }
+            if let Some(recorder) = &mut self.recorder {
+                let owner = first_key(&operation, self.stream.batch())
+                    .and_then(|key| index.compute_server_of(&key))
+                    .unwrap_or(self.compute_server);
+                recorder.record(owner, now_ns, result.is_err());
+            }
             self.measured.record(result, now_ns - begin_ns);
             done += 1;
             if done.is_multiple_of(PROGRESS_EVERY) {
@@ -448,6 +558,21 @@ impl<F: Fabric> Client<'_, F> {
             }
         }
         (self.progress)(done % PROGRESS_EVERY);
+    }
+}
+
+/// The key that an operation begins with.
+fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
+    match operation {
+        Operation::Get { key }
+        | Operation::Insert { key, .. }
+        | Operation::Update { key, .. }
+        | Operation::Upsert { key, .. }
+        | Operation::Remove { key }
+        | Operation::CompareExchange { key, .. }
+        | Operation::ReadModifyWrite { key, .. }
+        | Operation::Scan { from: key, .. } => Some(*key),
+        Operation::MultiGet => batch.first().copied(),
     }
 }
 

@@ -5,6 +5,7 @@
 //! *Thread safety*: plain values.
 
 use crate::driver::Measurement;
+use crate::timeline::Timeline;
 use farleaf::wire::Usage;
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +69,21 @@ pub struct Report {
     pub server_threads: Option<usize>,
     /// How long the load took, in the fabric's time.
     pub load_seconds: f64,
+    /// The change of the popular keys during the run, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hotspot_shift: Option<HotspotShifted>,
+    /// What was done over time, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<Timeline>,
+}
+
+/// A change of the popular keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HotspotShifted {
+    /// When it came, for the first client, from the start of the measurement; none if the run ended before.
+    pub at_ns: Option<u64>,
+    /// How far all keys moved, in percent of the keys.
+    pub by_percent: f64,
 }
 
 /// Latencies in nanoseconds.
@@ -212,6 +228,10 @@ impl Report {
         self.errors = measured.errors;
         self.misses = measured.misses;
         self.first_error = measured.first_error.as_ref().map(ToString::to_string);
+        if let Some(shift) = &mut self.hotspot_shift {
+            shift.at_ns = measured.shifted_at_ns;
+        }
+        self.timeline = measured.timeline.clone();
         self
     }
 
@@ -283,5 +303,13 @@ mod tests {
         assert!(json["memory"]["pool_bytes_per_key"].is_f64());
         let read_back: Report = serde_json::from_value(json).unwrap();
         assert_eq!(read_back, Report::default());
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_not_in_the_json() {
+        let json = Report::default().to_json();
+        assert!(!json.contains("timeline") && !json.contains("hotspot"), "{json}");
+        let asked = Report { timeline: Some(Timeline::default()), ..Report::default() };
+        assert_eq!(serde_json::from_str::<Report>(&asked.to_json()).unwrap(), asked);
     }
 }

@@ -1,12 +1,16 @@
 //! What the driver promises: every workload finds what it asks for, warm-up counts nowhere, failures are
 //! counted, and a simulated run can be run again.
 
+use farleaf::cache::CacheOptions;
 use farleaf::index::IndexError;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::dex::DexOptions;
 use farleaf::page::Fixed8;
+use farleaf::partition::Dex;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf_bench::driver::{Amount, Measurement, Run, Testbed};
+use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
+use farleaf_bench::timeline::Interval;
 use farleaf_bench::workload::{Mix, NAMED_MIXES, OperationKind, StreamConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
@@ -43,7 +47,7 @@ fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
         keys: keys.clone(),
         seed: 7,
     };
-    Run { stream, compute_servers: 2, threads: 2, amount }
+    Run { stream, compute_servers: 2, threads: 2, amount, shift: None, timeline: None }
 }
 
 fn every_workload(provider: &impl Provider) -> Vec<Measurement> {
@@ -75,7 +79,9 @@ fn every_workload_finds_what_it_asks_for() {
                 // About half of the operations are two.
                 "ycsb-f" => assert!((14_500..15_500).contains(&rpcs), "{rpcs}"),
                 // A scan may need the next server too.
-                "scan-intensive" | "ycsb-e" => assert!((10_001..10_500).contains(&rpcs), "{rpcs}"),
+                "scan-intensive" | "scan-only" | "ycsb-e" => {
+                    assert!((10_001..10_500).contains(&rpcs), "{rpcs}")
+                }
                 name => assert_eq!(rpcs, 10_001, "B1, {name}: one RPC for each, no warm-up"),
             }
             assert_eq!(measured.counters.reads + measured.counters.writes, 0);
@@ -151,4 +157,91 @@ fn a_full_key_space_is_an_error_and_no_endless_loop() {
     let measured =
         testbed.measure(&run_of(&mix, &keys, Amount::Operations(1_000)), &|_| ()).unwrap();
     assert!((400..600).contains(&measured.errors), "{} errors", measured.errors);
+}
+
+/// A run that is watched, with a hotspot that shifts half-way.
+fn shifting_run(keys: &KeySpace, amount: Amount, interval: Interval) -> Run {
+    let mut run = run_of(&Mix::named("ycsb-a").unwrap(), keys, amount);
+    run.stream.clustered = true;
+    run.shift = Some(HotspotShift { at: Moment::Share(0.5), by: 0.5 });
+    run.timeline = Some(interval);
+    run
+}
+
+fn counts_every_operation_once(provider: &impl Provider, amount: Amount, is_simulated: bool) {
+    let keys = KeySpace::spread(5_000);
+    for interval in [Interval::Parts(60), Interval::Nanoseconds(130_000)] {
+        let run = shifting_run(&keys, amount, interval);
+        let measured = testbed(provider, &keys, 64 << 20).measure(&run, &|_| ()).unwrap();
+        let timeline = measured.timeline.unwrap();
+        assert_eq!(timeline.operations.iter().sum::<u64>(), measured.operations, "B4");
+        assert_eq!(timeline.errors.iter().sum::<u64>(), measured.errors, "B4");
+        let of_servers = timeline.compute_servers.iter().flatten().sum::<u64>();
+        assert_eq!(of_servers, measured.operations, "B4");
+        if is_simulated {
+            assert_eq!(measured.elapsed_ns, timeline.elapsed_ns);
+        }
+        let [mark] = &*timeline.marks else { panic!("one mark: {:?}", timeline.marks) };
+        assert_eq!((Some(mark.at_ns), &*mark.label), (measured.shifted_at_ns, "hotspot shifts"));
+        // Real threads may begin one after the other.
+        let share = mark.at_ns as f64 / timeline.elapsed_ns as f64;
+        let expected = if is_simulated { 0.45..0.55 } else { 0.0..1.0 };
+        assert!(expected.contains(&share), "half-way: {share}");
+    }
+}
+
+#[test]
+fn the_timeline_has_every_operation_once() {
+    for amount in [Amount::Operations(10_001), Amount::Nanoseconds(4_000_000)] {
+        counts_every_operation_once(&SimConfig::default(), amount, true);
+        counts_every_operation_once(&LocalConfig::default(), amount, false);
+    }
+}
+
+#[test]
+fn a_simulated_timeline_can_be_run_again() {
+    let measure = |seed| {
+        let keys = KeySpace::spread(5_000);
+        let config = SimConfig { seed, ..SimConfig::default() };
+        let amount = Amount::Operations(20_000);
+        let run = shifting_run(&keys, amount, Interval::Nanoseconds(100_000));
+        testbed(&config, &keys, 64 << 20).measure(&run, &|_| ()).unwrap().timeline.unwrap()
+    };
+    let timeline = measure(3);
+    assert!(timeline.len() > 10 && timeline == measure(3) && timeline != measure(4));
+}
+
+#[test]
+fn without_a_timeline_nothing_else_changes() {
+    let measure = |timeline| {
+        let keys = KeySpace::spread(5_000);
+        let run =
+            Run { timeline, ..shifting_run(&keys, Amount::Operations(5_000), Interval::Parts(60)) };
+        testbed(&SimConfig::default(), &keys, 64 << 20).measure(&run, &|_| ()).unwrap()
+    };
+    let (without, with) = (measure(None), measure(Some(Interval::Parts(10))));
+    assert_eq!((without.elapsed_ns, without.counters), (with.elapsed_ns, with.counters));
+    assert!(without.timeline.is_none() && with.timeline.is_some());
+    assert_eq!(without.shifted_at_ns, with.shifted_at_ns);
+}
+
+#[test]
+fn operations_count_for_the_owners_of_their_keys() {
+    let keys = KeySpace::spread(20_000);
+    let boundaries = keys.boundaries(&[1; 4]);
+    let options = DexOptions::with_boundaries(boundaries, CacheOptions::default());
+    let provider = SimConfig::default();
+    let mut testbed = Testbed::<Dex, _>::start(&provider, services(64 << 20), &options).unwrap();
+    testbed.load(&keys, 0.7, &|_| ()).unwrap();
+    let run = shifting_run(&keys, Amount::Nanoseconds(4_000_000), Interval::Parts(8));
+    let run = Run { compute_servers: 4, ..run };
+    let measured = testbed.measure(&run, &|_| ()).unwrap();
+    let timeline = measured.timeline.unwrap();
+    let middle = timeline.len() / 2;
+    let share = |server: usize, intervals: std::ops::Range<usize>| {
+        let own: u64 = timeline.compute_servers[server][intervals.clone()].iter().sum();
+        own as f64 / timeline.operations[intervals].iter().sum::<u64>() as f64
+    };
+    let (first, third) = (share(0, 0..middle - 1), share(2, middle + 1..timeline.len()));
+    assert!(first > 0.8 && third > 0.8, "the hot quarter's owner: {first} and then {third}");
 }

@@ -76,7 +76,8 @@ fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> Run {
         keys: keys.clone(),
         seed: 7,
     };
-    Run { stream, compute_servers: 2, threads, amount: Amount::Operations(4_001) }
+    let amount = Amount::Operations(4_001);
+    Run { stream, compute_servers: 2, threads, amount, shift: None, timeline: None }
 }
 
 fn every_workload_costs_nothing(provider: &impl Provider) {

@@ -163,6 +163,8 @@ impl Task for Demo<'_> {
                 compute_servers: 1,
                 threads: THREADS,
                 amount: Amount::Operations(operations),
+                shift: None,
+                timeline: None,
             };
             let running = bar(&format!("{name}: {workload}"), Some(operations + operations / 20));
             let measured = testbed.measure(&run, &|done| running.inc(done))?;

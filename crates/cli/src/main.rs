@@ -11,6 +11,7 @@ mod demo;
 mod designs;
 mod figures;
 mod output;
+mod plot;
 mod sim;
 mod units;
 

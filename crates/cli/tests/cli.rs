@@ -93,6 +93,27 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--trace", "x.csv", "--keys", "5"], "cannot be used with"),
         (&["bench", "--trace", "x.csv", "--threads", "2"], "by one client"),
         (&["bench", "--trace-op-column", "op"], "not provided: --trace"),
+        (&["bench", "--interval-ms", "5"], "not provided: --timeline"),
+        (&["bench", "--timeline", "x", "--interval-ms", "0"], "from 0.000001 to 3600000"),
+        (
+            &["bench", "--timeline", "x", "--seconds", "1", "--interval-ms", "0.1"],
+            "makes more than 2000 intervals of 1 seconds: at least 0.5",
+        ),
+        (
+            &["bench", "--timeline", "x", "--seconds", "1", "--interval-ms", "1001"],
+            "is longer than the run of 1000 ms",
+        ),
+        (&["bench", "--shift-hotspot-at", "half"], "such as 50%, or a number of seconds"),
+        (&["bench", "--shift-hotspot-at", "100%"], "such as 50%, or a number of seconds"),
+        (&["bench", "--shift-hotspot-at", "2", "--seconds", "2"], "run of 2 seconds has ended"),
+        (
+            &["bench", "--shift-hotspot-at", "50%", "--distribution", "uniform"],
+            "uniform has no hotspot",
+        ),
+        (&["bench", "--shift-hotspot-at", "50%", "--workload", "ycsb-d"], "latest:0.99 has no"),
+        (&["bench", "--shift-hotspot-at", "50%", "--shift-hotspot-by", "0"], "above 0 and below"),
+        (&["bench", "--shift-hotspot-by", "25"], "not provided: --shift-hotspot-at"),
+        (&["bench", "--trace", "x.csv", "--timeline", "x"], "cannot be used with"),
         (&["demo", "--input", "x.csv"], "not provided: --key-column"),
         (&["demo", "--input", "x.csv", "--key-column", "k", "--keys", "5"], "cannot be used with"),
         (&["sim", "--scenario", "nope"], "scenario nope"),
@@ -108,6 +129,8 @@ fn bad_values_end_with_one_line_and_code_2() {
 #[test]
 fn failures_on_the_way_end_with_code_1() {
     assert!(error(1, &small(&["--json", "/nonexistent/x.json"])).contains("cannot write"));
+    let file = TestFile::new("no-folder", b"");
+    assert!(error(1, &small(&["--timeline", file.path()])).contains("cannot make the folder"));
     let tiny = ["bench", "--keys", "1M", "--pool-bytes", "4Mi"];
     assert!(error(1, &tiny).contains("has no memory left"));
 }
@@ -207,6 +230,63 @@ fn simulated_settings_matter() {
 }
 
 #[test]
+fn a_timeline_is_shown_and_written() {
+    let folder = std::env::temp_dir().join(format!("farleaf-{}-timeline", std::process::id()));
+    let out = folder.to_str().unwrap();
+    let shift = ["--clustered", "--shift-hotspot-at", "50%", "--timeline", out];
+    let common = ["bench", "--keys", "10k", "--index", "dex", "--compute-servers", "2"];
+    for (fabric, amount) in [("sim", "0.004"), ("local", "0.1")] {
+        let arguments = [&common[..], &["--fabric", fabric, "--seconds", amount], &shift].concat();
+        let output = farleaf(&[&arguments[..], &["--json", "-"]].concat());
+        let shown = text(&output.stderr);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        // In real time a run may end late, when the machine has something else to do.
+        let intervals = if fabric == "sim" { "60 intervals of 66.7 µs" } else { "intervals of" };
+        for expected in ["operations/s over time", intervals, "hotspot shifts", "1 │", "█"] {
+            assert!(shown.contains(expected), "{expected}: {shown}");
+        }
+        let operations = &report["timeline"]["operations"];
+        let sum = |counts: &Value| {
+            counts.as_array().unwrap().iter().map(|count| count.as_u64().unwrap()).sum::<u64>()
+        };
+        assert_eq!(sum(operations), report["operations"].as_u64().unwrap());
+        let mark = &report["timeline"]["marks"][0];
+        assert_eq!(mark["at_ns"], report["hotspot_shift"]["at_ns"]);
+        let csv = std::fs::read_to_string(folder.join("timeline.csv")).unwrap();
+        let counts = csv.lines().skip(1).map(|line| {
+            let count = line.split(',').nth(2).unwrap();
+            count.parse::<u64>().unwrap()
+        });
+        assert_eq!(counts.sum::<u64>(), sum(operations), "{csv}");
+        assert!(csv.contains(",marks\n") && csv.contains(" ms: hotspot shifts\""), "{csv}");
+        let svg = std::fs::read_to_string(folder.join("timeline.svg")).unwrap();
+        for expected in ["<svg", "hotspot shifts", "compute server 1", "time, ms"] {
+            assert!(svg.contains(expected), "{expected}: {svg}");
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_timeline_by_operations_is_the_same_every_time() {
+    let folder = std::env::temp_dir().join(format!("farleaf-{}-again", std::process::id()));
+    let watched = ["--fabric", "sim", "--timeline", folder.to_str().unwrap(), "--json", "-"];
+    let run = |more: &[&str]| json(&[&small(&watched)[..], more].concat());
+    let intervals = |report: &Value| report["timeline"]["operations"].as_array().unwrap().len();
+    let first = run(&[]);
+    assert_eq!(first, run(&[]));
+    assert!((30..=60).contains(&intervals(&first)), "{first}");
+    let given = run(&["--interval-ms", "0.5"]);
+    assert_eq!(given["timeline"]["interval_ns"], 500_000);
+    assert_eq!(given["seconds"], first["seconds"], "watching takes no virtual time");
+    assert!(json(&small(&["--json", "-"])).get("timeline").is_none());
+    std::fs::remove_dir_all(folder).unwrap();
+
+    let late = farleaf(&small(&["--fabric", "sim", "--shift-hotspot-at", "3000"]));
+    assert!(text(&late.stderr).contains("before the hotspot would have shifted"));
+}
+
+#[test]
 fn a_trace_is_replayed_alike_on_every_fabric() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/block-io.csv.gz");
     let Some(path) = path.to_str().filter(|path| Path::new(path).exists()) else {
@@ -245,7 +325,7 @@ fn the_ablation_has_a_row_for_each_step() {
     let output = farleaf(&[&small[..], &["--trace", trace.path()]].concat());
     let stderr = text(&output.stderr);
     assert!(output.status.success(), "{stderr}");
-    assert!(stderr.contains("16/16: uniform, + cache of 8%, 2 threads"), "{stderr}");
+    assert!(stderr.contains("20/20: uniform, + cache of 8%, 2 threads"), "{stderr}");
     let stdout = text(&output.stdout);
     for expected in ["+ partitions", "+ cooling map", "coin 0.1, random", "21.2 x"] {
         assert!(stdout.contains(expected), "{expected}: {stdout}");
@@ -312,7 +392,15 @@ fn help_and_version_go_to_stdout() {
         assert!(output.status.success() && !output.stdout.is_empty() && output.stderr.is_empty());
     }
     let help = text(&farleaf(&["bench", "--help"]).stdout);
-    for expected in ["--cache-percent", "zipfian:THETA", "Exit codes", "Examples", "nanoseconds"] {
+    for expected in [
+        "--timeline",
+        "--shift-hotspot-at",
+        "--cache-percent",
+        "zipfian:THETA",
+        "Exit codes",
+        "Examples",
+        "nanoseconds",
+    ] {
         assert!(help.contains(expected), "{expected}");
     }
 }

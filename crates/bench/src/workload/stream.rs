@@ -105,6 +105,8 @@ pub struct OperationStream {
     new_keys: u64,
     values: u64,
     batch: Vec<u64>,
+    /// By how many places popular keys have moved up.
+    shifted: u64,
 }
 
 impl OperationStream {
@@ -144,7 +146,16 @@ impl OperationStream {
             inserted: Arc::clone(inserted),
             new_keys: 0,
             values: 0,
+            shifted: 0,
         }
+    }
+
+    /// Moves all ranks up by this share of the keys, round the end: other keys are popular from now on,
+    /// those of the same ranks that far above. `latest` is not moved: popular is what is new.
+    pub fn shift_hotspot(&mut self, share: f64) {
+        let n = self.keys.len();
+        let by = (n as f64 * share).round() as u64;
+        self.shifted = (self.shifted + by % n) % n;
     }
 
     /// The next operation. `None` if it was to insert a new key, and the key space has no room left.
@@ -237,7 +248,9 @@ impl OperationStream {
 
     #[inline]
     fn loaded_place(&mut self) -> u64 {
-        self.places.of(self.ranks.draw(&mut self.rng))
+        let place = self.places.of(self.ranks.draw(&mut self.rng)) + self.shifted;
+        let n = self.keys.len();
+        if place < n { place } else { place - n }
     }
 
     #[inline]
@@ -319,6 +332,55 @@ mod tests {
         let clustered = popular(&config);
         assert_eq!(clustered[0], 0);
         assert!(*clustered.iter().max().unwrap() < config.keys.key(30), "{clustered:?}");
+    }
+
+    #[test]
+    fn a_shift_moves_the_load_to_another_quarter() {
+        let mix = Mix::named("write-intensive").unwrap();
+        let mut config = config(mix, Distribution::Zipfian { theta: 0.99 }, 100_000);
+        config.clustered = true;
+        let mut stream = OperationStream::new(&config, 1, &Arc::new(Inserted::new(4, 0)));
+        let mut quarters = || {
+            let mut counts = [0_u32; 4];
+            for _ in 0..20_000 {
+                match stream.next().unwrap() {
+                    Operation::Get { key } | Operation::Update { key, .. } => {
+                        counts[(key >> 62) as usize] += 1;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            let shares = counts.map(|count| f64::from(count) / 20_000.0);
+            stream.shift_hotspot(0.5);
+            shares
+        };
+        let (before, after, back) = (quarters(), quarters(), quarters());
+        // The first quarter of the ranks has (ln 25,000 + 0.58) / (ln 100,000 + 0.58), almost 0.89.
+        for (shares, hot) in [(before, 0), (after, 2), (back, 0)] {
+            assert!((0.86..0.92).contains(&shares[hot]), "quarter {hot}: {shares:?}");
+            let next = shares[(hot + 1) % 4];
+            let rest = 1.0 - shares[hot] - next;
+            assert!(next > 0.04 && next < 0.08 && rest < 0.07, "{shares:?}");
+        }
+    }
+
+    #[test]
+    fn a_shift_of_scattered_keys_makes_others_popular() {
+        let mix = Mix::named("read-only").unwrap();
+        let config = config(mix, Distribution::Zipfian { theta: 1.3 }, 1000);
+        let mut stream = OperationStream::new(&config, 0, &Arc::new(Inserted::new(1, 0)));
+        let mut most_popular = || {
+            let mut counts = BTreeMap::<u64, u64>::new();
+            for _ in 0..5_000 {
+                let Some(Operation::Get { key }) = stream.next() else { panic!("read-only") };
+                *counts.entry(key).or_default() += 1;
+            }
+            stream.shift_hotspot(0.25);
+            *counts.iter().max_by_key(|(_, count)| **count).unwrap().0
+        };
+        let (before, after) = (most_popular(), most_popular());
+        let moved = after.wrapping_sub(before);
+        assert!(moved.abs_diff(1 << 62) < 1 << 55, "by a quarter, round the end: {moved:x}");
     }
 
     #[test]

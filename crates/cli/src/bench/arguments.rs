@@ -1,11 +1,12 @@
 //! The options of `farleaf bench`.
 
-use super::cache;
+use super::{cache, over_time};
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
 use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
 use farleaf::index::dex::Boundaries;
+use farleaf_bench::driver::Moment;
 use farleaf_bench::workload::{Distribution, Mix};
 use std::path::PathBuf;
 
@@ -16,6 +17,8 @@ Examples:
   farleaf bench --memory-servers 4 --placement 80,12,5,3 --fabric sim --compute-servers 4
   farleaf bench --index local --workload ycsb-a    (what the same tree does without a network)
   farleaf bench --trace block-io.csv.gz --json -
+  farleaf bench --index dex --compute-servers 4 --fabric sim --seconds 0.05 --clustered \
+    --shift-hotspot-at 50% --timeline shift    (throughput over time, as popular keys change)
 
 Workloads (in percent; updates, lookups and scans take loaded keys, insertions add new ones):
   read-only         100 lookups                       ycsb-a  50 lookups, 50 updates
@@ -157,6 +160,7 @@ pub(crate) struct Arguments {
         value_name = "FILE",
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
+            "shift_hotspot_at", "timeline",
         ]
     )]
     pub(super) trace: Option<PathBuf>,
@@ -172,6 +176,27 @@ pub(crate) struct Arguments {
     /// What that column says for a write
     #[arg(long, value_name = "TEXT", default_value = "2a", requires = "trace")]
     pub(super) trace_write: String,
+    /// Make other keys popular during the run: at a part of it, such as `50%`, or after so many seconds of the
+    /// fabric's time, such as `2.5`. For zipfian distributions; with --clustered, popular keys are one range
+    /// of the key space before and another one afterwards
+    #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
+    pub(super) shift_hotspot_at: Option<Moment>,
+    /// How far popular keys then move up in the key space, round its end, in percent of the keys
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value = "50",
+        value_parser = over_time::part,
+        requires = "shift_hotspot_at"
+    )]
+    pub(super) shift_hotspot_by: f64,
+    /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) timeline: Option<PathBuf>,
+    /// How long its intervals are, in milliseconds of the fabric's time, for at most 2,000 of them [default: a
+    /// sixtieth of the run]
+    #[arg(long, value_name = "MS", value_parser = over_time::interval, requires = "timeline")]
+    pub(super) interval_ms: Option<f64>,
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,

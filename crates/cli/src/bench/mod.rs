@@ -2,6 +2,7 @@
 
 mod arguments;
 mod cache;
+mod over_time;
 mod plan;
 
 pub(crate) use arguments::Arguments;
@@ -14,6 +15,7 @@ use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Run, Testbed};
 use farleaf_bench::report::Report;
 use farleaf_bench::table::table;
+use farleaf_bench::timeline::chart;
 use farleaf_fabric::Provider;
 use plan::{Plan, Work};
 
@@ -21,12 +23,18 @@ use plan::{Plan, Work};
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let plan = Plan::new(arguments)?;
     let mut json = JsonTarget::open(arguments.json.as_deref())?;
+    let folder = arguments.timeline.as_deref().map(over_time::Folder::make).transpose()?;
     if plan.ignores_cache {
         output::note(&format!("note: the design `{}` has no cache to size", plan.report.index));
     }
     let report = plan.run(arguments.index)?;
     json.say(&summary(&report))?;
+    if let (Some(folder), Some(timeline)) = (folder, &report.timeline) {
+        json.say(&format!("\n{}", chart(timeline)))?;
+        folder.write(timeline, &title(&report))?;
+    }
     json.write(&report.to_json())?;
+    over_time::warn(&report, plan.interval);
     warn_of_errors(&report)
 }
 
@@ -51,6 +59,12 @@ pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
     let (errors, operations) = (grouped(*errors), grouped(*operations));
     output::note(&format!("warning: {errors} of {operations} operations failed, first: {first}"));
     Ok(())
+}
+
+/// What ran on what, in one line.
+fn title(report: &Report) -> String {
+    let Report { index, workload, distribution, fabric, .. } = report;
+    format!("{index} on {workload} ({distribution}), {fabric} fabric, seed {}", report.seed)
 }
 
 fn summary(report: &Report) -> String {
@@ -139,8 +153,8 @@ impl Task for Bench<'_> {
                 if let Some(warm_up) = plan.warm_up {
                     let filling = bar("first warm-up", Some(warm_up));
                     let amount = Amount::Operations(warm_up);
-                    testbed
-                        .measure(&Run { amount, ..(**run).clone() }, &|done| filling.inc(done))?;
+                    let filler = Run { amount, shift: None, timeline: None, ..(**run).clone() };
+                    testbed.measure(&filler, &|done| filling.inc(done))?;
                     filling.finish_and_clear();
                 }
                 let total = match run.amount {

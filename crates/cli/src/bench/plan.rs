@@ -2,6 +2,7 @@
 //! anything runs.
 
 use super::arguments::{Arguments, FabricName};
+use super::over_time;
 use crate::designs::{FabricConfig, IndexOptions, PartitioningName};
 use crate::usage;
 use anyhow::Context;
@@ -9,9 +10,10 @@ use farleaf::cache::CacheOptions;
 use farleaf::index::dex::DexOptions;
 use farleaf::page::Fixed8;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf_bench::driver::{Amount, Run};
+use farleaf_bench::driver::{Amount, HotspotShift, Run};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::report::Report;
+use farleaf_bench::report::{HotspotShifted, Report};
+use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{TraceFormat, read_trace, touched_keys};
 use farleaf_bench::workload::{Operation, StreamConfig};
 use farleaf_fabric::ServerId;
@@ -44,6 +46,8 @@ pub(super) struct Plan {
     /// Operations before the usual warm-up.
     pub(super) warm_up: Option<u64>,
     pub(super) pool_bytes: usize,
+    /// The intervals of the timeline, if one was asked for.
+    pub(super) interval: Option<Interval>,
     /// A cache was asked for, and the design has none.
     pub(super) ignores_cache: bool,
 }
@@ -59,7 +63,9 @@ impl Plan {
         let threads = arguments.threads.unwrap_or(if arguments.trace.is_some() { 1 } else { 2 });
         check(arguments, threads)?;
         let fabric = fabric(arguments);
+        let interval = over_time::intervals(arguments)?;
         let distribution = arguments.distribution.unwrap_or(arguments.workload.distribution);
+        over_time::check_shift(arguments, distribution)?;
         let (work, keys, inserts) = match &arguments.trace {
             Some(path) => {
                 let operations = read_trace(path, &trace_format(arguments))?;
@@ -81,7 +87,10 @@ impl Plan {
                 let share = arguments.workload.insert_share();
                 let warm_up = Amount::Operations(arguments.warm_up.unwrap_or(0));
                 let inserts = expected_inserts(amount, share) + expected_inserts(warm_up, share);
-                let run = Run { stream, compute_servers, threads, amount };
+                let by = arguments.shift_hotspot_by / 100.0;
+                let shift = arguments.shift_hotspot_at.map(|at| HotspotShift { at, by });
+                let run =
+                    Run { stream, compute_servers, threads, amount, shift, timeline: interval };
                 (Work::Workload(Box::new(run)), keys, inserts)
             }
         };
@@ -134,6 +143,10 @@ impl Plan {
                     FabricConfig::Local(config) => Some(config.server_threads),
                     FabricConfig::Sim(_) => None,
                 },
+                hotspot_shift: arguments.shift_hotspot_at.map(|_| HotspotShifted {
+                    at_ns: None,
+                    by_percent: arguments.shift_hotspot_by,
+                }),
                 ..Report::default()
             },
             index: IndexOptions {
@@ -162,6 +175,7 @@ impl Plan {
             work,
             warm_up: arguments.warm_up,
             pool_bytes,
+            interval,
             ignores_cache: cache_bytes.is_some() && !arguments.index.has_cache(),
         })
     }

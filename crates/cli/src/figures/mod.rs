@@ -7,6 +7,7 @@ mod plot;
 use crate::bench::{memory_servers, pool_bytes};
 use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, Task};
 use crate::output::bar;
+use crate::plot::rate;
 use crate::{units, usage};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -289,6 +290,8 @@ impl Setting {
             compute_servers,
             threads: self.clients / compute_servers,
             amount: Amount::Operations(self.operations()),
+            shift: None,
+            timeline: None,
         };
         let pool_bytes = pool_bytes(self.keys, FILL, self.operations(), &weights)?;
         let fabric = FabricConfig::Sim(Box::new(SimConfig { seed, ..SimConfig::default() }));
@@ -334,15 +337,6 @@ impl Task for Measure<'_> {
             remote_operations: measured.counters.remote_operations() as f64 / operations,
             errors: measured.errors,
         })
-    }
-}
-
-/// A number of operations a second, to three digits.
-fn rate(throughput: f64) -> String {
-    match throughput {
-        rate if rate >= 1e6 => format!("{:.2} M", rate / 1e6),
-        rate if rate >= 1e3 => format!("{:.1} k", rate / 1e3),
-        rate => format!("{rate:.1}"),
     }
 }
 

@@ -7,7 +7,7 @@ use std::cell::Cell;
 /// How many samples count: 50 in the paper (Lu et al., §6.1).
 const WINDOW: usize = 50;
 
-/// The average of the last [`WINDOW`] samples, in nanoseconds.
+/// The average of the last 50 samples, in nanoseconds.
 #[derive(Debug)]
 pub struct MovingAverage {
     samples: [Cell<u64>; WINDOW],

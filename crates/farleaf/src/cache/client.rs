@@ -10,7 +10,7 @@
 
 use super::{
     Admit, Attached, Cache, CacheCounters, Cooled, Discipline, FrameId, IoMark, LiveCounters,
-    Mapped, MovingAverage, OffloadName, Seen, Spare, is_clean, mark_clean, mark_dirty,
+    Mapped, MovingAverage, OffloadName, Seen, Spare, WalkMark, is_clean, mark_clean, mark_dirty,
 };
 use crate::page::{Layout, LeafOutcome, Page, Probe, Reach};
 use crate::remote::{Miss, PageClient, Pointer, RemoteError};
@@ -271,8 +271,8 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         parent: Seen<'_, L>,
         slot: usize,
         address: GlobalAddr,
-    ) -> Result<IoMark<'_>, Detour> {
-        let begun = self.cache.mapping.begin_io(address.to_bits(), || parent.is_valid());
+    ) -> Result<WalkMark<'_>, Detour> {
+        let begun = self.cache.mapping.begin_walk(address.to_bits(), || parent.is_valid());
         begun.map_err(|found| match found {
             Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
             Mapped::Io => Detour::Busy,

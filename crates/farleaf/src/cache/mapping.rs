@@ -19,6 +19,11 @@ use std::fmt;
 const SLOTS: usize = 4;
 const EMPTY: u64 = 0;
 const IO: u32 = u32::MAX;
+/// One less than the value of an id below which one memory server's walk goes on; each more is one more.
+const WALKS: u32 = 0xffff_0000;
+
+/// Frames have smaller numbers than this.
+pub(super) const MOST_FRAMES: u32 = WALKS;
 
 /// What the table says of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +38,7 @@ pub enum Mapped {
 
 impl Mapped {
     fn of(value: u32) -> Self {
-        if value == IO { Self::Io } else { Self::Frame(FrameId::new(value)) }
+        if value >= WALKS { Self::Io } else { Self::Frame(FrameId::new(value)) }
     }
 }
 
@@ -138,9 +143,29 @@ impl Mapping {
         }
     }
 
-    /// The mark of `id` that was kept by [`IoMark::keep`]. For whoever kept it, once.
-    pub(crate) fn resume(&self, id: u64) -> IoMark<'_> {
-        IoMark { mapping: self, id }
+    /// Marks an id for a memory server's walk below the node: as [`Mapping::begin_io`], but walks do not keep each
+    /// other off.
+    ///
+    /// # Errors
+    /// As [`Mapping::begin_io`].
+    pub(crate) fn begin_walk(
+        &self,
+        id: u64,
+        is_there: impl FnOnce() -> bool,
+    ) -> Result<WalkMark<'_>, Mapped> {
+        let mut entries = lock(self.bucket(id));
+        match entries.find(id) {
+            Some(value) if !(WALKS + 1..IO - 1).contains(value) => return Err(Mapped::of(*value)),
+            _ if !is_there() => return Err(Mapped::Absent),
+            Some(value) => *value += 1,
+            None => entries.add(id, WALKS + 1),
+        }
+        Ok(WalkMark { mapping: self, id })
+    }
+
+    /// The mark of `id` that was kept by [`WalkMark::keep`]. For whoever kept it, once.
+    pub(crate) fn resume(&self, id: u64) -> WalkMark<'_> {
+        WalkMark { mapping: self, id }
     }
 
     /// Takes a node out, if it is in `frame`; says whether it was.
@@ -171,14 +196,6 @@ pub struct IoMark<'a> {
 }
 
 impl IoMark<'_> {
-    /// Leaves the mark where it is, for as long as something is under way that nobody may meet: if whoever waits
-    /// for that goes away, the mark stays for good.
-    pub(crate) fn keep(self) -> u64 {
-        let id = self.id;
-        std::mem::forget(self);
-        id
-    }
-
     /// The node is in `frame` from now on.
     pub fn publish(self, frame: FrameId) {
         if let Some(value) = lock(self.mapping.bucket(self.id)).find(self.id) {
@@ -194,10 +211,57 @@ impl Drop for IoMark<'_> {
     }
 }
 
+/// The right to let a memory server walk below a node (C6), as one of any number; dropping the last leaves the node
+/// in the pool only.
+#[derive(Debug)]
+#[must_use = "dropping the mark ends the walk"]
+pub(crate) struct WalkMark<'a> {
+    mapping: &'a Mapping,
+    id: u64,
+}
+
+impl WalkMark<'_> {
+    /// Leaves the mark where it is, for as long as something is under way that nobody may meet: if whoever waits
+    /// for that goes away, the mark stays for good.
+    pub(crate) fn keep(self) -> u64 {
+        let id = self.id;
+        std::mem::forget(self);
+        id
+    }
+}
+
+impl Drop for WalkMark<'_> {
+    fn drop(&mut self) {
+        let mut entries = lock(self.mapping.bucket(self.id));
+        match entries.find(self.id) {
+            Some(value) if *value > WALKS + 1 => *value -= 1,
+            _ => entries.remove(self.id),
+        }
+    }
+}
+
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+
+    #[test]
+    fn walks_go_together_and_keep_others_off() {
+        let mapping = Mapping::new(8);
+        let first = mapping.begin_walk(3, || true).unwrap();
+        let second = mapping.begin_walk(3, || true).unwrap();
+        assert_eq!(mapping.begin_walk(3, || false).unwrap_err(), Mapped::Absent);
+        assert_eq!(mapping.begin_io(3, || true).unwrap_err(), Mapped::Io);
+        drop(first);
+        assert_eq!(mapping.get(3), Mapped::Io);
+        let kept = second.keep();
+        assert_eq!(mapping.get(3), Mapped::Io);
+        drop(mapping.resume(kept));
+        let mark = mapping.begin_io(3, || true).unwrap();
+        assert_eq!(mapping.begin_walk(3, || true).unwrap_err(), Mapped::Io);
+        drop(mark);
+        assert_eq!(mapping.get(3), Mapped::Absent);
+    }
 
     #[test]
     fn many_ids_in_few_buckets() {

@@ -28,6 +28,7 @@ pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
 pub use discipline::{Discipline, FreesFramesEarly, KeepsChangedCopies, SkipsFences, Sound};
 pub use frame::{Arena, FrameId, FrameState};
 pub use frames::{Attached, Cache, Cooled, Seen, Spare};
+pub(crate) use mapping::WalkMark;
 pub use mapping::{IoMark, Mapped, Mapping};
 pub use options::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
 pub use policy::{

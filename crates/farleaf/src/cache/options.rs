@@ -1,5 +1,6 @@
 //! What can be chosen about a cache.
 
+use super::mapping::MOST_FRAMES;
 use super::{
     Admission, Admit, Always, ClockVictims, Coin, Cooling, CoolingMap, CoolingQueue, RandomVictims,
     UnusedVictims, Victims,
@@ -101,8 +102,7 @@ impl CacheOptions {
     /// The number of frames for pages of `page_bytes` bytes.
     pub fn frames(&self, page_bytes: usize) -> u32 {
         let frames = self.bytes / page_bytes as u64;
-        // The largest number is no frame, and neither is the one before.
-        (frames.min(u64::from(u32::MAX - 2)) as u32).max(Self::LEAST_FRAMES)
+        (frames.min(u64::from(MOST_FRAMES)) as u32).max(Self::LEAST_FRAMES)
     }
 
     /// How many leaves a scan reads together at most in a cache of so many frames: each takes one.

@@ -93,6 +93,13 @@ pub trait RangeIndex {
         async { Ok(()) }
     }
 
+    /// The compute server that does the operations on `key`, as far as this handle knows; none for designs
+    /// whose clients do them all themselves.
+    fn compute_server_of(&self, key: &Self::Key) -> Option<u16> {
+        let _ = key;
+        None
+    }
+
     /// What the cache did for this handle so far; nothing, for designs that have none.
     fn cache_counters(&self) -> CacheCounters {
         CacheCounters::default()

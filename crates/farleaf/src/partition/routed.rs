@@ -231,6 +231,10 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
         Ok(self.pages.declare_dead(compute_server).await?)
     }
 
+    fn compute_server_of(&self, key: &L::Key) -> Option<u16> {
+        Some(self.owner(key))
+    }
+
     fn cache_counters(&self) -> CacheCounters {
         let mut sum = CacheCounters::default();
         self.parts.iter().for_each(|part| sum += part.index.cache_counters());

@@ -1,8 +1,9 @@
 //! Operations that compute servers leave to this memory server: walks down nodes that otherwise only they read and
 //! change (Lu et al., §6).
 //!
-//! The compute server that asks has marked the node, so that nobody changes what is below it while the walk goes on; a
-//! walk latches nothing. What it is told it does not believe: an address that is not here, a page of another level
+//! The compute server that asks has marked the node, so that while walks go on below it nobody else changes what is
+//! there. Walks can meet at a leaf: they use the latch in its word 0, which no compute server touches meanwhile. What a
+//! walk is told it does not believe: an address that is not here, a page of another level
 //! or with other fences, is a refusal.
 //!
 //! *Invariants*: W1. a change is made at most once for each ticket, and never after the ticket was closed. W2. a refused
@@ -14,8 +15,11 @@ use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, Page, Probe, Reach, Sca
 use crate::wire::{Refusal, Reply, SCAN_REPLY_RECORDS, Ticket};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Bound;
+
+/// How often a leaf is read that others change.
+const MOST_READS: u32 = 1024;
 
 /// What was done under the last ticket of a slot.
 #[derive(Debug)]
@@ -25,10 +29,13 @@ struct Last<V> {
     done: Option<(Option<GlobalAddr>, Answer<V>)>,
 }
 
+/// By client and slot.
+type Tickets<V> = BTreeMap<(u16, u8), Last<V>>;
+
 /// The tickets that this server has seen: one entry for each slot of each client.
 #[derive(Debug)]
 pub(super) struct Walks<L: Layout> {
-    tickets: Mutex<HashMap<(u16, u8), Last<L::Value>>>,
+    tickets: Mutex<Tickets<L::Value>>,
 }
 
 impl<L: Layout> Default for Walks<L> {
@@ -73,6 +80,24 @@ impl<L: Layout> Walks<L> {
         }
     }
 
+    /// What `read` makes of a leaf while nobody changes it.
+    async fn read<C: Cpu, T>(
+        cpu: &C,
+        page: Page<'_, L>,
+        mut read: impl FnMut() -> T,
+    ) -> Result<T, Refusal> {
+        for attempt in 0..MOST_READS {
+            if let Some(version) = page.latch().optimistic() {
+                let value = read();
+                if page.latch().validate(version) {
+                    return Ok(value);
+                }
+            }
+            cpu.pause(attempt).await;
+        }
+        Err(Refusal::Contended)
+    }
+
     /// Does `edit` to the leaf of its key below `node`.
     pub(super) async fn walk<'a, C: Cpu>(
         &self,
@@ -84,7 +109,7 @@ impl<L: Layout> Walks<L> {
     ) -> Result<Reply<L>, Refusal> {
         let (at, page) = Self::leaf(cpu, page_at, node, level, Probe::At(&edit.key)).await?;
         if !edit.changes() {
-            return match edit.apply(page) {
+            return match Self::read(cpu, page, || edit.apply(page)).await? {
                 LeafOutcome::Nothing(answer) => Ok(Reply::Walked { leaf: None, answer }),
                 _ => Err(Refusal::Damaged),
             };
@@ -96,6 +121,9 @@ impl<L: Layout> Walks<L> {
         if last.is_some_and(|last| last.number >= ticket.number) {
             return Err(Refusal::TicketClosed); // W1
         }
+        // All changes hold the tickets, so nobody else has the latch, unless the page is none of a leaf.
+        let version = page.latch().optimistic().ok_or(Refusal::NotHere)?;
+        let _guard = page.latch().try_lock(version, 0).ok_or(Refusal::NotHere)?;
         if edit.would_leave_sparse(page) {
             return Err(Refusal::Restructures); // W3
         }
@@ -161,7 +189,11 @@ impl<L: Layout> Walks<L> {
             let had = records.len();
             let (lower, upper) = (lower.as_ref(), upper.as_ref());
             let window = ScanWindow { lower, upper, reverse, limit: limit - had };
-            L::leaf_collect(page, &window, &mut records);
+            let collect = || {
+                records.truncate(had);
+                L::leaf_collect(page, &window, &mut records)
+            };
+            Self::read(cpu, page, collect).await?;
             cpu.charge(Work::CopyRecords((records.len() - had) as u32)).await;
             let full = records.len() >= limit;
             let next = match reverse {

@@ -1,8 +1,8 @@
 //! Operations below a missing node, left to the memory server that has it (Lu et al., §6).
 //!
 //! What is below a node that is missing here, and exclusive, is in the pool as it is: hot nodes form paths from the
-//! root (C10), so nothing below it is hot, and what cools is clean. The node is marked as I/O while the memory
-//! server works, which also keeps its parent hot (C19), so nobody here comes below it meanwhile. What the memory
+//! root (C10), so nothing below it is hot, and what cools is clean. The node is marked while memory
+//! servers walk below it, which also keeps its parent hot (C19), so nobody here comes below it meanwhile. What the memory
 //! server has changed it names, and a copy of that is dropped.
 //!
 //! *Invariants* (`docs/internals/cache.md`)

@@ -22,6 +22,9 @@ use farleaf_fabric::{Fabric, Work};
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 
+/// What a scan has found so far.
+type Found<L> = RefCell<Records<<L as Layout>::Key, <L as Layout>::Value>>;
+
 /// How many records a leaf has, as far as the last ones tell, in sixteenths.
 #[derive(Debug, Default)]
 pub(super) struct LeafSizes {
@@ -84,7 +87,7 @@ impl<K: Ord> Part<'_, K> {
         &self,
         leaf: Page<'_, L>,
         had: usize,
-        out: &RefCell<Records<K, L::Value>>,
+        out: &Found<L>,
     ) -> LeafEnd<K> {
         let mut out = out.borrow_mut();
         // It may be called for a leaf that is not of one piece, and then again.
@@ -149,7 +152,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         &self,
         begin: Option<Bound<L::Key>>,
         scan: &Scan<L::Key>,
-        found: &RefCell<Records<L::Key, L::Value>>,
+        found: &Found<L>,
     ) -> Result<(), RemoteError> {
         let (mut at, mut moved) = (begin, false);
         let mut offer = self.offload.is_on() && !self.uncached;
@@ -204,7 +207,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     async fn step(
         &self,
         part: &Part<'_, L::Key>,
-        found: &RefCell<Records<L::Key, L::Value>>,
+        found: &Found<L>,
         offer: &mut bool,
     ) -> Result<Step<'_, L>, RemoteError> {
         let had = found.borrow().len();
@@ -223,7 +226,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     async fn try_step(
         &self,
         part: &Part<'_, L::Key>,
-        (found, had): (&RefCell<Records<L::Key, L::Value>>, usize),
+        (found, had): (&Found<L>, usize),
         offer: bool,
     ) -> Result<Step<'_, L>, Detour> {
         // An attempt may have left something and then not got through.
@@ -289,7 +292,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         &self,
         first: Part<'_, L::Key>,
         (above, places): (Seen<'_, L>, Vec<Bound<L::Key>>),
-        found: &RefCell<Records<L::Key, L::Value>>,
+        found: &Found<L>,
     ) -> Result<Option<Bound<L::Key>>, RemoteError> {
         let Part { scan, place, moved, limit } = first;
         let parts = places.into_iter().enumerate();

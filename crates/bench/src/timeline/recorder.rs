@@ -1,0 +1,154 @@
+//! One client's counts by intervals.
+//!
+//! *Thread safety*: belongs to its client.
+
+use super::{Interval, MOST_INTERVALS};
+
+/// How long intervals are at first when nobody says.
+const SHORTEST_NS: u64 = 1_000;
+
+/// How many intervals are kept for each that is wanted in the end, so that few of them are joined unevenly.
+const FINER: u64 = 16;
+
+/// All clients together have at most so many counters for compute servers, of 8 bytes each.
+const MOST_COUNTERS: u64 = 1 << 26;
+
+/// Counts completed operations; its memory is bounded however long the run is.
+#[derive(Clone, Debug)]
+pub(crate) struct Recorder {
+    kind: Interval,
+    start_ns: u64,
+    interval_ns: u64,
+    /// Whether operations are told apart by compute servers, and how many of these there are.
+    servers: usize,
+    most: u64,
+    /// For each interval the operations of each compute server, and the errors.
+    counts: Vec<u64>,
+}
+
+/// One interval.
+pub(super) struct Row<'a> {
+    pub(super) servers: &'a [u64],
+    pub(super) errors: u64,
+}
+
+impl Recorder {
+    /// Nothing recorded; one of `clients` recorders for `compute_servers`.
+    pub(crate) fn new(kind: Interval, start_ns: u64, compute_servers: u16, clients: usize) -> Self {
+        let (interval_ns, most) = match kind {
+            Interval::Nanoseconds(ns) => (ns.max(1), MOST_INTERVALS),
+            Interval::Parts(parts) => (SHORTEST_NS, u64::from(parts.max(1)) * FINER),
+        };
+        let counters = u64::from(compute_servers) * clients as u64 * most;
+        let servers = match counters <= MOST_COUNTERS {
+            true => usize::from(compute_servers).max(1),
+            false => 1,
+        };
+        Self { kind, start_ns, interval_ns, servers, most, counts: Vec::new() }
+    }
+
+    /// An operation of a compute server has ended.
+    #[inline]
+    pub(crate) fn record(&mut self, compute_server: u16, end_ns: u64, failed: bool) {
+        let since_ns = end_ns.saturating_sub(self.start_ns);
+        let mut interval = since_ns / self.interval_ns;
+        while interval >= self.most {
+            self.double();
+            interval = since_ns / self.interval_ns;
+        }
+        let width = self.servers + 1;
+        let from = interval as usize * width;
+        if self.counts.len() < from + width {
+            self.counts.resize(from + width, 0);
+        }
+        let server = usize::from(compute_server).min(self.servers - 1);
+        self.counts[from + server] += 1;
+        self.counts[from + self.servers] += u64::from(failed);
+    }
+
+    /// Makes each two intervals one.
+    #[cold]
+    fn double(&mut self) {
+        self.interval_ns = self.interval_ns.saturating_mul(2);
+        let width = self.servers + 1;
+        let intervals = self.counts.len() / width;
+        for interval in 0..intervals {
+            for column in 0..width {
+                let count = std::mem::take(&mut self.counts[interval * width + column]);
+                self.counts[interval / 2 * width + column] += count;
+            }
+        }
+        self.counts.truncate(intervals.div_ceil(2) * width);
+    }
+
+    /// What all of one run's recorders have together, and what intervals were asked for; none if there are
+    /// no recorders.
+    pub(super) fn sum(mut recorders: Vec<Self>) -> Option<(Self, Interval)> {
+        let coarsest = recorders.iter().map(|recorder| recorder.interval_ns).max()?;
+        let mut sum = recorders.pop()?;
+        sum.coarsen(coarsest);
+        for mut other in recorders {
+            other.coarsen(coarsest);
+            if sum.counts.len() < other.counts.len() {
+                std::mem::swap(&mut sum.counts, &mut other.counts);
+            }
+            for (count, more) in sum.counts.iter_mut().zip(&other.counts) {
+                *count += more;
+            }
+        }
+        let kind = sum.kind;
+        Some((sum, kind))
+    }
+
+    /// All of a run's recorders started with the same intervals, so that doubling makes them equal.
+    fn coarsen(&mut self, interval_ns: u64) {
+        while self.interval_ns < interval_ns {
+            self.double();
+        }
+    }
+
+    pub(super) fn interval_ns(&self) -> u64 {
+        self.interval_ns
+    }
+
+    pub(super) fn servers(&self) -> usize {
+        self.servers
+    }
+
+    pub(super) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        self.counts
+            .chunks_exact(self.servers + 1)
+            .map(|row| Row { servers: &row[..self.servers], errors: row[self.servers] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_of_unequal_lengths_are_summed_exactly() {
+        let interval = Interval::Parts(60);
+        let record = |operations: u64| {
+            let mut recorder = Recorder::new(interval, 0, 1, 3);
+            (0..operations).for_each(|number| recorder.record(0, number * 1_000, false));
+            recorder
+        };
+        // The second one needs longer intervals than the others: 960 of a microsecond are kept.
+        let (sum, _) = Recorder::sum(vec![record(500), record(3_000), record(900)]).unwrap();
+        assert_eq!(sum.interval_ns(), 4_000);
+        let rows: Vec<u64> = sum.rows().map(|row| row.servers[0]).collect();
+        assert_eq!(rows.iter().sum::<u64>(), 4_400);
+        assert_eq!((rows[0], rows[124], rows[125], rows[224], rows[225]), (12, 12, 8, 8, 4));
+    }
+
+    #[test]
+    fn compute_servers_are_left_out_when_they_are_too_many() {
+        let mut recorder = Recorder::new(Interval::Nanoseconds(1_000), 0, 1_024, 16_384);
+        recorder.record(1_023, 5, true);
+        let (sum, _) = Recorder::sum(vec![recorder]).unwrap();
+        assert_eq!(sum.servers(), 1);
+        let row = sum.rows().next().unwrap();
+        assert_eq!((row.servers, row.errors), (&[1_u64][..], 1));
+    }
+}

@@ -1,0 +1,186 @@
+//! Throughput over time, and hotspots that shift: what the options say, and what is written.
+
+use super::arguments::Arguments;
+use crate::output;
+use crate::plot::{Curve, Plot};
+use crate::{units, usage};
+use anyhow::Context;
+use farleaf_bench::driver::Moment;
+use farleaf_bench::report::Report;
+use farleaf_bench::table::duration;
+use farleaf_bench::timeline::{Interval, MOST_INTERVALS, Timeline};
+use farleaf_bench::workload::Distribution;
+use std::path::{Path, PathBuf};
+
+/// How many intervals a run has when nobody says how long they are.
+const PARTS: u32 = 60;
+
+/// Curves of single compute servers are drawn for at most so many of them.
+const MOST_CURVES: usize = 5;
+
+/// A part of a run as `50%`, or seconds.
+pub(super) fn moment(text: &str) -> Result<Moment, String> {
+    let wrong = || {
+        "expected a part of the run above 0% and below 100%, such as 50%, or a number of seconds from \
+         0.000001 to 86400"
+            .to_owned()
+    };
+    match text.strip_suffix('%') {
+        Some(percent) => {
+            part(percent).map(|percent| Moment::Share(percent / 100.0)).map_err(|_| wrong())
+        }
+        None => units::seconds(text)
+            .map(|seconds| Moment::Nanoseconds((seconds * 1e9) as u64))
+            .map_err(|_| wrong()),
+    }
+}
+
+/// A percentage that is neither nothing nor all.
+pub(super) fn part(text: &str) -> Result<f64, String> {
+    units::percent(text)
+        .ok()
+        .filter(|percent| *percent > 0.0 && *percent < 100.0)
+        .ok_or_else(|| "expected a number above 0 and below 100".to_owned())
+}
+
+/// A time in milliseconds, from a nanosecond to an hour.
+pub(super) fn interval(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok();
+    number
+        .filter(|ms| (1e-6..=3.6e6).contains(ms))
+        .ok_or_else(|| "expected a number of milliseconds from 0.000001 to 3600000".to_owned())
+}
+
+/// The intervals that were asked for.
+pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval>> {
+    if arguments.timeline.is_none() {
+        return Ok(None);
+    }
+    let Some(ms) = arguments.interval_ms else {
+        let parts = |seconds: f64| (seconds * 1e9 / f64::from(PARTS)) as u64;
+        return Ok(Some(match arguments.seconds.map(parts) {
+            Some(ns) => Interval::Nanoseconds(ns.max(1)),
+            // How long the run will be, nobody knows.
+            None => Interval::Parts(PARTS),
+        }));
+    };
+    if let Some(seconds) = arguments.seconds {
+        let run_ms = seconds * 1e3;
+        if ms > run_ms {
+            return usage(format!("--interval-ms {ms} is longer than the run of {run_ms} ms"));
+        }
+        let least = run_ms / MOST_INTERVALS as f64;
+        if ms < least {
+            return usage(format!(
+                "--interval-ms {ms} makes more than {MOST_INTERVALS} intervals of {seconds} seconds: at \
+                 least {least}"
+            ));
+        }
+    }
+    Ok(Some(Interval::Nanoseconds((ms * 1e6).round() as u64)))
+}
+
+/// Whether a shift of the hotspot makes sense.
+pub(super) fn check_shift(arguments: &Arguments, distribution: Distribution) -> anyhow::Result<()> {
+    let Some(at) = arguments.shift_hotspot_at else { return Ok(()) };
+    if !matches!(distribution, Distribution::Zipfian { .. }) {
+        return usage(format!(
+            "--shift-hotspot-at needs --distribution zipfian:THETA: {distribution} has no hotspot that \
+             could shift"
+        ));
+    }
+    match (at, arguments.seconds) {
+        (Moment::Nanoseconds(ns), Some(seconds)) if ns as f64 >= seconds * 1e9 => usage(format!(
+            "--shift-hotspot-at is {} seconds, when the run of {seconds} seconds has ended",
+            ns as f64 / 1e9
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Says what did not come as it was asked for.
+pub(super) fn warn(report: &Report, asked: Option<Interval>) {
+    if report.hotspot_shift.is_some_and(|shift| shift.at_ns.is_none()) {
+        output::note("warning: the run had ended before the hotspot would have shifted");
+    }
+    if let (Some(Interval::Nanoseconds(ns)), Some(timeline)) = (asked, &report.timeline)
+        && timeline.interval_ns != ns
+    {
+        let interval = duration(timeline.interval_ns);
+        output::note(&format!(
+            "note: intervals are {interval} long, so that there are at most {MOST_INTERVALS}"
+        ));
+    }
+}
+
+/// Where a timeline is written.
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes the folder at once: a run of minutes must not end with one that cannot be made.
+    pub(super) fn make(path: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(path)
+            .with_context(|| format!("cannot make the folder {}", path.display()))?;
+        Ok(Self(path.to_owned()))
+    }
+
+    /// Writes `timeline.csv` and `timeline.svg`.
+    pub(super) fn write(&self, timeline: &Timeline, title: &str) -> anyhow::Result<()> {
+        let csv = self.0.join("timeline.csv");
+        std::fs::write(&csv, timeline.to_csv())
+            .with_context(|| format!("cannot write {}", csv.display()))?;
+        plot(timeline, title).draw(&self.0.join("timeline.svg"))
+    }
+}
+
+/// The curve of all operations and, of a few compute servers, one for each.
+fn plot(timeline: &Timeline, title: &str) -> Plot {
+    let middle_ms = |interval: usize| {
+        (timeline.start_ns(interval) as f64 + timeline.length_ns(interval) as f64 / 2.0) / 1e6
+    };
+    let curve = |name: String, rates: Vec<f64>| {
+        let points = rates.into_iter().enumerate();
+        Curve { name, points: points.map(|(at, rate)| (middle_ms(at), rate)).collect() }
+    };
+    let servers = match timeline.compute_servers.len() {
+        few @ 2..=MOST_CURVES => few,
+        _ => 0,
+    };
+    let of_servers =
+        (0..servers).map(|one| curve(format!("compute server {one}"), timeline.ops_per_s_of(one)));
+    let all = curve("all".to_owned(), timeline.ops_per_s());
+    Plot {
+        title: title.to_owned(),
+        x: "time, ms",
+        y: "operations/s",
+        curves: std::iter::once(all).chain(of_servers).collect(),
+        headroom: 1.4,
+        dots: false,
+        marks: timeline
+            .marks
+            .iter()
+            .map(|mark| (mark.at_ns as f64 / 1e6, mark.label.clone()))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_parts_or_seconds() {
+        assert_eq!(moment("50%"), Ok(Moment::Share(0.5)));
+        assert_eq!(moment("2.5"), Ok(Moment::Nanoseconds(2_500_000_000)));
+        for wrong in ["", "%", "0%", "100%", "-1%", "NaN%", "0", "-3", "x", "5s", "50 %"] {
+            assert!(moment(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn intervals_and_distances_have_bounds() {
+        assert_eq!((interval("0.5"), part("25")), (Ok(0.5), Ok(25.0)));
+        assert!(["0", "-1", "1e9", "NaN", "ms"].iter().all(|text| interval(text).is_err()));
+        assert!(["0", "100", "-5", "x"].iter().all(|text| part(text).is_err()));
+    }
+}
