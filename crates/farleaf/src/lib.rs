@@ -1,7 +1,8 @@
 //! Farleaf: ordered key-value indexes whose nodes live in the memory of other machines.
 //!
 //! The modules follow the way of one key: [`index`] → [`remote`] → the fabric → [`server`]. [`page`]
-//! knows the bytes of nodes and nothing else, [`wire`] the messages between compute and memory servers.
+//! knows the bytes of nodes and nothing else, [`wire`] the messages between compute and memory servers. `together` runs
+//! futures of one task side by side, for scans and multi-gets.
 //! `ARCHITECTURE.md` walks the whole way.
 
 #![forbid(unsafe_code)]

@@ -5,14 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules of the library, with those that each may use. `ARCHITECTURE.md` draws the same.
-const MODULES: [(&str, &[&str]); 7] = [
+const MODULES: [(&str, &[&str]); 8] = [
     ("page", &[]),
+    ("together", &[]),
     ("wire", &["page"]),
     ("server", &["page", "wire"]),
     ("remote", &["page", "wire"]),
     ("cache", &["remote", "page"]),
-    ("index", &["cache", "remote", "page", "wire"]),
-    ("partition", &["index", "cache", "remote", "page", "wire"]),
+    ("index", &["cache", "remote", "page", "wire", "together"]),
+    ("partition", &["index", "cache", "remote", "page", "wire", "together"]),
 ];
 
 /// What the suites may use on top: they start whole clusters.
