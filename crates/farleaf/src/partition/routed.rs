@@ -15,7 +15,6 @@ use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::cell::{Cell, RefCell};
-use std::ops::Bound;
 use std::rc::Rc;
 
 /// One compute server, as a handle of this process reaches it.
@@ -259,10 +258,8 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
                 Err(error) => return Err(error.into()),
             };
             debug_assert!(moved);
-            if let Some((last, _)) = records[had..].last() {
-                let end = Bound::Excluded(last.clone());
-                *(if rest.reverse { &mut rest.upper } else { &mut rest.lower }) = end;
-            }
+            // It may not even have begun where the scan was.
+            records.truncate(had);
             self.wait_for_map(patience.get_or_insert_with(|| self.patience())).await?;
         }
         Ok(records)
