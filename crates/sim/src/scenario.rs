@@ -11,8 +11,8 @@ use thiserror::Error;
 
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
-    ("canary-dex-kept-copy", include_str!("../scenarios/canary-dex-kept-copy.toml")),
     ("canary-dex-early-free", include_str!("../scenarios/canary-dex-early-free.toml")),
+    ("canary-dex-kept-copy", include_str!("../scenarios/canary-dex-kept-copy.toml")),
     ("canary-dex-skipped-fences", include_str!("../scenarios/canary-dex-skipped-fences.toml")),
     ("canary-fine-parent-first", include_str!("../scenarios/canary-fine-parent-first.toml")),
     (
