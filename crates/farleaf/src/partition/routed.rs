@@ -242,11 +242,16 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
         let mut rest = scan.clone();
         let mut patience = None;
         while records.len() < scan.limit {
-            let owner = self.route.borrow().owner_of_start(&rest);
+            // As of one map: another operation of this handle may learn a newer one meanwhile.
+            let (owner, expected) = {
+                let map = self.route.borrow();
+                let owner = map.owner_of_start(&rest);
+                (owner, map.range_of(owner))
+            };
             let had = records.len();
             let covered = self.parts[usize::from(owner)].index.scan(&rest, &mut records).await;
             match covered {
-                Ok(range) if self.route.borrow().range_of(owner) == range => {
+                Ok(range) if range == expected => {
                     match go_behind(&mut rest, range, &L::min_key()) {
                         true => continue,
                         false => break,
