@@ -158,6 +158,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         out: &mut Records<L::Key, L::Value>,
     ) -> Result<OwnedRange<L::Key>, RemoteError> {
         let range = self.server.range();
+        // The range may grow meanwhile, and nodes reach further then: what is beyond is for whoever goes on behind it.
+        let scan = &within(scan, &range);
         let begin = match scan.reverse {
             _ if range.is_empty() => None,
             true => last(scan, &range),
@@ -339,6 +341,21 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         };
         Ok((records.into_inner(), leaf))
     }
+}
+
+/// The part of a scan that lies in a range.
+fn within<K: Clone + Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> Scan<K> {
+    let lower = match &scan.lower {
+        Bound::Included(key) | Bound::Excluded(key) if *key >= range.low => scan.lower.clone(),
+        _ => Bound::Included(range.low.clone()),
+    };
+    let upper = match (&scan.upper, &range.high) {
+        (_, None) => scan.upper.clone(),
+        (Bound::Included(key), Some(high)) if key < high => scan.upper.clone(),
+        (Bound::Excluded(key), Some(high)) if key <= high => scan.upper.clone(),
+        (_, Some(high)) => Bound::Excluded(high.clone()),
+    };
+    Scan { lower, upper, ..*scan }
 }
 
 /// Where an ascending scan begins.
