@@ -104,12 +104,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
 
     /// Whether the child at a slot lies within the owned range, as far as its parent knows.
     pub(super) fn is_exclusive_slot(&self, parent: Seen<'_, L>, slot: usize) -> bool {
-        let page = parent.page;
-        let low = L::inner_key(page, slot);
-        let high = match slot + 1 < page.count() {
-            true => Some(L::inner_key(page, slot + 1)),
-            false => L::high(page),
-        };
+        let (low, high) = (L::inner_key(parent.page, slot), L::inner_end(parent.page, slot));
         self.server.range().covers(&low, high.as_ref())
     }
 
@@ -167,10 +162,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         cache.adopt(left.frame);
         remove(parent.page);
         let freed = right.at();
-        let frame = right.frame;
         self.server.unsettled().note_merged();
-        cache.discard(frame, right.guard);
-        self.client.keep(cache.owned_spare(frame));
+        self.client.keep(cache.discard(right.frame, right.guard));
         drop((left.guard, parent.guard));
         self.free_node(freed).await;
         Ok(())
@@ -231,10 +224,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         root.page.copy_all_but_latch(content.page());
         mark_clean(root.page);
         cache.adopt(root.frame);
-        let (freed, frame) = (child.at(), child.frame);
+        let freed = child.at();
         self.server.unsettled().note_merged();
-        cache.discard(frame, child.guard);
-        self.client.keep(cache.owned_spare(frame));
+        self.client.keep(cache.discard(child.frame, child.guard));
         drop(root.guard);
         self.free_node(freed).await;
         Ok(Tidied::Nothing)

@@ -4,7 +4,7 @@
 
 use super::uncached::Unsettled;
 use crate::cache::{Cache, CacheClient, CacheOptions, Discipline, FrameId, mark_clean};
-use crate::page::{Layout, Page};
+use crate::page::{Layout, Page, lies_within};
 use crate::remote::{PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
@@ -28,12 +28,7 @@ impl<K: Ord> OwnedRange<K> {
 
     /// Whether the range has all keys from `low`, inclusive, to `high`, exclusive.
     pub fn covers(&self, low: &K, high: Option<&K>) -> bool {
-        let below = match (high, &self.high) {
-            (_, None) => true,
-            (Some(high), Some(end)) => high <= end,
-            (None, Some(_)) => false,
-        };
-        *low >= self.low && below
+        lies_within((low, high), (&self.low, self.high.as_ref()))
     }
 }
 
