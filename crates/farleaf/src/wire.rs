@@ -165,13 +165,16 @@ pub enum Request<L: Layout> {
     },
 }
 
+/// Changes that one client can have under way on memory servers at a time: a memory server remembers as many for each.
+pub const TICKETS: usize = 64;
+
 /// What makes a change that is left to a memory server happen once: a client gives each out once, in ascending
 /// order for each of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     /// The client, as [`Request::Register`] numbers it.
     pub owner: u16,
-    /// Which of its tickets.
+    /// Which of its [`TICKETS`].
     pub slot: u8,
     /// How often that was used before, from 1.
     pub number: u32,
@@ -459,7 +462,9 @@ fn put_ticket(ticket: &Ticket, to: &mut Message) {
 }
 
 fn take_ticket(from: &mut &[u8]) -> Option<Ticket> {
-    Some(Ticket { owner: take_u16(from)?, slot: take_u8(from)?, number: take_u32(from)? })
+    let owner = take_u16(from)?;
+    let slot = take_u8(from).filter(|slot| usize::from(*slot) < TICKETS)?;
+    Some(Ticket { owner, slot, number: take_u32(from)? })
 }
 
 fn put_edit<L: Layout>(edit: &LeafEdit<L>, to: &mut Message) {
@@ -794,5 +799,22 @@ impl Usage {
         let [pool_bytes, allocated_bytes, nodes_in_use, nodes_free, deleted_records, height] =
             fields;
         Self { pool_bytes, allocated_bytes, nodes_in_use, nodes_free, deleted_records, height }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Request, TICKETS, Ticket};
+    use crate::page::Fixed8;
+
+    /// A memory server keeps an array of tickets for each client: what is beyond it must not get that far.
+    #[test]
+    fn tickets_beyond_the_last_are_no_requests() {
+        for slot in 0..=u8::MAX {
+            let ticket = Ticket { owner: 3, slot, number: 7 };
+            let message = Request::<Fixed8>::CloseTicket { ticket }.encode();
+            let decoded = Request::<Fixed8>::decode(&message);
+            assert_eq!(decoded.is_some(), usize::from(slot) < TICKETS, "slot {slot}");
+        }
     }
 }

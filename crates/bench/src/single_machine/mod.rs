@@ -16,7 +16,9 @@ mod cpu;
 
 pub use cpu::FabricCpu;
 
-use farleaf::index::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
+use farleaf::index::{
+    Ascending, Design, Exchange, IndexError, RangeIndex, Records, Scan, check_fill,
+};
 use farleaf::page::{DesignId, Layout};
 use farleaf::remote::RpcClient;
 use farleaf::server::tree::{Loader, MAX_RESTARTS, Tree};
@@ -164,14 +166,9 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
     ) -> Result<u64, IndexError> {
         let tree = self.machine.tree();
         let mut batch: Records<L::Key, L::Value> = Vec::with_capacity(BATCH_RECORDS);
-        let mut last: Option<L::Key> = None;
-        let mut count = 0;
+        let mut order = Ascending::default();
         for (key, value) in records {
-            if last.as_ref().is_some_and(|last| *last >= key) {
-                return Err(IndexError::NotSorted { position: count });
-            }
-            last = Some(key.clone());
-            count += 1;
+            order.take(&key)?;
             batch.push((key, value));
             if batch.len() == BATCH_RECORDS {
                 tree.load_append(loader, &batch).map_err(refused)?;
@@ -179,7 +176,7 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
             }
         }
         tree.load_append(loader, &batch).map_err(refused)?;
-        Ok(count)
+        Ok(order.count())
     }
 }
 
@@ -265,9 +262,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         records: impl Iterator<Item = (L::Key, L::Value)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        if !(0.1..=1.0).contains(&fill) {
-            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
-        }
+        check_fill(fill)?;
         let tree = self.machine.tree();
         let mut loader = tree.load_begin((fill * 1000.0).round() as u16).map_err(refused)?;
         match self.append(&mut loader, records) {

@@ -14,7 +14,7 @@ use super::{
     Admission, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
     OffloadName, Owned, OwnedRange, Ownership, Swip, Victims, is_clean,
 };
-use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version};
+use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version, lies_within};
 use crate::remote::Image;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
@@ -105,22 +105,14 @@ impl<L: Layout> Drop for Spare<'_, L> {
 /// What a parent leads to its child at `slot` for: from the first key to before the second, which may be infinite.
 pub(crate) fn slot_range<L: Layout>(parent: Page<'_, L>, slot: usize) -> (L::Key, Option<L::Key>) {
     let low = if slot == 0 { L::low(parent) } else { L::inner_key(parent, slot) };
-    let high = match slot + 1 < parent.count() {
-        true => Some(L::inner_key(parent, slot + 1)),
-        false => L::high(parent),
-    };
-    (low, high)
+    (low, L::inner_end(parent, slot))
 }
 
 /// Whether a child lies within what its parent leads to it for.
 fn fits_slot<L: Layout>(parent: Page<'_, L>, slot: usize, child: Page<'_, L>) -> bool {
-    let (low, high) = slot_range(parent, slot);
-    let below = match (L::high(child), high) {
-        (_, None) => true,
-        (Some(child), Some(high)) => child <= high,
-        (None, Some(_)) => false,
-    };
-    L::low(child) >= low && below
+    let (from, to) = slot_range(parent, slot);
+    let (low, high) = (L::low(child), L::high(child));
+    lies_within((&low, high.as_ref()), (&from, to.as_ref()))
 }
 
 /// What came of an attempt to let a node cool.
@@ -232,11 +224,6 @@ impl<L: Layout> Cache<L> {
         let guard = latch.optimistic().and_then(|version| latch.try_lock(version, 0))?;
         guard.keep();
         Some(self.spare(frame))
-    }
-
-    /// A frame that the caller has just emptied by [`Cache::discard`].
-    pub(crate) fn owned_spare(&self, frame: FrameId) -> Spare<'_, L> {
-        self.spare(frame)
     }
 
     /// A free, locked frame that the caller owns.
@@ -495,8 +482,7 @@ impl<L: Layout> Cache<L> {
         for (_, child) in self.swizzled(node.page) {
             self.arena.set_parent(child, None);
         }
-        self.discard(frame, guard);
-        Some(self.spare(frame))
+        Some(self.discard(frame, guard))
     }
 
     /// Whether a child of a latched node is being brought or worked on remotely (C19). Nobody can begin that meanwhile:
@@ -575,8 +561,7 @@ impl<L: Layout> Cache<L> {
         if !is_it || !self.cooling.remove(frame, address.to_bits()) {
             return None; // C8
         }
-        self.discard(frame, guard);
-        Some(self.spare(frame))
+        Some(self.discard(frame, guard))
     }
 
     /// Publishes the root.
@@ -694,8 +679,7 @@ impl<L: Layout> Cache<L> {
         let guard = node.lock()?;
         debug_assert_eq!(self.arena.state(frame), FrameState::Cooling);
         debug_assert!(is_clean(node.page), "C11");
-        self.discard(frame, guard);
-        Some(self.spare(frame))
+        Some(self.discard(frame, guard))
     }
 
     /// Empties the cache of all but the root, which points to no frame any more. For when nothing is under way
@@ -717,8 +701,7 @@ impl<L: Layout> Cache<L> {
                 }
                 continue;
             }
-            self.discard(frame, guard);
-            self.give_free(frame);
+            drop(self.discard(frame, guard));
         }
         true
     }
@@ -749,12 +732,13 @@ impl<L: Layout> Cache<L> {
         (0..self.touched() as u32).map(FrameId::new).filter(held).collect()
     }
 
-    /// Takes a latched node out of the cache, whatever its state; its frame stays locked.
-    pub fn discard(&self, frame: FrameId, guard: Exclusive<'_>) {
+    /// Takes a latched node out of the cache, whatever its state; its frame is free, and stays locked.
+    pub fn discard(&self, frame: FrameId, guard: Exclusive<'_>) -> Spare<'_, L> {
         let mapped = self.mapping.remove(self.arena.page(frame).address().to_bits(), frame);
         debug_assert!(mapped, "C5");
         self.arena.set_state(frame, FrameState::Free);
         self.arena.set_parent(frame, None);
         guard.keep();
+        self.spare(frame)
     }
 }

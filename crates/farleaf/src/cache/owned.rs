@@ -7,6 +7,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use crate::page::lies_within;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// A compute server's range of keys.
@@ -53,14 +54,10 @@ impl<K: Ord + Clone> OwnedRange<K> {
 
     /// How much of the keys from `low`, inclusive, to `high`, exclusive, it has.
     pub fn of(&self, low: &K, high: Option<&K>) -> Ownership {
-        let ends_inside = match (high, &self.high) {
-            (_, None) => true,
-            (Some(high), Some(end)) => high <= end,
-            (None, Some(_)) => false,
-        };
+        let inside = lies_within((low, high), (&self.low, self.high.as_ref()));
         let meets = self.high.as_ref().is_none_or(|end| low < end)
             && high.is_none_or(|high| *high > self.low);
-        match (meets && !self.is_empty(), *low >= self.low && ends_inside) {
+        match (meets && !self.is_empty(), inside) {
             (false, _) => Ownership::None,
             (true, true) => Ownership::All,
             (true, false) => Ownership::Part,

@@ -33,6 +33,13 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         Some(buffer)
     }
 
+    /// Copies a whole page to a buffer of the endpoint; nothing if it has none left.
+    fn image_out(&self, image: &Image<L>) -> Option<Buffer> {
+        let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).ok()?;
+        buffer.copy_from(image.words());
+        Some(buffer)
+    }
+
     /// WRITEs words of a leaf that nobody else can change meanwhile.
     ///
     /// # Errors
@@ -44,19 +51,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         words: Range<usize>,
     ) -> Result<(), Detour> {
         let place = at.plus(words.start as u64 * 8);
-        for _ in 0..WRITE_RETRIES {
-            let buffer = self.copy_out(page, words.clone()).ok_or(Detour::Busy)?;
-            match self.fabric().write(place, buffer).await {
-                Ok(_) => return Ok(()),
-                Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
-                Err(FabricError::Indeterminate { .. }) => {
-                    self.fabric().counters().count_retry();
-                    self.fabric().reset(at.server()).await?;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(Detour::Busy)
+        self.write_to_the_end(place, || self.copy_out(page, words.clone())).await
     }
 
     /// WRITEs an exclusive inner node as it is in `page`, under its latch; it is the next version of itself,
@@ -72,15 +67,24 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     ) -> Result<LockWord, Detour> {
         let word = before.next_by(before.owner());
         image.page().seal(word);
+        self.write_to_the_end(at, || self.image_out(image)).await?;
+        Ok(word)
+    }
+
+    /// WRITEs what `copy` copies until that is known to have happened (C15).
+    async fn write_to_the_end(
+        &self,
+        place: GlobalAddr,
+        copy: impl Fn() -> Option<Buffer>,
+    ) -> Result<(), Detour> {
         for _ in 0..WRITE_RETRIES {
-            let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).map_err(|_| Detour::Busy)?;
-            buffer.copy_from(image.page().words());
-            match self.fabric().write(at, buffer).await {
-                Ok(_) => return Ok(word),
+            let buffer = copy().ok_or(Detour::Busy)?;
+            match self.fabric().write(place, buffer).await {
+                Ok(_) => return Ok(()),
                 Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
                 Err(FabricError::Indeterminate { .. }) => {
                     self.fabric().counters().count_retry();
-                    self.fabric().reset(at.server()).await?;
+                    self.fabric().reset(place.server()).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -106,12 +110,11 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             self.fabric().write(at.plus(words.start as u64 * 8), buffer)
         } else {
             // An inner node leaves whole and sealed: another may read it when the boundaries have moved.
-            let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).map_err(|_| Detour::Busy)?;
             let before = LockWord::from_bits(cache.arena().remote_word(frame));
             let word = before.next_by(before.owner());
             let image = cache.image(node.page);
             image.page().seal(word);
-            buffer.copy_from(image.page().words());
+            let buffer = self.image_out(&image).ok_or(Detour::Busy)?;
             cache.arena().set_remote_word(frame, word.to_bits());
             self.fabric().write(at, buffer)
         };

@@ -1,5 +1,6 @@
 //! The index designs, behind one trait. No design knows another.
 
+mod bulk;
 pub mod coarse;
 pub mod conformance;
 pub mod dex;
@@ -8,5 +9,6 @@ pub mod fine;
 pub mod hybrid;
 mod range_index;
 
+pub use bulk::{Ascending, check_fill};
 pub use error::IndexError;
 pub use range_index::{Design, Exchange, RangeIndex, Records, Scan};

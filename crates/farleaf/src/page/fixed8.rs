@@ -314,11 +314,6 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         count - kept
     }
 
-    fn record_words(page: View<'_, WORDS>, key: &u64) -> Option<Range<usize>> {
-        let first = HEADER_WORDS + 2 * Self::find(page, *key)?;
-        Some(first..first + 2)
-    }
-
     fn record_window(_key: &u64) -> Range<usize> {
         HEADER_WORDS..WORDS
     }

@@ -74,6 +74,16 @@ impl<K: Ord> ScanWindow<'_, K> {
     }
 }
 
+/// Whether the keys from a low one, inclusive, to a high one, exclusive (`None`: infinite), lie within others.
+pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> bool {
+    let ends = match (keys.1, others.1) {
+        (_, None) => true,
+        (Some(high), Some(end)) => high <= end,
+        (None, Some(_)) => false,
+    };
+    keys.0 >= others.0 && ends
+}
+
 /// The bytes of one kind of page.
 ///
 /// Functions that read accept pages that change under them: they may return nonsense then, which
@@ -142,9 +152,6 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Leaf: throws the deleted records out; says how many.
     fn leaf_compact(page: Page<'_, Self>) -> usize;
 
-    /// Leaf: the words of the record of a key that is there, deleted or not: what a small READ or WRITE of
-    /// it moves.
-    fn record_words(page: Page<'_, Self>, key: &Self::Key) -> Option<Range<usize>>;
     /// Leaf: the words that can hold the record of `key`, whatever the leaf's content: what a READ must
     /// bring to answer for it.
     fn record_window(key: &Self::Key) -> Range<usize>;
@@ -159,6 +166,13 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn inner_set_child(page: Page<'_, Self>, slot: usize, child: GlobalAddr);
     /// Inner: the lowest key of the subtree at a slot.
     fn inner_key(page: Page<'_, Self>, slot: usize) -> Self::Key;
+    /// Inner: where the keys of the subtree at a slot end, exclusive (`None`: infinite).
+    fn inner_end(page: Page<'_, Self>, slot: usize) -> Option<Self::Key> {
+        match slot + 1 < page.count() {
+            true => Some(Self::inner_key(page, slot + 1)),
+            false => Self::high(page),
+        }
+    }
     /// Inner: adds a child that covers the keys from `key` on; `false` if there is no room.
     fn inner_insert(page: Page<'_, Self>, key: &Self::Key, child: GlobalAddr) -> bool;
     /// Inner: takes the entry at a slot out.

@@ -6,7 +6,7 @@
 use super::{PartitionMap, RoutedIndex};
 use crate::cache::Discipline;
 use crate::index::dex::{Boundaries, Builder, Built, equal_boundaries};
-use crate::index::{IndexError, RangeIndex, Scan};
+use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
 use crate::page::Layout;
 use crate::remote::{Change, Image, Miss, Pointer, RemoteError};
 use crate::wire::Refusal;
@@ -18,9 +18,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         records: impl Iterator<Item = (L::Key, L::Value)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        if !(0.1..=1.0).contains(&fill) {
-            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
-        }
+        check_fill(fill)?;
         let options = self.pool.options();
         let boundaries = match options.at_load {
             Boundaries::Kept => self.pool.map().boundaries().to_vec(),
@@ -28,20 +26,15 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         };
         let mut builder = Builder::new(&self.pages, fill, options.placement_level, boundaries);
         let outcome = async {
-            let mut last: Option<L::Key> = None;
-            let mut count = 0;
+            let mut order = Ascending::default();
             for (key, value) in records {
-                if last.as_ref().is_some_and(|last| *last >= key) {
-                    return Err(IndexError::NotSorted { position: count });
-                }
+                order.take(&key)?;
                 builder.append(&key, &value).await?;
-                last = Some(key);
-                count += 1;
             }
             self.check_empty().await?;
             let built = builder.finish().await?;
             self.show(built).await?;
-            Ok(count)
+            Ok(order.count())
         }
         .await;
         match outcome {

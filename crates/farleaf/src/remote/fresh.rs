@@ -73,6 +73,10 @@ impl<'a, F: Fabric, L: Layout, D: Discipline> FreshWriter<'a, F, L, D> {
         let servers = self.pages.fabric().memory_servers() as usize;
         let server = ServerId::new((self.nodes.len() % servers) as u16);
         let at = self.pages.take_node(server).await?;
+        self.fresh(at)
+    }
+
+    fn fresh(&mut self, at: GlobalAddr) -> Result<FreshNode<F>, RemoteError> {
         self.nodes.push(at);
         Ok(FreshNode { at, word: self.pages.post_fresh_word(at)? })
     }
@@ -86,8 +90,7 @@ impl<'a, F: Fabric, L: Layout, D: Discipline> FreshWriter<'a, F, L, D> {
             Err(RemoteError::OutOfMemory { .. }) => self.pages.take_node_anywhere().await?,
             taken => taken?,
         };
-        self.nodes.push(at);
-        Ok(FreshNode { at, word: self.pages.post_fresh_word(at)? })
+        self.fresh(at)
     }
 
     /// Posts the WRITE of a page that is complete; waits for older ones while many are in flight.

@@ -3,7 +3,7 @@
 
 use super::{Discipline, PageClient, RemoteError};
 use crate::page::Layout;
-use crate::wire::{LOG_SLOTS, Reply, Request, Ticket, log_slot_bytes};
+use crate::wire::{LOG_SLOTS, Reply, Request, TICKETS, Ticket, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 
@@ -20,9 +20,6 @@ pub(super) struct Identity {
     /// The last number given out of each ticket, and whether that is in use.
     tickets: RefCell<[(u32, bool); TICKETS]>,
 }
-
-/// Changes that one client can have under way on memory servers at a time.
-const TICKETS: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Log {

@@ -2,7 +2,7 @@
 //! shows it when all records are in.
 
 use super::CoarseIndex;
-use crate::index::IndexError;
+use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use crate::wire::{Refusal, Reply, Request};
@@ -17,9 +17,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         records: impl Iterator<Item = (L::Key, L::Value)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        if !(0.1..=1.0).contains(&fill) {
-            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
-        }
+        check_fill(fill)?;
         let begin = Request::LoadBegin { fill_permille: (fill * 1000.0).round() as u16 };
         let mut begun: Vec<ServerId> = Vec::new();
         let outcome = async {
@@ -57,14 +55,9 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     ) -> Result<u64, IndexError> {
         let mut batches: Vec<Vec<(L::Key, L::Value)>> =
             self.map.servers().map(|_| Vec::with_capacity(BATCH_RECORDS)).collect();
-        let mut last: Option<L::Key> = None;
-        let mut count = 0;
+        let mut order = Ascending::default();
         for (key, value) in records {
-            if last.as_ref().is_some_and(|last| *last >= key) {
-                return Err(IndexError::NotSorted { position: count });
-            }
-            last = Some(key.clone());
-            count += 1;
+            order.take(&key)?;
             let server = self.map.server_of::<L>(&key);
             let batch = &mut batches[server.index()];
             batch.push((key, value));
@@ -78,7 +71,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
                 self.load_batch(server, batch).await?;
             }
         }
-        Ok(count)
+        Ok(order.count())
     }
 
     /// Sends a batch and empties it.

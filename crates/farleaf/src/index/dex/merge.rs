@@ -164,10 +164,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         cache.adopt(left.frame);
         remove(parent.page);
         let freed = right.at();
-        let frame = right.frame;
         self.server.unsettled().note_merged();
-        cache.discard(frame, right.guard);
-        self.client.keep(cache.owned_spare(frame));
+        self.client.keep(cache.discard(right.frame, right.guard));
         drop((left.guard, parent.guard));
         self.free_node(freed).await;
         Ok(())
@@ -228,10 +226,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         root.page.copy_all_but_latch(content.page());
         mark_clean(root.page);
         cache.adopt(root.frame);
-        let (freed, frame) = (child.at(), child.frame);
+        let freed = child.at();
         self.server.unsettled().note_merged();
-        cache.discard(frame, child.guard);
-        self.client.keep(cache.owned_spare(frame));
+        self.client.keep(cache.discard(child.frame, child.guard));
         drop(root.guard);
         self.free_node(freed).await;
         Ok(Tidied::Nothing)

@@ -47,8 +47,11 @@ pub(super) struct Offloading {
 
 impl Offloading {
     pub(super) fn new(policy: OffloadName) -> Self {
-        let (request_ns, scan_request_ns) = Default::default();
-        Self { policy, request_ns, scan_request_ns }
+        Self {
+            policy,
+            request_ns: MovingAverage::default(),
+            scan_request_ns: MovingAverage::default(),
+        }
     }
 
     /// Whether anything is ever left to memory servers.
@@ -57,17 +60,13 @@ impl Offloading {
         self.policy != OffloadName::Never
     }
 
-    /// Whether an operation that misses a node at `level` takes less time on the memory server (Lu et al., §6.1).
+    /// Whether an operation on one key that misses a node at `level` takes less time on the memory server (Lu et al.,
+    /// §6.1).
     fn decide(&self, level: u8, read_ns: Option<u64>, random: u64) -> bool {
-        let cheaper = match (read_ns, self.request_ns.ns()) {
-            (_, None) => true,
-            (None, _) => false,
-            (Some(read_ns), Some(request_ns)) => {
-                let node_ns = (read_ns + SEARCH_NS) * BRINGING_PERCENT / 100;
-                request_ns < (u64::from(level) + 1) * node_ns
-            }
-        };
-        cheaper != random.is_multiple_of(CONTRARY)
+        decide(&self.request_ns, read_ns, random, |read_ns| {
+            let node_ns = (read_ns + SEARCH_NS) * BRINGING_PERCENT / 100;
+            (u64::from(level) + 1) * node_ns
+        })
     }
 
     /// Whether a scan that misses an inner node at `level` and needs `leaves` below it takes less time on the memory
@@ -78,18 +77,28 @@ impl Offloading {
         read_ns: Option<u64>,
         random: u64,
     ) -> bool {
-        let cheaper = match (read_ns, self.scan_request_ns.ns()) {
-            (_, None) => true,
-            (None, _) => false,
-            (Some(read_ns), Some(request_ns)) => {
-                let reads = u64::from(level) + leaves.div_ceil(together);
-                let searches = u64::from(level) + leaves;
-                let fetching_ns = reads * read_ns + searches * SEARCH_NS;
-                request_ns < fetching_ns * BRINGING_PERCENT / 100
-            }
-        };
-        cheaper != random.is_multiple_of(CONTRARY)
+        decide(&self.scan_request_ns, read_ns, random, |read_ns| {
+            let reads = u64::from(level) + leaves.div_ceil(together);
+            let searches = u64::from(level) + leaves;
+            (reads * read_ns + searches * SEARCH_NS) * BRINGING_PERCENT / 100
+        })
     }
+}
+
+/// Whether a request takes less time than to fetch what it needs, which depends on how long a READ takes; now and then the
+/// contrary.
+fn decide(
+    requests: &MovingAverage,
+    read_ns: Option<u64>,
+    random: u64,
+    fetching_ns: impl FnOnce(u64) -> u64,
+) -> bool {
+    let cheaper = match (read_ns, requests.ns()) {
+        (_, None) => true,
+        (None, _) => false,
+        (Some(read_ns), Some(request_ns)) => request_ns < fetching_ns(read_ns),
+    };
+    cheaper != random.is_multiple_of(CONTRARY)
 }
 
 /// What a memory server has found below a missing node.

@@ -141,8 +141,7 @@ pub(super) fn next_fence<L: Layout>(
 ) -> Option<L::Key> {
     match reverse {
         true => Some(L::inner_key(parent, slot)),
-        false if slot + 1 < parent.count() => Some(L::inner_key(parent, slot + 1)),
-        false => L::high(parent),
+        false => L::inner_end(parent, slot),
     }
 }
 

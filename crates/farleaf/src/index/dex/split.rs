@@ -53,16 +53,18 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         if page.level() == 0 {
             return page.address().server();
         }
-        match self.client.cache().swip(page, page.count() / 2) {
-            Some(Swip::Frame(child)) => self.client.cache().arena().page(child).address().server(),
-            // Read without a latch, so it can be anything.
-            Some(Swip::Remote(child))
-                if child.server().number() < self.fabric().memory_servers() =>
-            {
-                child.server()
-            }
-            _ => page.address().server(),
-        }
+        self.home_of_child(page, page.count() / 2).unwrap_or(page.address().server())
+    }
+
+    /// Where the child at a slot is, if there is one.
+    fn home_of_child(&self, page: Page<'_, L>, slot: usize) -> Option<ServerId> {
+        let cache = self.client.cache();
+        let child = match cache.swip(page, slot)? {
+            Swip::Frame(child) => cache.arena().page(child).address(),
+            Swip::Remote(child) => child,
+        };
+        // Read without a latch, so it can be anything.
+        Some(child.server()).filter(|home| home.number() < self.fabric().memory_servers())
     }
 
     /// Takes the remote lock of a shared node (D1); the error says that the copy is old.
@@ -222,15 +224,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     async fn split_root(&self, root: Seen<'_, L>) -> Result<(), Detour> {
         let cache = self.client.cache();
         let level = root.page.level();
-        let left_home = match cache.swip(root.page, 0) {
-            Some(Swip::Remote(child))
-                if child.server().number() < self.fabric().memory_servers() =>
-            {
-                child.server()
-            }
-            Some(Swip::Frame(child)) => cache.arena().page(child).address().server(),
-            _ => self.root.server(),
-        };
+        let left_home = self.home_of_child(root.page, 0).unwrap_or(self.root.server());
         let left = self.new_node(level, left_home).await?;
         let right = self.new_node(level, self.home_of_upper_half(root.page)).await?;
         let left_spare = self.client.spare().await?;

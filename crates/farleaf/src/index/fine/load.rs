@@ -5,7 +5,7 @@
 //! a loaded page before all of them are written.
 
 use super::{FineIndex, attempts};
-use crate::index::IndexError;
+use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, LeafInsert, LockWord, Page};
 use crate::remote::{
     Change, Discipline, Image, Miss, PageClient, RemoteError, head_image, head_leaves,
@@ -235,9 +235,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
         records: impl Iterator<Item = (L::Key, L::Value)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        if !(0.1..=1.0).contains(&fill) {
-            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
-        }
+        check_fill(fill)?;
         attempts!(self, self.check_empty())?;
         let permille = (fill * 1000.0).round() as usize;
         let mut load = Load {
@@ -251,20 +249,15 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
             nodes: Vec::new(),
         };
         let outcome = async {
-            let mut last: Option<L::Key> = None;
-            let mut count = 0;
+            let mut order = Ascending::default();
             for (key, value) in records {
-                if last.as_ref().is_some_and(|last| *last >= key) {
-                    return Err(IndexError::NotSorted { position: count });
-                }
+                order.take(&key)?;
                 load.append(&key, &value).await?;
-                last = Some(key);
-                count += 1;
             }
             if let Some(top) = load.finish().await? {
                 attempts!(self, self.show(&top))?;
             }
-            Ok(count)
+            Ok(order.count())
         }
         .await;
         // Once the root may have been written, the nodes are the tree's.

@@ -6,7 +6,7 @@
 //! *Invariant*: Z1. nothing that anybody can reach points to a loaded leaf before all of them are written.
 
 use super::{HybridIndex, Part, empty_leaf};
-use crate::index::IndexError;
+use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, LeafInsert, Probe};
 use crate::remote::{Change, Discipline, FreshNode, FreshWriter, Image, Miss, RemoteError};
 use crate::wire::{Refusal, Request};
@@ -178,9 +178,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
         records: impl Iterator<Item = (L::Key, L::Value)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        if !(0.1..=1.0).contains(&fill) {
-            return Err(IndexError::InvalidArgument("the fill of pages is between 0.1 and 1.0"));
-        }
+        check_fill(fill)?;
         for share in 0..self.parts.len() {
             self.attempts(async || self.check_empty(share).await).await?;
         }
@@ -196,20 +194,15 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
             begun: Vec::new(),
         };
         let outcome = async {
-            let mut last: Option<L::Key> = None;
-            let mut count = 0;
+            let mut order = Ascending::default();
             for (key, value) in records {
-                if last.as_ref().is_some_and(|last| *last >= key) {
-                    return Err(IndexError::NotSorted { position: count });
-                }
+                order.take(&key)?;
                 load.append(&key, value).await?;
-                last = Some(key);
-                count += 1;
             }
             load.end_share().await?;
             load.writer.finish().await?;
             load.show().await?;
-            Ok(count)
+            Ok(order.count())
         }
         .await;
         match outcome {
