@@ -53,7 +53,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
             if !giver.index.let_go(&planned.keys, &planned.rest).await? {
                 continue;
             }
-            if let Err(error) = taker.index.take_over(&planned.keys, &planned.grown).await {
+            if let Err(error) = taker.index.take_over(&planned.grown).await {
                 giver.index.server().set_range(map.range_of(from));
                 return Err(error.into());
             }

@@ -150,45 +150,44 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         Ok(Swept::Done)
     }
 
-    /// Owns `grown` from now on, which includes `keys` that another has let go of.
+    /// Owns `grown` from now on, which includes keys that another has let go of.
     ///
     /// # Errors
     /// [`RemoteError`] if a node cannot be read; then nothing has changed.
-    pub(crate) async fn take_over(
-        &self,
-        keys: &OwnedRange<L::Key>,
-        grown: &OwnedRange<L::Key>,
-    ) -> Result<(), RemoteError> {
+    pub(crate) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
         // READs that were posted before the other let go may bring what is old.
         self.wait_for_marks().await?;
-        let read = RefCell::default();
-        self.sweep(|frame| self.renew(frame, keys, &read)).await?;
+        let (held, read) = (self.server.range(), RefCell::default());
+        self.sweep(|frame| self.renew(frame, (&held, grown), &read)).await?;
         self.server.set_range(grown.clone()); // H2
         Ok(())
     }
 
-    /// Reads a shared node again that reaches into `keys`, once, or drops it if it cools or is another by now.
+    /// Reads a node again that others may have changed, once; or drops it if it cools, is another by now, or lies outside
+    /// the `grown` range. What it says of its keys is old too: it may have been freed, and be a leaf of the keys that are
+    /// taken over. Only what lies in the range that was `held` is known to be as it is here.
     async fn renew(
         &self,
         frame: FrameId,
-        keys: &OwnedRange<L::Key>,
+        (held, grown): (&OwnedRange<L::Key>, &OwnedRange<L::Key>),
         read: &RefCell<BTreeSet<(FrameId, GlobalAddr)>>,
     ) -> Result<Swept, RemoteError> {
         let cache = self.client.cache();
         if cache.arena().state(frame) == FrameState::Free {
             return Ok(Swept::Nothing);
         }
-        let Some((node, lies)) = cache.lies_in(frame, keys) else { return Ok(Swept::Later) };
+        let Some((node, lies)) = cache.lies_in(frame, held) else { return Ok(Swept::Later) };
         let (address, level) = (node.page.address(), node.page.level());
+        let foreign = grown.of(&L::low(node.page), L::high(node.page).as_ref()) == Ownership::None;
         if !node.is_valid() {
             return Ok(Swept::Later);
         }
-        if lies == Ownership::None || read.borrow().contains(&(frame, address)) {
+        if lies == Ownership::All || read.borrow().contains(&(frame, address)) {
             return Ok(Swept::Nothing);
         }
         // The root grows where it is; another node of another level is another node.
         let pinned = cache.arena().state(frame) == FrameState::Pinned;
-        if cache.is_held(frame) {
+        if cache.is_held(frame) && !foreign {
             match self.client.pages().read(Pointer::fixed(address)).await {
                 Ok(copy) if copy.page().level() == level || pinned => {
                     return match self.install(frame, address, copy.page(), copy.word()) {
