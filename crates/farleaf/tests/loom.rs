@@ -4,7 +4,8 @@
 #![cfg(loom)]
 
 use farleaf::cache::{
-    Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping, Swip,
+    Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping,
+    OwnedRange, Swip,
 };
 use farleaf::page::{Fixed8, Latch, Layout, LeafInsert, Page, Probe, Reach};
 use farleaf::server::Epochs;
@@ -305,10 +306,14 @@ fn at(offset: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId::new(0), offset)
 }
 
+fn everything() -> OwnedRange<u64> {
+    OwnedRange { low: 0, high: None }
+}
+
 /// A root with a hot left leaf, which has key 10; the right leaf, from key 50 on, is in the pool only.
 fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
     let cache = Arc::new(
-        Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything).unwrap(),
+        Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything()).unwrap(),
     );
     let (root, left) = (cache.take_spare().unwrap(), cache.take_spare().unwrap());
     root.page().format_empty(at(ROOT), 1, &0, None);

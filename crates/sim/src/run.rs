@@ -175,6 +175,9 @@ fn play_canary(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), Stri
         (DesignSpec::Dex { .. }, Canary::KeepsChangedCopies) => {
             play_dex::<Tiny, cache::KeepsChangedCopies>(scenario, seed, board)
         }
+        (DesignSpec::Dex { .. }, Canary::LeavesInHaste) => {
+            play_dex::<Tiny, cache::LeavesInHaste>(scenario, seed, board)
+        }
         (DesignSpec::Dex { .. }, Canary::FreesFramesEarly) => {
             play_dex::<Tiny, cache::FreesFramesEarly>(scenario, seed, board)
         }

@@ -13,6 +13,7 @@ use thiserror::Error;
 pub const SCENARIOS: &[(&str, &str)] = &[
     ("canary-dex-early-free", include_str!("../scenarios/canary-dex-early-free.toml")),
     ("canary-dex-kept-copy", include_str!("../scenarios/canary-dex-kept-copy.toml")),
+    ("canary-dex-left-in-haste", include_str!("../scenarios/canary-dex-left-in-haste.toml")),
     ("canary-dex-skipped-fences", include_str!("../scenarios/canary-dex-skipped-fences.toml")),
     ("canary-fine-parent-first", include_str!("../scenarios/canary-fine-parent-first.toml")),
     (
@@ -156,6 +157,8 @@ pub enum Canary {
     FreesFramesEarly,
     /// DEX keeps the copy of a leaf that a memory server has changed.
     KeepsChangedCopies,
+    /// DEX gives keys up while leaves of theirs are still being brought.
+    LeavesInHaste,
 }
 
 /// Kinds of errors that a scenario can expect.

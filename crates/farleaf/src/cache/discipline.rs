@@ -13,6 +13,8 @@ pub trait Discipline: Copy + Debug + Default + Send + Sync + 'static {
     const AWAITS_WRITE_BACK: bool;
     /// Whether the copy of a leaf goes that a memory server has changed.
     const DROPS_CHANGED_COPIES: bool = true;
+    /// Whether who gives keys up waits for what is being brought of them (C20).
+    const WAITS_FOR_MARKS: bool = true;
 }
 
 /// All of them.
@@ -50,4 +52,14 @@ impl Discipline for KeepsChangedCopies {
     const CHECKS_FENCES: bool = true;
     const AWAITS_WRITE_BACK: bool = true;
     const DROPS_CHANGED_COPIES: bool = false;
+}
+
+/// A canary: keys are given up while leaves of theirs are still being brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LeavesInHaste;
+
+impl Discipline for LeavesInHaste {
+    const CHECKS_FENCES: bool = true;
+    const AWAITS_WRITE_BACK: bool = true;
+    const WAITS_FOR_MARKS: bool = false;
 }

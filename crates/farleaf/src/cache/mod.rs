@@ -26,7 +26,9 @@ pub use client::{CacheClient, Detour};
 pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
 pub use counters::{CacheCounters, LiveCounters};
 pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
-pub use discipline::{Discipline, FreesFramesEarly, KeepsChangedCopies, SkipsFences, Sound};
+pub use discipline::{
+    Discipline, FreesFramesEarly, KeepsChangedCopies, LeavesInHaste, SkipsFences, Sound,
+};
 pub use frame::{Arena, FrameId, FrameState};
 pub(crate) use frames::slot_range;
 pub use frames::{Attached, Cache, Cooled, Seen, Spare};

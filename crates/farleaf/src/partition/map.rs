@@ -193,7 +193,8 @@ mod tests {
     #[test]
     fn keys_move_between_neighbours_and_to_newcomers() {
         let map = PartitionMap::new::<Fixed8>(1, vec![10, 20]).unwrap();
-        let moves: [(u16, u16, Option<u64>, &[u64], &[u16]); 7] = [
+        type Case = (u16, u16, Option<u64>, &'static [u64], &'static [u16]);
+        let moves: [Case; 7] = [
             (0, 1, Some(5), &[5, 20], &[0, 1, 2]),
             (1, 0, Some(15), &[15, 20], &[0, 1, 2]),
             (1, 2, Some(15), &[10, 15], &[0, 1, 2]),

@@ -16,10 +16,11 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread. One move at a time is the caller's affair.
 
-use super::DexIndex;
+use super::{DexIndex, FRAMES_TOGETHER};
 use crate::cache::{Detour, Discipline, FrameId, FrameState, OwnedRange, Ownership, is_clean};
 use crate::page::{Layout, Page, Probe};
 use crate::remote::{Miss, Pointer, RemoteError};
+use crate::together::all;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -74,7 +75,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         if !rest.is_empty() && !self.keeps_boundary(keys, rest).await {
             return Ok(false); // H1
         }
-        self.wait_for_marks().await?;
+        if D::WAITS_FOR_MARKS {
+            self.wait_for_marks().await?;
+        }
         self.sweep(|frame| self.clear(frame, keys)).await?;
         given_up.before = None;
         Ok(true)
@@ -103,11 +106,14 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             let mut backoff = self.client.pages().backoff();
             while !frames.is_empty() {
                 let mut later = Vec::new();
-                for frame in frames {
-                    match work(frame).await? {
-                        Swept::Nothing => {}
-                        Swept::Done => done = true,
-                        Swept::Later => later.push(frame),
+                for together in frames.chunks(FRAMES_TOGETHER) {
+                    let swept = all(together.iter().map(|frame| work(*frame))).await;
+                    for (frame, swept) in together.iter().zip(swept) {
+                        match swept? {
+                            Swept::Nothing => {}
+                            Swept::Done => done = true,
+                            Swept::Later => later.push(*frame),
+                        }
                     }
                 }
                 frames = later;

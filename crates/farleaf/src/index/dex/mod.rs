@@ -47,9 +47,13 @@ pub use server::DexServer;
 use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
 use crate::page::{Layout, Probe};
 use crate::remote::{Backoff, PageClient, Pointer, RemoteError};
+use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::rc::Rc;
+
+/// Frames that are worked on at the same time, so that their WRITEs and READs are in flight together.
+const FRAMES_TOGETHER: usize = 64;
 
 /// A handle on one compute server's part of the index.
 #[derive(Debug)]
@@ -131,9 +135,12 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             if dirty.is_empty() {
                 return Ok(());
             }
-            for frame in dirty {
-                if let Err(Detour::Failed(error)) = self.client.write_back(frame).await {
-                    return Err(error);
+            for together in dirty.chunks(FRAMES_TOGETHER) {
+                let written = together.iter().map(|frame| self.client.write_back(*frame));
+                for outcome in all(written).await {
+                    if let Err(Detour::Failed(error)) = outcome {
+                        return Err(error);
+                    }
                 }
             }
             self.after(&mut attempts, Detour::Busy, Probe::Last).await?;
