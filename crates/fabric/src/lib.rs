@@ -23,6 +23,8 @@ mod region;
 mod service;
 pub mod sim;
 pub mod sync;
+#[cfg(not(any(loom, shuttle)))]
+pub mod tcp;
 mod timers;
 mod verbs;
 
