@@ -409,4 +409,51 @@ mod tests {
         assert!(executor.run(&Blocking));
         thread.join().unwrap();
     }
+
+    #[test]
+    fn a_driver_that_waits_itself_is_unparked() {
+        use std::sync::mpsc::{Receiver, Sender, channel};
+        struct Parking(Sender<()>, Receiver<()>);
+        struct Unpark(Sender<()>);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.send(()).unwrap();
+            }
+        }
+        impl Driver for Parking {
+            fn requests(&self) -> Option<Requests> {
+                None
+            }
+            fn progress(&self) -> Progress {
+                Progress::Wait { ns: u64::MAX }
+            }
+            fn unparker(&self) -> Option<Waker> {
+                Some(Waker::from(Arc::new(Unpark(self.0.clone()))))
+            }
+            fn wait(&self, _ns: u64) {
+                self.1.recv_timeout(Duration::from_secs(30)).expect("it is unparked");
+            }
+        }
+        let (unpark, parked) = channel();
+        let (sender, receiver) = channel::<Waker>();
+        let thread = std::thread::spawn(move || {
+            receiver.iter().for_each(|waker| waker.wake());
+        });
+        let mut executor = Executor::new();
+        let mut rounds = 0;
+        executor.spawn(
+            0,
+            std::future::poll_fn(move |context| {
+                rounds += 1;
+                if rounds == 100 {
+                    return Poll::Ready(());
+                }
+                sender.send(context.waker().clone()).unwrap();
+                Poll::Pending
+            }),
+        );
+        assert!(executor.run(&Parking(unpark, parked)));
+        drop(executor);
+        thread.join().unwrap();
+    }
 }
