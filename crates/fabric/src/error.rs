@@ -1,6 +1,7 @@
 //! What an operation over the fabric can come to.
 
 use crate::addr::{GlobalAddr, ServerId};
+use crate::handshake::HandshakeError;
 use thiserror::Error;
 
 /// Why nobody knows whether an operation happened.
@@ -66,6 +67,21 @@ pub enum FabricError {
     NoBuffer {
         /// The size asked for.
         bytes: usize,
+    },
+    /// The server is not the one that was there before: it was restarted, and what its memory held is
+    /// gone. So is what this endpoint knows about it; it stays away from that server.
+    #[error("memory server {server} was restarted, and what it held is gone")]
+    Restarted {
+        /// The server.
+        server: ServerId,
+    },
+    /// The server does not let this endpoint in, or is none.
+    #[error("server {server} cannot be used: {why}")]
+    NotLetIn {
+        /// The server.
+        server: ServerId,
+        /// Why not.
+        why: HandshakeError,
     },
     /// Nobody knows whether the operation happened, or will.
     #[error("the outcome of an operation on memory server {server} is unknown: {why}")]

@@ -10,17 +10,22 @@
 mod access;
 mod addr;
 mod buffer;
+mod clock;
 mod cluster;
 pub mod conformance;
 mod counters;
 mod error;
 pub mod executor;
+pub mod handshake;
 pub mod local;
 mod message;
 mod region;
 mod service;
 pub mod sim;
 pub mod sync;
+#[cfg(not(any(loom, shuttle)))]
+pub mod tcp;
+mod timers;
 mod verbs;
 
 pub use addr::{GlobalAddr, ServerId};

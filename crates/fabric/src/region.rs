@@ -120,6 +120,31 @@ pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
     }
 }
 
+/// Copies words out as bytes, little-endian, in ascending order.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub(crate) fn load_bytes(from: &[AtomicU64], to: &mut [u8]) {
+    assert_eq!(from.len() * 8, to.len(), "both sides of a copy have one length");
+    for (source, target) in from.iter().zip(to.chunks_exact_mut(8)) {
+        target.copy_from_slice(&source.load(Ordering::Relaxed).to_le_bytes());
+    }
+}
+
+/// Copies bytes, little-endian, into words, in ascending order; each word changes at once.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub(crate) fn store_bytes(from: &[u8], to: &[AtomicU64]) {
+    assert_eq!(from.len(), to.len() * 8, "both sides of a copy have one length");
+    for (source, target) in from.chunks_exact(8).zip(to) {
+        let word = u64::from_le_bytes(source.try_into().expect("8 bytes"));
+        target.store(word, Ordering::Relaxed);
+    }
+}
+
 /// Asks the processor to bring all of `what` close, in parallel, before it is read bit by bit. A search in a
 /// page else waits for one cache line at a time.
 #[inline(always)]

@@ -3,6 +3,7 @@
 use farleaf_fabric::conformance;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
+use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
 
 #[test]
 fn local_inline() {
@@ -44,4 +45,20 @@ fn sim_that_tears_and_reorders() {
         let give_up_after_ns = GIVE_UP_AFTER_NS;
         conformance::run(&SimConfig { seed, faults, give_up_after_ns, ..SimConfig::default() });
     }
+}
+
+#[test]
+fn tcp() {
+    conformance::run(&TcpConfig::default());
+}
+
+#[test]
+fn tcp_with_one_client_thread() {
+    conformance::run(&TcpConfig { one_client_thread: true, ..TcpConfig::default() });
+}
+
+#[test]
+fn tcp_with_more_threads_that_look_before_they_wait() {
+    let server = TcpServerConfig { io_threads: 3, ..TcpServerConfig::default() };
+    conformance::run(&TcpConfig { server, looks_before_waiting: 5, ..TcpConfig::default() });
 }

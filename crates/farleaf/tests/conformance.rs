@@ -12,6 +12,7 @@ use farleaf::server::MemoryServerConfig;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
+use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
 
 fn range() -> CoarseOptions<u64> {
     let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
@@ -62,6 +63,11 @@ fn coarse_on_local_with_latency() {
 }
 
 #[test]
+fn coarse_on_tcp() {
+    coarse(&TcpConfig::default());
+}
+
+#[test]
 fn coarse_on_the_simulator() {
     coarse(&SimConfig::default());
 }
@@ -105,6 +111,11 @@ fn fine_on_local_with_latency() {
         one_client_thread: true,
         ..LocalConfig::default()
     });
+}
+
+#[test]
+fn fine_on_tcp() {
+    fine(&TcpConfig::default());
 }
 
 #[test]
@@ -153,6 +164,11 @@ fn hybrid_on_local_with_latency() {
         one_client_thread: true,
         ..LocalConfig::default()
     });
+}
+
+#[test]
+fn hybrid_on_tcp() {
+    hybrid(&TcpConfig::default());
 }
 
 #[test]
@@ -212,6 +228,12 @@ fn dex_offloading_on_local_with_server_threads() {
 }
 
 #[test]
+fn dex_offloading_on_tcp() {
+    let server = TcpServerConfig { io_threads: 2, ..TcpServerConfig::default() };
+    dex_offloading(&TcpConfig { server, one_client_thread: true, ..TcpConfig::default() });
+}
+
+#[test]
 fn dex_offloading_on_the_simulator() {
     dex_offloading(&SimConfig::default());
     dex_offloading(&SimConfig { faults: Faults::rough(), ..SimConfig::default() });
@@ -256,6 +278,11 @@ fn dex_on_local_with_latency() {
         one_client_thread: true,
         ..LocalConfig::default()
     });
+}
+
+#[test]
+fn dex_on_tcp() {
+    dex(&TcpConfig::default());
 }
 
 #[test]

@@ -1,0 +1,539 @@
+//! The bytes after the handshake: requests one way, completions the other. On slices alone.
+//!
+//! ```text
+//!  0 length   u32, of what follows the header      a request's opcode; a completion's is the
+//!  4 opcode   u8                                   request's | 0x80
+//!  5 status   u8, 0 in requests                    the id is the requester's, and comes back
+//!  6 zero     u16
+//!  8 id       u64
+//! 16 body
+//!
+//! request                                          completion
+//! READ    at u64, whole u32, first u32, length u32, zero u32      the words
+//! WRITE   at u64, whole u32, first u32, the words                 nothing
+//! CAS     at u64, expected u64, new u64                           the value found, u64
+//! ADD     at u64, delta u64                                       the value before, u64
+//! CALL    the request                                             the reply
+//! FENCE   compute server u64                                      nothing
+//!
+//! status  1 unaligned           2 out of bounds (region's bytes u64)    3 no such server
+//!         4 too large (u64)     5 nobody answered
+//! ```
+//!
+//! A READ or WRITE of more than [`PIECE_BYTES`] travels in pieces, each a frame with the same id. Every piece names
+//! the whole, and the server checks the whole each time: so a verb is refused as a whole or not at all (F5), and
+//! no buffer must hold more than a piece.
+//!
+//! *Invariants*: W1. nothing is taken for a frame before its length has been checked against what its opcode may have.
+//! W2. what is malformed names no frame; the connection that it came on is closed. W3. what was decoded encodes
+//! to the same bytes again.
+//!
+//! *Thread safety*: plain functions.
+
+use crate::{GlobalAddr, MAX_MESSAGE_BYTES};
+
+/// The length of the header, in bytes.
+pub const HEADER_BYTES: usize = 16;
+/// The most that one READ or WRITE frame carries, in bytes.
+pub const PIECE_BYTES: usize = 64 * 1024;
+/// The longest frame, header and all.
+pub const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_MESSAGE_BYTES;
+
+const READ: u8 = 1;
+const WRITE: u8 = 2;
+const CAS: u8 = 3;
+const ADD: u8 = 4;
+const CALL: u8 = 5;
+const FENCE: u8 = 6;
+const COMPLETION: u8 = 0x80;
+
+const OK: u8 = 0;
+const UNALIGNED: u8 = 1;
+const OUT_OF_BOUNDS: u8 = 2;
+const NO_SUCH_SERVER: u8 = 3;
+const TOO_LARGE: u8 = 4;
+const UNANSWERED: u8 = 5;
+
+const WRITE_ARGUMENTS: usize = 16;
+const _: () = assert!(WRITE_ARGUMENTS + PIECE_BYTES <= MAX_MESSAGE_BYTES);
+const _: () = assert!(PIECE_BYTES.is_multiple_of(8));
+
+/// What came of a look at the bytes that have arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decoded<T> {
+    /// The frame is not whole yet.
+    Incomplete,
+    /// A frame.
+    Frame {
+        /// Whose it is.
+        id: u64,
+        /// What it says.
+        body: T,
+        /// How many bytes it takes.
+        bytes: usize,
+    },
+    /// These bytes can never become a frame.
+    Malformed,
+}
+
+/// One piece of a READ or a WRITE, and the whole that it belongs to. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where the whole begins.
+    pub at: GlobalAddr,
+    /// How long the whole is.
+    pub whole: u32,
+    /// Where the piece begins in the whole.
+    pub first: u32,
+    /// How long the piece is.
+    pub length: u32,
+}
+
+impl Piece {
+    /// Whether the piece lies in the whole, in words, and is no longer than pieces may be.
+    fn is_sound(&self) -> bool {
+        let within = self.first.checked_add(self.length).is_some_and(|end| end <= self.whole);
+        let words = self.first.is_multiple_of(8) && self.length.is_multiple_of(8);
+        within && words && self.length as usize <= PIECE_BYTES
+    }
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// READ a piece.
+    Read(Piece),
+    /// WRITE a piece.
+    Write(Piece, &'a [u8]),
+    /// Compare and swap.
+    CompareSwap {
+        /// The word.
+        at: GlobalAddr,
+        /// What it must be.
+        expected: u64,
+        /// What it becomes.
+        new: u64,
+    },
+    /// Fetch and add.
+    FetchAdd {
+        /// The word.
+        at: GlobalAddr,
+        /// What is added.
+        delta: u64,
+    },
+    /// A request to the service.
+    Call(&'a [u8]),
+    /// Shuts a compute server's endpoints out.
+    Fence {
+        /// Its number.
+        compute_server: u16,
+    },
+}
+
+/// Why a request was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotDone {
+    /// Address or length is no multiple of 8, or the address is none of the pool.
+    Unaligned,
+    /// It is not all inside the region.
+    OutOfBounds {
+        /// The region's length.
+        region_bytes: u64,
+    },
+    /// The address names another memory server.
+    NoSuchServer,
+    /// The reply would be too long.
+    TooLarge {
+        /// How long it would be.
+        bytes: u64,
+    },
+    /// The service let go of the request without an answer: nobody knows whether it was done.
+    Unanswered,
+}
+
+/// The answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion<'a> {
+    /// The words of a READ.
+    Read(&'a [u8]),
+    /// A WRITE is done.
+    Written,
+    /// What a CAS found.
+    Swapped(u64),
+    /// What a FETCH-ADD found.
+    Added(u64),
+    /// The service's reply.
+    Reply(&'a [u8]),
+    /// A fence is in force.
+    Fenced,
+    /// It was not done; with the opcode of the request.
+    NotDone(Kind, NotDone),
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A READ.
+    Read = READ,
+    /// A WRITE.
+    Write = WRITE,
+    /// A CAS.
+    CompareSwap = CAS,
+    /// A FETCH-ADD.
+    FetchAdd = ADD,
+    /// A call.
+    Call = CALL,
+    /// A fence.
+    Fence = FENCE,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            READ => Self::Read,
+            WRITE => Self::Write,
+            CAS => Self::CompareSwap,
+            ADD => Self::FetchAdd,
+            CALL => Self::Call,
+            FENCE => Self::Fence,
+            _ => return None,
+        })
+    }
+
+    /// The lengths that a request's body may have.
+    fn request_bytes(self) -> std::ops::RangeInclusive<usize> {
+        match self {
+            Self::Read | Self::CompareSwap => 24..=24,
+            Self::Write => WRITE_ARGUMENTS..=WRITE_ARGUMENTS + PIECE_BYTES,
+            Self::FetchAdd => 16..=16,
+            Self::Call => 0..=MAX_MESSAGE_BYTES,
+            Self::Fence => 8..=8,
+        }
+    }
+
+    /// The lengths that a completion's body may have.
+    fn completion_bytes(self, status: u8) -> std::ops::RangeInclusive<usize> {
+        match (status, self) {
+            (OK, Self::Read) => 0..=PIECE_BYTES,
+            (OK, Self::CompareSwap | Self::FetchAdd) | (OUT_OF_BOUNDS | TOO_LARGE, _) => 8..=8,
+            (OK, Self::Call) => 0..=MAX_MESSAGE_BYTES,
+            _ => 0..=0,
+        }
+    }
+}
+
+#[inline]
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+#[inline]
+fn half(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+/// Splits a header off: length of the body, opcode, status, id.
+#[inline]
+fn header(input: &[u8]) -> Option<(usize, u8, u8, u64)> {
+    let header = input.get(..HEADER_BYTES)?;
+    // What must be zero and is not makes an opcode that nobody knows.
+    let opcode = if header[6] | header[7] == 0 { header[4] } else { 0 };
+    Some((half(header, 0) as usize, opcode, header[5], word(header, 8)))
+}
+
+/// The request at the beginning of `input`.
+#[inline]
+pub fn decode_request(input: &[u8]) -> Decoded<Request<'_>> {
+    let Some((length, opcode, status, id)) = header(input) else { return Decoded::Incomplete };
+    let Some(kind) = Kind::from_byte(opcode) else { return Decoded::Malformed };
+    if status != OK || !kind.request_bytes().contains(&length) {
+        return Decoded::Malformed;
+    }
+    let bytes = HEADER_BYTES + length;
+    let Some(body) = input.get(HEADER_BYTES..bytes) else { return Decoded::Incomplete };
+    let at = |at| GlobalAddr::from_bits(word(body, at));
+    let body = match kind {
+        Kind::Read => {
+            let (whole, first, length) = (half(body, 8), half(body, 12), half(body, 16));
+            let piece = Piece { at: at(0), whole, first, length };
+            if !piece.is_sound() || half(body, 20) != 0 {
+                return Decoded::Malformed;
+            }
+            Request::Read(piece)
+        }
+        Kind::Write => {
+            let (arguments, words) = body.split_at(WRITE_ARGUMENTS);
+            let (whole, first) = (half(arguments, 8), half(arguments, 12));
+            let piece = Piece { at: at(0), whole, first, length: words.len() as u32 };
+            if !piece.is_sound() {
+                return Decoded::Malformed;
+            }
+            Request::Write(piece, words)
+        }
+        Kind::CompareSwap => {
+            Request::CompareSwap { at: at(0), expected: word(body, 8), new: word(body, 16) }
+        }
+        Kind::FetchAdd => Request::FetchAdd { at: at(0), delta: word(body, 8) },
+        Kind::Call => Request::Call(body),
+        Kind::Fence => match u16::try_from(word(body, 0)) {
+            Ok(compute_server) => Request::Fence { compute_server },
+            Err(_) => return Decoded::Malformed,
+        },
+    };
+    Decoded::Frame { id, body, bytes }
+}
+
+/// The completion at the beginning of `input`.
+#[inline]
+pub fn decode_completion(input: &[u8]) -> Decoded<Completion<'_>> {
+    let Some((length, opcode, status, id)) = header(input) else { return Decoded::Incomplete };
+    let kind = match opcode & COMPLETION {
+        0 => None,
+        _ => Kind::from_byte(opcode & !COMPLETION),
+    };
+    let Some(kind) = kind else { return Decoded::Malformed };
+    if status > UNANSWERED || !kind.completion_bytes(status).contains(&length) {
+        return Decoded::Malformed;
+    }
+    let bytes = HEADER_BYTES + length;
+    let Some(body) = input.get(HEADER_BYTES..bytes) else { return Decoded::Incomplete };
+    let body = match (status, kind) {
+        (OK, Kind::Read) if !length.is_multiple_of(8) => return Decoded::Malformed,
+        (OK, Kind::Read) => Completion::Read(body),
+        (OK, Kind::Write) => Completion::Written,
+        (OK, Kind::CompareSwap) => Completion::Swapped(word(body, 0)),
+        (OK, Kind::FetchAdd) => Completion::Added(word(body, 0)),
+        (OK, Kind::Call) => Completion::Reply(body),
+        (OK, Kind::Fence) => Completion::Fenced,
+        (UNALIGNED, kind) => Completion::NotDone(kind, NotDone::Unaligned),
+        (OUT_OF_BOUNDS, kind) => {
+            let region_bytes = word(body, 0);
+            Completion::NotDone(kind, NotDone::OutOfBounds { region_bytes })
+        }
+        (NO_SUCH_SERVER, kind) => Completion::NotDone(kind, NotDone::NoSuchServer),
+        (TOO_LARGE, kind) => Completion::NotDone(kind, NotDone::TooLarge { bytes: word(body, 0) }),
+        (_, kind) => Completion::NotDone(kind, NotDone::Unanswered),
+    };
+    Decoded::Frame { id, body, bytes }
+}
+
+fn put_header(out: &mut [u8], opcode: u8, status: u8, id: u64) {
+    let length = (out.len() - HEADER_BYTES) as u32;
+    out[..4].copy_from_slice(&length.to_le_bytes());
+    out[4..8].copy_from_slice(&[opcode, status, 0, 0]);
+    out[8..16].copy_from_slice(&id.to_le_bytes());
+}
+
+fn put_words(out: &mut [u8], words: &[u64]) {
+    for (out, word) in out.chunks_exact_mut(8).zip(words) {
+        out.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+impl Request<'_> {
+    /// How many bytes the frame takes.
+    #[inline]
+    pub fn frame_bytes(&self) -> usize {
+        HEADER_BYTES
+            + match self {
+                Self::Read(_) | Self::CompareSwap { .. } => 24,
+                Self::Write(_, words) => WRITE_ARGUMENTS + words.len(),
+                Self::FetchAdd { .. } => 16,
+                Self::Call(request) => request.len(),
+                Self::Fence { .. } => 8,
+            }
+    }
+
+    /// Writes the frame into `out`.
+    ///
+    /// # Panics
+    /// If `out` is not as long as [`Request::frame_bytes`] says.
+    #[inline]
+    pub fn encode(&self, id: u64, out: &mut [u8]) {
+        assert_eq!(out.len(), self.frame_bytes(), "a frame has its place");
+        let body = |out: &mut [u8], kind: Kind, words: &[u64]| {
+            put_header(out, kind as u8, OK, id);
+            put_words(&mut out[HEADER_BYTES..], words);
+        };
+        match *self {
+            Self::Read(piece) => {
+                let spans = u64::from(piece.first) << 32 | u64::from(piece.whole);
+                body(out, Kind::Read, &[piece.at.to_bits(), spans, piece.length.into()]);
+            }
+            Self::Write(piece, words) => {
+                write_frame(id, piece, out).copy_from_slice(words);
+            }
+            Self::CompareSwap { at, expected, new } => {
+                body(out, Kind::CompareSwap, &[at.to_bits(), expected, new]);
+            }
+            Self::FetchAdd { at, delta } => body(out, Kind::FetchAdd, &[at.to_bits(), delta]),
+            Self::Call(request) => {
+                put_header(out, CALL, OK, id);
+                out[HEADER_BYTES..].copy_from_slice(request);
+            }
+            Self::Fence { compute_server } => body(out, Kind::Fence, &[compute_server.into()]),
+        }
+    }
+}
+
+/// How many bytes the frame of a WRITE of `length` bytes takes.
+pub const fn write_frame_bytes(length: usize) -> usize {
+    HEADER_BYTES + WRITE_ARGUMENTS + length
+}
+
+/// Writes the frame of a WRITE into `out`, but for the words: where these go.
+#[inline]
+pub fn write_frame(id: u64, piece: Piece, out: &mut [u8]) -> &mut [u8] {
+    put_header(out, WRITE, OK, id);
+    let spans = u64::from(piece.first) << 32 | u64::from(piece.whole);
+    let (arguments, words) = out[HEADER_BYTES..].split_at_mut(WRITE_ARGUMENTS);
+    put_words(arguments, &[piece.at.to_bits(), spans]);
+    words
+}
+
+/// Writes the frame that answers a READ into `out`, but for the words: where these go.
+#[inline]
+pub fn read_completion_frame(id: u64, out: &mut [u8]) -> &mut [u8] {
+    put_header(out, READ | COMPLETION, OK, id);
+    &mut out[HEADER_BYTES..]
+}
+
+impl Completion<'_> {
+    /// How many bytes the frame takes.
+    #[inline]
+    pub fn frame_bytes(&self) -> usize {
+        HEADER_BYTES
+            + match self {
+                Self::Read(bytes) | Self::Reply(bytes) => bytes.len(),
+                Self::Swapped(_)
+                | Self::Added(_)
+                | Self::NotDone(_, NotDone::OutOfBounds { .. } | NotDone::TooLarge { .. }) => 8,
+                Self::Written | Self::Fenced | Self::NotDone(..) => 0,
+            }
+    }
+
+    /// Writes the frame into `out`.
+    ///
+    /// # Panics
+    /// If `out` is not as long as [`Completion::frame_bytes`] says.
+    #[inline]
+    pub fn encode(&self, id: u64, out: &mut [u8]) {
+        assert_eq!(out.len(), self.frame_bytes(), "a frame has its place");
+        let (kind, status) = match *self {
+            Self::Read(_) => (Kind::Read, OK),
+            Self::Written => (Kind::Write, OK),
+            Self::Swapped(_) => (Kind::CompareSwap, OK),
+            Self::Added(_) => (Kind::FetchAdd, OK),
+            Self::Reply(_) => (Kind::Call, OK),
+            Self::Fenced => (Kind::Fence, OK),
+            Self::NotDone(kind, NotDone::Unaligned) => (kind, UNALIGNED),
+            Self::NotDone(kind, NotDone::OutOfBounds { .. }) => (kind, OUT_OF_BOUNDS),
+            Self::NotDone(kind, NotDone::NoSuchServer) => (kind, NO_SUCH_SERVER),
+            Self::NotDone(kind, NotDone::TooLarge { .. }) => (kind, TOO_LARGE),
+            Self::NotDone(kind, NotDone::Unanswered) => (kind, UNANSWERED),
+        };
+        put_header(out, kind as u8 | COMPLETION, status, id);
+        let body = &mut out[HEADER_BYTES..];
+        match *self {
+            Self::Read(bytes) | Self::Reply(bytes) => body.copy_from_slice(bytes),
+            Self::Swapped(found) | Self::Added(found) => put_words(body, &[found]),
+            Self::NotDone(_, NotDone::OutOfBounds { region_bytes: word })
+            | Self::NotDone(_, NotDone::TooLarge { bytes: word }) => put_words(body, &[word]),
+            Self::Written | Self::Fenced | Self::NotDone(..) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ServerId;
+
+    fn at(offset: u64) -> GlobalAddr {
+        GlobalAddr::new(ServerId::new(3), offset)
+    }
+
+    fn requests() -> Vec<Request<'static>> {
+        let piece = |first, length| Piece { at: at(64), whole: 200_000, first, length };
+        vec![
+            Request::Read(piece(65_536, 65_536)),
+            Request::Write(piece(8, 16), &[7; 16]),
+            Request::CompareSwap { at: at(8), expected: 1, new: u64::MAX },
+            Request::FetchAdd { at: at(8), delta: 3 },
+            Request::Call(b"call"),
+            Request::Call(b""),
+            Request::Fence { compute_server: u16::MAX },
+        ]
+    }
+
+    fn completions() -> Vec<Completion<'static>> {
+        vec![
+            Completion::Read(&[9; 24]),
+            Completion::Written,
+            Completion::Swapped(5),
+            Completion::Added(6),
+            Completion::Reply(b"reply"),
+            Completion::Fenced,
+            Completion::NotDone(Kind::Read, NotDone::Unaligned),
+            Completion::NotDone(Kind::Write, NotDone::OutOfBounds { region_bytes: 4096 }),
+            Completion::NotDone(Kind::FetchAdd, NotDone::NoSuchServer),
+            Completion::NotDone(Kind::Call, NotDone::TooLarge { bytes: 1 << 40 }),
+            Completion::NotDone(Kind::Call, NotDone::Unanswered),
+        ]
+    }
+
+    #[test]
+    fn frames_come_back_and_their_beginnings_wait() {
+        for request in requests() {
+            let mut bytes = vec![0; request.frame_bytes()];
+            request.encode(77, &mut bytes);
+            for cut in 0..bytes.len() {
+                assert_eq!(decode_request(&bytes[..cut]), Decoded::Incomplete, "{request:?}");
+            }
+            let whole = Decoded::Frame { id: 77, body: request, bytes: bytes.len() };
+            bytes.push(1);
+            assert_eq!(decode_request(&bytes), whole);
+            assert_eq!(decode_completion(&bytes), Decoded::Malformed);
+        }
+        for completion in completions() {
+            let mut bytes = vec![0; completion.frame_bytes()];
+            completion.encode(78, &mut bytes);
+            for cut in 0..bytes.len() {
+                assert_eq!(decode_completion(&bytes[..cut]), Decoded::Incomplete);
+            }
+            let whole = Decoded::Frame { id: 78, body: completion, bytes: bytes.len() };
+            assert_eq!(decode_completion(&bytes), whole);
+            assert_eq!(decode_request(&bytes), Decoded::Malformed);
+        }
+    }
+
+    #[test]
+    fn lengths_are_bounded_before_anything_is_awaited() {
+        for opcode in 0..=255 {
+            let mut bytes = [0; HEADER_BYTES];
+            bytes[..4].copy_from_slice(&(MAX_MESSAGE_BYTES as u32 + 1).to_le_bytes());
+            bytes[4] = opcode;
+            assert_eq!(decode_request(&bytes), Decoded::Malformed, "opcode {opcode}");
+            assert_eq!(decode_completion(&bytes), Decoded::Malformed, "opcode {opcode}");
+        }
+    }
+
+    #[test]
+    fn pieces_stay_in_the_whole() {
+        let sound = Piece { at: at(0), whole: 128, first: 64, length: 64 };
+        let pieces = [
+            Piece { length: 72, ..sound },
+            Piece { first: 60, ..sound },
+            Piece { first: 72, length: 60, ..sound },
+            Piece { first: u32::MAX - 7, length: 8, ..sound },
+            Piece { whole: u32::MAX, length: PIECE_BYTES as u32 + 8, ..sound },
+        ];
+        for piece in pieces {
+            let request = Request::Read(piece);
+            let mut bytes = vec![0; request.frame_bytes()];
+            request.encode(1, &mut bytes);
+            assert_eq!(decode_request(&bytes), Decoded::Malformed, "{piece:?}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Bytes on their way between a socket and the frames: a queue of fixed capacity over one buffer.
+//!
+//! *Invariants*: Q1. `start <= end <= capacity`; what lies between is queued. Q2. the capacity never changes; pages of
+//! it that were never used take no memory.
+//!
+//! *Thread safety*: one thread.
+
+use std::io::{self, Read, Write};
+
+/// What came of a look at a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// Nothing is left to do: all is sent, or all that had come is read.
+    Drained,
+    /// There may be more to read.
+    More,
+    /// The socket takes no more for now.
+    Blocked,
+    /// The peer has closed the connection, or it broke.
+    Closed,
+}
+
+#[derive(Debug)]
+pub(super) struct ByteQueue {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl ByteQueue {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { bytes: vec![0; capacity].into(), start: 0, end: 0 }
+    }
+
+    pub(super) fn filled(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// How many bytes can still be queued.
+    pub(super) fn space(&self) -> usize {
+        self.bytes.len() - (self.end - self.start)
+    }
+
+    pub(super) fn clear(&mut self) {
+        (self.start, self.end) = (0, 0);
+    }
+
+    /// Takes the first `bytes` bytes out.
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+        debug_assert!(self.start <= self.end, "no more is consumed than there is");
+        if self.start == self.end {
+            self.clear();
+        }
+    }
+
+    /// Queues `bytes` bytes, for the caller to fill in; they hold anything.
+    ///
+    /// # Panics
+    /// If there is no space for them.
+    pub(super) fn push(&mut self, bytes: usize) -> &mut [u8] {
+        if self.bytes.len() - self.end < bytes {
+            self.compact();
+        }
+        let from = self.end;
+        self.end += bytes;
+        &mut self.bytes[from..self.end]
+    }
+
+    fn compact(&mut self) {
+        self.bytes.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+    }
+
+    /// Reads once, as much as there is space for.
+    pub(super) fn receive(&mut self, socket: &mut impl Read) -> Flow {
+        if self.end == self.bytes.len() {
+            self.compact();
+        }
+        let room = &mut self.bytes[self.end..];
+        if room.is_empty() {
+            return Flow::More;
+        }
+        loop {
+            return match socket.read(room) {
+                Ok(0) => Flow::Closed,
+                Ok(bytes) => {
+                    let full = bytes == room.len();
+                    self.end += bytes;
+                    if full { Flow::More } else { Flow::Drained }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Flow::Drained,
+                Err(_) => Flow::Closed,
+            };
+        }
+    }
+
+    /// Writes until the queue is empty or the socket takes no more.
+    pub(super) fn send(&mut self, socket: &mut impl Write) -> Flow {
+        while !self.is_empty() {
+            match socket.write(&self.bytes[self.start..self.end]) {
+                Ok(0) => return Flow::Closed,
+                Ok(bytes) => self.consume(bytes),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flow::Blocked,
+                Err(_) => return Flow::Closed,
+            }
+        }
+        Flow::Drained
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_in_comes_out_in_order() {
+        let mut queue = ByteQueue::new(16);
+        let (mut next_in, mut next_out) = (0_u8, 0_u8);
+        for round in 0..200_usize {
+            let bytes = round % 7;
+            if queue.space() >= bytes {
+                for byte in queue.push(bytes) {
+                    *byte = next_in;
+                    next_in = next_in.wrapping_add(1);
+                }
+            }
+            let out = (round % 5).min(queue.filled().len());
+            for byte in &queue.filled()[..out] {
+                assert_eq!(*byte, next_out);
+                next_out = next_out.wrapping_add(1);
+            }
+            queue.consume(out);
+            assert_eq!(queue.space() + queue.filled().len(), 16);
+        }
+        assert!(next_out > 100);
+    }
+
+    #[test]
+    fn a_full_queue_reads_no_more() {
+        let mut queue = ByteQueue::new(8);
+        let mut source: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+        assert_eq!(queue.receive(&mut source), Flow::More);
+        assert_eq!(queue.receive(&mut source), Flow::More);
+        assert_eq!(queue.filled(), [1, 2, 3, 4, 5, 6, 7, 8]);
+        queue.consume(4);
+        assert_eq!(queue.receive(&mut source), Flow::Drained);
+        assert_eq!(queue.filled(), [5, 6, 7, 8, 9, 10]);
+        assert_eq!(queue.receive(&mut source), Flow::Closed);
+    }
+}

@@ -1,0 +1,568 @@
+//! What becomes of operations over the provider `tcp` when connections break, servers stop or start anew, and
+//! what is on its way comes late. A proxy between client and server holds back and cuts.
+#![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
+
+use farleaf_fabric::conformance::TestService;
+use farleaf_fabric::executor::Executor;
+use farleaf_fabric::handshake::{Role, Token};
+
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::tcp::{
+    Call, Calls, ReplySink, TcpCluster, TcpConfig, TcpDriver, TcpFabric, TcpServer, TcpServerConfig,
+};
+use farleaf_fabric::{
+    Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Provider, Region, ServerId,
+    Uncertainty,
+};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+const SERVER: ServerId = ServerId::new(0);
+const REGION_BYTES: usize = 16_384;
+const LOST: FabricError =
+    FabricError::Indeterminate { server: SERVER, why: Uncertainty::ConnectionLost };
+const TIMED_OUT: FabricError =
+    FabricError::Indeterminate { server: SERVER, why: Uncertainty::TimedOut };
+
+fn at(offset: u64) -> GlobalAddr {
+    GlobalAddr::new(SERVER, offset)
+}
+
+fn start_at<S: Calls>(
+    address: SocketAddr,
+    service: S,
+    token: &Token,
+    io_threads: usize,
+) -> TcpServer {
+    let listener = TcpListener::bind(address).unwrap();
+    let config = TcpServerConfig { io_threads, ..TcpServerConfig::default() };
+    TcpServer::start(listener, Arc::new(service), token, config).unwrap()
+}
+
+fn start<S: Calls>(service: Arc<S>, token: &Token, io_threads: usize) -> TcpServer {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let config = TcpServerConfig { io_threads, ..TcpServerConfig::default() };
+    TcpServer::start(listener, service, token, config).unwrap()
+}
+
+/// Runs one task to its end.
+fn run<T: 'static>(driver: &TcpDriver, future: impl Future<Output = T>) -> T {
+    let result = std::cell::RefCell::new(None);
+    let mut executor = Executor::new();
+    executor.spawn(0, async {
+        let value = future.await;
+        *result.borrow_mut() = Some(value);
+    });
+    assert!(executor.run(driver));
+    drop(executor);
+    result.into_inner().expect("the task has ended")
+}
+
+fn fill(
+    fabric: &TcpFabric,
+    offset: u64,
+    words: usize,
+    value: u64,
+) -> impl Future<Output = Result<Buffer, FabricError>> + use<> {
+    let buffer = fabric.buffer(words * 8).unwrap();
+    (0..words).for_each(|index| buffer.set(index, value));
+    fabric.write(at(offset), buffer)
+}
+
+async fn word(fabric: &TcpFabric, offset: u64) -> Result<u64, FabricError> {
+    Ok(fabric.read(at(offset), fabric.buffer(8)?).await?.get(0))
+}
+
+/// How many scratch buffers can be had.
+fn free_buffers(fabric: &TcpFabric) -> usize {
+    (0..).map_while(|_| fabric.buffer(8).ok()).collect::<Vec<_>>().len()
+}
+
+/// Stands between clients and a server.
+struct Proxy {
+    address: SocketAddr,
+    state: Arc<ProxyState>,
+}
+
+#[derive(Default)]
+struct ProxyState {
+    inner: Mutex<ProxyInner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct ProxyInner {
+    /// Both ends of each connection, in the order in which they came.
+    connections: Vec<(TcpStream, TcpStream)>,
+    /// Nothing that comes over connections before this one goes on to the server.
+    held_before: usize,
+    /// Bytes that are held.
+    holding: usize,
+}
+
+impl Proxy {
+    fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(ProxyState::default());
+        let accepting = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let Ok(client) = client else { return };
+                let Ok(server) = TcpStream::connect(server) else { continue };
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
+                let ends = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let mut inner = accepting.inner.lock().unwrap();
+                let number = inner.connections.len();
+                inner.connections.push(ends);
+                drop(inner);
+                let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let state = Arc::clone(&accepting);
+                std::thread::spawn(move || forward(from, to, &state, Some(number)));
+                let state = Arc::clone(&accepting);
+                std::thread::spawn(move || forward(server, client, &state, None));
+            }
+        });
+        Self { address, state }
+    }
+
+    /// Holds back what clients send over the connections that there are.
+    fn hold(&self) {
+        let mut inner = self.state.inner.lock().unwrap();
+        inner.held_before = inner.connections.len();
+    }
+
+    /// Waits until something is held back.
+    fn wait_until_holding(&self) {
+        let inner = self.state.inner.lock().unwrap();
+        let nothing = |inner: &mut ProxyInner| inner.holding == 0;
+        let waited = self.state.changed.wait_timeout_while(inner, Duration::from_secs(30), nothing);
+        assert!(waited.unwrap().0.holding > 0, "nothing was sent");
+    }
+
+    /// Lets go on what was held back.
+    fn release(&self) {
+        self.state.inner.lock().unwrap().held_before = 0;
+        self.state.changed.notify_all();
+    }
+
+    /// Cuts every connection, on both sides.
+    fn cut(&self) {
+        for (client, server) in self.state.inner.lock().unwrap().connections.drain(..) {
+            let _ = client.shutdown(Shutdown::Both);
+            let _ = server.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn forward(mut from: TcpStream, mut to: TcpStream, state: &ProxyState, number: Option<usize>) {
+    let mut bytes = vec![0; 65_536];
+    loop {
+        let count = from.read(&mut bytes).unwrap_or(0);
+        if let Some(number) = number {
+            let mut inner = state.inner.lock().unwrap();
+            inner.holding += count;
+            state.changed.notify_all();
+            // The end of a connection is held back too: the server learns of it last.
+            while number < inner.held_before {
+                inner = state.changed.wait(inner).unwrap();
+            }
+            inner.holding -= count;
+        }
+        if count == 0 || to.write_all(&bytes[..count]).is_err() {
+            let _ = to.shutdown(Shutdown::Write);
+            return;
+        }
+    }
+}
+
+/// A client over a proxy.
+fn over_proxy(server: &TcpServer, token: &Token, config: TcpConfig) -> (Proxy, TcpCluster) {
+    let proxy = Proxy::start(server.local_address());
+    let cluster = TcpCluster::connect(vec![proxy.address], token, config);
+    (proxy, cluster)
+}
+
+#[test]
+fn a_cut_connection_ends_what_is_in_flight_and_is_made_again() {
+    let token = Token::draw().unwrap();
+    let server = start(TestService::new(REGION_BYTES), &token, 1);
+    let (proxy, cluster) = over_proxy(&server, &token, TcpConfig::default());
+    cluster.run_one(|fabric| {
+        let proxy = &proxy;
+        async move {
+            for round in 1..=10_u64 {
+                fill(&fabric, 0, 8, round).await.unwrap();
+                proxy.hold();
+                let write = fill(&fabric, 0, 8, 1000);
+                let read = fabric.read(at(0), fabric.buffer(64).unwrap());
+                let swap = fabric.compare_swap(at(64), 0, 1);
+                let call = fabric.call(SERVER, TestService::add_word(72, 1));
+                drop(fabric.fetch_add(at(80), 1));
+                fabric.sleep(0).await;
+                fabric.sleep(0).await;
+                proxy.wait_until_holding();
+                proxy.cut();
+                assert_eq!(write.await.unwrap_err(), LOST);
+                assert_eq!(read.await.unwrap_err(), LOST);
+                assert_eq!(swap.await.unwrap_err(), LOST);
+                assert_eq!(call.await.unwrap_err(), LOST);
+                assert_eq!(free_buffers(&fabric), fabric.depth(), "all buffers are back");
+                proxy.release();
+                assert_eq!(word(&fabric, 0).await, Ok(round), "the next operation connects again");
+                assert_eq!(fabric.counters().snapshot().indeterminate, 5 * round);
+            }
+        }
+    });
+    assert_eq!(server.counters().welcomed, 11);
+}
+
+/// F9: what an old connection still brings, after the new one is there, is discarded.
+#[test]
+fn after_a_reset_nothing_late_takes_effect() {
+    for io_threads in [1, 3] {
+        let token = Token::draw().unwrap();
+        let server = start(TestService::new(REGION_BYTES), &token, io_threads);
+        let (proxy, cluster) = over_proxy(&server, &token, TcpConfig::default());
+        cluster.run_one(|fabric| {
+            let proxy = &proxy;
+            async move {
+                for round in 1..=10_u64 {
+                    fill(&fabric, 0, 8, round).await.unwrap();
+                    proxy.hold();
+                    let write = fill(&fabric, 0, 8, 1000);
+                    let add = fabric.fetch_add(at(8 * 8), 1);
+                    fabric.sleep(0).await;
+                    fabric.sleep(0).await;
+                    proxy.wait_until_holding();
+                    fabric.reset(SERVER).await.unwrap();
+                    assert_eq!(write.await.unwrap_err(), LOST);
+                    assert_eq!(add.await.unwrap_err(), LOST);
+                    assert_eq!(word(&fabric, 0).await, Ok(round));
+                    proxy.release();
+                    for _ in 0..20 {
+                        fabric.sleep(100_000).await;
+                        assert_eq!(word(&fabric, 0).await, Ok(round), "a late WRITE");
+                        assert_eq!(word(&fabric, 64).await, Ok(0), "a late FETCH-ADD");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// F10: who is fenced stays out with what it has sent and with what it sends, for ever; who comes later does not.
+#[test]
+fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
+    for io_threads in [1, 3] {
+        let token = Token::draw().unwrap();
+        let server = start(TestService::new(REGION_BYTES), &token, io_threads);
+        let (proxy, cluster) = over_proxy(&server, &token, TcpConfig::default());
+        let healthy =
+            TcpCluster::connect(vec![server.local_address()], &token, TcpConfig::default());
+        let (driver, other) = (cluster.driver().unwrap(), healthy.driver().unwrap());
+        let zombie = driver.open(1, 0).unwrap();
+        let bystander = driver.open(3, 0).unwrap();
+        let survivor = other.open(2, 0).unwrap();
+        run(&driver, async {
+            fill(&zombie, 0, 1, 1).await.unwrap();
+            fill(&bystander, 128, 1, 1).await.unwrap();
+        });
+        proxy.hold();
+        let late = run(&driver, {
+            let zombie = zombie.clone();
+            async move {
+                let late = fill(&zombie, 0, 1, 1000);
+                zombie.sleep(0).await;
+                zombie.sleep(0).await;
+                late
+            }
+        });
+        proxy.wait_until_holding();
+        run(&other, async {
+            survivor.fence(SERVER, 1).await.unwrap();
+            assert_eq!(word(&survivor, 0).await, Ok(1));
+        });
+        proxy.release();
+        run(&driver, async {
+            assert_eq!(late.await.unwrap_err(), LOST);
+            for _ in 0..5 {
+                let refused = zombie.fetch_add(at(0), 1).await;
+                assert_eq!(refused, Err(LOST), "who was fenced stays out");
+                assert!(zombie.reset(SERVER).await.is_err());
+            }
+            fill(&bystander, 128, 1, 2).await.unwrap();
+            let heir = driver.open(1, 1).unwrap();
+            fill(&heir, 8, 1, 7).await.unwrap();
+        });
+        run(&other, async {
+            assert_eq!(word(&survivor, 0).await, Ok(1), "nothing of the zombie took effect");
+            assert_eq!(word(&survivor, 8).await, Ok(7));
+        });
+    }
+}
+
+/// A memory server that comes back has lost its memory: nobody goes on with it as if nothing had happened.
+#[test]
+fn a_server_that_was_restarted_is_another() {
+    let token = Token::draw().unwrap();
+    let server = start(TestService::new(REGION_BYTES), &token, 1);
+    let address = server.local_address();
+    let cluster = TcpCluster::connect(vec![address], &token, TcpConfig::default());
+    let driver = cluster.driver().unwrap();
+    let fabric = driver.open(0, 0).unwrap();
+    run(&driver, async { fill(&fabric, 0, 1, 5).await.unwrap() });
+    let epoch = cluster.known_epoch(SERVER);
+    assert_eq!(epoch, Some(server.identity().epoch));
+    server.stop();
+    run(&driver, async {
+        assert_eq!(word(&fabric, 0).await, Err(LOST));
+        assert_eq!(word(&fabric, 0).await, Err(LOST), "nobody is there");
+    });
+    let again = start_at(address, CountingService::default(), &token, 1);
+    let restarted = FabricError::Restarted { server: SERVER };
+    run(&driver, async {
+        for _ in 0..3 {
+            assert_eq!(fabric.fetch_add(at(0), 1).await, Err(restarted.clone()));
+            assert_eq!(fabric.reset(SERVER).await, Err(restarted.clone()));
+        }
+        // Nor does an endpoint that never met the old one: its program did.
+        let late = driver.open(0, 1).unwrap();
+        assert_eq!(late.fetch_add(at(0), 1).await, Err(restarted.clone()));
+    });
+    assert_eq!(cluster.known_epoch(SERVER), epoch);
+    assert_eq!(again.counters().requests, 0, "nothing was asked of the new one");
+    let anew = TcpCluster::connect(vec![address], &token, TcpConfig::default());
+    anew.run_one(|fabric| async move {
+        assert_eq!(&fabric.call(SERVER, Message::new()).await.unwrap()[..], 0_u64.to_le_bytes());
+    });
+}
+
+/// A service whose answers another thread gives, or nobody.
+#[derive(Default)]
+struct CountingService {
+    kept: Mutex<Vec<(Vec<u8>, ReplySink)>>,
+    arrived: Condvar,
+    /// Answers at once instead, with how many have been kept.
+    later: bool,
+}
+
+impl CountingService {
+    fn take(&self, count: usize) -> Vec<(Vec<u8>, ReplySink)> {
+        let kept = self.kept.lock().unwrap();
+        let too_few = |kept: &mut Vec<_>| kept.len() < count;
+        let waited = self.arrived.wait_timeout_while(kept, Duration::from_secs(30), too_few);
+        let mut kept = waited.unwrap().0;
+        assert!(kept.len() >= count, "{} of {count} calls have arrived", kept.len());
+        kept.drain(..).collect()
+    }
+}
+
+impl Calls for CountingService {
+    fn memory(&self) -> Option<&Region> {
+        None
+    }
+
+    fn call(&self, call: Call<'_>) {
+        let mut kept = self.kept.lock().unwrap();
+        if self.later {
+            let request = call.request.to_vec();
+            kept.push((request, call.later()));
+            self.arrived.notify_all();
+        } else {
+            call.reply.extend_from_slice(&(kept.len() as u64).to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn who_does_not_answer_runs_into_the_deadline() {
+    let token = Token::draw().unwrap();
+    let service = Arc::new(CountingService { later: true, ..CountingService::default() });
+    let server = start(Arc::clone(&service), &token, 1);
+    let config = TcpConfig { timeout_ns: 50_000_000, ..TcpConfig::default() };
+    let cluster = TcpCluster::connect(vec![server.local_address()], &token, config.clone());
+    cluster.run_one(|fabric| {
+        let service = &service;
+        async move {
+            for round in 1..=3 {
+                let calls: Vec<_> =
+                    (0..8).map(|_| fabric.call(SERVER, Message::from_slice(b"?"))).collect();
+                for call in calls {
+                    assert_eq!(call.await.unwrap_err(), TIMED_OUT);
+                }
+                assert_eq!(fabric.counters().snapshot().indeterminate, 8 * round);
+                // The answers come after all, and are nobody's.
+                for (_, reply) in service.take(8) {
+                    reply.send(Message::from_slice(b"late"));
+                }
+                let error = fabric.fetch_add(at(0), 1).await.unwrap_err();
+                let outside = FabricError::OutOfBounds { at: at(0), bytes: 8, region_bytes: 0 };
+                assert_eq!(error, outside, "the connection goes on");
+            }
+        }
+    });
+    assert_eq!(server.counters().welcomed, 1);
+
+    // Somebody accepts and never says a word.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = silent.local_addr().unwrap();
+    let cluster = TcpCluster::connect(vec![address], &token, config.clone());
+    cluster.run_one(|fabric| async move {
+        let write = fill(&fabric, 0, 8, 1);
+        assert_eq!(write.await.unwrap_err(), TIMED_OUT);
+        assert_eq!(free_buffers(&fabric), fabric.depth());
+    });
+    let config = TcpConfig { connect_timeout_ns: 50_000_000, timeout_ns: 20_000_000_000, ..config };
+    let cluster = TcpCluster::connect(vec![address], &token, config);
+    cluster.run_one(|fabric| async move {
+        assert_eq!(fill(&fabric, 0, 8, 1).await.unwrap_err(), LOST, "it never came to be");
+        assert!(fabric.reset(SERVER).await.is_err());
+    });
+}
+
+#[test]
+fn answers_may_come_later_from_any_thread_in_any_order() {
+    let token = Token::draw().unwrap();
+    let service = Arc::new(CountingService { later: true, ..CountingService::default() });
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let config = TcpServerConfig {
+        role: Role::ComputeServer,
+        accepts: &[Role::Client],
+        waiting_calls: 16,
+        ..TcpServerConfig::default()
+    };
+    let server = TcpServer::start(listener, Arc::clone(&service), &token, config).unwrap();
+    let config =
+        TcpConfig { role: Role::Client, server_role: Role::ComputeServer, ..TcpConfig::default() };
+    let cluster = TcpCluster::connect(vec![server.local_address()], &token, config);
+    const CALLS: usize = 2000;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut answered = 0;
+            while answered < CALLS {
+                let mut calls = service.take(1);
+                assert!(calls.len() <= 16, "no more wait than may");
+                calls.reverse();
+                for (request, reply) in calls {
+                    answered += 1;
+                    match request[0] % 10 {
+                        0 => drop(reply),
+                        1 => reply.send(Message::from_elem(request[0], 100_000)),
+                        _ => reply.send(Message::from_slice(&request)),
+                    }
+                }
+            }
+        });
+        cluster.run_one(|fabric| async move {
+            for round in 0..CALLS / 100 {
+                let request = |call: usize| Message::from_slice(&[call as u8, round as u8]);
+                let calls: Vec<_> =
+                    (0..100).map(|call| fabric.call(SERVER, request(call))).collect();
+                for (number, call) in calls.into_iter().enumerate() {
+                    match (number % 10, call.await) {
+                        (0, outcome) => assert_eq!(outcome.unwrap_err(), LOST),
+                        (1, reply) => {
+                            let reply = reply.unwrap();
+                            assert!(reply.len() == 100_000 && reply[77] == number as u8);
+                        }
+                        (_, reply) => assert_eq!(reply.unwrap(), request(number)),
+                    }
+                }
+            }
+        });
+    });
+    assert_eq!(server.counters().requests, CALLS as u64);
+}
+
+/// Verbs that are larger than any buffer on the way go in pieces, in their order, and are refused as a whole.
+#[test]
+fn large_verbs_go_in_pieces() {
+    const BYTES: usize = (3 << 20) + 8;
+    let cluster = TcpConfig::default().start(vec![TestService::new(4 << 20)]);
+    cluster.run_one(|fabric| async move {
+        let memory = Arc::new(Region::new(8 << 20).unwrap());
+        let buffer = |first: usize| Buffer::over(Arc::clone(&memory), first, BYTES / 8);
+        let (from, into) = (buffer(0), buffer(1 << 19));
+        (0..BYTES / 8).for_each(|index| from.set(index, index as u64 + 1));
+        let last = BYTES as u64 - 8;
+        let write = fabric.write(at(4096), from);
+        let swap = fabric.compare_swap(at(4096 + last), BYTES as u64 / 8, 5);
+        let read = fabric.read(at(4096), into);
+        assert_eq!(swap.await, Ok(BYTES as u64 / 8), "the CAS came after the whole WRITE");
+        let from = write.await.unwrap();
+        let into = read.await.unwrap();
+        assert!((0..BYTES / 8 - 1).all(|index| into.get(index) == index as u64 + 1));
+        assert_eq!(into.get(BYTES / 8 - 1), 5);
+
+        let place = at((4 << 20) - last);
+        let error = fabric.write(place, from).await.unwrap_err();
+        let region_bytes = 4 << 20;
+        assert_eq!(error, FabricError::OutOfBounds { at: place, bytes: BYTES, region_bytes });
+        let untouched = fabric.read(place, fabric.buffer(4096).unwrap()).await.unwrap();
+        let first = (place.offset() - 4096) / 8 + 1;
+        assert!(
+            (0..512).all(|index| untouched.get(index) == first + index as u64),
+            "no piece landed"
+        );
+    });
+}
+
+/// A thread that waits for its sockets is woken for its tasks all the same.
+#[test]
+fn another_thread_wakes_a_waiting_client() {
+    let cluster = TcpConfig::default().start(vec![TestService::new(REGION_BYTES)]);
+    cluster.run_one(|fabric| async move {
+        for _ in 0..20 {
+            word(&fabric, 0).await.unwrap();
+            let (sender, receiver) = std::sync::mpsc::channel::<std::task::Waker>();
+            let thread = std::thread::spawn(move || {
+                let waker = receiver.recv().unwrap();
+                std::thread::yield_now();
+                waker.wake();
+            });
+            let before_ns = fabric.now_ns();
+            let mut asked = false;
+            std::future::poll_fn(|context| {
+                if std::mem::replace(&mut asked, true) {
+                    return std::task::Poll::Ready(());
+                }
+                sender.send(context.waker().clone()).unwrap();
+                std::task::Poll::Pending
+            })
+            .await;
+            assert!(fabric.now_ns() >= before_ns);
+            thread.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_stopped_server_leaves_no_thread_and_no_connection() {
+    let token = Token::draw().unwrap();
+    for io_threads in [1, 2] {
+        let server = start(TestService::new(REGION_BYTES), &token, io_threads);
+        let address = server.local_address();
+        let cluster = TcpCluster::connect(vec![address], &token, TcpConfig::default());
+        let driver = cluster.driver().unwrap();
+        let endpoints: Vec<_> = (0..5).map(|number| driver.open(number, 0).unwrap()).collect();
+        run(&driver, async {
+            for endpoint in &endpoints {
+                word(endpoint, 0).await.unwrap();
+            }
+        });
+        assert_eq!(server.counters().connections, 5);
+        server.stop();
+        assert_eq!(server.counters().connections, 0);
+        assert!(TcpStream::connect(address).is_err(), "nobody listens");
+        run(&driver, async {
+            for endpoint in &endpoints {
+                assert_eq!(word(endpoint, 0).await, Err(LOST));
+            }
+        });
+        server.stop();
+    }
+}

@@ -1,0 +1,412 @@
+//! What a listener of the provider `tcp` does with those who are no friends: it closes their connection, and nothing else.
+#![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
+
+use farleaf_fabric::conformance::TestService;
+use farleaf_fabric::handshake::{
+    HandshakeError, Identity, Initiator, InitiatorStep, MESSAGE_BYTES, NO_FENCES, Nonce, Refusal,
+    Role, Token, Wanted,
+};
+use farleaf_fabric::tcp::frame::{MAX_FRAME_BYTES, Piece, Request};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServer, TcpServerConfig};
+use farleaf_fabric::{Cluster, Fabric, FabricError, GlobalAddr, ServerId};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const SERVER: ServerId = ServerId::new(0);
+const REGION_BYTES: usize = 16_384;
+/// So that a check that never ends fails instead.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn start(token: &Token, config: TcpServerConfig) -> TcpServer {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    TcpServer::start(listener, TestService::new(REGION_BYTES), token, config).unwrap()
+}
+
+fn cluster(server: &TcpServer, token: &Token) -> TcpCluster {
+    TcpCluster::connect(vec![server.local_address()], token, TcpConfig::default())
+}
+
+fn at(offset: u64) -> GlobalAddr {
+    GlobalAddr::new(SERVER, offset)
+}
+
+async fn works(fabric: &TcpFabric) {
+    assert_eq!(
+        &fabric.call(SERVER, TestService::echo(b"still here")).await.unwrap()[..],
+        b"still here"
+    );
+    fabric.read(at(64), fabric.buffer(256).unwrap()).await.unwrap();
+}
+
+/// That somebody with the right token is served.
+fn serves(server: &TcpServer, token: &Token) {
+    cluster(server, token).run_one(|fabric| async move { works(&fabric).await });
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// What is still to come until the server closes; being cut off counts as closing.
+fn rest(socket: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match socket.read_to_end(&mut bytes) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}"),
+    }
+    bytes
+}
+
+fn initiator(token: &Token, number: u16) -> Initiator {
+    let me = Identity { role: Role::ComputeServer, number, epoch: u64::from(number) + 1000 };
+    let wanted = Wanted { role: Role::MemoryServer, number: 0 };
+    Initiator::new(token, me, NO_FENCES, wanted, Nonce::draw().unwrap(), u64::MAX)
+}
+
+/// A connection that has been let in.
+fn let_in(address: SocketAddr, token: &Token, number: u16) -> io::Result<TcpStream> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let mut initiator = initiator(token, number);
+    socket.write_all(initiator.hello())?;
+    loop {
+        let mut message = [0; MESSAGE_BYTES];
+        socket.read_exact(&mut message)?;
+        match initiator.receive(&message, 0).unwrap() {
+            InitiatorStep::Send(proof) => socket.write_all(&proof)?,
+            InitiatorStep::Open { .. } => return Ok(socket),
+        }
+    }
+}
+
+fn frame(request: &Request<'_>, id: u64) -> Vec<u8> {
+    let mut bytes = vec![0; request.frame_bytes()];
+    request.encode(id, &mut bytes);
+    bytes
+}
+
+#[test]
+fn another_token_gets_a_refusal_and_nothing_else() {
+    let (token, wrong) = (Token::draw().unwrap(), Token::draw().unwrap());
+    let server = start(&token, TcpServerConfig::default());
+    cluster(&server, &wrong).run_one(|fabric| async move {
+        let why = HandshakeError::Refused(Refusal::Token);
+        for _ in 0..3 {
+            let error = fabric.fetch_add(at(0), 1).await.unwrap_err();
+            assert_eq!(error, FabricError::NotLetIn { server: SERVER, why });
+        }
+    });
+    assert_eq!(server.counters().welcomed, 0);
+    assert_eq!(server.counters().refused, 3);
+    assert_eq!(server.counters().requests, 0, "nothing was even looked at");
+
+    // Byte by byte: a challenge, which says nothing about the token, then the refusal, then the end.
+    let mut socket = connect(server.local_address());
+    let mut initiator = initiator(&wrong, 1);
+    socket.write_all(initiator.hello()).unwrap();
+    let mut challenge = [0; MESSAGE_BYTES];
+    socket.read_exact(&mut challenge).unwrap();
+    let InitiatorStep::Send(proof) = initiator.receive(&challenge, 0).unwrap() else { panic!() };
+    socket.write_all(&proof).unwrap();
+    assert_eq!(rest(&mut socket), Refusal::Token.message());
+    serves(&server, &token);
+}
+
+#[test]
+fn another_version_is_told_so() {
+    let token = Token::draw().unwrap();
+    let server = start(&token, TcpServerConfig::default());
+    let mut socket = connect(server.local_address());
+    let mut hello = *initiator(&token, 1).hello();
+    hello[8] = 99;
+    socket.write_all(&hello).unwrap();
+    assert_eq!(rest(&mut socket), Refusal::Version.message());
+    serves(&server, &token);
+}
+
+#[test]
+fn other_roles_and_other_servers_are_found_out() {
+    let token = Token::draw().unwrap();
+    let server = start(&token, TcpServerConfig { number: 7, ..TcpServerConfig::default() });
+    let not_let_in = |config: TcpConfig| {
+        let cluster = TcpCluster::connect(vec![server.local_address()], &token, config);
+        let error = cluster.run_one(|fabric| async move { fabric.fetch_add(at(0), 1).await });
+        match error.unwrap_err() {
+            FabricError::NotLetIn { why, .. } => why,
+            other => panic!("{other}"),
+        }
+    };
+    let why = not_let_in(TcpConfig { role: Role::Client, ..TcpConfig::default() });
+    assert_eq!(why, HandshakeError::Refused(Refusal::Role));
+    // Addresses in the wrong order: the server there is not number 0.
+    let why = not_let_in(TcpConfig::default());
+    assert!(matches!(why, HandshakeError::OtherPeer(Identity { number: 7, .. })), "{why}");
+}
+
+#[test]
+fn frames_that_are_none_close_their_connection_and_no_other() {
+    let token = Token::draw().unwrap();
+    let server = start(&token, TcpServerConfig::default());
+    let address = server.local_address();
+    let good = frame(&Request::FetchAdd { at: at(0), delta: 1 }, 1);
+    let change = |at: usize, value: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        bytes
+    };
+    let mut huge = good.clone();
+    huge[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+    let mut long_call = frame(&Request::Call(b""), 1);
+    long_call[..4].copy_from_slice(&(MAX_FRAME_BYTES as u32).to_le_bytes());
+    let outside = Piece { at: at(0), whole: 8, first: 8, length: 8 };
+    let bad = [
+        huge,
+        long_call,
+        change(4, 0),
+        change(4, 99),
+        change(4, 0x80 | 4),
+        change(5, 1),
+        change(6, 1),
+        change(0, 17),
+        frame(&Request::Read(outside), 1),
+        vec![0xff; 4096],
+    ];
+    let cluster = cluster(&server, &token);
+    cluster.run_one(|fabric| {
+        let (bad, good, token) = (&bad, &good, &token);
+        async move {
+            for (number, bytes) in (2..).zip(bad) {
+                let mut socket = let_in(address, token, number).unwrap();
+                socket.write_all(good).unwrap();
+                socket.write_all(bytes).unwrap();
+                let answer = rest(&mut socket);
+                assert!(answer.len() <= 24, "{bytes:?}: the good one at most is answered");
+                works(&fabric).await;
+            }
+            let done = fabric.fetch_add(at(0), 0).await.unwrap();
+            assert_eq!(done, bad.len() as u64, "what came before the bad frames was done");
+        }
+    });
+    assert_eq!(server.counters().welcomed, 1 + bad.len() as u64);
+}
+
+#[test]
+fn handshakes_that_do_not_end_are_few_and_do_not_last() {
+    let token = Token::draw().unwrap();
+    let config = TcpServerConfig {
+        half_open: 4,
+        handshake_timeout_ns: 300_000_000,
+        ..TcpServerConfig::default()
+    };
+    let server = start(&token, config);
+    let mut sockets: Vec<_> = (0..20).map(|_| connect(server.local_address())).collect();
+    for (number, socket) in (10..).zip(&mut sockets) {
+        let hello = *initiator(&token, number).hello();
+        // Some have said nothing, some a part, some all but the proof.
+        let _ = socket.write_all(&hello[..[0, 30, MESSAGE_BYTES][usize::from(number) % 3]]);
+    }
+    serves(&server, &token);
+    // The oldest made room, and the deadline took the rest.
+    for mut socket in sockets {
+        let challenge = rest(&mut socket);
+        assert!(challenge.is_empty() || challenge.len() == MESSAGE_BYTES);
+    }
+    assert_eq!(server.counters().refused, 20);
+    serves(&server, &token);
+}
+
+#[test]
+fn there_are_no_more_connections_than_there_may_be() {
+    let token = Token::draw().unwrap();
+    let server = start(&token, TcpServerConfig { connections: 3, ..TcpServerConfig::default() });
+    let cluster = cluster(&server, &token);
+    let driver = cluster.driver().unwrap();
+    let run = |body: &mut dyn FnMut() -> std::pin::Pin<Box<dyn Future<Output = ()>>>| {
+        let mut executor = farleaf_fabric::executor::Executor::new();
+        executor.spawn(0, body());
+        assert!(executor.run(&driver));
+    };
+    let mut endpoints: Vec<_> = (0..3).map(|number| driver.open(number, 0).unwrap()).collect();
+    let late = driver.open(9, 0).unwrap();
+    run(&mut || {
+        let (endpoints, late) = (endpoints.clone(), late.clone());
+        Box::pin(async move {
+            for endpoint in &endpoints {
+                works(endpoint).await;
+            }
+            let why = HandshakeError::Refused(Refusal::Full);
+            let error = late.fetch_add(at(0), 1).await.unwrap_err();
+            assert_eq!(error, FabricError::NotLetIn { server: SERVER, why });
+            for endpoint in &endpoints {
+                works(endpoint).await;
+            }
+        })
+    });
+    endpoints.pop();
+    run(&mut || {
+        let late = late.clone();
+        Box::pin(async move {
+            for _ in 0..1000 {
+                match late.call(SERVER, TestService::echo(b"")).await {
+                    Ok(_) => return,
+                    Err(error) => assert!(matches!(error, FabricError::NotLetIn { .. }), "{error}"),
+                }
+            }
+            panic!("the one that left made no room");
+        })
+    });
+}
+
+/// A peer that asks and does not listen costs a bounded amount of memory, and others nothing.
+#[test]
+fn who_does_not_read_is_not_read_from() {
+    let token = Token::draw().unwrap();
+    let server = start(&token, TcpServerConfig::default());
+    let mut socket = let_in(server.local_address(), &token, 5).unwrap();
+    let read = Request::Read(Piece { at: at(0), whole: 16_384, first: 0, length: 16_384 });
+    let requests: Vec<u8> = (0..256).flat_map(|id| frame(&read, id)).collect();
+    socket.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut sent = 0;
+    // Far more answers than all the buffers on the way hold: at some point nothing is taken any more.
+    let blocked = loop {
+        match socket.write(&requests[sent % requests.len()..]) {
+            Ok(bytes) => sent += bytes,
+            Err(error) => break error,
+        }
+        assert!(sent < 1 << 28, "the server takes requests without end");
+    };
+    assert_eq!(blocked.kind(), io::ErrorKind::WouldBlock);
+    serves(&server, &token);
+    // Once it listens, it gets every answer.
+    let answers = sent / frame(&read, 0).len();
+    let mut answer = vec![0; 16 + 16_384];
+    for id in 0..answers as u64 {
+        socket.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[8..16], (id % 256).to_le_bytes());
+    }
+}
+
+/// `FARLEAF_HOSTILE_STRINGS` says how many; the seed is fixed, so that a run can be repeated.
+#[test]
+fn random_and_mutated_bytes_disturb_nobody() {
+    let count: u64 = std::env::var("FARLEAF_HOSTILE_STRINGS")
+        .map_or(100_000, |text| text.parse().expect("a number of byte strings"));
+    let token = Token::draw().unwrap();
+    let server = start(&token, TcpServerConfig::default());
+    let address = server.local_address();
+    let (over, worked) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            cluster(&server, &token).run(&[51_966], |fabric, _| {
+                let (over, worked) = (&over, &worked);
+                async move {
+                    while !over.load(Ordering::Acquire) {
+                        works(&fabric).await;
+                        worked.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        });
+        let mut rng = SmallRng::seed_from_u64(1);
+        let mut sent = 0;
+        while sent < count {
+            // As many strings as the server takes over one connection; most connections end at the first.
+            let outcome = match rng.random_range(0..4) {
+                0 => hostile_stranger(address, &token, &mut rng),
+                _ => hostile_peer(address, &token, &mut rng, sent),
+            };
+            sent += outcome.unwrap_or(1);
+        }
+        over.store(true, Ordering::Release);
+    });
+    assert!(worked.load(Ordering::Relaxed) > 0);
+    serves(&server, &token);
+    let counters = server.counters();
+    println!("{counters:?}");
+    assert!(counters.requests > count / 8, "most strings never got as far as the frames");
+    let started = Instant::now();
+    while server.counters().connections > 0 {
+        assert!(started.elapsed() < PATIENCE, "connections are left over");
+        std::thread::yield_now();
+    }
+}
+
+/// A closed socket that waits for nothing, so that there are ports left for the next.
+fn hang_up(socket: &TcpStream) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+fn mutate(bytes: &mut Vec<u8>, rng: &mut SmallRng) {
+    for _ in 0..rng.random_range(1..4) {
+        if bytes.is_empty() {
+            return;
+        }
+        let place = rng.random_range(0..bytes.len());
+        match rng.random_range(0..4) {
+            0 => bytes[place] ^= 1 << rng.random_range(0..8),
+            1 => bytes[place] = rng.random(),
+            2 => bytes.truncate(place),
+            _ => bytes.insert(place, [0, 1, 0x7f, 0x80, 0xff][rng.random_range(0..5)]),
+        }
+    }
+}
+
+fn random_bytes(rng: &mut SmallRng) -> Vec<u8> {
+    let mut bytes = vec![0; rng.random_range(0..300)];
+    rng.fill_bytes(&mut bytes);
+    bytes
+}
+
+/// Somebody without a token.
+fn hostile_stranger(address: SocketAddr, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
+    let mut socket = TcpStream::connect(address)?;
+    let mut bytes = match rng.random_range(0..3) {
+        0 => random_bytes(rng),
+        _ => initiator(token, rng.random()).hello().to_vec(),
+    };
+    mutate(&mut bytes, rng);
+    socket.write_all(&bytes)?;
+    hang_up(&socket);
+    Ok(1)
+}
+
+/// Somebody who has the token and uses it badly.
+fn hostile_peer(
+    address: SocketAddr,
+    token: &Token,
+    rng: &mut SmallRng,
+    number: u64,
+) -> io::Result<u64> {
+    let mut socket = let_in(address, token, (number % 50_000) as u16)?;
+    let mut sent = 0;
+    for _ in 0..rng.random_range(1..16) {
+        let at = GlobalAddr::from_bits(rng.random::<u64>() >> rng.random_range(0..64));
+        let piece = Piece {
+            at,
+            whole: rng.random::<u32>() >> rng.random_range(0..32),
+            first: rng.random::<u32>() >> rng.random_range(0..32),
+            length: 8 << rng.random_range(0..8),
+        };
+        let mut bytes = match rng.random_range(0..6) {
+            0 => random_bytes(rng),
+            1 => frame(&Request::Read(piece), rng.random()),
+            2 => frame(&Request::Write(piece, &vec![1; piece.length as usize]), rng.random()),
+            3 => frame(&Request::CompareSwap { at, expected: 0, new: 1 }, rng.random()),
+            4 => frame(&Request::FetchAdd { at, delta: 1 }, rng.random()),
+            _ => frame(&Request::Call(&random_bytes(rng)), rng.random()),
+        };
+        mutate(&mut bytes, rng);
+        sent += 1;
+        if socket.write_all(&bytes).is_err() {
+            break;
+        }
+    }
+    hang_up(&socket);
+    Ok(sent)
+}
