@@ -8,6 +8,14 @@
 
 pub mod catalog;
 pub mod clock;
+pub mod config;
+pub mod error;
+pub mod launch;
+pub mod logging;
 pub mod membership;
+pub mod memory_server;
+pub mod metrics;
 pub mod records;
+pub mod settings;
+pub mod status;
 pub mod stop;

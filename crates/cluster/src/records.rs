@@ -60,6 +60,8 @@ impl fmt::Display for Transport {
 pub struct MemoryRecord {
     /// Its number.
     pub number: u16,
+    /// Its process, on the machine that it runs on.
+    pub pid: u32,
     /// How it is reached.
     pub transport: Transport,
     /// Where: an address and a port, or the path of a socket.
@@ -77,6 +79,8 @@ pub struct MemoryRecord {
 pub struct ComputeRecord {
     /// Its number.
     pub number: u16,
+    /// Its process, on the machine that it runs on.
+    pub pid: u32,
     /// Where clients reach it: an address and a port.
     pub address: String,
     /// What it says of itself in the handshake.
@@ -283,7 +287,10 @@ mod tests {
             memory_epochs: vec![u64::MAX, 0],
         };
         let text = encode(&record);
-        assert_eq!(text, r#"{"generation":3,"state":"making","memory_epochs":[18446744073709551615,0]}"#);
+        assert_eq!(
+            text,
+            r#"{"generation":3,"state":"making","memory_epochs":[18446744073709551615,0]}"#
+        );
         assert_eq!(decode::<IndexRecord>("index", &text).unwrap(), record);
         // A newer program's.
         let newer = text.replace("\"state\"", "\"colour\":\"blue\",\"state\"");
