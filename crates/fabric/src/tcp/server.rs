@@ -378,8 +378,7 @@ impl<S: Calls> IoThread<S> {
         let place = (slot, self.slots[slot as usize].generation);
         let flags = epoll::EventFlags::IN;
         let data = epoll::EventData::new_u64(token_of(place));
-        let ready = socket.set_nodelay(true).and_then(|()| {
-            rustix::net::sockopt::set_socket_keepalive(&socket, true)?;
+        let ready = super::prepare(&socket).and_then(|()| {
             epoll::add(&self.epoll, &socket, data, flags)?;
             Nonce::draw()
         });
