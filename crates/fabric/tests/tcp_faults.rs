@@ -303,14 +303,10 @@ fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
             fill(&bystander, 128, 1, 1).await.unwrap();
         });
         proxy.hold();
-        let late = run(&driver, {
-            let zombie = zombie.clone();
-            async move {
-                let late = fill(&zombie, 0, 1, 1000);
-                zombie.sleep(0).await;
-                zombie.sleep(0).await;
-                late
-            }
+        let late = fill(&zombie, 0, 1, 1000);
+        run(&driver, async {
+            zombie.sleep(0).await;
+            zombie.sleep(0).await;
         });
         proxy.wait_until_holding();
         run(&other, async {

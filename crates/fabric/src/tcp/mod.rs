@@ -1,8 +1,8 @@
 //! `tcp`: memory servers anywhere, over framed TCP.
 //!
-//! A server's I/O threads carry verbs out on its region ([`server`]); an endpoint has one connection to each memory
-//! server, opened when it is first needed, with many operations in flight ([`endpoint`]). Both sides send and receive many frames
-//! by one system call. [`frame`] has the bytes, `docs/internals/tcp.md` the reasons.
+//! A server's I/O threads carry verbs out on its region (`server.rs`); an endpoint has one connection to each
+//! memory server, opened when it is first needed, with many operations in flight (`endpoint.rs`). Both sides
+//! send and receive many frames by one system call. [`frame`] has the bytes, `docs/internals/tcp.md` the reasons.
 //!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 
