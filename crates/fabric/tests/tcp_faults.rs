@@ -410,7 +410,7 @@ fn who_does_not_answer_runs_into_the_deadline() {
     let token = Token::draw().unwrap();
     let service = Arc::new(CountingService { later: true, ..CountingService::default() });
     let server = start(Arc::clone(&service), &token, 1);
-    let config = TcpConfig { timeout_ns: 50_000_000, ..TcpConfig::default() };
+    let config = TcpConfig { timeout_ns: 400_000_000, ..TcpConfig::default() };
     let cluster = TcpCluster::connect(vec![server.local_address()], &token, config.clone());
     cluster.run_one(|fabric| {
         let service = &service;
