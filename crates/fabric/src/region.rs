@@ -124,6 +124,7 @@ pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
 ///
 /// # Panics
 /// If the lengths differ.
+#[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn load_bytes(from: &[AtomicU64], to: &mut [u8]) {
     assert_eq!(from.len() * 8, to.len(), "both sides of a copy have one length");
@@ -136,6 +137,7 @@ pub(crate) fn load_bytes(from: &[AtomicU64], to: &mut [u8]) {
 ///
 /// # Panics
 /// If the lengths differ.
+#[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn store_bytes(from: &[u8], to: &[AtomicU64]) {
     assert_eq!(from.len(), to.len() * 8, "both sides of a copy have one length");
