@@ -20,4 +20,4 @@ pub use compute_server::ComputeServer;
 pub use design::Dex;
 pub use map::PartitionMap;
 pub use routed::RoutedIndex;
-pub use worker::Worker;
+pub use worker::{Worker, trouble};

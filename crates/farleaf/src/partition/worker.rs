@@ -39,7 +39,8 @@ pub struct Worker<F: Fabric, L: Layout> {
     part: Part<F, L>,
 }
 
-fn trouble(error: &IndexError) -> Trouble {
+/// What a client is told of an error.
+pub fn trouble(error: &IndexError) -> Trouble {
     match error {
         IndexError::Indeterminate(_) => Trouble::Indeterminate,
         IndexError::OutOfMemory { .. } => Trouble::OutOfMemory,
