@@ -2,7 +2,7 @@
 
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::{Cpu, Message, RpcService, Work};
+use crate::{Cpu, MAX_MESSAGE_BYTES, Message, RpcService, Work};
 
 /// What the suite's memory servers answer with.
 ///
@@ -20,6 +20,10 @@ const READ_WORD: u8 = 2;
 const ADD_WORD: u8 = 3;
 const REPLY_OF: u8 = 4;
 const WORK: u8 = 5;
+
+/// Whoever asks for more than this, in bytes and in nodes, asks for nothing sensible: any bytes may come in.
+const LONGEST_REPLY: u64 = 2 * MAX_MESSAGE_BYTES as u64;
+const MOST_WORK: u64 = 10_000;
 
 impl TestService {
     /// A server that lends `bytes` bytes of zeros, a multiple of 4096.
@@ -96,10 +100,10 @@ impl RpcService for TestService {
                 cpu.charge(Work::VisitNode).await;
                 self.word(*offset).map(|word| word.fetch_add(*delta, Ordering::AcqRel))
             }
-            (REPLY_OF, [bytes]) => {
-                return reply.resize(usize::try_from(*bytes).unwrap_or(0), 7);
+            (REPLY_OF, [bytes]) if *bytes <= LONGEST_REPLY => {
+                return reply.resize(*bytes as usize, 7);
             }
-            (WORK, [nodes]) => {
+            (WORK, [nodes]) if *nodes <= MOST_WORK => {
                 for _ in 0..*nodes {
                     cpu.charge(Work::VisitNode).await;
                 }
