@@ -13,14 +13,20 @@ pub struct Clock {
 impl Clock {
     /// A clock that starts now.
     pub fn start() -> Self {
-        #[expect(clippy::disallowed_methods, reason = "this is where the programs' time comes from")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "this is where the programs' time comes from"
+        )]
         let started = Instant::now();
         Self { started }
     }
 
     /// How long ago it was started.
     pub fn elapsed(&self) -> Duration {
-        #[expect(clippy::disallowed_methods, reason = "this is where the programs' time comes from")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "this is where the programs' time comes from"
+        )]
         let now = Instant::now();
         now.duration_since(self.started)
     }

@@ -283,7 +283,10 @@ mod tests {
             memory_epochs: vec![u64::MAX, 0],
         };
         let text = encode(&record);
-        assert_eq!(text, r#"{"generation":3,"state":"making","memory_epochs":[18446744073709551615,0]}"#);
+        assert_eq!(
+            text,
+            r#"{"generation":3,"state":"making","memory_epochs":[18446744073709551615,0]}"#
+        );
         assert_eq!(decode::<IndexRecord>("index", &text).unwrap(), record);
         // A newer program's.
         let newer = text.replace("\"state\"", "\"colour\":\"blue\",\"state\"");

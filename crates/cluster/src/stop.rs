@@ -55,7 +55,8 @@ impl Stop {
         let clock = Clock::start();
         let mut is_raised = lock(&self.0.is_raised);
         while !*is_raised {
-            let Some(left) = for_at_most.checked_sub(clock.elapsed()).filter(|left| !left.is_zero())
+            let Some(left) =
+                for_at_most.checked_sub(clock.elapsed()).filter(|left| !left.is_zero())
             else {
                 break;
             };

@@ -2,7 +2,9 @@
 //!
 //! An etcd is started where one is installed (Debian: `etcd-server`); where none is, its tests say so and pass.
 
-use farleaf_cluster::catalog::{Catalog, CatalogError, EmbeddedCatalog, EmbeddedConfig, RemoteCatalog};
+use farleaf_cluster::catalog::{
+    Catalog, CatalogError, EmbeddedCatalog, EmbeddedConfig, RemoteCatalog,
+};
 use farleaf_cluster::stop::Stop;
 use farleaf_fabric::handshake::{HandshakeError, Token};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

@@ -87,8 +87,7 @@ impl EtcdCatalog {
         let system = |error: io::Error| failed(error.to_string());
         let runtime = Builder::new_current_thread().enable_all().build().map_err(system)?;
         let handle = runtime.handle().clone();
-        let options =
-            ConnectOptions::new().with_connect_timeout(CONNECT).with_timeout(CALL);
+        let options = ConnectOptions::new().with_connect_timeout(CONNECT).with_timeout(CALL);
         let client = runtime
             .block_on(Client::connect(members, Some(options)))
             .map_err(|error| failed(error.to_string()))?;

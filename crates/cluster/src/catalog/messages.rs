@@ -10,14 +10,33 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Request {
-    Get { key: String },
+    Get {
+        key: String,
+    },
     /// Entries with the prefix and a key above `after`.
-    List { prefix: String, after: Option<String> },
-    PutIf { key: String, expected: Option<Version>, value: String, lease: Option<Lease> },
-    DeleteIf { key: String, expected: Version },
-    Grant { term_ns: u64 },
-    KeepAlive { lease: Lease },
-    Revoke { lease: Lease },
+    List {
+        prefix: String,
+        after: Option<String>,
+    },
+    PutIf {
+        key: String,
+        expected: Option<Version>,
+        value: String,
+        lease: Option<Lease>,
+    },
+    DeleteIf {
+        key: String,
+        expected: Version,
+    },
+    Grant {
+        term_ns: u64,
+    },
+    KeepAlive {
+        lease: Lease,
+    },
+    Revoke {
+        lease: Lease,
+    },
 }
 
 /// The answer to a request.
@@ -26,7 +45,10 @@ pub(super) enum Request {
 pub(super) enum Answer {
     Entry(Option<Entry>),
     /// A page of a list, and whether there are more.
-    Page { entries: Vec<Entry>, more: bool },
+    Page {
+        entries: Vec<Entry>,
+        more: bool,
+    },
     /// Of [`Request::PutIf`], [`Request::DeleteIf`], [`Request::KeepAlive`]: whether it was done.
     Done(bool),
     Granted(Lease),

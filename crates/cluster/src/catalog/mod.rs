@@ -68,7 +68,9 @@ pub enum CatalogError {
         why: String,
     },
     /// It was asked for a change, and did not answer: nobody knows whether it was made.
-    #[error("the catalog at {address} did not answer, and may have done what it was asked for: {why}")]
+    #[error(
+        "the catalog at {address} did not answer, and may have done what it was asked for: {why}"
+    )]
     Indeterminate {
         /// Where it should be.
         address: String,
@@ -170,7 +172,8 @@ impl FromStr for CatalogAddress {
             Some(list) => {
                 let members: Vec<String> = list.split(',').map(str::to_owned).collect();
                 let sound = |member: &String| {
-                    let port = member.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>()));
+                    let port =
+                        member.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>()));
                     matches!(port, Some((host, Ok(_))) if !host.is_empty() && !host.contains('/'))
                 };
                 if members.iter().all(sound) {
@@ -180,7 +183,8 @@ impl FromStr for CatalogAddress {
                 }
             }
             None => text.parse().map(Self::Embedded).map_err(|_| {
-                "expected an address and a port such as 127.0.0.1:7400, or etcd:HOST:PORT".to_owned()
+                "expected an address and a port such as 127.0.0.1:7400, or etcd:HOST:PORT"
+                    .to_owned()
             }),
         }
     }
@@ -221,7 +225,9 @@ mod tests {
         for text in ["127.0.0.1:7400", "[::1]:1", "etcd:localhost:2379", "etcd:a:1,b:2"] {
             assert_eq!(text.parse::<CatalogAddress>().unwrap().to_string(), text);
         }
-        for text in ["", "localhost", "127.0.0.1", "etcd:", "etcd:a", "etcd:http://a:1", "etcd:a:1,"] {
+        for text in
+            ["", "localhost", "127.0.0.1", "etcd:", "etcd:a", "etcd:http://a:1", "etcd:a:1,"]
+        {
             assert!(text.parse::<CatalogAddress>().is_err(), "{text}");
         }
     }

@@ -274,8 +274,7 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     fn put(store: &mut Store, key: &str, lease: Option<Lease>) {
-        let request =
-            Request::PutIf { key: key.into(), expected: None, value: "v".into(), lease };
+        let request = Request::PutIf { key: key.into(), expected: None, value: "v".into(), lease };
         assert_eq!(store.answer(request, 0), Answer::Done(true));
     }
 
