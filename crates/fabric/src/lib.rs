@@ -15,6 +15,7 @@ pub mod conformance;
 mod counters;
 mod error;
 pub mod executor;
+pub mod handshake;
 pub mod local;
 mod message;
 mod region;
