@@ -10,6 +10,7 @@
 mod access;
 mod addr;
 mod buffer;
+mod clock;
 mod cluster;
 pub mod conformance;
 mod counters;
@@ -22,6 +23,7 @@ mod region;
 mod service;
 pub mod sim;
 pub mod sync;
+mod timers;
 mod verbs;
 
 pub use addr::{GlobalAddr, ServerId};

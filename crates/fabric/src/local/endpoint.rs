@@ -1,12 +1,13 @@
 //! An endpoint of the local provider.
 
-use super::clock::Clock;
-use super::op::{InFlight, LocalOp, State, Timers};
+use super::op::{InFlight, LocalOp, State};
 use super::threads::ServerThreads;
 use super::{LocalConfig, LocalServer};
 use crate::access::{check_access, check_alignment};
+use crate::clock::Clock;
 use crate::region::copy_words;
 use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::timers::Timers;
 use crate::{
     Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES,
     Message, RpcService, ServerId, Uncertainty, Work, now_or_never,

@@ -6,7 +6,6 @@
 //!
 //! *Thread safety*: the cluster is shared by all client threads; an endpoint belongs to one.
 
-mod clock;
 mod endpoint;
 mod op;
 mod threads;
@@ -14,11 +13,12 @@ mod threads;
 pub use endpoint::LocalFabric;
 pub use op::LocalOp;
 
+use crate::clock::Clock;
 use crate::executor::{Driver, Executor, Progress, Requests};
 use crate::sync::thread::{ScopedJoinHandle, scope};
 use crate::sync::{Arc, AtomicBool, Ordering};
+use crate::timers::Timers;
 use crate::{Cluster, Provider, RpcService, ServerId};
-use clock::Clock;
 use endpoint::Shared;
 use std::cell::RefCell;
 use std::future::Future;
@@ -109,7 +109,7 @@ impl<S: RpcService> LocalCluster<S> {
     where
         Fut: Future<Output = T>,
     {
-        let timers = Rc::new(op::Timers::new(self.shared.clock.clone()));
+        let timers = Rc::new(Timers::new(self.shared.clock.clone()));
         let results: Vec<_> = clients.iter().map(|_| Rc::new(RefCell::new(None))).collect();
         let mut executor = Executor::new();
         for ((number, compute_server), result) in clients.iter().zip(&results) {
@@ -169,7 +169,7 @@ impl<S: RpcService> Cluster for LocalCluster<S> {
     }
 }
 
-struct TimerDriver(Rc<op::Timers>);
+struct TimerDriver(Rc<Timers>);
 
 impl Driver for TimerDriver {
     fn requests(&self) -> Option<Requests> {

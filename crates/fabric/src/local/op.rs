@@ -1,78 +1,15 @@
-//! Posted operations of the local provider, and the timers that hold completions back.
+//! Posted operations of the local provider.
 
 use crate::sync::{Arc, lock};
 use crate::{FabricError, Message, ServerId, Uncertainty};
-use std::cell::{Cell, RefCell};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
-use super::clock::Clock;
 use super::threads::ReplySlot;
-
-/// The clock of one client thread and the tasks that wait on it.
-#[derive(Debug)]
-pub(super) struct Timers {
-    clock: Clock,
-    /// Deadlines in nanoseconds, with the place of their waker.
-    heap: RefCell<BinaryHeap<Reverse<(u64, usize)>>>,
-    wakers: RefCell<Vec<Option<Waker>>>,
-    vacant: RefCell<Vec<usize>>,
-}
-
-impl Timers {
-    pub(super) fn new(clock: Clock) -> Self {
-        Self {
-            clock,
-            heap: RefCell::default(),
-            wakers: RefCell::default(),
-            vacant: RefCell::default(),
-        }
-    }
-
-    pub(super) fn now_ns(&self) -> u64 {
-        self.clock.now_ns()
-    }
-
-    /// Wakes `waker` once `at_ns` has come.
-    pub(super) fn wake_at(&self, at_ns: u64, waker: Waker) {
-        let mut wakers = self.wakers.borrow_mut();
-        let place = self.vacant.borrow_mut().pop().unwrap_or_else(|| {
-            wakers.push(None);
-            wakers.len() - 1
-        });
-        wakers[place] = Some(waker);
-        self.heap.borrow_mut().push(Reverse((at_ns, place)));
-    }
-
-    /// Wakes what is due.
-    pub(super) fn progress(&self) -> crate::executor::Progress {
-        use crate::executor::Progress;
-        let mut heap = self.heap.borrow_mut();
-        self.clock.all_wait(heap.peek().map(|&Reverse((at_ns, _))| at_ns));
-        let now = self.now_ns();
-        let mut woken = false;
-        while let Some(&Reverse((at_ns, place))) = heap.peek() {
-            if at_ns > now {
-                break;
-            }
-            heap.pop();
-            self.vacant.borrow_mut().push(place);
-            if let Some(waker) = self.wakers.borrow_mut()[place].take() {
-                waker.wake();
-                woken = true;
-            }
-        }
-        if woken {
-            return Progress::Advanced;
-        }
-        let ns = heap.peek().map_or(u64::MAX, |&Reverse((at_ns, _))| at_ns - now);
-        Progress::Wait { ns }
-    }
-}
+use crate::timers::Timers;
 
 /// What the operations of one endpoint share.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What time it is in a local cluster.
+//! What time it is in a cluster that runs in real time.
 //!
 //! Under shuttle nothing takes time but waiting: a thread whose tasks all wait gives its turn away again and again, and
 //! time passes a little each time. So waiting is no more than places in the schedule, and a schedule can be
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// The clock of one cluster.
 #[derive(Clone, Debug)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     #[cfg(not(shuttle))]
     started: Instant,
     #[cfg(shuttle)]
@@ -23,33 +23,33 @@ pub(super) struct Clock {
 #[cfg(not(shuttle))]
 impl Clock {
     /// A clock that starts now.
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
         let started = Instant::now();
         Self { started }
     }
 
-    pub(super) fn now_ns(&self) -> u64 {
+    pub(crate) fn now_ns(&self) -> u64 {
         #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
         let now = Instant::now();
         u64::try_from(now.duration_since(self.started).as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Called when all tasks of the thread wait, the first of them for `at_ns`. Time passes by itself.
-    pub(super) fn all_wait(&self, _at_ns: Option<u64>) {}
+    pub(crate) fn all_wait(&self, _at_ns: Option<u64>) {}
 }
 
 #[cfg(shuttle)]
 impl Clock {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self { now_ns: Arc::new(AtomicU64::new(0)) }
     }
 
-    pub(super) fn now_ns(&self) -> u64 {
+    pub(crate) fn now_ns(&self) -> u64 {
         self.now_ns.load(Ordering::Relaxed)
     }
 
-    pub(super) fn all_wait(&self, at_ns: Option<u64>) {
+    pub(crate) fn all_wait(&self, at_ns: Option<u64>) {
         /// A wait of a few microseconds is long enough for an operation of another.
         const TURN_NS: u64 = 100;
         thread::yield_now();

@@ -1,0 +1,70 @@
+//! The timers of one client thread: tasks that wait for a moment of the cluster's clock.
+//!
+//! *Thread safety*: one thread.
+
+use crate::clock::Clock;
+use crate::executor::Progress;
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::task::Waker;
+
+/// The clock of one client thread and the tasks that wait on it.
+#[derive(Debug)]
+pub(crate) struct Timers {
+    clock: Clock,
+    /// Deadlines in nanoseconds, with the place of their waker.
+    heap: RefCell<BinaryHeap<Reverse<(u64, usize)>>>,
+    wakers: RefCell<Vec<Option<Waker>>>,
+    vacant: RefCell<Vec<usize>>,
+}
+
+impl Timers {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            heap: RefCell::default(),
+            wakers: RefCell::default(),
+            vacant: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// Wakes `waker` once `at_ns` has come.
+    pub(crate) fn wake_at(&self, at_ns: u64, waker: Waker) {
+        let mut wakers = self.wakers.borrow_mut();
+        let place = self.vacant.borrow_mut().pop().unwrap_or_else(|| {
+            wakers.push(None);
+            wakers.len() - 1
+        });
+        wakers[place] = Some(waker);
+        self.heap.borrow_mut().push(Reverse((at_ns, place)));
+    }
+
+    /// Wakes what is due.
+    pub(crate) fn progress(&self) -> Progress {
+        let mut heap = self.heap.borrow_mut();
+        self.clock.all_wait(heap.peek().map(|&Reverse((at_ns, _))| at_ns));
+        let now = self.now_ns();
+        let mut woken = false;
+        while let Some(&Reverse((at_ns, place))) = heap.peek() {
+            if at_ns > now {
+                break;
+            }
+            heap.pop();
+            self.vacant.borrow_mut().push(place);
+            if let Some(waker) = self.wakers.borrow_mut()[place].take() {
+                waker.wake();
+                woken = true;
+            }
+        }
+        if woken {
+            return Progress::Advanced;
+        }
+        let ns = heap.peek().map_or(u64::MAX, |&Reverse((at_ns, _))| at_ns - now);
+        Progress::Wait { ns }
+    }
+}
