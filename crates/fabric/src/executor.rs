@@ -2,7 +2,8 @@
 //!
 //! A completion wakes the one task that waits for it, and only that task is polled. When no task can
 //! go on, the executor asks its [`Driver`] for progress: a real provider looks at its timers or blocks
-//! until another thread wakes a task, the simulator lets virtual time pass to its next event.
+//! until another thread wakes a task, the simulator lets virtual time pass to its next event. A driver with
+//! sockets blocks on these itself ([`Driver::wait`]).
 //!
 //! *Invariants*: X1. a task is polled only after it was spawned or woken. X2. tasks are polled in the
 //! order in which they were woken. X3. a task of a killed group is dropped and never polled again.
@@ -64,6 +65,15 @@ pub trait Driver {
 
     /// Called when no task is ready.
     fn progress(&self) -> Progress;
+
+    /// Ends a [`Driver::wait`] from any thread, or the next one if there is none. A driver without it
+    /// leaves the waiting to the executor.
+    fn unparker(&self) -> Option<Waker> {
+        None
+    }
+
+    /// Called after [`Progress::Wait`] if there is an [`Driver::unparker`]: blocks for `ns` at most.
+    fn wait(&self, _ns: u64) {}
 }
 
 /// The tasks that can go on, in the order in which they were woken.
@@ -78,6 +88,8 @@ struct ReadyTasks {
     /// Whether the executor's thread is blocked on `woken`: a notification costs a system call, and
     /// almost every wake comes from the thread itself.
     sleeping: bool,
+    /// Wakes a driver that waits itself.
+    unparker: Option<Waker>,
 }
 
 struct TaskHandle {
@@ -94,13 +106,15 @@ impl Wake for TaskHandle {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::AcqRel) {
-            let sleeping = {
-                let mut state = lock_std(&self.queue.state);
-                state.tasks.push_back(Arc::clone(self));
-                state.sleeping
-            };
-            if sleeping {
-                self.queue.woken.notify_one();
+            let mut state = lock_std(&self.queue.state);
+            state.tasks.push_back(Arc::clone(self));
+            if state.sleeping {
+                let unparker = state.unparker.clone();
+                drop(state);
+                match unparker {
+                    Some(unparker) => unparker.wake(),
+                    None => self.queue.woken.notify_one(),
+                }
             }
         }
     }
@@ -193,6 +207,7 @@ impl<'a> Executor<'a> {
     }
 
     fn run_while(&mut self, driver: &impl Driver, go_on: impl Fn(&Self) -> bool) -> bool {
+        lock_std(&self.queue.state).unparker = driver.unparker();
         let mut ended = true;
         loop {
             ended |= self.serve(driver);
@@ -208,7 +223,7 @@ impl<'a> Executor<'a> {
             }
             match driver.progress() {
                 Progress::Advanced => {}
-                Progress::Wait { ns } => self.idle(ns),
+                Progress::Wait { ns } => self.idle(ns, driver),
                 Progress::Stuck => {
                     self.serve(driver);
                     if !go_on(self) {
@@ -265,7 +280,18 @@ impl<'a> Executor<'a> {
         false
     }
 
-    fn idle(&self, ns: u64) {
+    fn idle(&self, ns: u64, driver: &impl Driver) {
+        let mut state = lock_std(&self.queue.state);
+        if state.unparker.is_some() {
+            if state.tasks.is_empty() {
+                state.sleeping = true;
+                drop(state);
+                driver.wait(ns.min(LONGEST_WAIT_NS));
+                lock_std(&self.queue.state).sleeping = false;
+            }
+            return;
+        }
+        drop(state);
         if ns < SHORT_WAIT_NS {
             #[expect(clippy::disallowed_methods, reason = "this is what waiting comes down to")]
             crate::sync::thread::yield_now();
