@@ -21,6 +21,8 @@ pub mod local;
 mod message;
 mod region;
 mod service;
+#[cfg(not(any(loom, shuttle)))]
+pub mod shm;
 pub mod sim;
 pub mod sync;
 mod timers;

@@ -12,13 +12,16 @@
 //! an access of ours fault, with one exception: pages of a huge-page region that are given back so, while
 //! the system has no other huge page left. So a memfd goes only to those who know the token.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::AtomicU64;
 use thiserror::Error;
 
+mod copying;
 #[cfg(not(any(loom, shuttle)))]
 mod mapping;
 #[cfg(not(any(loom, shuttle)))]
 use mapping::Mapping;
+
+pub(crate) use copying::copy_words;
 
 /// What a region's memory is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,18 +146,6 @@ impl Region {
     }
 }
 
-/// Copies `from` to `to` word by word, in ascending order.
-///
-/// # Panics
-/// If the lengths differ.
-#[inline]
-pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
-    assert_eq!(from.len(), to.len(), "both sides of a copy have one length");
-    for (source, target) in from.iter().zip(to) {
-        target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-}
-
 /// Asks the processor to bring all of `what` close, in parallel, before it is read bit by bit. A search in a
 /// page else waits for one cache line at a time.
 #[inline(always)]
@@ -186,6 +177,7 @@ impl std::fmt::Debug for Region {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::sync::Ordering;
 
     #[test]
     fn sizes_are_checked() {

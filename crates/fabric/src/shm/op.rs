@@ -1,0 +1,99 @@
+//! Posted operations over shared memory: verbs are done when they are posted, calls await their reply.
+//!
+//! *Thread safety*: one thread.
+
+use super::connection::{CallSlot, Connection};
+use super::endpoint::InFlight;
+use crate::{FabricError, Message, Uncertainty};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+/// A posted operation over shared memory.
+#[derive(Debug)]
+#[must_use = "an operation is only known to have happened once it is awaited"]
+pub struct ShmOp<T> {
+    state: State<T>,
+}
+
+#[derive(Debug)]
+enum State<T> {
+    Ready(Option<Result<T, FabricError>>),
+    /// `finish` makes the result of the reply.
+    Call {
+        call: Call,
+        finish: fn(Message) -> T,
+    },
+}
+
+/// A request on its way.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) id: u64,
+    pub(super) slot: Rc<CallSlot>,
+    pub(super) connection: Rc<Connection>,
+    pub(super) deadline_ns: u64,
+    pub(super) armed: bool,
+    pub(super) in_flight: Rc<InFlight>,
+}
+
+impl<T> ShmOp<T> {
+    pub(super) fn ready(result: Result<T, FabricError>) -> Self {
+        Self { state: State::Ready(Some(result)) }
+    }
+
+    pub(super) fn call(call: Call, finish: fn(Message) -> T) -> Self {
+        Self { state: State::Call { call, finish } }
+    }
+}
+
+impl<T> Unpin for ShmOp<T> {}
+
+impl<T> Future for ShmOp<T> {
+    type Output = Result<T, FabricError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.state {
+            State::Ready(result) => {
+                Poll::Ready(result.take().expect("a completed operation is not polled again"))
+            }
+            State::Call { call, finish } => call.poll(context).map(|reply| reply.map(*finish)),
+        }
+    }
+}
+
+impl Call {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Message, FabricError>> {
+        let in_flight = &self.in_flight;
+        in_flight.batch_open.set(false);
+        if let Some(outcome) = self.slot.outcome.take() {
+            match &outcome {
+                Ok(reply) => in_flight.counters.count_rpc_reply(reply.len()),
+                Err(FabricError::Indeterminate { .. }) => in_flight.counters.count_indeterminate(),
+                Err(_) => {}
+            }
+            return Poll::Ready(outcome);
+        }
+        if in_flight.reactor.timers.now_ns() >= self.deadline_ns {
+            self.connection.forget(self.id);
+            in_flight.counters.count_indeterminate();
+            let why = Uncertainty::TimedOut;
+            let server = self.connection.server;
+            return Poll::Ready(Err(FabricError::Indeterminate { server, why }));
+        }
+        *self.slot.waker.borrow_mut() = Some(context.waker().clone());
+        if !std::mem::replace(&mut self.armed, true) {
+            in_flight.reactor.timers.wake_at(self.deadline_ns, context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.connection.forget(self.id);
+        self.in_flight.count.set(self.in_flight.count.get() - 1);
+    }
+}
