@@ -22,7 +22,7 @@ use std::rc::Rc;
 /// The way to memory servers that are processes of this host.
 #[derive(Debug)]
 pub struct ShmCluster {
-    process: Arc<Listening>,
+    pub(super) process: Arc<Listening>,
     /// Memory servers that were started for services of this process.
     own: Mutex<Vec<Option<ShmServer>>>,
     folder: Option<Folder>,

@@ -178,6 +178,9 @@ impl Connection {
 
     /// Sends a request, or keeps it until there is room; where its reply will be, and its number.
     pub(super) fn call(&self, request: Message) -> Result<(u64, Rc<CallSlot>), FabricError> {
+        if self.gate.is_closed() {
+            return Err(self.lost());
+        }
         let mut rings = self.rings.borrow_mut();
         if rings.backlog.len() >= rings.most {
             return Err(FabricError::QueueFull { depth: rings.most });
@@ -291,5 +294,155 @@ impl Rings {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.process.unregister(&self.gate);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Provider;
+    use crate::conformance::TestService;
+    use crate::handshake::Refusal;
+    use crate::shm::{ShmCluster, ShmConfig};
+
+    fn me(role: Role) -> Identity {
+        Identity { role, number: 3, epoch: 1 }
+    }
+
+    fn cluster() -> ShmCluster {
+        ShmConfig::default().start(vec![TestService::new(4096)])
+    }
+
+    fn connection(cluster: &ShmCluster) -> Connection {
+        Connection::open(&cluster.process, ServerId::new(0), me(Role::ComputeServer)).unwrap()
+    }
+
+    /// The outcome of a call.
+    fn outcome(connection: &Connection, slot: &CallSlot) -> Result<Message, FabricError> {
+        loop {
+            connection.take_replies();
+            if let Some(outcome) = slot.outcome.take() {
+                return outcome;
+            }
+            if connection.may_sleep() && socket::wait_readable(&connection.socket, 1 << 40).unwrap()
+            {
+                connection.hear();
+            }
+        }
+    }
+
+    fn echo(connection: &Connection) -> Result<Message, FabricError> {
+        let (_, slot) = connection.call(TestService::echo(b"hello"))?;
+        outcome(connection, &slot)
+    }
+
+    /// Each of these costs the one who does it the connection, and nobody else anything.
+    #[test]
+    fn a_ring_that_makes_no_sense_closes_its_endpoint_and_no_other() {
+        let cluster = cluster();
+        let bystander = connection(&cluster);
+        type Vandalism = fn(&mut Producer);
+        let vandalisms: [(&str, Vandalism); 6] = [
+            ("a tail far ahead", |ring| ring.push_raw(0, u64::MAX / 2)),
+            ("a tail that goes back", |ring| ring.push_raw(0, u64::MAX)),
+            ("an unknown kind", |ring| ring.push_raw(7 << 48, 2)),
+            ("a reply among the requests", |ring| ring.push_raw(1 << 48, 2)),
+            ("a request longer than any", |ring| {
+                ring.push_raw(MAX_MESSAGE_BYTES as u64 + 1, 30_000)
+            }),
+            ("a request longer than the ring has", |ring| ring.push_raw(100, 3)),
+        ];
+        for (what, vandalism) in vandalisms {
+            let vandal = connection(&cluster);
+            assert_eq!(&echo(&vandal).unwrap()[..], b"hello");
+            vandalism(&mut vandal.rings.borrow_mut().requests);
+            socket::wake(&vandal.socket);
+            // Whoever awaits a reply there learns of it.
+            let slot = Rc::new(CallSlot::default());
+            vandal.calls.borrow_mut().insert(u64::MAX, Rc::clone(&slot));
+            assert_eq!(outcome(&vandal, &slot), Err(vandal.lost()), "{what}");
+            assert!(vandal.gate.is_closed());
+            assert_eq!(&echo(&bystander).unwrap()[..], b"hello", "after {what}");
+        }
+        // Whatever comes of this one, it is not the bystander's business.
+        let vandal = connection(&cluster);
+        for _ in 0..100 {
+            vandal.rings.borrow().requests.flip_everything();
+            socket::wake(&vandal.socket);
+        }
+        assert_eq!(&echo(&bystander).unwrap()[..], b"hello");
+    }
+
+    #[test]
+    fn a_server_that_makes_no_sense_is_not_listened_to() {
+        let cluster = cluster();
+        let (connection, bystander) = (connection(&cluster), connection(&cluster));
+        assert_eq!(&echo(&connection).unwrap()[..], b"hello");
+        connection.rings.borrow().requests.flip_everything();
+        assert!(connection.take_replies());
+        assert!(connection.gate.is_closed());
+        assert_eq!(echo(&connection), Err(connection.lost()));
+        assert_eq!(&echo(&bystander).unwrap()[..], b"hello");
+    }
+
+    fn hello<'a>(cluster: &'a ShmCluster, role: Role) -> Hello<'a> {
+        let server = &cluster.process.servers[0];
+        let (path, token) = (&server.path, &cluster.process.token);
+        Hello { server: server.id, path, token, me: me(role), timeout_ns: 1 << 40 }
+    }
+
+    #[test]
+    fn packets_that_make_no_sense_close_their_connection_and_no_other() {
+        let cluster = cluster();
+        let process = cluster.process.servers[0].process;
+        let bystander = connection(&cluster);
+        let path = &cluster.process.servers[0].path;
+        let closed = |socket: &OwnedFd| {
+            // A refusal may come first.
+            while socket::wait_readable(socket, 1 << 40).unwrap() {
+                if socket::receive(socket).is_err() {
+                    return;
+                }
+            }
+        };
+        let gone =
+            |role, purpose| match greet(&hello(&cluster, role), purpose, &cluster.process.clock) {
+                Ok(_) => panic!("{purpose:?} as {role}"),
+                Err(error) => assert!(matches!(error, ShmError::Gone(_)), "{purpose:?}: {error}"),
+            };
+        for packet in [Packet::OpenProcess, Packet::Stopped { fence: 0 }] {
+            let socket = socket::connect_to(path).unwrap();
+            socket::send_packet(&socket, packet).unwrap();
+            closed(&socket);
+        }
+        let socket = socket::connect_to(path).unwrap();
+        socket::send_handshake(&socket, &Refusal::Full.message()).unwrap();
+        closed(&socket);
+        gone(Role::Client, Packet::OpenEndpoint { process });
+        gone(Role::ComputeServer, Packet::OpenProcess);
+        gone(Role::ComputeServer, Packet::OpenEndpoint { process: process + 1 });
+        gone(Role::Client, Packet::Fence { request: 1, compute_server: 1 });
+        let other =
+            greet(&hello(&cluster, Role::Client), Packet::OpenProcess, &cluster.process.clock);
+        let other = other.unwrap();
+        socket::send_packet(&other.socket, Packet::Fenced { request: 1 }).unwrap();
+        closed(&other.socket);
+        assert_eq!(&echo(&bystander).unwrap()[..], b"hello");
+        assert!(!cluster.process.is_lost(ServerId::new(0)));
+    }
+
+    /// Those who connect and say nothing are turned away in time, and keep nobody out for longer.
+    #[test]
+    fn silent_connections_are_bounded_in_number_and_time() {
+        let mut config = ShmConfig::default();
+        config.server.handshake_ns = 100_000_000;
+        let cluster = config.start(vec![TestService::new(4096)]);
+        let path = &cluster.process.servers[0].path;
+        let silent: Vec<OwnedFd> = (0..100).map(|_| socket::connect_to(path).unwrap()).collect();
+        for socket in &silent {
+            assert!(socket::wait_readable(socket, 1 << 40).unwrap());
+            assert!(socket::receive(socket).is_err(), "it is closed");
+        }
+        assert_eq!(&echo(&connection(&cluster)).unwrap()[..], b"hello");
     }
 }

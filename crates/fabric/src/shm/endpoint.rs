@@ -172,9 +172,6 @@ impl Fabric for ShmFabric {
             return ShmOp::ready(Err(FabricError::MessageTooLarge { bytes }));
         }
         let connection = match self.reach(server) {
-            Ok(connection) if connection.gate.is_closed() => {
-                return ShmOp::ready(Err(self.lost(server)));
-            }
             Ok(connection) => connection,
             Err(error) => return ShmOp::ready(Err(error)),
         };

@@ -235,6 +235,27 @@ impl Consumer {
     }
 }
 
+/// What a broken or hostile process can do to a ring that it has mapped.
+#[cfg(test)]
+pub(super) mod vandal {
+    use super::*;
+
+    impl Producer {
+        /// Adds a record whose head is `about`, and `words` words that are no message.
+        pub(in super::super) fn push_raw(&mut self, about: u64, words: u64) {
+            self.ring.word(self.tail.wrapping_add(1)).store(about, Ordering::Relaxed);
+            self.tail = self.tail.wrapping_add(words);
+            self.ring.tail().store(self.tail, Ordering::Release);
+        }
+
+        pub(in super::super) fn flip_everything(&self) {
+            for word in self.ring.file.words() {
+                word.fetch_xor(u64::MAX, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
