@@ -37,6 +37,7 @@ struct Endpoint {
     buffers: BufferPool,
     rng: RefCell<SmallRng>,
     compute_server: u16,
+    depth: usize,
 }
 
 /// What the operations of an endpoint share.
@@ -86,10 +87,12 @@ impl ShmFabric {
             buffers: BufferPool::new(process.config.depth, BUFFER_BYTES)?,
             rng: RefCell::new(SmallRng::seed_from_u64(seed)),
             compute_server,
+            depth: process.config.depth,
         };
         Ok(Self { endpoint: Rc::new(endpoint) })
     }
 
+    #[inline]
     fn counters_ref(&self) -> &Counters {
         &self.endpoint.in_flight.counters
     }
@@ -133,32 +136,42 @@ impl ShmFabric {
 impl Fabric for ShmFabric {
     type Op<T: 'static> = ShmOp<T>;
 
+    #[inline]
     fn read(&self, at: GlobalAddr, into: Buffer) -> ShmOp<Buffer> {
         let bytes = into.bytes();
         self.counters_ref().count_read(bytes);
-        let result = self.verb(at, bytes, |words| copy_words(words, into.words()));
-        ShmOp::ready(result.map(|()| into))
+        match self.verb(at, bytes, |words| copy_words(words, into.words())) {
+            Ok(()) => ShmOp::done(into),
+            Err(error) => ShmOp::failed(error),
+        }
     }
 
+    #[inline]
     fn write(&self, at: GlobalAddr, from: Buffer) -> ShmOp<Buffer> {
         let bytes = from.bytes();
         self.counters_ref().count_write(bytes);
-        let result = self.verb(at, bytes, |words| copy_words(from.words(), words));
-        ShmOp::ready(result.map(|()| from))
+        match self.verb(at, bytes, |words| copy_words(from.words(), words)) {
+            Ok(()) => ShmOp::done(from),
+            Err(error) => ShmOp::failed(error),
+        }
     }
 
+    #[inline]
     fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> ShmOp<u64> {
         self.counters_ref().count_atomic();
-        ShmOp::ready(self.verb(at, 8, |words| {
+        let swap = |words: &[AtomicU64]| {
             words[0]
                 .compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire)
                 .unwrap_or_else(|found| found)
-        }))
+        };
+        self.verb(at, 8, swap).map_or_else(ShmOp::failed, ShmOp::done)
     }
 
+    #[inline]
     fn fetch_add(&self, at: GlobalAddr, delta: u64) -> ShmOp<u64> {
         self.counters_ref().count_atomic();
-        ShmOp::ready(self.verb(at, 8, |words| words[0].fetch_add(delta, Ordering::AcqRel)))
+        let add = |words: &[AtomicU64]| words[0].fetch_add(delta, Ordering::AcqRel);
+        self.verb(at, 8, add).map_or_else(ShmOp::failed, ShmOp::done)
     }
 
     fn call(&self, server: ServerId, request: Message) -> ShmOp<Message> {
@@ -169,18 +182,18 @@ impl Fabric for ShmFabric {
         let bytes = request.len();
         self.counters_ref().count_rpc(bytes);
         if bytes > MAX_MESSAGE_BYTES {
-            return ShmOp::ready(Err(FabricError::MessageTooLarge { bytes }));
+            return ShmOp::failed(FabricError::MessageTooLarge { bytes });
         }
         let connection = match self.reach(server) {
             Ok(connection) => connection,
-            Err(error) => return ShmOp::ready(Err(error)),
+            Err(error) => return ShmOp::failed(error),
         };
         match connection.call(request) {
             Err(error) => {
                 if matches!(error, FabricError::Indeterminate { .. }) {
                     self.counters_ref().count_indeterminate();
                 }
-                ShmOp::ready(Err(error))
+                ShmOp::failed(error)
             }
             Ok((id, slot)) => {
                 in_flight.count.set(in_flight.count.get() + 1);
@@ -282,7 +295,8 @@ impl Fabric for ShmFabric {
         self.endpoint.compute_server
     }
 
+    #[inline]
     fn depth(&self) -> usize {
-        self.endpoint.process.config.depth
+        self.endpoint.depth
     }
 }

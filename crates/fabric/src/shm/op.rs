@@ -19,7 +19,10 @@ pub struct ShmOp<T> {
 
 #[derive(Debug)]
 enum State<T> {
-    Ready(Option<Result<T, FabricError>>),
+    // Not one `Result`: what moves a value and an error through the same places does so in pieces, and reading those
+    // as a whole afterwards stalls the processor until the copy before has been fetched from memory.
+    Done(Option<T>),
+    Failed(Option<FabricError>),
     /// `finish` makes the result of the reply.
     Call {
         call: Call,
@@ -38,9 +41,18 @@ pub(super) struct Call {
     pub(super) in_flight: Rc<InFlight>,
 }
 
+const ONCE: &str = "a completed operation is not polled again";
+
 impl<T> ShmOp<T> {
-    pub(super) fn ready(result: Result<T, FabricError>) -> Self {
-        Self { state: State::Ready(Some(result)) }
+    #[inline(always)]
+    pub(super) fn done(value: T) -> Self {
+        Self { state: State::Done(Some(value)) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn failed(error: FabricError) -> Self {
+        Self { state: State::Failed(Some(error)) }
     }
 
     pub(super) fn call(call: Call, finish: fn(Message) -> T) -> Self {
@@ -56,9 +68,8 @@ impl<T> Future for ShmOp<T> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.state {
-            State::Ready(result) => {
-                Poll::Ready(result.take().expect("a completed operation is not polled again"))
-            }
+            State::Done(value) => Poll::Ready(Ok(value.take().expect(ONCE))),
+            State::Failed(error) => Poll::Ready(Err(error.take().expect(ONCE))),
             State::Call { call, finish } => call.poll(context).map(|reply| reply.map(*finish)),
         }
     }
