@@ -1,8 +1,8 @@
 //! The fabric: everything that a machine boundary means, behind one trait.
 //!
 //! Verbs, RPC, time and randomness go through [`Fabric`]; a memory server is an [`RpcService`] over a
-//! [`Region`]. The providers [`local`] and [`sim`] implement the same contract
-//! (`docs/internals/coherence.md`), and [`conformance`] is the suite that each of them passes.
+//! [`Region`]. The providers [`local`], [`sim`] and `shm` implement the same
+//! contract (`docs/internals/coherence.md`), and [`conformance`] is the suite that each of them passes.
 //!
 //! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared by
 //! everyone and is only ever touched word by word, atomically.

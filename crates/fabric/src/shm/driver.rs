@@ -24,6 +24,8 @@ use std::task::{Wake, Waker};
 const ALARM: u64 = u64::MAX;
 /// How often timers may be due before the sockets are looked at all the same.
 const UNHEARD: u32 = 64;
+/// Below this, a thread with nothing to do gives its core away instead of sleeping: timers are not finer.
+const SHORT_WAIT_NS: u64 = 100_000;
 /// Events that are taken at once.
 const EVENTS: usize = 64;
 
@@ -186,6 +188,11 @@ impl Driver for ShmDriver {
     }
 
     fn wait(&self, ns: u64) {
+        if ns < SHORT_WAIT_NS {
+            #[expect(clippy::disallowed_methods, reason = "this is what waiting comes down to")]
+            crate::sync::thread::yield_now();
+            return self.reactor.look(0);
+        }
         self.reactor.look(ns);
     }
 }
