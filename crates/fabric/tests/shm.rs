@@ -208,6 +208,34 @@ fn a_stopped_server_goes_on_serving_verbs() {
     });
 }
 
+/// A READ is done when it is looked at: until then it is in flight, is bounded (F6) and ended by a reset (F9).
+#[test]
+fn posted_reads_are_in_flight() {
+    let config = ShmConfig { depth: 4, ..config(PATIENT_NS) };
+    let cluster = config.start(vec![TestService::new(REGION_BYTES), TestService::new(4096)]);
+    cluster.run_one(|fabric| async move {
+        let other = GlobalAddr::new(ServerId::new(1), 64);
+        let reads: Vec<_> = [at(64), at(128), at(64), other]
+            .map(|at| fabric.read(at, fabric.buffer(8).unwrap()))
+            .into();
+        let refused = fabric.fetch_add(at(64), 1).await;
+        assert_eq!(refused, Err(FabricError::QueueFull { depth: 4 }));
+        fabric.reset(SERVER).await.unwrap();
+        let mut ended = Vec::new();
+        for read in reads {
+            ended.push(read.await.map(|buffer| buffer.get(0)));
+        }
+        let lost = Err(unknown(Uncertainty::ConnectionLost));
+        assert_eq!(ended, [lost.clone(), lost.clone(), lost, Ok(0)], "one server was reset");
+        assert_eq!(fabric.counters().snapshot().indeterminate, 3);
+        assert_eq!(fabric.fetch_add(at(64), 1).await, Ok(0));
+        assert_eq!(word(&fabric, 64).await, 1);
+        drop(fabric.read(at(64), fabric.buffer(8).unwrap()));
+        let all: Vec<_> = (0..4).map(|_| fabric.buffer(8).unwrap()).collect();
+        assert_eq!(all.len(), 4, "what was dropped comes back");
+    });
+}
+
 #[test]
 fn calls_to_a_stopped_server_are_bounded() {
     let folder = Folder::new();

@@ -121,6 +121,8 @@ pub(super) struct Connection {
     rings: RefCell<Rings>,
     calls: RefCell<BTreeMap<u64, Rc<CallSlot>>>,
     next_call: Cell<u64>,
+    /// How often it was reset.
+    pub(super) resets: Cell<u64>,
 }
 
 #[derive(Debug)]
@@ -173,6 +175,7 @@ impl Connection {
             rings: RefCell::new(rings),
             calls: RefCell::default(),
             next_call: Cell::new(0),
+            resets: Cell::new(0),
         })
     }
 

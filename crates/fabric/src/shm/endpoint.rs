@@ -5,11 +5,11 @@
 use super::ShmError;
 use super::connection::Connection;
 use super::driver::Reactor;
-use super::op::{Call, ShmOp};
+use super::op::{Call, PostedRead, ShmOp};
 use super::process::Listening;
 use crate::access::{check_access, check_alignment};
 use crate::handshake::{Identity, Role, draw_epoch};
-use crate::region::copy_words;
+use crate::region::{copy_words, prefetch};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::{
     Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
@@ -114,6 +114,19 @@ impl ShmFabric {
         found.as_ref().ok_or_else(|| self.lost(server))
     }
 
+    /// The words that a verb is about, and the way to them.
+    #[inline]
+    fn memory(
+        &self,
+        at: GlobalAddr,
+        bytes: usize,
+    ) -> Result<(&Rc<Connection>, &[AtomicU64]), FabricError> {
+        self.counters_ref().count_doorbell();
+        check_alignment(at, bytes)?;
+        let connection = self.reach(at.server())?;
+        Ok((connection, check_access(&connection.region, at, bytes)?))
+    }
+
     /// Does a verb's access.
     #[inline]
     fn verb<T>(
@@ -122,10 +135,7 @@ impl ShmFabric {
         bytes: usize,
         access: impl FnOnce(&[AtomicU64]) -> T,
     ) -> Result<T, FabricError> {
-        self.counters_ref().count_doorbell();
-        check_alignment(at, bytes)?;
-        let connection = self.reach(at.server())?;
-        let words = check_access(&connection.region, at, bytes)?;
+        let (connection, words) = self.memory(at, bytes)?;
         match connection.gate.enter() {
             Some(_inside) => Ok(access(words)),
             None => Err(self.lost(at.server())),
@@ -140,8 +150,13 @@ impl Fabric for ShmFabric {
     fn read(&self, at: GlobalAddr, into: Buffer) -> ShmOp<Buffer> {
         let bytes = into.bytes();
         self.counters_ref().count_read(bytes);
-        match self.verb(at, bytes, |words| copy_words(words, into.words())) {
-            Ok(()) => ShmOp::done(into),
+        match self.memory(at, bytes) {
+            Ok((connection, words)) => {
+                prefetch(words);
+                let in_flight = &self.endpoint.in_flight;
+                let read = PostedRead::new(into, at.offset(), connection, in_flight);
+                ShmOp::read(read, |into| into)
+            }
             Err(error) => ShmOp::failed(error),
         }
     }
@@ -212,14 +227,17 @@ impl Fabric for ShmFabric {
         }
     }
 
-    /// Verbs take effect when they are posted: there is never anything left to settle. A connection that was lost stays
-    /// lost: another endpoint has to be opened.
+    /// What changes memory takes effect when it is posted, so there is nothing left to settle but READs that nobody has
+    /// looked at. A connection that was lost stays lost: another endpoint has to be opened.
     async fn reset(&self, server: ServerId) -> Result<(), FabricError> {
         let found = self.endpoint.connections.get(server.index());
         let found = found.ok_or(FabricError::NoSuchServer(server))?;
         self.sleep(0).await;
         match found {
-            Some(connection) if !connection.gate.is_closed() => Ok(()),
+            Some(connection) if !connection.gate.is_closed() => {
+                connection.resets.set(connection.resets.get() + 1);
+                Ok(())
+            }
             _ => Err(self.lost(server)),
         }
     }
