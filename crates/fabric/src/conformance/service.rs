@@ -2,7 +2,7 @@
 
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::{Cpu, MAX_MESSAGE_BYTES, Message, RpcService, Work};
+use crate::{Backing, Cpu, MAX_MESSAGE_BYTES, Message, RpcService, Work};
 
 /// What the suite's memory servers answer with.
 ///
@@ -26,12 +26,13 @@ const LONGEST_REPLY: u64 = 2 * MAX_MESSAGE_BYTES as u64;
 const MOST_WORK: u64 = 10_000;
 
 impl TestService {
-    /// A server that lends `bytes` bytes of zeros, a multiple of 4096.
+    /// A server that lends `bytes` bytes of zeros, a multiple of 4096, to other processes too.
     ///
     /// # Panics
     /// If the memory is not to be had.
     pub fn new(bytes: usize) -> Arc<Self> {
-        let region = Region::new(bytes).expect("a small region");
+        let backing = Backing::Shared { huge_pages: false };
+        let region = Region::with_backing(bytes, backing).expect("a small region");
         Arc::new(Self { region: Arc::new(region) })
     }
 
