@@ -7,7 +7,9 @@
 #![forbid(unsafe_code)]
 
 pub mod catalog;
+pub mod client;
 pub mod clock;
+pub mod compute;
 pub mod config;
 pub mod error;
 pub mod launch;

@@ -10,6 +10,8 @@ use thiserror::Error;
 pub enum Uncertainty {
     /// No completion came before the deadline; the operation may still happen, later.
     TimedOut,
+    /// The server was reached, but does not know what became of the operation further on.
+    NotKnownThere,
     /// The connection broke or the peer died with the operation in flight.
     ConnectionLost,
 }
@@ -18,6 +20,7 @@ impl std::fmt::Display for Uncertainty {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::TimedOut => "no completion came in time",
+            Self::NotKnownThere => "the server does not know either",
             Self::ConnectionLost => "the connection was lost",
         })
     }
@@ -48,7 +51,7 @@ pub enum FabricError {
         bytes: usize,
     },
     /// There is no memory server of this number.
-    #[error("there is no memory server {0}")]
+    #[error("there is no server {0}")]
     NoSuchServer(ServerId),
     /// A request or a reply is longer than [`crate::MAX_MESSAGE_BYTES`].
     #[error("an RPC message of {bytes} bytes is too large")]
@@ -70,7 +73,7 @@ pub enum FabricError {
     },
     /// The server is not the one that was there before: it was restarted, and what its memory held is
     /// gone. So is what this endpoint knows about it; it stays away from that server.
-    #[error("memory server {server} was restarted, and what it held is gone")]
+    #[error("server {server} was restarted, and what it held is gone")]
     Restarted {
         /// The server.
         server: ServerId,
@@ -84,7 +87,7 @@ pub enum FabricError {
         why: HandshakeError,
     },
     /// Nobody knows whether the operation happened, or will.
-    #[error("the outcome of an operation on memory server {server} is unknown: {why}")]
+    #[error("the outcome of an operation on server {server} is unknown: {why}")]
     Indeterminate {
         /// The server it was sent to.
         server: ServerId,

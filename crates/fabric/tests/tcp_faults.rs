@@ -220,6 +220,37 @@ fn a_cut_connection_ends_what_is_in_flight_and_is_made_again() {
     assert_eq!(server.counters().welcomed, 11);
 }
 
+/// F3: what was posted to come after a WRITE does not come without it, though the connection has been made again
+/// in between; not before somebody has seen that the WRITE was lost.
+#[test]
+fn nothing_comes_without_the_write_before_it() {
+    let token = Token::draw().unwrap();
+    let server = start(TestService::new(REGION_BYTES), &token, 1);
+    let (proxy, cluster) = over_proxy(&server, &token, TcpConfig::default());
+    cluster.run_one(|fabric| {
+        let proxy = &proxy;
+        async move {
+            fill(&fabric, 0, 8, 1).await.unwrap();
+            proxy.hold();
+            let write = fill(&fabric, 0, 8, 2);
+            let read = fabric.read(at(0), fabric.buffer(8).unwrap());
+            fabric.sleep(0).await;
+            fabric.sleep(0).await;
+            proxy.wait_until_holding();
+            proxy.cut();
+            assert_eq!(read.await.unwrap_err(), LOST);
+            proxy.release();
+            // An unlock that belongs to the WRITE, posted by somebody who has not looked what became of it.
+            assert_eq!(fabric.compare_swap(at(64), 0, 1).await, Err(LOST));
+            assert_eq!(&fabric.call(SERVER, TestService::echo(b"")).await.unwrap()[..], b"");
+            assert_eq!(fabric.compare_swap(at(64), 0, 1).await, Err(LOST));
+            assert_eq!(write.await.unwrap_err(), LOST);
+            assert_eq!(word(&fabric, 64).await, Ok(0));
+            assert_eq!(fabric.compare_swap(at(64), 0, 1).await, Ok(0), "now it is known");
+        }
+    });
+}
+
 /// F9: what an old connection still brings, after the new one is there, is discarded.
 #[test]
 fn after_a_reset_nothing_late_takes_effect() {
@@ -272,14 +303,10 @@ fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
             fill(&bystander, 128, 1, 1).await.unwrap();
         });
         proxy.hold();
-        let late = run(&driver, {
-            let zombie = zombie.clone();
-            async move {
-                let late = fill(&zombie, 0, 1, 1000);
-                zombie.sleep(0).await;
-                zombie.sleep(0).await;
-                late
-            }
+        let late = fill(&zombie, 0, 1, 1000);
+        run(&driver, async {
+            zombie.sleep(0).await;
+            zombie.sleep(0).await;
         });
         proxy.wait_until_holding();
         run(&other, async {
@@ -301,6 +328,9 @@ fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
         run(&other, async {
             assert_eq!(word(&survivor, 0).await, Ok(1), "nothing of the zombie took effect");
             assert_eq!(word(&survivor, 8).await, Ok(7));
+            // Who fences itself hears that it is done, and is out.
+            survivor.fence(SERVER, 2).await.unwrap();
+            assert_eq!(word(&survivor, 0).await, Err(LOST));
         });
     }
 }
@@ -383,7 +413,7 @@ fn who_does_not_answer_runs_into_the_deadline() {
     let token = Token::draw().unwrap();
     let service = Arc::new(CountingService { later: true, ..CountingService::default() });
     let server = start(Arc::clone(&service), &token, 1);
-    let config = TcpConfig { timeout_ns: 50_000_000, ..TcpConfig::default() };
+    let config = TcpConfig { timeout_ns: 400_000_000, ..TcpConfig::default() };
     let cluster = TcpCluster::connect(vec![server.local_address()], &token, config.clone());
     cluster.run_one(|fabric| {
         let service = &service;

@@ -201,7 +201,7 @@ fn handshakes_that_do_not_end_are_few_and_do_not_last() {
     let token = Token::draw().unwrap();
     let config = TcpServerConfig {
         half_open: 4,
-        handshake_timeout_ns: 300_000_000,
+        handshake_timeout_ns: 1_000_000_000,
         ..TcpServerConfig::default()
     };
     let server = start(&token, config);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules of the library, with those that each may use. `ARCHITECTURE.md` draws the same.
-const MODULES: [(&str, &[&str]); 8] = [
+const MODULES: [(&str, &[&str]); 9] = [
     ("page", &[]),
     ("together", &[]),
     ("wire", &["page"]),
@@ -14,6 +14,7 @@ const MODULES: [(&str, &[&str]); 8] = [
     ("cache", &["remote", "page"]),
     ("index", &["cache", "remote", "page", "wire", "together"]),
     ("partition", &["index", "cache", "remote", "page", "wire", "together"]),
+    ("client", &["partition", "index", "page", "wire", "together"]),
 ];
 
 /// What the suites may use on top: they start whole clusters.

@@ -93,14 +93,14 @@ impl Endpoint {
     }
 
     #[inline]
-    fn around(&self, link: usize) -> link::Around<'_> {
+    fn around(&self, link: usize, now_ns: u64) -> link::Around<'_> {
         link::Around {
             shared: &self.shared,
             epoll: &self.reactor.epoll,
             token: (self.index as u64) << 16 | link as u64,
             me: self.me,
             counters: &self.counters,
-            now_ns: self.reactor.timers.now_ns(),
+            now_ns,
         }
     }
 
@@ -108,7 +108,7 @@ impl Endpoint {
     pub(super) fn visit(&self, link: u16) {
         let core = &mut *self.core.borrow_mut();
         if let Some(found) = core.links.get_mut(usize::from(link)) {
-            found.visit(&mut core.slots, &self.around(link.into()));
+            found.visit(&mut core.slots, &self.around(link.into(), self.reactor.timers.now_ns()));
         }
     }
 
@@ -116,21 +116,21 @@ impl Endpoint {
     /// before.
     pub(super) fn drive(&self) -> u64 {
         let core = &mut *self.core.borrow_mut();
+        let now_ns = self.reactor.timers.now_ns();
         let mut nearest_ns = u64::MAX;
         for (index, link) in core.links.iter_mut().enumerate() {
-            link.drive(&mut core.slots, &self.around(index));
+            link.drive(&mut core.slots, &self.around(index, now_ns));
             nearest_ns = nearest_ns.min(link.deadline_ns().unwrap_or(u64::MAX));
         }
-        if core.nearest_deadline_ns <= self.reactor.timers.now_ns() {
-            self.expire(core);
+        if core.nearest_deadline_ns <= now_ns {
+            self.expire(core, now_ns);
         }
         nearest_ns.min(core.nearest_deadline_ns)
     }
 
     /// Ends the operations whose deadline has come.
     #[cold]
-    fn expire(&self, core: &mut Core) {
-        let now_ns = self.reactor.timers.now_ns();
+    fn expire(&self, core: &mut Core, now_ns: u64) {
         let is_due = |at_ns: u64| at_ns <= now_ns;
         let due: Vec<_> = core
             .slots
@@ -146,7 +146,7 @@ impl Endpoint {
         for &(_, server, _) in due.iter().filter(|(_, _, is_sent)| !is_sent) {
             let lost = FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost };
             let link = &mut core.links[server.index()];
-            link.fail(&mut core.slots, &self.around(server.index()), lost);
+            link.fail(&mut core.slots, &self.around(server.index(), now_ns), lost);
         }
         let deadlines = core.slots.iter_pending().map(|(_, slot)| slot.deadline_ns);
         core.nearest_deadline_ns = deadlines.min().unwrap_or(u64::MAX);
@@ -179,15 +179,20 @@ impl Endpoint {
         if let Some(dead) = &link.dead {
             return TcpOp::refused(dead.clone());
         }
-        let deadline_ns =
-            self.reactor.timers.now_ns().saturating_add(self.shared.config.timeout_ns);
+        let is_verb = !matches!(body, Body::Call(_) | Body::Fence { .. });
+        if is_verb && link.keeps_out_verbs(&core.slots) {
+            self.counters.count_indeterminate();
+            return TcpOp::refused(link.lost());
+        }
+        let now_ns = self.reactor.timers.now_ns();
+        let deadline_ns = now_ns.saturating_add(self.shared.config.timeout_ns);
         let id = core.slots.insert(body, server, deadline_ns, is_control);
         core.nearest_deadline_ns = core.nearest_deadline_ns.min(deadline_ns);
         link.to_send.push_back(id);
         link.unsent_bytes += bytes + FRAME_BYTES;
         if link.unsent_bytes >= SEND_AT_BYTES {
             link.unsent_bytes = 0;
-            link.drive(&mut core.slots, &self.around(server.index()));
+            link.drive(&mut core.slots, &self.around(server.index(), now_ns));
         }
         TcpOp::posted(Rc::clone(self), id, finish)
     }
@@ -292,7 +297,8 @@ impl Fabric for TcpFabric {
                 return Err(dead.clone());
             }
             let before = (link.opened, link.failed);
-            link.reset(&mut core.slots, &endpoint.around(server.index()));
+            let now_ns = endpoint.reactor.timers.now_ns();
+            link.reset(&mut core.slots, &endpoint.around(server.index(), now_ns));
             before
         };
         poll_fn(|context| {

@@ -3,7 +3,8 @@
 //! *Invariants*: K1. it is opened when something is to be sent, and by nothing else; each attempt has a deadline,
 //! and after one that failed the next waits, twice as long each time up to a bound. K2. when it ends, every operation that was posted
 //! over it and has not ended, ends. K3. frames leave in the order in which operations were posted (F3).
-//! K4. it opens only to a server of the epoch that the cluster knows.
+//! K4. a WRITE that was lost with the connection keeps later verbs from going over the next one, until whoever waits for it
+//! has learnt of it: nothing that was meant to come after a WRITE comes without it (F3). K5. it opens only to a server of the epoch that the cluster knows.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -71,6 +72,8 @@ pub(super) struct Link {
     retry_at_ns: u64,
     /// Whether it waits for the socket to take more.
     is_blocked: bool,
+    /// WRITEs may have been lost that nobody knows of yet (K4).
+    is_tainted: bool,
     /// How often it has opened, and how often it could not.
     pub(super) opened: u64,
     pub(super) failed: u64,
@@ -94,6 +97,7 @@ impl Link {
             failures: 0,
             retry_at_ns: 0,
             is_blocked: false,
+            is_tainted: false,
             opened: 0,
             failed: 0,
             last_error: None,
@@ -102,7 +106,14 @@ impl Link {
         }
     }
 
-    fn lost(&self) -> FabricError {
+    /// Whether a verb must not be posted, because it could come without a WRITE that was to come before it.
+    #[inline]
+    pub(super) fn keeps_out_verbs(&mut self, slots: &Slots) -> bool {
+        self.is_tainted = self.is_tainted && slots.has_unnoticed_write(self.server);
+        self.is_tainted
+    }
+
+    pub(super) fn lost(&self) -> FabricError {
         FabricError::Indeterminate { server: self.server, why: Uncertainty::ConnectionLost }
     }
 
@@ -309,6 +320,8 @@ impl Link {
     pub(super) fn reset(&mut self, slots: &mut Slots, around: &Around<'_>) {
         self.receive(slots, around);
         self.close(slots, around, self.lost());
+        // Who resets knows that what was posted may not have happened.
+        self.is_tainted = false;
         self.wanted = self.dead.is_none();
         self.drive(slots, around);
     }
@@ -331,6 +344,7 @@ impl Link {
 
     fn close(&mut self, slots: &mut Slots, around: &Around<'_>, error: FabricError) {
         self.state = State::Closed;
+        self.is_tainted = true;
         self.to_send.clear();
         self.unsent_bytes = 0;
         let posted: Vec<u64> = slots
@@ -390,7 +404,7 @@ fn start_connecting(address: SocketAddr, around: &Around<'_>) -> io::Result<TcpS
     };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+    super::prepare(&socket)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
         Err(errno) => return Err(errno.into()),

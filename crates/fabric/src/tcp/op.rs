@@ -271,6 +271,15 @@ impl Slots {
             .map(|(index, slot)| (u64::from(slot.generation) << 32 | index as u64, slot))
     }
 
+    /// Whether somebody has yet to learn that it is not known what became of a WRITE of theirs to `server`.
+    pub(super) fn has_unnoticed_write(&self, server: ServerId) -> bool {
+        self.slots.iter().any(|slot| {
+            slot.server == server
+                && matches!(slot.body, Body::Write { .. })
+                && matches!(slot.outcome, Some(Err(FabricError::Indeterminate { .. })))
+        })
+    }
+
     /// The operation has ended: sets its outcome and wakes who waits for it.
     #[inline]
     pub(super) fn end(&mut self, id: u64, outcome: Result<(), FabricError>) {

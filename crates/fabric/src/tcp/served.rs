@@ -36,6 +36,7 @@ pub(super) struct Around<'a, S> {
     pub(super) service: &'a S,
     pub(super) server: Identity,
     pub(super) gates: &'a Gates,
+    pub(super) totals: &'a Totals,
     pub(super) inbox: &'a Arc<Inbox>,
     /// How many calls of one connection may wait for a later answer.
     pub(super) waiting_calls: usize,
@@ -53,12 +54,19 @@ pub(super) enum Next {
     Close,
 }
 
-/// What was done in one visit, for the counters.
+/// What a server has done so far; counted before anybody is told.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    pub(super) requests: AtomicU64,
+    pub(super) welcomed: AtomicU64,
+    pub(super) refused: AtomicU64,
+}
+
+/// What was done in one visit.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    pub(super) requests: u64,
-    pub(super) welcomed: u64,
-    pub(super) refused: u64,
+    /// Requests that are not in the totals yet.
+    requests: u64,
     /// Others have been shut out by a fence or a second connection.
     pub(super) shut_out: bool,
 }
@@ -196,7 +204,7 @@ impl Served {
                 Err(error) => match error.refusal() {
                     Some(refusal) => Err(refusal),
                     None => {
-                        tally.refused += 1;
+                        around.totals.refused.fetch_add(1, Ordering::Relaxed);
                         return Next::Close;
                     }
                 },
@@ -204,14 +212,14 @@ impl Served {
             let (gate, fences) = match outcome {
                 Ok(admitted) => admitted,
                 Err(refusal) => {
-                    tally.refused += 1;
+                    around.totals.refused.fetch_add(1, Ordering::Relaxed);
                     let _ = self.socket.write_all(&refusal.message());
                     return Next::Close;
                 }
             };
+            around.totals.welcomed.fetch_add(1, Ordering::Relaxed);
             let welcomed = self.socket.write_all(&responder.welcome(fences));
             self.phase = Phase::Open(Box::new(Open::new(gate)));
-            tally.welcomed += 1;
             tally.shut_out = true;
             return if welcomed.is_ok() { Next::Readable } else { Next::Close };
         }
@@ -252,6 +260,10 @@ impl Open {
                 self.incoming.consume(bytes);
                 self.put(id, Completion::Fenced);
                 continue;
+            }
+            if tally.requests > 0 {
+                let requests = std::mem::take(&mut tally.requests);
+                around.totals.requests.fetch_add(requests, Ordering::Relaxed);
             }
             let sent = self.outgoing.send(socket);
             if self.replies > 0 {

@@ -13,10 +13,10 @@
 use super::calls::Calls;
 use super::gates::Gates;
 use super::inbox::{Content, Inbox, Late};
-use super::served::{Around, Next, Served, Tally};
+use super::served::{Around, Next, Served, Tally, Totals};
 use crate::clock::Clock;
 use crate::handshake::{Identity, Nonce, Refusal, Responder, Role, Token, draw_epoch};
-use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -82,9 +82,7 @@ struct Shared {
     clock: Clock,
     inboxes: Vec<Arc<Inbox>>,
     connections: AtomicUsize,
-    welcomed: AtomicU64,
-    refused: AtomicU64,
-    requests: AtomicU64,
+    totals: Totals,
     stopped: AtomicBool,
 }
 
@@ -120,9 +118,7 @@ impl TcpServer {
             clock: Clock::start(),
             inboxes: inboxes?,
             connections: AtomicUsize::new(0),
-            welcomed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
+            totals: Totals::default(),
             stopped: AtomicBool::new(false),
             config,
         });
@@ -153,9 +149,9 @@ impl TcpServer {
         let shared = &self.shared;
         TcpServerCounters {
             connections: shared.connections.load(Ordering::Relaxed) as u64,
-            welcomed: shared.welcomed.load(Ordering::Relaxed),
-            refused: shared.refused.load(Ordering::Relaxed),
-            requests: shared.requests.load(Ordering::Relaxed),
+            welcomed: shared.totals.welcomed.load(Ordering::Relaxed),
+            refused: shared.totals.refused.load(Ordering::Relaxed),
+            requests: shared.totals.requests.load(Ordering::Relaxed),
         }
     }
 
@@ -344,9 +340,9 @@ impl<S: Calls> IoThread<S> {
             }
             let before = self.shared.connections.fetch_add(1, Ordering::AcqRel);
             if before >= self.shared.config.connections {
-                let _ = (&socket).write(&Refusal::Full.message());
                 self.shared.connections.fetch_sub(1, Ordering::AcqRel);
-                self.shared.refused.fetch_add(1, Ordering::Relaxed);
+                self.shared.totals.refused.fetch_add(1, Ordering::Relaxed);
+                let _ = (&socket).write(&Refusal::Full.message());
                 continue;
             }
             let thread = self.accepted % self.shared.inboxes.len();
@@ -378,8 +374,7 @@ impl<S: Calls> IoThread<S> {
         let place = (slot, self.slots[slot as usize].generation);
         let flags = epoll::EventFlags::IN;
         let data = epoll::EventData::new_u64(token_of(place));
-        let ready = socket.set_nodelay(true).and_then(|()| {
-            rustix::net::sockopt::set_socket_keepalive(&socket, true)?;
+        let ready = super::prepare(&socket).and_then(|()| {
             epoll::add(&self.epoll, &socket, data, flags)?;
             Nonce::draw()
         });
@@ -404,7 +399,7 @@ impl<S: Calls> IoThread<S> {
     }
 
     fn refuse(&mut self, slot: u32) {
-        self.shared.refused.fetch_add(1, Ordering::Relaxed);
+        self.shared.totals.refused.fetch_add(1, Ordering::Relaxed);
         self.close(slot);
     }
 
@@ -443,6 +438,7 @@ impl<S: Calls> IoThread<S> {
             service: &*self.service,
             server: self.shared.identity,
             gates: &self.shared.gates,
+            totals: &self.shared.totals,
             inbox: &self.inbox,
             waiting_calls: self.shared.config.waiting_calls,
             io_thread: self.number,
@@ -456,11 +452,6 @@ impl<S: Calls> IoThread<S> {
             slot.interest = next;
             let data = epoll::EventData::new_u64(token_of(place));
             closed = epoll::modify(&self.epoll, &served.socket, data, flags_of(next)).is_err();
-        }
-        self.shared.requests.fetch_add(tally.requests, Ordering::Relaxed);
-        if tally.welcomed + tally.refused > 0 {
-            self.shared.welcomed.fetch_add(tally.welcomed, Ordering::Relaxed);
-            self.shared.refused.fetch_add(tally.refused, Ordering::Relaxed);
         }
         if closed {
             self.close(place.0);

@@ -2,7 +2,7 @@
 
 use crate::page::SuperblockError;
 use crate::remote::{BadShares, RemoteError};
-use crate::wire::Refusal;
+use crate::wire::{Refusal, Trouble};
 use farleaf_fabric::{FabricError, ServerId};
 use thiserror::Error;
 
@@ -65,6 +65,14 @@ pub enum IndexError {
         owner: u16,
         /// The epoch of the map that says so.
         epoch: u64,
+    },
+    /// A compute server did not carry the operation out.
+    #[error("compute server {compute_server}: {trouble}")]
+    NotServed {
+        /// The compute server.
+        compute_server: u16,
+        /// Why not.
+        trouble: Trouble,
     },
     /// An argument is out of its range.
     #[error("{0}")]

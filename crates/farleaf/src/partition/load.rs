@@ -8,7 +8,7 @@ use crate::cache::Discipline;
 use crate::index::dex::{Boundaries, Builder, Built, equal_boundaries};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
 use crate::page::Layout;
-use crate::remote::{Change, Image, Miss, Pointer, RemoteError};
+use crate::remote::{Change, Image, Miss, PageClient, Pointer, RemoteError};
 use crate::wire::Refusal;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
@@ -71,10 +71,10 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         for part in &self.parts {
             part.index.flush().await?;
         }
-        let old = self.old_nodes().await?;
+        let old = nodes_below(&self.pages, self.root).await?;
         let mut backoff = self.pages.backoff();
         loop {
-            match self.replace_root(&built.root).await {
+            match replace_root(&self.pages, self.root, &built.root).await {
                 Ok(()) => break,
                 Err(Miss::Failed(error)) => return Err(error.into()),
                 Err(Miss::Restart) => self.pages.before_retry(&mut backoff).await?,
@@ -91,36 +91,63 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         old.into_iter().for_each(|node| self.pages.give_back_unseen(node));
         Ok(())
     }
+}
 
-    async fn replace_root(&self, content: &Image<L>) -> Result<(), Miss> {
-        let copy = self.pages.read(Pointer::fixed(self.root)).await?;
-        let locked = self.pages.lock(&copy).await?;
-        let image = Image::<L>::empty();
-        let level = content.page().level();
-        image.page().format_empty(self.root, level, &L::min_key(), None);
-        image.page().copy_content(content.page());
-        Ok(self.pages.commit(Change::new(locked, &copy, image)).await?)
-    }
+/// Gives the root another content.
+pub(super) async fn replace_root<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+    content: &Image<L>,
+) -> Result<(), Miss> {
+    let copy = pages.read(Pointer::fixed(root)).await?;
+    let locked = pages.lock(&copy).await?;
+    let image = Image::<L>::empty();
+    let level = content.page().level();
+    image.page().format_empty(root, level, &L::min_key(), None);
+    image.page().copy_content(content.page());
+    Ok(pages.commit(Change::new(locked, &copy, image)).await?)
+}
 
-    /// The nodes of the tree below the root, as the pool has it.
-    async fn old_nodes(&self) -> Result<Vec<GlobalAddr>, IndexError> {
-        let mut nodes = Vec::new();
-        let mut inner = vec![self.root];
-        while let Some(at) = inner.pop() {
-            let copy = match self.pages.read(Pointer::fixed(at)).await {
-                Ok(copy) => copy,
-                Err(Miss::Failed(error)) => return Err(error.into()),
-                Err(Miss::Restart) => return Err(RemoteError::Contended { retries: 1 }.into()),
-            };
-            let page = copy.page();
-            for slot in 0..page.count() {
-                let child = L::inner_child(page, slot);
-                nodes.push(child);
-                if page.level() > 1 {
-                    inner.push(child);
-                }
+/// The nodes of the tree below the root, as the pool has it.
+pub(super) async fn nodes_below<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+) -> Result<Vec<GlobalAddr>, IndexError> {
+    let mut nodes = Vec::new();
+    let mut inner = vec![root];
+    while let Some(at) = inner.pop() {
+        let copy = match pages.read(Pointer::fixed(at)).await {
+            Ok(copy) => copy,
+            Err(Miss::Failed(error)) => return Err(error.into()),
+            Err(Miss::Restart) => return Err(RemoteError::Contended { retries: 1 }.into()),
+        };
+        let page = copy.page();
+        for slot in 0..page.count() {
+            let child = L::inner_child(page, slot);
+            nodes.push(child);
+            if page.level() > 1 {
+                inner.push(child);
             }
         }
-        Ok(nodes)
     }
+    Ok(nodes)
+}
+
+/// Whether the tree below the root has no record, as the pool has it. For when nobody changes it.
+pub(super) async fn is_empty<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+) -> Result<bool, IndexError> {
+    let mut nodes = vec![root];
+    while let Some(at) = nodes.pop() {
+        // A leaf that was written back in part has no checksum that holds.
+        let copy = pages.read_raw(at).await?;
+        let page = copy.page();
+        match page.level() {
+            0 if page.live_count() > 0 => return Ok(false),
+            0 => {}
+            _ => nodes.extend((0..page.count()).map(|slot| L::inner_child(page, slot))),
+        }
+    }
+    Ok(true)
 }

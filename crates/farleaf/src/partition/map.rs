@@ -6,6 +6,7 @@
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, Scan};
 use crate::page::Layout;
+use std::collections::BTreeSet;
 use std::ops::Bound;
 
 /// Which compute server owns which keys.
@@ -52,6 +53,24 @@ impl<K: Clone + Ord> PartitionMap<K> {
         }
         let owners = (0..=boundaries.len() as u16).collect();
         Ok(Self { epoch, lowest, boundaries, owners })
+    }
+
+    /// A map as somebody else has it.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly from above the smallest key, or there is not
+    /// one owner for each range, each another.
+    pub fn of_owners<L: Layout<Key = K>>(
+        epoch: u64,
+        boundaries: Vec<K>,
+        owners: Vec<u16>,
+    ) -> Result<Self, IndexError> {
+        let map = Self::new::<L>(epoch, boundaries)?;
+        let different: BTreeSet<u16> = owners.iter().copied().collect();
+        if owners.len() != map.owners.len() || different.len() != owners.len() {
+            return bad("each range has an owner of its own");
+        }
+        Ok(Self { owners, ..map })
     }
 
     /// Which of two maps is newer: the one of the higher epoch.

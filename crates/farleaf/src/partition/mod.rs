@@ -11,10 +11,13 @@ mod design;
 mod load;
 mod map;
 mod moves;
+mod part;
 mod routed;
+mod worker;
 
 pub use compute_pool::ComputePool;
 pub use compute_server::ComputeServer;
 pub use design::Dex;
 pub use map::PartitionMap;
 pub use routed::RoutedIndex;
+pub use worker::{Worker, trouble};

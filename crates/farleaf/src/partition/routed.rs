@@ -5,7 +5,8 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::{ComputePool, ComputeServer, PartitionMap};
+use super::part::Part;
+use super::{ComputePool, PartitionMap};
 use crate::cache::{CacheCounters, Discipline, OwnedRange, Sound};
 use crate::index::dex::DexIndex;
 use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
@@ -14,18 +15,8 @@ use crate::remote::{PageClient, RemoteError};
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
-
-/// One compute server, as a handle of this process reaches it.
-#[derive(Debug)]
-pub(super) struct Part<F: Fabric, L: Layout, D: Discipline> {
-    pub(super) server: Arc<ComputeServer<L>>,
-    pub(super) index: DexIndex<F, L, D>,
-    /// Its range as of this epoch.
-    range: RefCell<OwnedRange<L::Key>>,
-    epoch: Cell<u64>,
-}
 
 /// A client's handle.
 #[derive(Debug)]
@@ -54,26 +45,6 @@ struct Patience {
 /// Lookups of one multi-get that are in flight together.
 const LOOKUPS_TOGETHER: usize = 32;
 
-impl<F: Fabric, L: Layout, D: Discipline> Part<F, L, D> {
-    /// Accepts an operation on a key, or says whose it is.
-    #[inline]
-    fn accept(&self, key: &L::Key) -> Result<(), IndexError> {
-        if self.server.epoch() == self.epoch.get() && self.range.borrow().has(key) {
-            return Ok(());
-        }
-        self.accept_by_the_map(key)
-    }
-
-    #[cold]
-    fn accept_by_the_map(&self, key: &L::Key) -> Result<(), IndexError> {
-        self.server.accept(key)?;
-        let map = self.server.map();
-        *self.range.borrow_mut() = map.range_of(self.server.number());
-        self.epoch.set(map.epoch());
-        Ok(())
-    }
-}
-
 impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
     pub(super) async fn open(
         pool: &Arc<ComputePool<L>>,
@@ -84,15 +55,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         let pages = Rc::new(pages);
         let mut parts = Vec::new();
         for server in pool.servers() {
-            let dex = Arc::clone(server.dex());
-            let index = DexIndex::open(dex, Rc::clone(&pages), root, placement_level).await?;
-            let map = server.map();
-            parts.push(Part {
-                server: Arc::clone(server),
-                index,
-                range: RefCell::new(map.range_of(server.number())),
-                epoch: Cell::new(map.epoch()),
-            });
+            parts.push(Part::open(server, &pages, root, placement_level).await?);
         }
         let route = RefCell::new(pool.map());
         Ok(Self { pool: Arc::clone(pool), pages, root, route, parts })
@@ -313,7 +276,11 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
 }
 
 /// Lets a scan go on behind a range in which it has found everything; whether there can be more.
-fn go_behind<K: Clone + Ord>(rest: &mut Scan<K>, range: OwnedRange<K>, lowest: &K) -> bool {
+pub(super) fn go_behind<K: Clone + Ord>(
+    rest: &mut Scan<K>,
+    range: OwnedRange<K>,
+    lowest: &K,
+) -> bool {
     use std::ops::Bound::{Excluded, Included, Unbounded};
     if rest.reverse {
         let more = match &rest.lower {

@@ -252,7 +252,7 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
 
     /// The page as it is there, validated or not; harmless, so it is tried again when its outcome is
     /// unknown.
-    pub(super) async fn read_raw(&self, at: GlobalAddr) -> Result<PageCopy<L>, RemoteError> {
+    pub(crate) async fn read_raw(&self, at: GlobalAddr) -> Result<PageCopy<L>, RemoteError> {
         let buffer = self.read_words(at, Self::PAGE_BYTES).await?;
         let read_ns = self.fabric().now_ns();
         Ok(PageCopy { at, buffer, read_ns, layout: PhantomData })

@@ -86,6 +86,22 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     }
 
     /// Does `edit` to the leaf of its key, making room as long as it finds none.
+    /// Does an operation on one key, whichever it is.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a node cannot be read or written.
+    pub async fn edit(&self, edit: &LeafEdit<L>) -> Result<Answer<L::Value>, RemoteError> {
+        let edited = |applied| Answer { applied, found: None, sparse: false };
+        match edit.action {
+            Action::Get => {
+                let found = self.get(&edit.key).await?;
+                Ok(Answer { found: found.clone(), ..edited(found.is_some()) })
+            }
+            Action::Remove => Ok(edited(self.remove(&edit.key).await?)),
+            _ => self.run(edit).await,
+        }
+    }
+
     async fn run(&self, edit: &LeafEdit<L>) -> Result<Answer<L::Value>, RemoteError> {
         let probe = Probe::At(&edit.key);
         let mut attempts = None;

@@ -1,4 +1,4 @@
-//! The messages between compute and memory servers.
+//! The messages between compute and memory servers; [`front`] has those between clients and compute servers.
 //!
 //! A message is a tag byte and its fields, integers little-endian, keys and values as the layout writes
 //! them. Any bytes may arrive: decoding never panics, never allocates more than the message is long, and
@@ -6,8 +6,14 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::page::{Action, Answer, Layout, LeafEdit};
+mod fields;
+mod front;
+
+pub use front::{Ask, Told, Trouble};
+
+use crate::page::{Answer, Layout, LeafEdit};
 use farleaf_fabric::{GlobalAddr, Message};
+use fields::*;
 use std::ops::Bound;
 use thiserror::Error;
 
@@ -352,109 +358,6 @@ const REFUSALS: [Refusal; 15] = [
     Refusal::TicketClosed,
 ];
 
-fn take_bytes<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
-    let (bytes, rest) = from.split_first_chunk::<N>()?;
-    *from = rest;
-    Some(*bytes)
-}
-
-#[inline]
-fn take_u8(from: &mut &[u8]) -> Option<u8> {
-    take_bytes::<1>(from).map(|[byte]| byte)
-}
-
-fn take_u16(from: &mut &[u8]) -> Option<u16> {
-    take_bytes(from).map(u16::from_le_bytes)
-}
-
-fn take_u32(from: &mut &[u8]) -> Option<u32> {
-    take_bytes(from).map(u32::from_le_bytes)
-}
-
-fn take_u64(from: &mut &[u8]) -> Option<u64> {
-    take_bytes(from).map(u64::from_le_bytes)
-}
-
-#[inline]
-fn take_bool(from: &mut &[u8]) -> Option<bool> {
-    match take_u8(from)? {
-        0 => Some(false),
-        1 => Some(true),
-        _ => None,
-    }
-}
-
-/// `value` if nothing is left of the message.
-#[inline]
-fn whole<T>(value: T, rest: &[u8]) -> Option<T> {
-    rest.is_empty().then_some(value)
-}
-
-fn put_records<L: Layout>(records: &[(L::Key, L::Value)], to: &mut Message) {
-    let count = u32::try_from(records.len()).unwrap_or(u32::MAX);
-    to.extend_from_slice(&count.to_le_bytes());
-    for (key, value) in records {
-        L::put_key(key, to);
-        L::put_value(value, to);
-    }
-}
-
-fn take_records<L: Layout>(from: &mut &[u8]) -> Option<Vec<(L::Key, L::Value)>> {
-    let count = take_u32(from)? as usize;
-    // A lying count must not make us allocate: a record takes two bytes at the very least.
-    let mut records = Vec::with_capacity(count.min(from.len() / 2));
-    for _ in 0..count {
-        records.push((L::take_key(from)?, L::take_value(from)?));
-    }
-    Some(records)
-}
-
-fn put_bound<L: Layout>(bound: &Bound<L::Key>, to: &mut Message) {
-    match bound {
-        Bound::Unbounded => to.push(0),
-        Bound::Included(key) => {
-            to.push(1);
-            L::put_key(key, to);
-        }
-        Bound::Excluded(key) => {
-            to.push(2);
-            L::put_key(key, to);
-        }
-    }
-}
-
-fn take_bound<L: Layout>(from: &mut &[u8]) -> Option<Bound<L::Key>> {
-    Some(match take_u8(from)? {
-        0 => Bound::Unbounded,
-        1 => Bound::Included(L::take_key(from)?),
-        2 => Bound::Excluded(L::take_key(from)?),
-        _ => return None,
-    })
-}
-
-fn put_option<T>(option: Option<&T>, to: &mut Message, put: impl FnOnce(&T, &mut Message)) {
-    to.push(u8::from(option.is_some()));
-    if let Some(value) = option {
-        put(value, to);
-    }
-}
-
-#[inline]
-fn take_option<T>(
-    from: &mut &[u8],
-    take: impl FnOnce(&mut &[u8]) -> Option<T>,
-) -> Option<Option<T>> {
-    Some(if take_bool(from)? { Some(take(from)?) } else { None })
-}
-
-fn put_address(address: GlobalAddr, to: &mut Message) {
-    to.extend_from_slice(&address.to_bits().to_le_bytes());
-}
-
-fn take_address(from: &mut &[u8]) -> Option<GlobalAddr> {
-    take_u64(from).map(GlobalAddr::from_bits)
-}
-
 fn put_ticket(ticket: &Ticket, to: &mut Message) {
     to.extend_from_slice(&ticket.owner.to_le_bytes());
     to.push(ticket.slot);
@@ -465,35 +368,6 @@ fn take_ticket(from: &mut &[u8]) -> Option<Ticket> {
     let owner = take_u16(from)?;
     let slot = take_u8(from).filter(|slot| usize::from(*slot) < TICKETS)?;
     Some(Ticket { owner, slot, number: take_u32(from)? })
-}
-
-fn put_edit<L: Layout>(edit: &LeafEdit<L>, to: &mut Message) {
-    let (tag, values) = match &edit.action {
-        Action::Get => (0, [None, None]),
-        Action::Insert(value) => (1, [Some(value), None]),
-        Action::Update(value) => (2, [Some(value), None]),
-        Action::Upsert(value) => (3, [Some(value), None]),
-        Action::Remove => (4, [None, None]),
-        Action::CompareExchange(expected, new) => (5, [Some(expected), Some(new)]),
-    };
-    to.push(tag);
-    L::put_key(&edit.key, to);
-    values.into_iter().flatten().for_each(|value| L::put_value(value, to));
-}
-
-fn take_edit<L: Layout>(from: &mut &[u8]) -> Option<LeafEdit<L>> {
-    let tag = take_u8(from)?;
-    let key = L::take_key(from)?;
-    let action = match tag {
-        0 => Action::Get,
-        1 => Action::Insert(L::take_value(from)?),
-        2 => Action::Update(L::take_value(from)?),
-        3 => Action::Upsert(L::take_value(from)?),
-        4 => Action::Remove,
-        5 => Action::CompareExchange(L::take_value(from)?, L::take_value(from)?),
-        _ => return None,
-    };
-    Some(LeafEdit { key, action })
 }
 
 fn put_share<L: Layout>(share: &Share<L::Key>, to: &mut Message) {

@@ -1,0 +1,121 @@
+//! A program's way to a cluster: finds the compute servers in the catalog, and runs one task as a client of theirs.
+//!
+//! *Thread safety*: [`Connection`] is for any number of threads; a client belongs to the thread that it runs on.
+
+use crate::catalog::{self, Catalog, CatalogAddress};
+use crate::records::{self, ComputeRecord, Keys, SettingsRecord};
+use anyhow::Context;
+use farleaf::client::{ClientIndex, ClientOptions};
+use farleaf::index::IndexError;
+use farleaf::page::Fixed8;
+use farleaf_fabric::Cluster;
+use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A client of a cluster of processes.
+pub type Client = ClientIndex<TcpFabric, Fixed8>;
+
+/// How a program reaches a cluster.
+#[derive(Clone, Debug)]
+pub struct ConnectionConfig {
+    /// The cluster's name.
+    pub cluster: String,
+    /// Where its catalog is.
+    pub catalog: CatalogAddress,
+    /// Its secret.
+    pub token: Token,
+    /// The longest that one operation may take.
+    pub deadline: Duration,
+    /// How many requests a client may have in flight.
+    pub depth: usize,
+}
+
+/// The compute servers of a cluster, as the catalog had them.
+pub struct Connection {
+    cluster: TcpCluster,
+    options: ClientOptions,
+    catalog: Arc<dyn Catalog>,
+    keys: Keys,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Connection {
+    /// Looks the compute servers up. Connects to them when there is something to ask.
+    ///
+    /// # Errors
+    /// What the catalog says, or that not all compute servers are there.
+    pub fn open(config: &ConnectionConfig) -> anyhow::Result<Self> {
+        let catalog = catalog::open(&config.catalog, &config.token)?;
+        let keys = Keys::new(&config.cluster)?;
+        let settings = records::get::<SettingsRecord>(&*catalog, &keys.settings())?;
+        let (settings, _) =
+            settings.with_context(|| format!("the catalog knows no cluster {}", config.cluster))?;
+        let mut found: Vec<ComputeRecord> = records::list(&*catalog, &keys.compute_prefix())?;
+        found.sort_by_key(|record| record.number);
+        let missing = (0..settings.compute_servers)
+            .find(|number| found.binary_search_by_key(number, |record| record.number).is_err());
+        if let Some(missing) = missing {
+            anyhow::bail!("compute server {missing} of {} is not there", settings.compute_servers);
+        }
+        let addresses: Result<Vec<SocketAddr>, _> =
+            found.iter().map(|record| record.address.parse()).collect();
+        // Time for a second attempt at what changes nothing.
+        let request = config.deadline * 2 / 5;
+        let tcp = TcpConfig {
+            role: Role::Client,
+            server_role: Role::ComputeServer,
+            timeout_ns: ns(request),
+            connect_timeout_ns: ns(request),
+            depth: config.depth,
+            ..TcpConfig::default()
+        };
+        let cluster = TcpCluster::connect(addresses?, &config.token, tcp);
+        let options = ClientOptions { deadline_ns: ns(config.deadline), request_ns: ns(request) };
+        Ok(Self { cluster, options, catalog, keys })
+    }
+
+    /// The catalog, and the cluster's keys in it.
+    pub fn catalog(&self) -> (&dyn Catalog, &Keys) {
+        (&*self.catalog, &self.keys)
+    }
+
+    /// Runs one task as a client, on the calling thread.
+    ///
+    /// # Errors
+    /// [`IndexError`] if no compute server gives the partition map; what the task says.
+    pub fn run<T: Send, E: Send + From<IndexError>>(
+        &self,
+        body: impl AsyncFn(Client) -> Result<T, E> + Sync,
+    ) -> Result<T, E> {
+        let mut outcomes = self.run_all(1, async |client, _| body(client).await);
+        outcomes.pop().unwrap_or(Err(IndexError::InvalidArgument("no client ran").into()))
+    }
+
+    /// Runs as many tasks at the same time, each on a thread of its own; gives them their numbers.
+    pub fn run_all<T: Send, E: Send + From<IndexError>>(
+        &self,
+        clients: usize,
+        body: impl AsyncFn(Client, usize) -> Result<T, E> + Sync,
+    ) -> Vec<Result<T, E>> {
+        let outcomes = self.cluster.run(&vec![0; clients], async |fabric, number| {
+            let client = ClientIndex::open(fabric, self.options).await?;
+            body(client, number).await
+        });
+        let ended = |outcome: Option<_>| {
+            outcome.unwrap_or(Err(IndexError::InvalidArgument("a client did not end").into()))
+        };
+        outcomes.into_iter().map(ended).collect()
+    }
+}

@@ -1,0 +1,79 @@
+//! A client's bulk load: one compute server builds the tree, and all of them stand still while it replaces the empty
+//! one. If the client dies meanwhile, they go on by themselves after a while.
+
+use super::ClientIndex;
+use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
+use crate::page::Layout;
+use crate::together::all;
+use crate::wire::{Ask, Refusal, Told, Trouble};
+use farleaf_fabric::{Fabric, ServerId};
+
+/// Records that go out in one request.
+const RECORDS_TOGETHER: usize = 4096;
+/// The compute server that builds the tree.
+const BUILDER: u16 = 0;
+
+impl<F: Fabric, L: Layout> ClientIndex<F, L> {
+    pub(super) async fn load_all(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        check_fill(fill)?;
+        let fill_permille = (fill * 1000.0).round() as u16;
+        self.done(BUILDER, &Ask::LoadBegin { fill_permille }).await?;
+        let outcome = self.send_all(records).await;
+        if outcome.is_err() {
+            let _ = self.done(BUILDER, &Ask::LoadAbort).await;
+        }
+        outcome
+    }
+
+    async fn send_all(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+    ) -> Result<u64, IndexError> {
+        let mut order = Ascending::default();
+        let mut together = Vec::with_capacity(RECORDS_TOGETHER);
+        for (key, value) in records {
+            order.take(&key)?;
+            together.push((key, value));
+            if together.len() == RECORDS_TOGETHER {
+                let records = std::mem::take(&mut together);
+                self.done(BUILDER, &Ask::LoadAppend { records }).await?;
+            }
+        }
+        if !together.is_empty() {
+            self.done(BUILDER, &Ask::LoadAppend { records: together }).await?;
+        }
+        if !self.scan(&Scan::range(..).limit(1)).await?.is_empty() {
+            let (server, refusal) = (ServerId::new(BUILDER), Refusal::NotEmpty);
+            return Err(IndexError::Refused { server, refusal });
+        }
+        let outcome = match self.tell_all(&Ask::Halt).await {
+            Ok(()) => self.done(BUILDER, &Ask::LoadEnd).await,
+            Err(error) => Err(error),
+        };
+        self.tell_all(&Ask::Resume).await?;
+        outcome.map(|()| order.count())
+    }
+
+    async fn done(&self, compute_server: u16, ask: &Ask<L>) -> Result<(), IndexError> {
+        match self.ask(compute_server, ask).await {
+            Ok(Told::Done) => Ok(()),
+            Ok(_) => Err(IndexError::BadReply { server: ServerId::new(compute_server) }),
+            Err(IndexError::NotServed { compute_server, trouble: Trouble::NotEmpty }) => {
+                let (server, refusal) = (ServerId::new(compute_server), Refusal::NotEmpty);
+                Err(IndexError::Refused { server, refusal })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tells every compute server, also those that own nothing.
+    async fn tell_all(&self, ask: &Ask<L>) -> Result<(), IndexError> {
+        let servers = 0..self.fabric.memory_servers();
+        let outcomes = all(servers.map(|number| self.done(number, ask))).await;
+        outcomes.into_iter().collect()
+    }
+}

@@ -1,0 +1,331 @@
+//! The index as a program sees it that is no compute server: it asks compute servers ([`crate::wire::Ask`]).
+//!
+//! A client knows a partition map, which may be old: each operation goes to the owner of its key, who answers or names
+//! another owner and epoch; then the client asks for the map and goes on there. What changes nothing is asked again when
+//! its outcome is unknown; a change is not, and ends as [`IndexError::Indeterminate`].
+//!
+//! *Invariants*: N1. every operation ends by its deadline: it is asked again only if another request can end before.
+//! N2. a change is sent again only if the compute server said that nothing had happened.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
+
+mod load;
+mod scan;
+
+use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
+use crate::page::{Action, Layout, LeafEdit};
+use crate::partition::PartitionMap;
+use crate::together::all;
+use crate::wire::{Ask, Told, Trouble};
+use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty, Work};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// What can be chosen for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientOptions {
+    /// The longest that an operation may take, in nanoseconds.
+    pub deadline_ns: u64,
+    /// The longest that one request may take, in nanoseconds, as the endpoint was opened with. Less than the deadline, if
+    /// anything is to be asked again.
+    pub request_ns: u64,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self { deadline_ns: 5_000_000_000, request_ns: 2_000_000_000 }
+    }
+}
+
+/// The first wait before a request is sent again, and the longest, in nanoseconds.
+const SHORTEST_WAIT_NS: u64 = 100_000;
+const LONGEST_WAIT_NS: u64 = 50_000_000;
+/// Lookups of one multi-get that are in flight together.
+const LOOKUPS_TOGETHER: usize = 64;
+
+/// A client's handle. The servers of its endpoint are the compute servers, by number.
+#[derive(Debug)]
+pub struct ClientIndex<F: Fabric, L: Layout> {
+    fabric: F,
+    options: ClientOptions,
+    route: RefCell<Rc<PartitionMap<L::Key>>>,
+}
+
+/// How long an operation may still take.
+#[derive(Debug)]
+struct Patience {
+    until_ns: u64,
+    wait_ns: u64,
+}
+
+fn not_served(compute_server: u16, trouble: Trouble) -> IndexError {
+    let server = ServerId::new(compute_server);
+    match trouble {
+        Trouble::Indeterminate => {
+            let why = Uncertainty::NotKnownThere;
+            IndexError::Indeterminate(FabricError::Indeterminate { server, why })
+        }
+        Trouble::Contended => IndexError::Contended { retries: 0 },
+        trouble => IndexError::NotServed { compute_server, trouble },
+    }
+}
+
+impl From<FabricError> for IndexError {
+    fn from(error: FabricError) -> Self {
+        match error {
+            FabricError::Indeterminate { .. } => Self::Indeterminate(error),
+            error => Self::Fabric(error),
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout> ClientIndex<F, L> {
+    /// A client over this endpoint; asks for the map.
+    ///
+    /// # Errors
+    /// [`IndexError`] if no compute server gives it before the deadline.
+    pub async fn open(fabric: F, options: ClientOptions) -> Result<Self, IndexError> {
+        let nobody = PartitionMap::new::<L>(0, Vec::new())?;
+        let index = Self { fabric, options, route: RefCell::new(Rc::new(nobody)) };
+        let mut patience = index.patience();
+        loop {
+            let mut outcome = Err(IndexError::InvalidArgument("there are no compute servers"));
+            for number in 0..index.fabric.memory_servers() {
+                outcome = index.learn_map(number).await;
+                if outcome.is_ok() {
+                    return Ok(index);
+                }
+            }
+            if !index.wait(&mut patience).await {
+                return outcome.map(|_| index);
+            }
+        }
+    }
+
+    /// The map that the client goes by.
+    pub fn map(&self) -> Rc<PartitionMap<L::Key>> {
+        Rc::clone(&self.route.borrow())
+    }
+
+    /// The endpoint.
+    pub fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    fn patience(&self) -> Patience {
+        let until_ns = self.fabric.now_ns().saturating_add(self.options.deadline_ns);
+        Patience { until_ns, wait_ns: SHORTEST_WAIT_NS }
+    }
+
+    /// Waits before something is asked again; `false` if there is no time for that (N1).
+    async fn wait(&self, patience: &mut Patience) -> bool {
+        let wait_ns = patience.wait_ns / 2 + self.fabric.random() % (patience.wait_ns / 2 + 1);
+        let asked_ns = self.fabric.now_ns().saturating_add(wait_ns);
+        if asked_ns.saturating_add(self.options.request_ns) > patience.until_ns {
+            return false;
+        }
+        self.fabric.counters().count_retry();
+        self.fabric.sleep(wait_ns).await;
+        patience.wait_ns = (patience.wait_ns * 2).min(LONGEST_WAIT_NS);
+        true
+    }
+
+    /// One request to one compute server, and its answer.
+    async fn ask(&self, compute_server: u16, ask: &Ask<L>) -> Result<Told<L>, IndexError> {
+        let server = ServerId::new(compute_server);
+        let reply = self.fabric.call(server, ask.encode()).await?;
+        match Told::decode(&reply) {
+            Some(Told::No(trouble)) => Err(not_served(compute_server, trouble)),
+            Some(told) => Ok(told),
+            None => Err(IndexError::BadReply { server }),
+        }
+    }
+
+    /// Goes by the map of a compute server, if that is newer; says whether it is.
+    async fn learn_map(&self, compute_server: u16) -> Result<bool, IndexError> {
+        match self.ask(compute_server, &Ask::Map).await? {
+            Told::Map { epoch, boundaries, owners } => {
+                let newer = epoch > self.route.borrow().epoch();
+                if newer {
+                    let map = PartitionMap::of_owners::<L>(epoch, boundaries, owners)?;
+                    *self.route.borrow_mut() = Rc::new(map);
+                }
+                Ok(newer)
+            }
+            _ => Err(IndexError::BadReply { server: ServerId::new(compute_server) }),
+        }
+    }
+
+    /// Asks whom `owner` names, until somebody answers or there is no time left.
+    async fn ask_owner(
+        &self,
+        owner: impl Fn(&PartitionMap<L::Key>) -> u16,
+        ask: &Ask<L>,
+        is_harmless: bool,
+    ) -> Result<Told<L>, IndexError> {
+        self.fabric.charge(Work::Client).await;
+        let mut patience = None;
+        loop {
+            let asked = owner(&self.route.borrow());
+            let outcome = self.ask(asked, ask).await;
+            let error = match outcome {
+                Ok(Told::NotOwner { owner, epoch }) => IndexError::NotOwner { owner, epoch },
+                Ok(told) => return Ok(told),
+                Err(error) => error,
+            };
+            let again = match &error {
+                IndexError::NotOwner { .. } => match self.learn_map(asked).await {
+                    Ok(true) => continue,
+                    _ => true, // it will be told something new soon
+                },
+                IndexError::NotServed { trouble, .. } => *trouble == Trouble::Unavailable,
+                IndexError::Fabric(FabricError::QueueFull { .. }) => true,
+                IndexError::Indeterminate(_) => is_harmless,
+                _ => false,
+            };
+            let patience = patience.get_or_insert_with(|| self.patience());
+            if !again || !self.wait(patience).await {
+                return Err(error);
+            }
+        }
+    }
+
+    /// An operation on one key; whether its condition held, and what it found.
+    async fn edit(
+        &self,
+        key: &L::Key,
+        action: Action<L::Value>,
+    ) -> Result<(bool, Option<L::Value>), IndexError> {
+        let is_harmless = action == Action::Get;
+        let ask = Ask::Edit(LeafEdit { key: key.clone(), action });
+        match self.ask_owner(|map| map.owner_of(key), &ask, is_harmless).await? {
+            Told::Edited { applied, found } => Ok((applied, found)),
+            _ => Err(IndexError::BadReply { server: ServerId::new(self.owner(key)) }),
+        }
+    }
+
+    fn owner(&self, key: &L::Key) -> u16 {
+        self.route.borrow().owner_of(key)
+    }
+
+    /// Sets many keys. They may be set one by one; if the outcome is unknown, some may be set and others not.
+    ///
+    /// # Errors
+    /// [`IndexError`]; after any, some of them may be set.
+    pub async fn upsert_all(&self, mut records: Vec<(L::Key, L::Value)>) -> Result<(), IndexError> {
+        let mut patience = self.patience();
+        while !records.is_empty() {
+            // By their owners, who set them at the same time.
+            let map = self.map();
+            let mut parts: Vec<(u16, Ask<L>)> = Vec::new();
+            for (key, value) in records.drain(..) {
+                let owner = map.owner_of(&key);
+                match parts.iter_mut().find(|(other, _)| *other == owner) {
+                    Some((_, Ask::UpsertAll { records })) => records.push((key, value)),
+                    _ => parts.push((owner, Ask::UpsertAll { records: vec![(key, value)] })),
+                }
+            }
+            let outcomes = all(parts.iter().map(|(owner, ask)| self.ask(*owner, ask))).await;
+            let mut last = None;
+            for ((owner, ask), outcome) in parts.into_iter().zip(outcomes) {
+                let error = match outcome {
+                    Ok(Told::Done) => continue,
+                    Ok(Told::NotOwner { owner, epoch }) => IndexError::NotOwner { owner, epoch },
+                    Ok(_) => return Err(IndexError::BadReply { server: ServerId::new(owner) }),
+                    // To set a key twice is to set it.
+                    Err(
+                        error @ (IndexError::Indeterminate(_)
+                        | IndexError::NotServed { trouble: Trouble::Unavailable, .. }
+                        | IndexError::Fabric(FabricError::QueueFull { .. })),
+                    ) => error,
+                    Err(error) => return Err(error),
+                };
+                if matches!(error, IndexError::NotOwner { .. }) {
+                    let _ = self.learn_map(owner).await;
+                }
+                if let Ask::UpsertAll { records: mut again } = ask {
+                    records.append(&mut again);
+                }
+                last = Some(error);
+            }
+            if let Some(error) = last
+                && !self.wait(&mut patience).await
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<F: Fabric, L: Layout> RangeIndex for ClientIndex<F, L> {
+    type Key = L::Key;
+    type Value = L::Value;
+
+    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
+        Ok(self.edit(key, Action::Get).await?.1)
+    }
+
+    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
+        Ok(self.edit(key, Action::Insert(value.clone())).await?.0)
+    }
+
+    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
+        Ok(self.edit(key, Action::Update(value.clone())).await?.0)
+    }
+
+    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
+        self.edit(key, Action::Upsert(value.clone())).await.map(drop)
+    }
+
+    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
+        Ok(self.edit(key, Action::Remove).await?.0)
+    }
+
+    async fn compare_exchange(
+        &self,
+        key: &L::Key,
+        expected: &L::Value,
+        new: &L::Value,
+    ) -> Result<Exchange<L::Value>, IndexError> {
+        let action = Action::CompareExchange(expected.clone(), new.clone());
+        Ok(match self.edit(key, action).await? {
+            (true, _) => Exchange::Exchanged,
+            (false, found) => Exchange::Differs(found),
+        })
+    }
+
+    async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
+        self.scan_all(scan).await
+    }
+
+    async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
+        let mut values = Vec::with_capacity(keys.len());
+        for together in keys.chunks(LOOKUPS_TOGETHER.min(self.fabric.depth().max(1))) {
+            for value in all(together.iter().map(|key| self.get(key))).await {
+                values.push(value?);
+            }
+        }
+        Ok(values)
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        self.load_all(records, fill).await
+    }
+
+    async fn collect(&self) -> Result<(), IndexError> {
+        let owners = self.map().owners().to_vec();
+        for owner in owners {
+            self.ask_owner(|_| owner, &Ask::Collect, true).await?;
+        }
+        Ok(())
+    }
+
+    fn compute_server_of(&self, key: &L::Key) -> Option<u16> {
+        Some(self.owner(key))
+    }
+}

@@ -1,0 +1,290 @@
+//! One thread of a compute server: it answers what clients elsewhere ask ([`crate::wire::Ask`]).
+//!
+//! Any number of asks are answered at the same time, each in a task of the thread. The threads of a compute server share
+//! its cache and nothing else.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::load::{is_empty, nodes_below, replace_root};
+use super::part::Part;
+use super::routed::go_behind;
+use super::{ComputeServer, PartitionMap};
+use crate::cache::CacheCounters;
+use crate::index::dex::{Builder, of_word};
+use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
+use crate::page::{DesignId, Layout, LeafEdit};
+use crate::remote::{Miss, PageClient, RemoteError, RpcClient};
+use crate::wire::{Ask, Refusal, SCAN_REPLY_RECORDS, Told, Trouble};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
+use std::ops::Bound;
+use std::rc::Rc;
+
+/// Where the root is.
+const ROOT_SERVER: ServerId = ServerId::new(0);
+/// How long a compute server has halted at the longest that hears nothing more.
+const LONGEST_HALT_NS: u64 = 20_000_000_000;
+/// How much of that must be left when a tree is replaced.
+const HALT_LEFT_NS: u64 = 10_000_000_000;
+/// How long operations under way are waited for, and how often it is looked whether they have ended.
+const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
+const DRAIN_LOOK_NS: u64 = 100_000;
+
+/// One thread of a compute server.
+#[derive(Debug)]
+pub struct Worker<F: Fabric, L: Layout> {
+    pages: Rc<PageClient<F, L>>,
+    root: GlobalAddr,
+    placement_level: u8,
+    part: Part<F, L>,
+}
+
+/// What a client is told of an error.
+pub fn trouble(error: &IndexError) -> Trouble {
+    match error {
+        IndexError::Indeterminate(_) => Trouble::Indeterminate,
+        IndexError::OutOfMemory { .. } => Trouble::OutOfMemory,
+        IndexError::Contended { .. } => Trouble::Contended,
+        IndexError::Fabric(_) => Trouble::NoMemoryServer,
+        IndexError::Refused { refusal: Refusal::NotEmpty, .. } => Trouble::NotEmpty,
+        IndexError::NotSorted { .. } => Trouble::NotSorted,
+        IndexError::InvalidArgument(_) => Trouble::Malformed,
+        _ => Trouble::Damaged,
+    }
+}
+
+impl<F: Fabric, L: Layout> Worker<F, L> {
+    /// A thread of `server`, which reaches the memory servers over `fabric`.
+    ///
+    /// # Errors
+    /// [`IndexError`] if the memory servers hold no index, or cannot be reached.
+    pub async fn open(server: &Arc<ComputeServer<L>>, fabric: F) -> Result<Self, IndexError> {
+        let found = RpcClient::<F, L>::new(fabric.clone()).superblock(ROOT_SERVER).await?;
+        let word = found
+            .options_of(DesignId::Dex)
+            .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
+        let (chunk_bytes, placement_level) = of_word(word);
+        let pages = Rc::new(PageClient::new(fabric, chunk_bytes));
+        let part = Part::open(server, &pages, found.root, placement_level).await?;
+        Ok(Self { pages, root: found.root, placement_level, part })
+    }
+
+    /// What the cache did for this thread.
+    pub fn cache_counters(&self) -> CacheCounters {
+        self.part.index.cache_counters()
+    }
+
+    /// The endpoint.
+    pub fn fabric(&self) -> &F {
+        self.pages.fabric()
+    }
+
+    fn map(&self) -> Arc<PartitionMap<L::Key>> {
+        self.part.server.map()
+    }
+
+    fn not_owner(&self, key: &L::Key) -> Told<L> {
+        let map = self.map();
+        match map.owner_of(key) {
+            // It was, when this was asked: the key is about to come or go.
+            owner if owner == self.part.server.number() => Told::No(Trouble::Unavailable),
+            owner => Told::NotOwner { owner, epoch: map.epoch() },
+        }
+    }
+
+    /// Answers what may come at any time. [`Ask::LoadBegin`] and what follows it is for [`Worker::load`].
+    pub async fn answer(&self, ask: Ask<L>) -> Told<L> {
+        self.fabric().charge(Work::Client).await;
+        match ask {
+            Ask::Map => {
+                let map = self.map();
+                let (boundaries, owners) = (map.boundaries().to_vec(), map.owners().to_vec());
+                return Told::Map { epoch: map.epoch(), boundaries, owners };
+            }
+            Ask::Halt => return self.told(self.halt().await),
+            Ask::Resume => return self.told(self.resume().await),
+            _ => {}
+        }
+        let entered = match self.part.server.enter() {
+            Some(entered) => entered,
+            None if self.resume_if_due().await => match self.part.server.enter() {
+                Some(entered) => entered,
+                None => return Told::No(Trouble::Unavailable),
+            },
+            None => return Told::No(Trouble::Unavailable),
+        };
+        let told = match ask {
+            Ask::Edit(edit) => self.edit(&edit).await,
+            Ask::Scan { lower, upper, reverse, limit } => {
+                self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
+            }
+            Ask::UpsertAll { records } => self.upsert_all(&records).await,
+            Ask::Collect => {
+                let collected = self.part.index.collect().await;
+                self.told(collected.map_err(IndexError::from))
+            }
+            _ => Told::No(Trouble::Loading),
+        };
+        drop(entered);
+        told
+    }
+
+    fn told(&self, outcome: Result<(), IndexError>) -> Told<L> {
+        match outcome {
+            Ok(()) => Told::Done,
+            Err(error) => Told::No(trouble(&error)),
+        }
+    }
+
+    async fn edit(&self, edit: &LeafEdit<L>) -> Told<L> {
+        if self.part.accept(&edit.key).is_err() {
+            return self.not_owner(&edit.key);
+        }
+        match self.part.index.edit(edit).await {
+            Ok(answer) => Told::Edited { applied: answer.applied, found: answer.found },
+            Err(RemoteError::Moved) => self.not_owner(&edit.key),
+            Err(error) => Told::No(trouble(&error.into())),
+        }
+    }
+
+    async fn upsert_all(&self, records: &[(L::Key, L::Value)]) -> Told<L> {
+        if let Some((key, _)) = records.iter().find(|(key, _)| self.part.accept(key).is_err()) {
+            return self.not_owner(key);
+        }
+        for (key, value) in records {
+            match self.part.index.upsert(key, value).await {
+                Ok(()) => {}
+                // Those before have been set: whoever asks sets them again.
+                Err(RemoteError::Moved) => return self.not_owner(key),
+                Err(error) => return Told::No(trouble(&error.into())),
+            }
+        }
+        Told::Done
+    }
+
+    async fn scan(&self, mut scan: Scan<L::Key>) -> Told<L> {
+        let (map, me) = (self.map(), self.part.server.number());
+        let owner = map.owner_of_start(&scan);
+        if owner != me {
+            return Told::NotOwner { owner, epoch: map.epoch() };
+        }
+        scan.limit = scan.limit.min(SCAN_REPLY_RECORDS);
+        let mut records = Records::new();
+        let range = match self.part.index.scan(&scan, &mut records).await {
+            Ok(range) if range == map.range_of(me) => range,
+            // As of a map that this thread has not seen yet.
+            Ok(_) | Err(RemoteError::Moved) => return Told::No(Trouble::Unavailable),
+            Err(error) => return Told::No(trouble(&error.into())),
+        };
+        let next = match records.last() {
+            Some((last, _)) if records.len() >= scan.limit => Some(Bound::Excluded(last.clone())),
+            _ => go_behind(&mut scan, range, &L::min_key())
+                .then(|| if scan.reverse { scan.upper } else { scan.lower }),
+        };
+        Told::Records { records, next }
+    }
+
+    /// Stops serving, waits for what is under way, and writes everything back.
+    ///
+    /// # Errors
+    /// [`IndexError`] if something cannot be written, or operations do not end. It has halted all the same.
+    pub async fn halt(&self) -> Result<(), IndexError> {
+        let (fabric, server) = (self.fabric(), &self.part.server);
+        server.halt(fabric.now_ns().saturating_add(LONGEST_HALT_NS));
+        let until_ns = fabric.now_ns().saturating_add(LONGEST_DRAIN_NS);
+        while !server.is_idle() {
+            if fabric.now_ns() >= until_ns {
+                return Err(IndexError::Contended { retries: 0 });
+            }
+            fabric.sleep(DRAIN_LOOK_NS).await;
+        }
+        Ok(self.part.index.flush().await?)
+    }
+
+    /// Serves again, with nothing in the cache.
+    ///
+    /// # Errors
+    /// [`IndexError`] if the root cannot be read; nobody is served then.
+    pub async fn resume(&self) -> Result<(), IndexError> {
+        match self.part.server.begin_resume(u64::MAX - 1) {
+            Some(resuming) => {
+                self.part.index.forget().await?;
+                resuming.serve();
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Serves again if nobody has said so for too long: whoever asked to halt may be dead.
+    async fn resume_if_due(&self) -> bool {
+        let Some(resuming) = self.part.server.begin_resume(self.fabric().now_ns()) else {
+            return false;
+        };
+        match self.part.index.forget().await {
+            Ok(()) => {
+                resuming.serve();
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Builds a tree from the records that `next` gives, and replaces the empty one by it when there are no more;
+    /// returns how many there were.
+    ///
+    /// # Errors
+    /// [`IndexError`]; unless the outcome is unknown, the index is as it was.
+    pub async fn load(
+        &self,
+        fill: f64,
+        mut next: impl AsyncFnMut() -> Result<Option<Vec<(L::Key, L::Value)>>, IndexError>,
+    ) -> Result<u64, IndexError> {
+        check_fill(fill)?;
+        let boundaries = self.map().boundaries().to_vec();
+        let mut builder = Builder::new(&self.pages, fill, self.placement_level, boundaries);
+        let outcome = async {
+            let mut order = Ascending::default();
+            while let Some(records) = next().await? {
+                for (key, value) in records {
+                    order.take(&key)?;
+                    builder.append(&key, &value).await?;
+                }
+            }
+            let built = builder.finish().await?;
+            self.check_halted()?;
+            let old = nodes_below(&self.pages, self.root).await?;
+            if !is_empty(&self.pages, self.root).await? {
+                let server = self.root.server();
+                return Err(IndexError::Refused { server, refusal: Refusal::NotEmpty });
+            }
+            self.check_halted()?;
+            let mut backoff = self.pages.backoff();
+            loop {
+                match replace_root(&self.pages, self.root, &built.root).await {
+                    Ok(()) => break,
+                    Err(Miss::Failed(error)) => return Err(error.into()),
+                    Err(Miss::Restart) => self.pages.before_retry(&mut backoff).await?,
+                }
+            }
+            old.into_iter().for_each(|node| self.pages.give_back_unseen(node));
+            Ok(order.count())
+        }
+        .await;
+        if let Err(error) = &outcome
+            && !matches!(error, IndexError::Indeterminate(_))
+        {
+            builder.abort().await;
+        }
+        outcome
+    }
+
+    /// A tree is replaced only while nobody is served, and for some time to come.
+    fn check_halted(&self) -> Result<(), IndexError> {
+        let until_ns = self.fabric().now_ns().saturating_add(HALT_LEFT_NS);
+        match self.part.server.has_halted(until_ns) {
+            true => Ok(()),
+            false => Err(IndexError::InvalidArgument("a tree is replaced while nobody is served")),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Any bytes as frames and as a handshake: no panic, nothing read past the end, what was understood encodes to the same
+//! bytes again, and nobody is let in whose messages are not exactly those of the protocol.
+#![no_main]
+
+use farleaf_fabric::handshake::{
+    Gather, HandshakeError, HandshakeMessage, Identity, Initiator, InitiatorStep, Nonce, Responder,
+    ResponderStep, Role, Token, Wanted,
+};
+use farleaf_fabric::tcp::frame::{Decoded, MAX_FRAME_BYTES, decode_completion, decode_request};
+use libfuzzer_sys::fuzz_target;
+
+fn requests(mut data: &[u8]) {
+    loop {
+        match decode_request(data) {
+            Decoded::Frame { id, body, bytes } => {
+                assert!(bytes <= MAX_FRAME_BYTES && bytes == body.frame_bytes());
+                let mut again = vec![0; bytes];
+                body.encode(id, &mut again);
+                assert_eq!(again, data[..bytes]);
+                data = &data[bytes..];
+            }
+            Decoded::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
+            Decoded::Malformed => return,
+        }
+    }
+}
+
+fn completions(mut data: &[u8]) {
+    loop {
+        match decode_completion(data) {
+            Decoded::Frame { id, body, bytes } => {
+                assert!(bytes <= MAX_FRAME_BYTES && bytes == body.frame_bytes());
+                let mut again = vec![0; bytes];
+                body.encode(id, &mut again);
+                assert_eq!(again, data[..bytes]);
+                data = &data[bytes..];
+            }
+            Decoded::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
+            Decoded::Malformed => return,
+        }
+    }
+}
+
+fn sides() -> (Initiator, Responder) {
+    let token = Token::new(&[7; 32]).unwrap();
+    let endpoint = Identity { role: Role::ComputeServer, number: 3, epoch: 77 };
+    let server = Identity { role: Role::MemoryServer, number: 1, epoch: 99 };
+    let wanted = Wanted { role: Role::MemoryServer, number: 1 };
+    let nonce = Nonce::from_bytes;
+    (
+        Initiator::new(&token, endpoint, 0, wanted, nonce([1; 32]), u64::MAX),
+        Responder::new(&token, server, &[Role::ComputeServer], nonce([2; 32]), u64::MAX),
+    )
+}
+
+/// Strangers' messages, in pieces: nobody is let in.
+fn strangers(mut data: &[u8]) {
+    let (mut initiator, mut responder) = sides();
+    let mut gather = Gather::default();
+    while let Some((first, rest)) = data.split_first() {
+        let count = usize::from(*first).min(rest.len()).min(gather.missing().len());
+        gather.missing()[..count].copy_from_slice(&rest[..count]);
+        data = &rest[count..];
+        let Some(message) = gather.arrived(count) else { continue };
+        let open = initiator.receive(&message, 0);
+        assert!(!matches!(open, Ok(InitiatorStep::Open { .. })));
+        let proven = responder.receive(&message, 0);
+        assert!(!matches!(proven, Ok(ResponderStep::Proven { .. })));
+    }
+}
+
+/// The right messages, with bits flipped on the way: whatever was changed is found out.
+fn meddlers(data: &[u8]) {
+    let mut masks = data.chunks(64);
+    let mut changed = false;
+    let mut meddle = |message: &HandshakeMessage| {
+        let mut meddled = *message;
+        for (byte, mask) in meddled.iter_mut().zip(masks.next().unwrap_or(&[])) {
+            *byte ^= mask;
+            changed |= *mask != 0;
+        }
+        meddled
+    };
+    let (mut initiator, mut responder) = sides();
+    let mut shake = || {
+        let hello = meddle(initiator.hello());
+        let ResponderStep::Send(challenge) = responder.receive(&hello, 0)? else { panic!() };
+        let challenge = meddle(&challenge);
+        let InitiatorStep::Send(proof) = initiator.receive(&challenge, 0)? else { panic!() };
+        responder.receive(&meddle(&proof), 0)?;
+        initiator.receive(&meddle(&responder.welcome(5)), 0)?;
+        Ok::<(), HandshakeError>(())
+    };
+    let done = shake();
+    assert_eq!(done.is_err(), changed, "{done:?}");
+}
+
+fuzz_target!(|data: &[u8]| {
+    match data.split_first() {
+        Some((0, data)) => strangers(data),
+        Some((1, data)) => meddlers(data),
+        Some((n, data)) if n % 2 == 0 => requests(data),
+        Some((_, data)) => completions(data),
+        None => {}
+    }
+});
