@@ -60,6 +60,8 @@ impl fmt::Display for Transport {
 pub struct MemoryRecord {
     /// Its number.
     pub number: u16,
+    /// Its process, on the machine that it runs on.
+    pub pid: u32,
     /// How it is reached.
     pub transport: Transport,
     /// Where: an address and a port, or the path of a socket.
@@ -77,6 +79,8 @@ pub struct MemoryRecord {
 pub struct ComputeRecord {
     /// Its number.
     pub number: u16,
+    /// Its process, on the machine that it runs on.
+    pub pid: u32,
     /// Where clients reach it: an address and a port.
     pub address: String,
     /// What it says of itself in the handshake.

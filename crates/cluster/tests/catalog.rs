@@ -7,7 +7,7 @@ use farleaf_cluster::catalog::{
 };
 use farleaf_cluster::stop::Stop;
 use farleaf_fabric::handshake::{HandshakeError, Token};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
@@ -183,6 +183,7 @@ fn a_catalog_that_says_nothing_is_given_up() {
 mod etcd {
     use super::*;
     use farleaf_cluster::catalog::EtcdCatalog;
+    use std::net::SocketAddr;
     use std::process::{Child, Command, Stdio};
 
     struct Etcd {

@@ -21,12 +21,13 @@ const MODULES: [(&str, &[&str]); 9] = [
 const SUITES: [(&str, &[&str]); 1] = [("index/conformance.rs", &["server"])];
 
 /// Crates, with the crates of the project that each may depend on.
-const CRATES: [(&str, &[&str]); 6] = [
+const CRATES: [(&str, &[&str]); 7] = [
     ("fabric", &[]),
     ("farleaf", &["farleaf-fabric"]),
     ("bench", &["farleaf", "farleaf-fabric"]),
     ("sim", &["farleaf", "farleaf-bench", "farleaf-fabric"]),
-    ("cli", &["farleaf", "farleaf-bench", "farleaf-fabric", "farleaf-sim"]),
+    ("cluster", &["farleaf", "farleaf-fabric"]),
+    ("cli", &["farleaf", "farleaf-bench", "farleaf-cluster", "farleaf-fabric", "farleaf-sim"]),
     ("compare", &["farleaf", "farleaf-bench", "farleaf-fabric"]),
 ];
 

@@ -73,7 +73,11 @@ fn is_version(key: &str, expected: Option<Version>) -> Compare {
 
 /// Whether etcd says that there is no such lease.
 fn is_no_lease(error: &Error) -> bool {
-    matches!(error, Error::GRpcStatus(status) if status.message().contains("lease not found"))
+    match error {
+        Error::GRpcStatus(status) => status.message().contains("lease not found"),
+        Error::LeaseKeepAliveError(why) => why.contains("lease not found"),
+        _ => false,
+    }
 }
 
 impl EtcdCatalog {
@@ -194,14 +198,12 @@ impl Catalog for EtcdCatalog {
 
     fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError> {
         let mut client = self.client();
-        let kept = self.call(async move {
-            let (mut keeper, mut answers) = client.lease_keep_alive(lease.0 as i64).await?;
-            keeper.keep_alive().await?;
-            Ok(answers.message().await?.is_some_and(|answer| answer.ttl() > 0))
-        });
+        // To open the stream is to keep alive once.
+        let kept = self.call(async move { client.lease_keep_alive(lease.0 as i64).await });
         match kept {
+            Ok(_) => Ok(true),
             Err(CatalogError::Refused(_)) => Ok(false),
-            kept => kept,
+            Err(error) => Err(error),
         }
     }
 

@@ -14,9 +14,12 @@ use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{Call, Calls, ReplySink, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Message, Region};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -48,18 +51,36 @@ pub struct EmbeddedCatalog {
     server: Option<TcpServer>,
     address: SocketAddr,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Locked as long as this runs.
+    _lock: File,
+}
+
+/// Takes the state for this process alone.
+fn lock_state(state: &Path) -> io::Result<File> {
+    let path = state.with_added_extension("lock");
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => {
+            let text = format!("another process has the state {}", state.display());
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
+        }
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 impl EmbeddedCatalog {
     /// Reads the state, and serves what connects to `listener` and has the token.
     ///
     /// # Errors
-    /// What the operating system says; [`io::ErrorKind::InvalidData`] if the file is no state of a catalog.
+    /// What the operating system says; [`io::ErrorKind::InvalidData`] if the file is no state of a catalog,
+    /// [`io::ErrorKind::AlreadyExists`] if another process has it.
     pub fn start(
         listener: TcpListener,
         token: &Token,
         config: &EmbeddedConfig,
     ) -> io::Result<Self> {
+        let lock = lock_state(&config.state)?;
         let clock = Clock::start();
         let store = Store::open(&config.state, clock.now_ns())?;
         let (sender, receiver) = sync_channel(QUEUE);
@@ -75,7 +96,7 @@ impl EmbeddedCatalog {
         };
         let server = TcpServer::start(listener, Arc::new(Front { sender }), token, server)?;
         let address = server.local_address();
-        Ok(Self { server: Some(server), address, thread: Mutex::new(Some(thread)) })
+        Ok(Self { server: Some(server), address, thread: Mutex::new(Some(thread)), _lock: lock })
     }
 
     /// Where it listens.

@@ -18,9 +18,11 @@ use std::cell::RefCell;
 
 /// The options of `farleaf client bench`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  farleaf client --dir /tmp/farleaf bench --load --workload ycsb-b --keys 1M \
+#[command(
+    after_help = "Example:\n  farleaf client --dir /tmp/farleaf bench --load --workload ycsb-b --keys 1M \
     --operations 1M --in-flight 64\n\nLatencies are those of a closed loop: a client asks for the next thing when it has \
-    the answer.")]
+    the answer."
+)]
 pub(super) struct Arguments {
     /// The mix of operations: `farleaf bench --help` lists the names
     #[arg(long, value_name = "NAME", default_value = "ycsb-b", value_parser = mix)]
@@ -106,7 +108,11 @@ async fn work(
     }
 }
 
-async fn load(client: &Client, keys: &KeySpace, bar: &indicatif::ProgressBar) -> anyhow::Result<u64> {
+async fn load(
+    client: &Client,
+    keys: &KeySpace,
+    bar: &indicatif::ProgressBar,
+) -> anyhow::Result<u64> {
     let start_ns = client.fabric().now_ns();
     let records = keys.records().inspect(|_| bar.inc(1));
     client.bulk_load(records, 0.7).await.context("the keys cannot be loaded")?;
@@ -120,10 +126,10 @@ pub(super) fn run(
     arguments: &Arguments,
 ) -> anyhow::Result<bool> {
     let connection = connect(place, patience, usize::from(arguments.in_flight).max(64) * 2)?;
-    let keys = KeySpace::new(arguments.keys, arguments.seed);
+    let keys = KeySpace::spread(arguments.keys);
     let mut load_ns = None;
     if arguments.load {
-        let bar = output::counter("records");
+        let bar = output::bar("records", None);
         load_ns = Some(connection.run(async |client| load(&client, &keys, &bar).await)?);
         bar.finish_and_clear();
     }
@@ -136,7 +142,7 @@ pub(super) fn run(
     };
     let clients = usize::from(arguments.clients);
     let inserted = Arc::new(Inserted::new(clients, 0));
-    let bar = output::counter("operations");
+    let bar = output::bar("operations", Some(arguments.operations));
     let outcomes = connection.run_all(clients, async |client, number| {
         let share = arguments.operations / clients as u64;
         let extra = u64::from((number as u64) < arguments.operations % clients as u64);
@@ -212,10 +218,8 @@ fn report(
         table.add_row(["failed".into(), failed.to_string()]);
         table.add_row(["outcome unknown".into(), indeterminate.to_string()]);
         for (name, quantile) in [("median", 0.5), ("p99", 0.99), ("p99.9", 0.999)] {
-            table.add_row([
-                format!("latency, {name}"),
-                format!("{:.1} us", microseconds(quantile)),
-            ]);
+            table
+                .add_row([format!("latency, {name}"), format!("{:.1} us", microseconds(quantile))]);
         }
         println!("{table}");
     }

@@ -53,9 +53,7 @@ pub(crate) async fn run_line(
         Line::Insert { key, value } => {
             done_if(client.insert(&key, &value).await?, || format!("key {key} is there already"))
         }
-        Line::Update { key, value } => {
-            done_if(client.update(&key, &value).await?, absent(key))
-        }
+        Line::Update { key, value } => done_if(client.update(&key, &value).await?, absent(key)),
         Line::Remove { key } => done_if(client.remove(&key).await?, absent(key)),
         Line::Scan { start, limit, reverse } => {
             scan(client, start, limit, reverse, out).await?;

@@ -33,7 +33,7 @@ const LINE_BYTES: u64 = 256;
 
 /// Records from the lines of a file. The first error ends them, and is kept.
 struct Records {
-    lines: Box<dyn BufRead>,
+    lines: Box<dyn BufRead + Send>,
     name: String,
     number: u64,
     error: Option<anyhow::Error>,
@@ -41,13 +41,12 @@ struct Records {
 
 impl Records {
     fn open(path: &Path) -> anyhow::Result<Self> {
-        let (lines, name): (Box<dyn BufRead>, _) = if path == Path::new("-") {
+        let (lines, name): (Box<dyn BufRead + Send>, _) = if path == Path::new("-") {
             (Box::new(BufReader::new(io::stdin())), "stdin".to_owned())
         } else {
             let name = path.display().to_string();
-            let file = File::open(path).map_err(|why| {
-                crate::UsageError(format!("{name} cannot be read: {why}"))
-            })?;
+            let file = File::open(path)
+                .map_err(|why| crate::UsageError(format!("{name} cannot be read: {why}")))?;
             (Box::new(BufReader::with_capacity(1 << 20, file)), name)
         };
         Ok(Self { lines, name, number: 0, error: None })
@@ -101,7 +100,11 @@ impl Iterator for Records {
     }
 }
 
-async fn upsert(client: &Client, records: &RefCell<Records>, count: &dyn Fn(u64)) -> anyhow::Result<()> {
+async fn upsert(
+    client: &Client,
+    records: &RefCell<Records>,
+    count: &dyn Fn(u64),
+) -> anyhow::Result<()> {
     loop {
         let together: Vec<_> = records.borrow_mut().by_ref().take(RECORDS_TOGETHER).collect();
         if together.is_empty() {
@@ -121,22 +124,26 @@ pub(super) fn run(
 ) -> anyhow::Result<bool> {
     let records = std::sync::Mutex::new(Some(Records::open(&arguments.file)?));
     let connection = connect(place, patience, 256)?;
-    let bar = output::counter("records");
+    let bar = output::bar("records", None);
     let loaded = connection.run(async |client| {
         let taken = records.lock().ok().and_then(|mut records| records.take());
         let records = RefCell::new(taken.context("the file is read once")?);
         let outcome = if arguments.bulk {
-            let counted = std::iter::from_fn(|| records.borrow_mut().next()).inspect(|_| bar.inc(1));
+            let counted =
+                std::iter::from_fn(|| records.borrow_mut().next()).inspect(|_| bar.inc(1));
             let outcome = client.bulk_load(counted, arguments.fill).await;
             outcome.map(drop).map_err(|error| match error {
-                IndexError::NotSorted { position } => anyhow::Error::from(crate::UsageError(format!(
-                    "with --bulk keys ascend strictly, and record {} does not",
-                    position + 1
-                ))),
+                IndexError::NotSorted { position } => {
+                    anyhow::Error::from(crate::UsageError(format!(
+                        "with --bulk keys ascend strictly, and record {} does not",
+                        position + 1
+                    )))
+                }
                 error => error.into(),
             })
         } else {
-            let all = (0..REQUESTS).map(|_| upsert(&client, &records, &|sent| bar.inc(sent)));
+            let count = |sent| bar.inc(sent);
+            let all = (0..REQUESTS).map(|_| upsert(&client, &records, &count));
             futures_util::future::try_join_all(all).await.map(drop)
         };
         // What is wrong with the file comes first: it may be why the rest failed.

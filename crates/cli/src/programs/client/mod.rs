@@ -15,10 +15,12 @@ use std::time::Duration;
 
 /// The options of `farleaf client`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  farleaf client --dir /tmp/farleaf put 17 4\n  farleaf client --dir /tmp/farleaf \
+#[command(
+    after_help = "Examples:\n  farleaf client --dir /tmp/farleaf put 17 4\n  farleaf client --dir /tmp/farleaf \
     scan 10 --limit 5\n  farleaf client --dir /tmp/farleaf load records.csv\n\nKeys and values are whole numbers from 0 to \
     2^64 - 1. Exit codes: 0 done, 1 the key is absent, or there (insert), or something failed, 2 the command line or a \
-    file makes no sense.")]
+    file makes no sense."
+)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     place: Place,
