@@ -16,7 +16,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
@@ -46,7 +46,7 @@ pub enum Kind {
 /// One number, and what tells it from the others of its family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Names and values of its labels; every sample of a family has others.
+    /// Names and values of its labels; every sample of a family has others. One without any is alone in its family.
     pub labels: Vec<(&'static str, String)>,
     /// The number.
     pub value: u64,
@@ -77,6 +77,13 @@ impl fmt::Debug for Families {
     }
 }
 
+fn put(kind: Kind, value: u64, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+    match kind {
+        Kind::Counter => ConstCounter::new(value).encode(encoder),
+        Kind::Gauge => ConstGauge::new(value).encode(encoder),
+    }
+}
+
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for family in lock(&self.0).iter() {
@@ -88,11 +95,12 @@ impl Collector for Families {
             };
             let mut encoder = encoder.encode_descriptor(family.name, family.help, None, kind)?;
             for Sample { labels, value } in (family.look)() {
-                let encoder = encoder.encode_family(&labels)?;
-                match family.kind {
-                    Kind::Counter => ConstCounter::new(value).encode(encoder)?,
-                    Kind::Gauge => ConstGauge::new(value).encode(encoder)?,
+                // Braces around nothing are no labels to everybody.
+                if labels.is_empty() {
+                    put(family.kind, value, encoder)?;
+                    break;
                 }
+                put(family.kind, value, encoder.encode_family(&labels)?)?;
             }
         }
         Ok(())
