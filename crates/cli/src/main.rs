@@ -52,10 +52,14 @@ enum Command {
     Sim(sim::Arguments),
     /// Run one memory server
     MemoryServer(Box<programs::memory_server::Arguments>),
+    /// Run one compute server
+    ComputeServer(Box<programs::compute_server::Arguments>),
     /// Run a whole cluster on this host, each server a process of its own
     Cluster(Box<programs::cluster::Arguments>),
     /// Show how a cluster stands, and whether it serves
     Status(programs::status::Arguments),
+    /// Read and change what a cluster holds
+    Client(Box<programs::client::Arguments>),
 }
 
 /// The command line makes no sense: exit code 2.
@@ -103,6 +107,10 @@ fn main() -> ExitCode {
         Command::Ablation(arguments) => ablation::run(&arguments).map(|()| true),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::MemoryServer(arguments) => programs::memory_server::run(*arguments).map(|()| true),
+        Command::ComputeServer(arguments) => {
+            programs::compute_server::run(*arguments).map(|()| true)
+        }
+        Command::Client(arguments) => programs::client::run(&arguments),
         Command::Cluster(arguments) => programs::cluster::run(&arguments),
         Command::Status(arguments) => programs::status::run(&arguments),
     };
@@ -128,7 +136,7 @@ fn explain(error: &clap::Error) -> ExitCode {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             output::error_line(
-                "a command is missing: demo, bench, figures, ablation, sim, memory-server, cluster or status; see `farleaf --help`",
+                "a command is missing: demo, bench, figures, ablation, sim, memory-server, compute-server, cluster, status or client; see `farleaf --help`",
             );
             ExitCode::from(2)
         }

@@ -3,8 +3,9 @@
 //! *Thread safety*: [`Connection`] is for any number of threads; a client belongs to the thread that it runs on.
 
 use crate::catalog::{self, Catalog, CatalogAddress};
+use crate::config::ConfigError;
+use crate::error::ProgramError;
 use crate::records::{self, ComputeRecord, Keys, SettingsRecord};
-use anyhow::Context;
 use farleaf::client::{ClientIndex, ClientOptions};
 use farleaf::index::IndexError;
 use farleaf::page::Fixed8;
@@ -12,7 +13,7 @@ use farleaf_fabric::Cluster;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 /// A client of a cluster of processes.
@@ -47,6 +48,13 @@ impl std::fmt::Debug for Connection {
     }
 }
 
+/// The address of a server, of whose host the catalog may have the name.
+pub(crate) fn resolve(address: &str) -> Result<SocketAddr, ProgramError> {
+    let what = format!("{address} leads nowhere");
+    let found = address.to_socket_addrs().map_err(ProgramError::system(&what))?.next();
+    found.ok_or(ProgramError::Failed(what))
+}
+
 fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -56,21 +64,24 @@ impl Connection {
     ///
     /// # Errors
     /// What the catalog says, or that not all compute servers are there.
-    pub fn open(config: &ConnectionConfig) -> anyhow::Result<Self> {
+    pub fn open(config: &ConnectionConfig) -> Result<Self, ProgramError> {
         let catalog = catalog::open(&config.catalog, &config.token)?;
-        let keys = Keys::new(&config.cluster)?;
+        let keys = Keys::new(&config.cluster)
+            .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", config.cluster)))?;
         let settings = records::get::<SettingsRecord>(&*catalog, &keys.settings())?;
-        let (settings, _) =
-            settings.with_context(|| format!("the catalog knows no cluster {}", config.cluster))?;
+        let unknown = || ProgramError::Failed(format!("there is no cluster {}", config.cluster));
+        let (settings, _) = settings.ok_or_else(unknown)?;
         let mut found: Vec<ComputeRecord> = records::list(&*catalog, &keys.compute_prefix())?;
         found.sort_by_key(|record| record.number);
         let missing = (0..settings.compute_servers)
             .find(|number| found.binary_search_by_key(number, |record| record.number).is_err());
         if let Some(missing) = missing {
-            anyhow::bail!("compute server {missing} of {} is not there", settings.compute_servers);
+            let what =
+                format!("compute server {missing} of {} is not there", settings.compute_servers);
+            return Err(ProgramError::Failed(what));
         }
-        let addresses: Result<Vec<SocketAddr>, _> =
-            found.iter().map(|record| record.address.parse()).collect();
+        let addresses: Result<Vec<SocketAddr>, ProgramError> =
+            found.iter().map(|record| resolve(&record.address)).collect();
         // Time for a second attempt at what changes nothing.
         let request = config.deadline * 2 / 5;
         let tcp = TcpConfig {

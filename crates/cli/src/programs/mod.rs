@@ -2,23 +2,29 @@
 //!
 //! Each of their settings is a flag; `--config FILE` reads them from TOML, and flags on the command line win.
 
+pub(crate) mod client;
 pub(crate) mod cluster;
+pub(crate) mod compute_server;
 pub(crate) mod memory_server;
 pub(crate) mod status;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory};
-use farleaf_cluster::config::{ConfigError, flags_of_file};
-use farleaf_cluster::launch::end_with_parent;
+use farleaf_cluster::catalog::CatalogAddress;
+use farleaf_cluster::config::{ConfigError, flags_of_file, read_token};
+use farleaf_cluster::error::ProgramError;
+use farleaf_cluster::launch::{Folder, end_with_parent};
 use farleaf_cluster::logging::{self, Level};
+use farleaf_cluster::records::Keys;
 use farleaf_cluster::stop::Stop;
+use farleaf_fabric::handshake::Token;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The commands whose settings can come from a file.
-const WITH_FILES: [&str; 2] = ["memory-server", "cluster"];
+const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
 
 /// What every program of a cluster is told.
 #[derive(Debug, Args)]
@@ -43,6 +49,52 @@ impl Common {
             end_with_parent(parent).context("the parent cannot be watched")?;
         }
         Ok(stop)
+    }
+}
+
+/// Where a cluster is that runs already.
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    /// The folder that `farleaf cluster` was given
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["catalog", "token_file"], required_unless_present = "catalog")]
+    dir: Option<PathBuf>,
+    /// Where the catalog is: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
+    #[arg(long, value_name = "CATALOG", requires = "token_file")]
+    catalog: Option<CatalogAddress>,
+    /// The cluster's token, in a file that only its owner can read
+    #[arg(long, value_name = "FILE", requires = "catalog")]
+    token_file: Option<PathBuf>,
+    /// The cluster's name
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    cluster: String,
+}
+
+impl Place {
+    /// Its catalog and its token.
+    fn find(&self) -> anyhow::Result<(CatalogAddress, Token)> {
+        let (address, token_file) = match (&self.dir, &self.catalog, &self.token_file) {
+            (Some(dir), ..) => {
+                let folder = Folder(dir.clone());
+                // A folder without a running cluster is a cluster that does not serve.
+                let running = folder.catalog().map_err(|error| match error {
+                    ConfigError::File { .. } if dir.is_dir() => {
+                        ProgramError::Failed(format!("no cluster runs in {}", dir.display()))
+                    }
+                    error => error.into(),
+                });
+                (running?, folder.token())
+            }
+            (None, Some(address), Some(token_file)) => (address.clone(), token_file.clone()),
+            _ => return crate::usage("use --dir, or --catalog and --token-file"),
+        };
+        let token = read_token(&token_file)?;
+        Ok((address, token))
+    }
+
+    /// Its keys in the catalog.
+    fn keys(&self) -> anyhow::Result<Keys> {
+        let keys = Keys::new(&self.cluster);
+        Ok(keys.map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", self.cluster)))?)
     }
 }
 

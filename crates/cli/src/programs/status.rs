@@ -1,15 +1,11 @@
 //! `farleaf status`: how a cluster stands.
 
+use super::Place;
 use clap::Args;
 use comfy_table::{Table, presets};
-use farleaf_cluster::catalog::{CatalogAddress, open};
-use farleaf_cluster::config::{ConfigError, read_token};
-use farleaf_cluster::error::ProgramError;
-use farleaf_cluster::launch::Folder;
-use farleaf_cluster::records::Keys;
+use farleaf_cluster::catalog::open;
 use farleaf_cluster::status::{Row, Standing};
 use std::io::Write;
-use std::path::PathBuf;
 
 /// The options of `farleaf status`.
 #[derive(Debug, Args)]
@@ -19,18 +15,8 @@ use std::path::PathBuf;
     file makes no sense."
 )]
 pub(crate) struct Arguments {
-    /// The folder that `farleaf cluster` was given
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["catalog", "token_file"], required_unless_present = "catalog")]
-    dir: Option<PathBuf>,
-    /// Where the catalog is: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
-    #[arg(long, value_name = "CATALOG", requires = "token_file")]
-    catalog: Option<CatalogAddress>,
-    /// The cluster's token, in a file that only its owner can read
-    #[arg(long, value_name = "FILE", requires = "catalog")]
-    token_file: Option<PathBuf>,
-    /// The cluster's name
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    cluster: String,
+    #[command(flatten)]
+    place: Place,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -56,25 +42,8 @@ fn table(rows: &[Row]) -> Table {
 
 /// Prints how a cluster stands; whether it serves.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let (address, token_file) = match (&arguments.dir, &arguments.catalog, &arguments.token_file) {
-        (Some(dir), ..) => {
-            let folder = Folder(dir.clone());
-            // A folder without a running cluster is a cluster that does not serve.
-            let running = folder.catalog().map_err(|error| match error {
-                ConfigError::File { .. } if dir.is_dir() => {
-                    ProgramError::Failed(format!("no cluster runs in {}", dir.display()))
-                }
-                error => error.into(),
-            });
-            (running?, folder.token())
-        }
-        (None, Some(address), Some(token_file)) => (address.clone(), token_file.clone()),
-        _ => return crate::usage("use --dir, or --catalog and --token-file"),
-    };
-    let token = read_token(&token_file)?;
-    let keys = Keys::new(&arguments.cluster);
-    let keys =
-        keys.map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", arguments.cluster)))?;
+    let (address, token) = arguments.place.find()?;
+    let keys = arguments.place.keys()?;
     let standing = Standing::read(&*open(&address, &token)?, &keys)?;
     let missing = standing.missing();
     let mut out = std::io::stdout().lock();

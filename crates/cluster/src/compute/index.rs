@@ -2,6 +2,8 @@
 //!
 //! *Thread safety*: blocks the calling thread.
 
+use super::because;
+use crate::error::ProgramError;
 use farleaf::cache::CacheOptions;
 use farleaf::index::dex::DexOptions;
 use farleaf::index::{Design, IndexError};
@@ -19,9 +21,10 @@ const REGISTRAR: ServerId = ServerId::new(0);
 fn run<C: Cluster, Fut: Future<Output = Result<(), IndexError>>>(
     cluster: &C,
     body: impl Fn(C::Fabric) -> Fut + Sync,
-) -> anyhow::Result<()> {
+) -> Result<(), ProgramError> {
     let outcome = cluster.run(&[NOBODY], |fabric, _| body(fabric)).pop().flatten();
-    Ok(outcome.unwrap_or(Err(IndexError::InvalidArgument("no endpoint could be opened")))?)
+    let outcome = outcome.unwrap_or(Err(IndexError::InvalidArgument("no endpoint was opened")));
+    outcome.map_err(because)
 }
 
 /// Makes an empty index.
@@ -29,7 +32,7 @@ pub(super) fn create<C: Cluster>(
     cluster: &C,
     boundaries: Vec<u64>,
     placement_level: u8,
-) -> anyhow::Result<()> {
+) -> Result<(), ProgramError> {
     let with = DexOptions::with_boundaries(boundaries, CacheOptions::default());
     let options = &DexOptions { placement_level, ..with };
     run(cluster, async |fabric| <Dex as Design<Fixed8>>::create(&fabric, options).await)
@@ -37,7 +40,10 @@ pub(super) fn create<C: Cluster>(
 
 /// Whatever this compute server was before: nothing of that takes effect any more, and others may finish or undo what
 /// it was at.
-pub(super) fn end_former_life<C: Cluster>(cluster: &C, compute_server: u16) -> anyhow::Result<()> {
+pub(super) fn end_former_life<C: Cluster>(
+    cluster: &C,
+    compute_server: u16,
+) -> Result<(), ProgramError> {
     run(cluster, async |fabric| {
         for number in 0..fabric.memory_servers() {
             fabric.fence(ServerId::new(number), compute_server).await?;

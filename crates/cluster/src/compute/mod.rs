@@ -9,20 +9,21 @@
 
 mod front;
 mod index;
+mod metrics;
 #[cfg(test)]
 mod tests;
 mod threads;
 
-pub(crate) use threads::{Done, Tally};
-
 use crate::catalog::{self, CatalogAddress};
+use crate::client::resolve;
+use crate::config::{self, ConfigError};
+use crate::error::ProgramError;
 use crate::membership::Member;
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
     Transport as TransportName,
 };
 use crate::stop::Stop;
-use anyhow::Context;
 use farleaf::cache::CacheOptions;
 use farleaf::page::Fixed8;
 use farleaf::partition::{ComputeServer, PartitionMap};
@@ -34,12 +35,13 @@ use farleaf_fabric::tcp::{
 use front::Front;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::time::Duration;
-use threads::{Threads, Transport};
+use threads::{Done, Tally, Threads, Transport};
 
 /// What a compute server is like.
 #[derive(Clone, Debug)]
-pub struct ComputeServerConfig {
+pub struct ComputeServerOptions {
     /// Its number among the compute servers.
     pub number: u16,
     /// The cluster's name.
@@ -54,8 +56,10 @@ pub struct ComputeServerConfig {
     pub cache: CacheOptions,
     /// Where the catalog is.
     pub catalog: CatalogAddress,
-    /// The cluster's secret.
-    pub token: Token,
+    /// The file of the cluster's token.
+    pub token_file: PathBuf,
+    /// Where clients reach it, if not where it listens.
+    pub advertise: Option<String>,
     /// The term of its lease.
     pub term: Duration,
     /// The longest that one request to a memory server may take.
@@ -68,8 +72,8 @@ pub struct ComputeServerConfig {
 
 /// How often the catalog is looked at.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long a program waits for its number and the catalog.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a program waits for its number and the catalog, beyond the term.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Transport for TcpCluster {
     type Fabric = TcpFabric;
@@ -86,8 +90,8 @@ impl Transport for TcpCluster {
 
 /// What the metrics of a compute server are made of.
 #[derive(Debug, Default)]
-pub(crate) struct Watched {
-    pub(crate) tally: Arc<Tally>,
+struct Watched {
+    tally: Arc<Tally>,
     serving: Mutex<Option<Watching>>,
 }
 
@@ -98,20 +102,20 @@ struct Watching {
 
 /// What a compute server says of itself at one moment.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+struct Seen {
     /// What its threads have done since they began to serve this generation.
-    pub(crate) done: Vec<Done>,
+    done: Vec<Done>,
     /// The epoch of its map, 0 while it serves nobody.
-    pub(crate) map_epoch: u64,
+    map_epoch: u64,
     /// Its range: the lowest key, and the first beyond.
-    pub(crate) range: Option<(u64, Option<u64>)>,
+    range: Option<(u64, Option<u64>)>,
     /// Bytes of nodes in its cache.
-    pub(crate) cached_bytes: u64,
+    cached_bytes: u64,
 }
 
 impl Watched {
     /// What there is to say now.
-    pub(crate) fn look(&self) -> Seen {
+    fn look(&self) -> Seen {
         let Some(Watching { shared }) = lock(&self.serving).clone() else { return Seen::default() };
         let range = shared.server.map().range_of(shared.server.number());
         Seen {
@@ -130,7 +134,8 @@ struct Serving {
 }
 
 struct Program<'a> {
-    config: &'a ComputeServerConfig,
+    options: &'a ComputeServerOptions,
+    token: Token,
     keys: Keys,
     catalog: Arc<dyn catalog::Catalog>,
     front: Arc<Front>,
@@ -143,47 +148,72 @@ struct Program<'a> {
 /// Runs a compute server until `stop`; then it writes everything back.
 ///
 /// # Errors
-/// What keeps it from serving at all, or from ending cleanly.
-pub fn run(config: &ComputeServerConfig, stop: &Stop) -> anyhow::Result<()> {
-    let keys = Keys::new(&config.cluster)?;
-    let catalog = catalog::open(&config.catalog, &config.token)?;
-    let listener = TcpListener::bind(config.listen)
-        .with_context(|| format!("cannot listen on {}", config.listen))?;
+/// [`ProgramError`]: what keeps it from serving at all, or from ending cleanly.
+pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramError> {
+    let token = config::read_token(&options.token_file)?;
+    let keys = Keys::new(&options.cluster)
+        .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
+    let catalog = catalog::open(&options.catalog, &token)?;
+    let what = format!("cannot listen at {}", options.listen);
+    let listener = TcpListener::bind(options.listen).map_err(ProgramError::system(what))?;
     let front = Arc::new(Front::default());
-    let server_config = TcpServerConfig {
+    let config = TcpServerConfig {
         role: Role::ComputeServer,
-        number: config.number,
+        number: options.number,
         accepts: &[Role::Client, Role::ComputeServer],
-        io_threads: config.io_threads,
+        io_threads: options.io_threads,
         ..TcpServerConfig::default()
     };
-    let server = TcpServer::start(listener, Arc::clone(&front), &config.token, server_config)?;
+    let server = TcpServer::start(listener, Arc::clone(&front), &token, config)
+        .map_err(ProgramError::system("the listener"))?;
+    let server = Arc::new(server);
     let watched = Arc::new(Watched::default());
+    let look = Arc::clone(&watched);
+    let metrics = options
+        .metrics
+        .map(|listen| metrics::start(listen, &server, look, options.number))
+        .transpose()?;
+    let address = server.local_address();
     let record = ComputeRecord {
-        number: config.number,
+        number: options.number,
         pid: std::process::id(),
-        address: server.local_address().to_string(),
+        address: config::advertised(address, options.advertise.as_deref())?,
         epoch: server.identity().epoch,
-        metrics: None,
+        metrics: metrics.as_ref().map(|metrics| metrics.local_address().to_string()),
     };
-    let (key, value) = (keys.compute(config.number), records::encode(&record));
-    let member = Member::register(Arc::clone(&catalog), key, value, config.term, PATIENCE, stop)?;
-    tracing::info!("compute server {} listens on {}", config.number, server.local_address());
+    let (key, value) = (keys.compute(options.number), records::encode(&record));
+    let patience = options.term + PATIENCE;
+    let member = Member::register(Arc::clone(&catalog), key, value, options.term, patience, stop);
+    let member = match member {
+        Err(_) if stop.is_raised() => return Ok(()),
+        member => member?,
+    };
+    tracing::info!("compute server {} listens at {address}", options.number);
     let (serving, said) = (None, String::new());
-    let mut program = Program { config, keys, catalog, front, watched, serving, said };
+    let mut program = Program { options, token, keys, catalog, front, watched, serving, said };
     while !stop.wait(LOOK) {
         if program.serving.as_ref().is_some_and(|serving| !serving.threads.are_alive()) {
-            anyhow::bail!("a thread of compute server {} has failed", config.number);
+            return failed(format!("a thread of compute server {} has failed", options.number));
         }
         if let Err(error) = program.look() {
-            program.say(format!("{error:#}"));
+            program.say(error.to_string());
         }
     }
     // Clients hear that nobody serves here, as long as what is under way ends and everything is written back.
     let ended = program.end();
     drop(member);
+    drop(metrics);
     server.stop();
     ended
+}
+
+fn failed<T>(what: impl Into<String>) -> Result<T, ProgramError> {
+    Err(ProgramError::Failed(what.into()))
+}
+
+/// An error of the index, or of what is read from the catalog, as the program's.
+fn because(error: impl std::fmt::Display) -> ProgramError {
+    ProgramError::Failed(error.to_string())
 }
 
 impl Program<'_> {
@@ -195,7 +225,7 @@ impl Program<'_> {
         }
     }
 
-    fn memory(&self, settings: &SettingsRecord) -> anyhow::Result<Option<Vec<MemoryRecord>>> {
+    fn memory(&self, settings: &SettingsRecord) -> Result<Option<Vec<MemoryRecord>>, ProgramError> {
         let mut found: Vec<MemoryRecord> =
             records::list(&*self.catalog, &self.keys.memory_prefix())?;
         found.sort_by_key(|record| record.number);
@@ -205,7 +235,7 @@ impl Program<'_> {
     }
 
     /// Looks at the catalog, and does what is to be done.
-    fn look(&mut self) -> anyhow::Result<()> {
+    fn look(&mut self) -> Result<(), ProgramError> {
         let settings = records::get::<SettingsRecord>(&*self.catalog, &self.keys.settings())?;
         let Some((settings, _)) = settings else {
             self.say("waiting for the cluster's settings".to_owned());
@@ -240,63 +270,62 @@ impl Program<'_> {
     }
 
     /// Whether it falls to this compute server to make the index: to the first that lives.
-    fn is_maker(&self) -> anyhow::Result<bool> {
+    fn is_maker(&self) -> Result<bool, ProgramError> {
         let compute: Vec<ComputeRecord> =
             records::list(&*self.catalog, &self.keys.compute_prefix())?;
         let first = compute.iter().map(|record| record.number).min();
-        Ok(first == Some(self.config.number))
+        Ok(first == Some(self.options.number))
     }
 
     fn transport(
         &self,
         settings: &SettingsRecord,
         memory: &[MemoryRecord],
-    ) -> anyhow::Result<TcpCluster> {
-        anyhow::ensure!(
-            settings.transport == TransportName::Tcp,
-            "this program cannot reach memory servers over {}",
-            settings.transport
-        );
-        let addresses: Result<Vec<SocketAddr>, _> =
-            memory.iter().map(|record| record.address.parse()).collect();
-        let timeout = self.config.request_timeout;
+    ) -> Result<TcpCluster, ProgramError> {
+        if settings.transport != TransportName::Tcp {
+            let transport = settings.transport;
+            return failed(format!("this program cannot reach memory servers over {transport}"));
+        }
+        let addresses: Result<Vec<SocketAddr>, ProgramError> =
+            memory.iter().map(|record| resolve(&record.address)).collect();
+        let timeout = self.options.request_timeout;
         let config = TcpConfig {
             timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
             ..TcpConfig::default()
         };
-        Ok(TcpCluster::connect(addresses?, &self.config.token, config))
+        Ok(TcpCluster::connect(addresses?, &self.token, config))
     }
 
-    fn map(&self, settings: &SettingsRecord) -> anyhow::Result<PartitionMap<u64>> {
+    fn map(&self, settings: &SettingsRecord) -> Result<PartitionMap<u64>, ProgramError> {
         let key = self.keys.map();
         if let Some((record, _)) = records::get::<MapRecord>(&*self.catalog, &key)? {
             let MapRecord { epoch, boundaries, owners } = record;
-            return Ok(PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners)?);
+            return PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners).map_err(because);
         }
         let servers = settings.compute_servers.max(1);
-        let boundaries = match self.config.boundaries.is_empty() {
+        let boundaries = match self.options.boundaries.is_empty() {
             true => {
                 let step = u64::MAX / u64::from(servers);
                 (1..servers).map(|number| step * u64::from(number)).collect()
             }
-            false => self.config.boundaries.clone(),
+            false => self.options.boundaries.clone(),
         };
-        anyhow::ensure!(
-            boundaries.len() + 1 == usize::from(servers),
-            "{servers} compute servers need {} boundaries, and there are {}",
-            servers - 1,
-            boundaries.len()
-        );
-        let map = PartitionMap::new::<Fixed8>(1, boundaries)?;
+        if boundaries.len() + 1 != usize::from(servers) {
+            let (needed, found) = (servers - 1, boundaries.len());
+            let what = format!("{servers} compute servers need {needed} boundaries, not {found}");
+            return Err(ConfigError::Settings(what).into());
+        }
+        let map = PartitionMap::new::<Fixed8>(1, boundaries).map_err(because)?;
         let record = MapRecord {
             epoch: map.epoch(),
             boundaries: map.boundaries().to_vec(),
             owners: map.owners().to_vec(),
         };
         // If another was first, it is that one's map; the next look finds it.
-        let put = records::put_if(&*self.catalog, &key, None, &record, None)?;
-        anyhow::ensure!(put, "the partition map was made by another");
-        Ok(map)
+        match records::put_if(&*self.catalog, &key, None, &record, None)? {
+            true => Ok(map),
+            false => failed("the partition map was made by another"),
+        }
     }
 
     /// Brings the index one step nearer to being there.
@@ -305,7 +334,7 @@ impl Program<'_> {
         index: Option<(IndexRecord, catalog::Version)>,
         settings: &SettingsRecord,
         memory: &[MemoryRecord],
-    ) -> anyhow::Result<()> {
+    ) -> Result<(), ProgramError> {
         let key = self.keys.index();
         let version = index.as_ref().map(|(_, version)| *version);
         let making = |generation| IndexRecord {
@@ -351,13 +380,14 @@ impl Program<'_> {
         generation: u64,
         settings: &SettingsRecord,
         memory: &[MemoryRecord],
-    ) -> anyhow::Result<()> {
+    ) -> Result<(), ProgramError> {
         let map = self.map(settings)?;
         let cluster = Arc::new(self.transport(settings, memory)?);
-        index::end_former_life(&*cluster, self.config.number)?;
-        let server = ComputeServer::start(self.config.number, &self.config.cache, map)?;
+        index::end_former_life(&*cluster, self.options.number)?;
+        let server = ComputeServer::start(self.options.number, &self.options.cache, map);
+        let server = server.map_err(because)?;
         let (server, tally) = (Arc::new(server), Arc::clone(&self.watched.tally));
-        let threads = Threads::start(server, &cluster, self.config.threads, tally)?;
+        let threads = Threads::start(server, &cluster, self.options.threads, tally)?;
         let shared = Arc::clone(&threads.shared);
         *lock(&self.watched.serving) = Some(Watching { shared });
         self.front.set(Some(Arc::clone(&threads.shared.queues)));
@@ -368,18 +398,18 @@ impl Program<'_> {
     }
 
     /// Goes by the catalog's map, if that is newer.
-    fn learn_map(&mut self) -> anyhow::Result<()> {
+    fn learn_map(&mut self) -> Result<(), ProgramError> {
         let Some(serving) = &self.serving else { return Ok(()) };
         let server = &serving.threads.shared.server;
         if let Some((record, _)) = records::get::<MapRecord>(&*self.catalog, &self.keys.map())?
             && record.epoch > server.epoch()
         {
             let MapRecord { epoch, boundaries, owners } = record;
-            let map = PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners)?;
-            anyhow::ensure!(
-                map.range_of(server.number()) == server.dex().range(),
-                "the map of epoch {epoch} gives this compute server other keys than it has taken over"
-            );
+            let map = PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners);
+            let map = map.map_err(because)?;
+            if map.range_of(server.number()) != server.dex().range() {
+                return failed(format!("the map of epoch {epoch} gives this server other keys"));
+            }
             server.set_map(&Arc::new(map));
             tracing::info!("the partition map of epoch {epoch}");
         }
@@ -400,13 +430,13 @@ impl Program<'_> {
         }
     }
 
-    fn end(&mut self) -> anyhow::Result<()> {
+    fn end(&mut self) -> Result<(), ProgramError> {
         let Some(serving) = self.take_down() else { return Ok(()) };
         let flushed = serving.threads.flush();
         serving.threads.stop();
         match flushed {
             Ok(()) => tracing::info!("everything is written back"),
-            Err(why) => anyhow::bail!("not everything could be written back: {why}"),
+            Err(why) => return failed(format!("not everything could be written back: {why}")),
         }
         Ok(())
     }

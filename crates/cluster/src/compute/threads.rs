@@ -3,7 +3,9 @@
 //!
 //! *Thread safety*: the handle is for any number of threads; what a thread works with stays there.
 
+use super::failed;
 use super::front::{Asked, Queue, Queues, Reply};
+use crate::error::ProgramError;
 use farleaf::cache::CacheCounters;
 use farleaf::index::IndexError;
 use farleaf::page::Fixed8;
@@ -42,12 +44,12 @@ pub(super) trait Transport: Send + Sync + 'static {
 
 /// What was answered, by kind.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) lookups: AtomicU64,
-    pub(crate) changes: AtomicU64,
-    pub(crate) scans: AtomicU64,
-    pub(crate) others: AtomicU64,
-    pub(crate) refusals: AtomicU64,
+pub(super) struct Tally {
+    pub(super) lookups: AtomicU64,
+    pub(super) changes: AtomicU64,
+    pub(super) scans: AtomicU64,
+    pub(super) others: AtomicU64,
+    pub(super) refusals: AtomicU64,
 }
 
 impl Tally {
@@ -66,9 +68,9 @@ impl Tally {
 
 /// What a thread has done so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Done {
-    pub(crate) fabric: CounterSnapshot,
-    pub(crate) cache: CacheCounters,
+pub(super) struct Done {
+    pub(super) fabric: CounterSnapshot,
+    pub(super) cache: CacheCounters,
 }
 
 /// What all threads of one serving share.
@@ -94,7 +96,7 @@ impl Threads {
         transport: &Arc<T>,
         count: usize,
         tally: Arc<Tally>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, ProgramError> {
         let count = count.max(1);
         let shared = Arc::new(Shared {
             server,
@@ -113,7 +115,8 @@ impl Threads {
                 })
             };
             let name = format!("compute-{number}");
-            threads.push(std::thread::Builder::new().name(name).spawn(run)?);
+            let thread = std::thread::Builder::new().name(name).spawn(run);
+            threads.push(thread.map_err(ProgramError::system("a thread"))?);
         }
         drop(opened);
         let this = Self { shared, threads };
@@ -122,9 +125,9 @@ impl Threads {
                 Ok(Ok(())) => {}
                 Ok(Err(why)) => {
                     this.stop();
-                    anyhow::bail!("the index cannot be opened: {why}");
+                    return failed(format!("the index cannot be opened: {why}"));
                 }
-                Err(_) => anyhow::bail!("a thread ended while it was opening the index"),
+                Err(_) => return failed("a thread ended while it was opening the index"),
             }
         }
         Ok(this)
