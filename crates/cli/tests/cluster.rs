@@ -66,13 +66,19 @@ impl Launched {
         Self::start_in(tempfile::tempdir().unwrap(), more)
     }
 
-    /// Starts a cluster, and waits until it says that it is ready.
+    /// Starts a cluster without compute servers, unless `more` says otherwise, and waits until it says that it is
+    /// ready.
     fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Self {
+        let none: &[&str] = match more.contains(&"--compute-servers") {
+            true => &[],
+            false => &["--compute-servers", "0"],
+        };
         let mut process = Command::new(env!("CARGO_BIN_EXE_farleaf"))
-            .args(["cluster", "--compute-servers", "0", "--pool-bytes", "16Mi"])
+            .args(["cluster", "--pool-bytes", "16Mi"])
             .args(["--term-seconds", "1", "--dir"])
             .arg(folder.path())
             .args(more)
+            .args(none)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -291,6 +297,39 @@ fn memory_follows_the_generation_of_the_index() {
     });
     assert_eq!(told, Err(FabricError::Restarted { server: ServerId::new(0) }));
     assert_eq!(cluster.end(Signal::TERM), Some(0));
+}
+
+/// From the index that everybody serves, over its loss, to the next one.
+#[test]
+fn a_whole_cluster_makes_its_index_anew_when_a_memory_server_has_died() {
+    let mut cluster = Launched::start(&[
+        "--transport",
+        "tcp",
+        "--memory-servers",
+        "2",
+        "--compute-servers",
+        "2",
+        "--cache-bytes",
+        "1Mi",
+        "--boundaries",
+        "1000",
+        "--restart",
+    ]);
+    let said = text(&cluster.status().stdout);
+    for part in ["generation 1, ready", "..1000", "1000..", "compute server 1", "serves"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let before = cluster.memory(1).unwrap();
+    signal(before.pid, Signal::KILL);
+    cluster.await_line("memory server 1 is started again");
+    let said = eventually("the next generation", || {
+        let status = cluster.status();
+        let said = text(&status.stdout);
+        (status.status.success() && said.contains("generation 2, ready")).then_some(said)
+    });
+    assert!(said.contains("..1000"), "the map stays: {said}");
+    assert_ne!(cluster.memory(1).unwrap().epoch, before.epoch);
+    assert_eq!(cluster.end(Signal::TERM), Some(1));
 }
 
 #[test]

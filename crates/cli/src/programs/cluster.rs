@@ -44,6 +44,15 @@ pub(crate) struct Arguments {
     /// Threads of each memory server
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
+    /// Bytes of each compute server's cache, such as 1Gi
+    #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
+    cache_bytes: u64,
+    /// Threads of each compute server that work on requests
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    compute_threads: u16,
+    /// Where each compute server's keys begin but the first's; evenly, unless said otherwise
+    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',')]
+    boundaries: Vec<u64>,
     /// After how many seconds without a sign of life a server is taken for dead
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = duration)]
     term_seconds: Duration,
@@ -74,6 +83,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     let pool = flag("--pool-bytes", arguments.pool_bytes);
     let threads = flag("--threads", arguments.threads);
+    let cache = flag("--cache-bytes", arguments.cache_bytes);
+    let compute_threads = flag("--threads", arguments.compute_threads);
+    let mut compute_flags = [&common[..], &cache, &compute_threads].concat();
+    if !arguments.boundaries.is_empty() {
+        let boundaries: Vec<_> = arguments.boundaries.iter().map(u64::to_string).collect();
+        compute_flags.extend(flag("--boundaries", boundaries.join(",")));
+    }
     let options = LaunchOptions {
         dir: arguments.dir.clone(),
         cluster: arguments.cluster.clone(),
@@ -81,7 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         memory_servers: arguments.memory_servers,
         compute_servers: arguments.compute_servers,
         memory_flags: [&common[..], &pool, &threads].concat(),
-        compute_flags: common,
+        compute_flags,
         restart: arguments.restart,
         ready_within: arguments.ready_seconds,
         end_within: arguments.end_seconds,
