@@ -77,7 +77,7 @@ pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, Confi
     let content = |why: String| ConfigError::Content { path: path.to_owned(), why };
     let text = String::from_utf8(bytes).map_err(|_| content("it is not UTF-8".to_owned()))?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        let line = error.span().map(|span| text[..span.start].lines().count().max(1));
+        let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
         let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
         content(format!("{place}{}", error.message()))
     })?;
