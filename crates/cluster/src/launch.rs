@@ -4,7 +4,8 @@
 //! D/lock            held while the launcher runs        D/memory-0.log   what a server said
 //! D/token           the cluster's token, mode 600       D/memory-0.pid   its process
 //! D/catalog.json    the catalog's state                 D/compute-0.log  …
-//! D/catalog.address where the catalog is                D/launcher.pid
+//! D/catalog.address where the catalog is                D/memory-0.socket  over shm
+//! D/launcher.pid
 //! ```
 //!
 //! *Invariants*: U1. one launcher has the folder. U2. when the launcher ends, whatever ends it, no server that it started goes
@@ -26,6 +27,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -218,10 +220,15 @@ impl Launcher<'_> {
         command.arg(name).args(["--number", &server.number.to_string()]);
         command.args(["--cluster", &self.options.cluster]);
         command.arg("--token-file").arg(self.folder.join("token"));
-        command.args(["--listen", server.address.as_deref().unwrap_or("127.0.0.1:0")]);
+        // Over shm, a memory server's address is its socket.
+        let known = server.address.as_deref().filter(|at| at.parse::<SocketAddr>().is_ok());
+        command.args(["--listen", known.unwrap_or("127.0.0.1:0")]);
         command.args(["--parent", &std::process::id().to_string()]);
         if server.kind == Kind::Memory {
             command.args(["--transport", &self.options.transport.to_string()]);
+            if self.options.transport == Transport::Shm {
+                command.arg("--socket").arg(server.file(&self.folder, "socket"));
+            }
             command.args(["--memory-servers", &self.options.memory_servers.to_string()]);
             command.args(["--compute-servers", &self.options.compute_servers.to_string()]);
         }

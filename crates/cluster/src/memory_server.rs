@@ -21,10 +21,11 @@ use crate::stop::Stop;
 use farleaf::page::Fixed8;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf::wire::Usage;
-use farleaf_fabric::ServerId;
 use farleaf_fabric::handshake::Token;
+use farleaf_fabric::shm::{ShmServer, ShmServerConfig, ShmServerCounters};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpServer, TcpServerConfig, TcpServerCounters};
+use farleaf_fabric::{Backing, ServerId};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -61,9 +62,11 @@ pub struct MemoryServerOptions {
     pub number: u16,
     /// How compute servers reach it.
     pub transport: Transport,
-    /// Where it listens; with port 0 the operating system chooses.
+    /// Where it listens over tcp; with port 0 the operating system chooses.
     pub listen: SocketAddr,
-    /// Where others reach it, if not there.
+    /// The socket that it is reached by over shm.
+    pub socket: Option<PathBuf>,
+    /// Where others reach it over tcp, if not where it listens.
     pub advertise: Option<String>,
     /// Bytes of its pool.
     pub pool_bytes: usize,
@@ -85,26 +88,91 @@ pub struct MemoryServerOptions {
     pub servers: Option<(u16, u16)>,
 }
 
-/// What serves a region over one transport. The seam for others than tcp.
+/// What a listener has counted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    connections: u64,
+    welcomed: u64,
+    refused: u64,
+    requests: u64,
+}
+
+/// What serves a region over one transport.
 trait Listening: Send {
     /// Where it is reached, on this machine.
-    fn address(&self) -> SocketAddr;
+    fn place(&self) -> Place;
     /// What it says of itself in the handshake.
     fn epoch(&self) -> u64;
-    fn counters(&self) -> TcpServerCounters;
+    fn counted(&self) -> Counted;
 }
 
 impl Listening for TcpServer {
-    fn address(&self) -> SocketAddr {
-        self.local_address()
+    fn place(&self) -> Place {
+        Place::Address(self.local_address())
     }
 
     fn epoch(&self) -> u64 {
         self.identity().epoch
     }
 
-    fn counters(&self) -> TcpServerCounters {
-        TcpServer::counters(self)
+    fn counted(&self) -> Counted {
+        let counters = self.counters();
+        let TcpServerCounters { connections, welcomed, refused, requests } = counters;
+        Counted { connections, welcomed, refused, requests }
+    }
+}
+
+impl Listening for ShmServer {
+    fn place(&self) -> Place {
+        Place::Socket(self.path().to_owned())
+    }
+
+    fn epoch(&self) -> u64 {
+        self.identity().epoch
+    }
+
+    fn counted(&self) -> Counted {
+        let ShmServerCounters { connections, welcomed, refused, requests } = self.counters();
+        Counted { connections, welcomed, refused, requests }
+    }
+}
+
+/// Where a memory server is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// Over tcp; with port 0 the operating system chooses.
+    Address(SocketAddr),
+    /// Over shm.
+    Socket(PathBuf),
+}
+
+impl Place {
+    /// Where these options want it.
+    fn wanted(options: &MemoryServerOptions) -> Result<Self, ConfigError> {
+        match (options.transport, &options.socket) {
+            (Transport::Tcp, _) => Ok(Self::Address(options.listen)),
+            (Transport::Shm, Some(path)) => Ok(Self::Socket(path.clone())),
+            (Transport::Shm, None) => {
+                let text = "transport shm needs the path of a socket: --socket PATH";
+                Err(ConfigError::Settings(text.to_owned()))
+            }
+            // There is no other that is taken instead.
+            (transport @ Transport::Verbs, _) => {
+                let text = format!("transport {transport} is not in this program");
+                Err(ConfigError::Settings(text))
+            }
+        }
+    }
+
+    /// What others are told.
+    fn advertised(&self, options: &MemoryServerOptions) -> Result<String, ConfigError> {
+        match self {
+            Self::Address(address) => config::advertised(*address, options.advertise.as_deref()),
+            Self::Socket(path) => path
+                .to_str()
+                .map(str::to_owned)
+                .ok_or_else(|| ConfigError::Settings(format!("{} is not UTF-8", path.display()))),
+        }
     }
 }
 
@@ -119,19 +187,23 @@ impl Pool {
     fn start(
         options: &MemoryServerOptions,
         token: &Token,
-        listen: SocketAddr,
+        place: &Place,
         generation: u64,
     ) -> Result<Self, ProgramError> {
         let config = MemoryServerConfig {
             pool_bytes: options.pool_bytes,
             placement_level: options.placement_level,
+            backing: match place {
+                Place::Address(_) => Backing::Private,
+                Place::Socket(_) => Backing::Shared { huge_pages: false },
+            },
             ..MemoryServerConfig::default()
         };
         let service = MemoryServer::<Fixed8>::new(ServerId::new(options.number), &config)
             .map_err(|error| ProgramError::Failed(format!("the pool: {error}")))?;
         let service = Arc::new(service);
-        let listening: Box<dyn Listening> = match options.transport {
-            Transport::Tcp => {
+        let listening: Box<dyn Listening> = match place {
+            Place::Address(listen) => {
                 let config = TcpServerConfig {
                     number: options.number,
                     io_threads: options.threads,
@@ -143,29 +215,35 @@ impl Pool {
                 let server = TcpServer::start(listener, Arc::clone(&service), token, config);
                 Box::new(server.map_err(ProgramError::system("the listener"))?)
             }
-            transport => return Err(unavailable(transport).into()),
+            Place::Socket(path) => {
+                let config = ShmServerConfig {
+                    number: options.number,
+                    threads: options.threads,
+                    max_endpoints: options.connections,
+                    ..ShmServerConfig::default()
+                };
+                let server = ShmServer::start(path, Arc::clone(&service), token, config);
+                Box::new(server.map_err(|error| {
+                    ProgramError::Failed(format!("cannot serve at {}: {error}", path.display()))
+                })?)
+            }
         };
         Ok(Self { listening, service, generation })
     }
 
     /// Whether an endpoint was ever let in.
     fn was_used(&self) -> bool {
-        self.listening.counters().welcomed > 0
+        self.listening.counted().welcomed > 0
     }
-}
-
-/// There is no other transport that is taken instead.
-fn unavailable(transport: Transport) -> ConfigError {
-    ConfigError::Settings(format!("transport {transport} is not in this program"))
 }
 
 /// The pool; none while one takes another's place.
 type Shared = Arc<Mutex<Option<Pool>>>;
 
 fn fill(metrics: &Metrics, pool: &Shared) {
-    let counters = |look: fn(&TcpServerCounters) -> u64| {
+    let counters = |look: fn(&Counted) -> u64| {
         let pool = Arc::clone(pool);
-        move || lock(&pool).as_ref().map_or(0, |pool| look(&pool.listening.counters()))
+        move || lock(&pool).as_ref().map_or(0, |pool| look(&pool.listening.counted()))
     };
     let usage = |look: fn(&Usage) -> u64| {
         let pool = Arc::clone(pool);
@@ -205,7 +283,7 @@ struct Program<'a> {
     catalog: Arc<dyn Catalog>,
     pool: Shared,
     /// Where the pool is served, also while it is not.
-    address: SocketAddr,
+    place: Place,
     advertised: String,
     metrics: Option<String>,
 }
@@ -235,7 +313,7 @@ impl Program<'_> {
         }
         // First the old one: there may not be room for both, and it has the address.
         *place = None;
-        let pool = Pool::start(self.options, &self.token, self.address, generation)?;
+        let pool = Pool::start(self.options, &self.token, &self.place, generation)?;
         let epoch = pool.listening.epoch();
         *place = Some(pool);
         tracing::info!("generation {generation}: the memory is new, epoch {epoch:016x}");
@@ -304,9 +382,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     let token = config::read_token(&options.token_file)?;
     let keys = Keys::new(&options.cluster)
         .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
-    if options.transport != Transport::Tcp {
-        return Err(unavailable(options.transport).into());
-    }
+    let wanted = Place::wanted(options)?;
     let (embedded, place) = match &options.catalog {
         CatalogPlace::At(address) => (None, address.clone()),
         CatalogPlace::Here { listen, state, address_file } => {
@@ -338,9 +414,9 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         patiently(stop, || settings::agree(&*catalog, &keys, &mine))?;
     }
     let generation = patiently(stop, || generation(&*catalog, &keys))?;
-    let pool = Pool::start(options, &token, options.listen, generation)?;
-    let (address, epoch) = (pool.listening.address(), pool.listening.epoch());
-    let advertised = config::advertised(address, options.advertise.as_deref())?;
+    let pool = Pool::start(options, &token, &wanted, generation)?;
+    let (place, epoch) = (pool.listening.place(), pool.listening.epoch());
+    let advertised = place.advertised(options)?;
     let pool = Arc::new(Mutex::new(Some(pool)));
     let metrics = options.metrics.map(|listen| start_metrics(listen, &pool)).transpose()?;
     let program = Program {
@@ -349,7 +425,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         keys,
         catalog: Arc::clone(&catalog),
         pool,
-        address,
+        place,
         advertised,
         metrics: metrics.as_ref().map(|metrics| metrics.local_address().to_string()),
     };
@@ -361,9 +437,11 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         member => member?,
     };
     tracing::info!(
-        "memory server {} serves {} bytes at {address}, epoch {epoch:016x}, generation {generation}",
+        "memory server {} serves {} bytes over {} at {}, epoch {epoch:016x}, generation {generation}",
         options.number,
-        options.pool_bytes
+        options.pool_bytes,
+        options.transport,
+        program.advertised
     );
     let ended = program.serve(&member, stop);
     // First it is not registered any more, then it does not serve; the catalog goes last.

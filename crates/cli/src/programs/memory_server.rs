@@ -30,10 +30,13 @@ pub(crate) struct Arguments {
     /// How compute servers reach it: tcp, shm or verbs
     #[arg(long, value_name = "TRANSPORT")]
     transport: Transport,
-    /// Where it listens; the operating system chooses a port for 0
+    /// Where it listens over tcp; the operating system chooses a port for 0
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
-    /// Where others reach it, if not where it listens
+    /// The path of the socket that it is reached by over shm
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Where others reach it over tcp, if not where it listens
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<String>,
     /// Bytes of its pool, such as 64Gi; memory is taken as it is used
@@ -103,6 +106,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         number: arguments.number,
         transport: arguments.transport,
         listen: arguments.listen,
+        socket: arguments.socket,
         advertise: arguments.advertise,
         pool_bytes,
         placement_level: arguments.placement_level,

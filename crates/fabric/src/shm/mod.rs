@@ -23,7 +23,7 @@ pub use cluster::ShmCluster;
 pub use driver::ShmDriver;
 pub use endpoint::ShmFabric;
 pub use op::ShmOp;
-pub use server::{ShmServer, ShmServerConfig};
+pub use server::{ShmServer, ShmServerConfig, ShmServerCounters};
 
 use crate::handshake::{HandshakeError, Refusal};
 use crate::sync::Arc;

@@ -70,9 +70,33 @@ const EXPIRY_NS: u64 = 50_000_000;
 const STOP: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
 
+/// What a server has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShmServerCounters {
+    /// Connections that are open now, of processes and of endpoints, handshakes included.
+    pub connections: u64,
+    /// Connections that were let in.
+    pub welcomed: u64,
+    /// Connections that were not: refused or too slow.
+    pub refused: u64,
+    /// RPCs; verbs are the clients' own, and nobody counts them here.
+    pub requests: u64,
+}
+
+/// What is counted, for the handle.
+#[derive(Debug, Default)]
+struct Tally {
+    connections: AtomicU64,
+    welcomed: AtomicU64,
+    refused: AtomicU64,
+    requests: AtomicU64,
+}
+
 /// A running memory server; dropping it stops it.
 #[derive(Debug)]
 pub struct ShmServer {
+    identity: Identity,
+    tally: Arc<Tally>,
     stop: Arc<OwnedFd>,
     threads: Vec<JoinHandle<()>>,
     path: PathBuf,
@@ -93,15 +117,18 @@ impl ShmServer {
         if service.region().memfd().is_none() {
             return Err(ShmError::NotShared);
         }
-        let epoch = draw_epoch()?;
+        let epoch = draw_epoch()?.max(1);
         let listener = socket::listen_at(path)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         epoll::add(&epoll, &*stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), READABLE)?;
+        let identity = Identity { role: Role::MemoryServer, number: config.number, epoch };
+        let tally = Arc::new(Tally::default());
         let reactor = Arc::new(Reactor {
             service,
-            me: Identity { role: Role::MemoryServer, number: config.number, epoch },
+            me: identity,
+            tally: Arc::clone(&tally),
             token: token.clone(),
             clock: Clock::start(),
             epoll,
@@ -116,7 +143,27 @@ impl ShmServer {
                 std::thread::spawn(move || reactor.run(stripe))
             })
             .collect();
-        Ok(Self { stop, threads, path: path.to_owned() })
+        Ok(Self { identity, tally, stop, threads, path: path.to_owned() })
+    }
+
+    /// Where its socket is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Who it is, with the epoch that it drew when it started.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> ShmServerCounters {
+        ShmServerCounters {
+            connections: self.tally.connections.load(Ordering::Relaxed),
+            welcomed: self.tally.welcomed.load(Ordering::Relaxed),
+            refused: self.tally.refused.load(Ordering::Relaxed),
+            requests: self.tally.requests.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -179,6 +226,7 @@ struct Reactor<S> {
     service: Arc<S>,
     config: ShmServerConfig,
     me: Identity,
+    tally: Arc<Tally>,
     token: Token,
     clock: Clock,
     epoll: OwnedFd,
@@ -238,6 +286,7 @@ impl<S: RpcService> Reactor<S> {
             let responder = Responder::new(&self.token, self.me, accepts, nonce, deadline_ns);
             let mut table = lock(&self.table);
             if table.greetings >= MAX_GREETINGS {
+                self.tally.refused.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             let id = table.next_connection;
@@ -249,6 +298,7 @@ impl<S: RpcService> Reactor<S> {
             if epoll::add(&self.epoll, &connection.socket, data, READABLE).is_ok() {
                 table.greetings += 1;
                 table.connections.insert(id, connection);
+                self.count(&table);
             }
         }
         self.arm(&self.listener, LISTENER);
@@ -271,7 +321,9 @@ impl<S: RpcService> Reactor<S> {
             .filter(|it| it.greeting.load(Ordering::Relaxed) && it.deadline_ns < now_ns)
             .map(|connection| connection.id)
             .collect();
+        self.tally.refused.fetch_add(late.len() as u64, Ordering::Relaxed);
         late.into_iter().for_each(|id| table.remove(id));
+        self.count(&table);
     }
 
     /// Looks at a connection whose socket has something, or which has more to serve.
@@ -307,8 +359,16 @@ impl<S: RpcService> Reactor<S> {
         match next {
             Next::Arm => self.arm(&connection.socket, connection.id),
             Next::GoOn => unfinished.push_back(Arc::clone(connection)),
-            Next::Close => lock(&self.table).remove(connection.id),
+            Next::Close => {
+                let mut table = lock(&self.table);
+                table.remove(connection.id);
+                self.count(&table);
+            }
         }
+    }
+
+    fn count(&self, table: &Table) {
+        self.tally.connections.store(table.connections.len() as u64, Ordering::Relaxed);
     }
 
     /// Serves a burst of requests.
@@ -317,6 +377,20 @@ impl<S: RpcService> Reactor<S> {
         socket: &OwnedFd,
         endpoint: &mut Endpoint,
         cpu: &InlineCpu,
+    ) -> Result<Next, Garbage> {
+        let mut served = 0;
+        let next = self.serve_burst(socket, endpoint, cpu, &mut served);
+        // Once a burst: other threads count here too.
+        self.tally.requests.fetch_add(served, Ordering::Relaxed);
+        next
+    }
+
+    fn serve_burst(
+        &self,
+        socket: &OwnedFd,
+        endpoint: &mut Endpoint,
+        cpu: &InlineCpu,
+        served: &mut u64,
     ) -> Result<Next, Garbage> {
         for _ in 0..BURST {
             if !endpoint.replies.has_room()? {
@@ -327,6 +401,7 @@ impl<S: RpcService> Reactor<S> {
                 None => continue,
                 Some((_, Kind::TooLarge(_))) => return Err(Garbage),
                 Some((id, Kind::Message)) => {
+                    *served += 1;
                     let (request, mut reply) = (&endpoint.request, Message::new());
                     now_or_never(self.service.handle(
                         cpu,
@@ -372,6 +447,7 @@ impl<S: RpcService> Reactor<S> {
                     }
                     Ok(ResponderStep::Proven { peer: identity, fences }) => {
                         if self.is_full(identity.role) {
+                            self.tally.refused.fetch_add(1, Ordering::Relaxed);
                             let _ = socket::send_handshake(
                                 &connection.socket,
                                 &Refusal::Full.message(),
@@ -380,9 +456,11 @@ impl<S: RpcService> Reactor<S> {
                         }
                         let welcome = responder.welcome(fences);
                         socket::send_handshake(&connection.socket, &welcome).ok()?;
+                        self.tally.welcomed.fetch_add(1, Ordering::Relaxed);
                         *peer = Peer::Proven(identity);
                     }
                     Err(error) => {
+                        self.tally.refused.fetch_add(1, Ordering::Relaxed);
                         if let Some(refusal) = HandshakeError::refusal(error) {
                             let _ = socket::send_handshake(&connection.socket, &refusal.message());
                         }
