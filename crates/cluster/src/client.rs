@@ -5,14 +5,16 @@
 use crate::catalog::{self, Catalog, CatalogAddress};
 use crate::config::ConfigError;
 use crate::error::ProgramError;
-use crate::records::{self, ComputeRecord, Keys, SettingsRecord};
+use crate::records::{self, ComputeRecord, Keys, MapRecord, SettingsRecord};
 use farleaf::client::{ClientIndex, ClientOptions};
 use farleaf::index::IndexError;
 use farleaf::page::Fixed8;
+use farleaf::partition::PartitionMap;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -38,6 +40,9 @@ pub struct ConnectionConfig {
 pub struct Connection {
     cluster: TcpCluster,
     options: ClientOptions,
+    map: PartitionMap<u64>,
+    /// Compute servers that are not registered.
+    absent: BTreeSet<u16>,
     catalog: Arc<dyn Catalog>,
     keys: Keys,
 }
@@ -63,7 +68,7 @@ impl Connection {
     /// Looks the compute servers up. Connects to them when there is something to ask.
     ///
     /// # Errors
-    /// What the catalog says, or that not all compute servers are there.
+    /// What the catalog says, or that the cluster has never served.
     pub fn open(config: &ConnectionConfig) -> Result<Self, ProgramError> {
         let catalog = catalog::open(&config.catalog, &config.token)?;
         let keys = Keys::new(&config.cluster)
@@ -73,15 +78,21 @@ impl Connection {
         let (settings, _) = settings.ok_or_else(unknown)?;
         let mut found: Vec<ComputeRecord> = records::list(&*catalog, &keys.compute_prefix())?;
         found.sort_by_key(|record| record.number);
-        let missing = (0..settings.compute_servers)
-            .find(|number| found.binary_search_by_key(number, |record| record.number).is_err());
-        if let Some(missing) = missing {
-            let what =
-                format!("compute server {missing} of {} is not there", settings.compute_servers);
-            return Err(ProgramError::Failed(what));
-        }
-        let addresses: Result<Vec<SocketAddr>, ProgramError> =
-            found.iter().map(|record| resolve(&record.address)).collect();
+        // Who is not there has no address, and is asked nothing.
+        let numbers = 0..settings.compute_servers;
+        let place = |number: &u16| found.binary_search_by_key(number, |record| record.number);
+        let absent: BTreeSet<u16> =
+            numbers.clone().filter(|number| place(number).is_err()).collect();
+        let addresses = numbers.map(|number| match place(&number) {
+            Ok(place) => resolve(&found[place].address),
+            Err(_) => Ok(SocketAddr::from(([0, 0, 0, 0], 0))),
+        });
+        let addresses = addresses.collect::<Result<Vec<_>, ProgramError>>()?;
+        let record = records::get::<MapRecord>(&*catalog, &keys.map())?;
+        let no_map = || ProgramError::Failed("the cluster has never served: it has no map".into());
+        let (MapRecord { epoch, boundaries, owners }, _) = record.ok_or_else(no_map)?;
+        let map = PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners)
+            .map_err(|error| ProgramError::Failed(error.to_string()))?;
         // Time for a second attempt at what changes nothing.
         let request = config.deadline * 2 / 5;
         let tcp = TcpConfig {
@@ -92,9 +103,9 @@ impl Connection {
             depth: config.depth,
             ..TcpConfig::default()
         };
-        let cluster = TcpCluster::connect(addresses?, &config.token, tcp);
+        let cluster = TcpCluster::connect(addresses, &config.token, tcp);
         let options = ClientOptions { deadline_ns: ns(config.deadline), request_ns: ns(request) };
-        Ok(Self { cluster, options, catalog, keys })
+        Ok(Self { cluster, options, map, absent, catalog, keys })
     }
 
     /// The catalog, and the cluster's keys in it.
@@ -105,7 +116,7 @@ impl Connection {
     /// Runs one task as a client, on the calling thread.
     ///
     /// # Errors
-    /// [`IndexError`] if no compute server gives the partition map; what the task says.
+    /// What the task says.
     pub fn run<T: Send, E: Send + From<IndexError>>(
         &self,
         body: impl AsyncFn(Client) -> Result<T, E> + Sync,
@@ -121,8 +132,8 @@ impl Connection {
         body: impl AsyncFn(Client, usize) -> Result<T, E> + Sync,
     ) -> Vec<Result<T, E>> {
         let outcomes = self.cluster.run(&vec![0; clients], async |fabric, number| {
-            let client = ClientIndex::open(fabric, self.options).await?;
-            body(client, number).await
+            let (map, absent) = (self.map.clone(), self.absent.clone());
+            body(ClientIndex::with_map(fabric, self.options, map, absent), number).await
         });
         let ended = |outcome: Option<_>| {
             outcome.unwrap_or(Err(IndexError::InvalidArgument("a client did not end").into()))

@@ -27,13 +27,14 @@ use crate::stop::Stop;
 use farleaf::cache::CacheOptions;
 use farleaf::page::Fixed8;
 use farleaf::partition::{ComputeServer, PartitionMap};
+use farleaf_fabric::Cluster;
 use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmDriver, ShmFabric};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{
     TcpCluster, TcpConfig, TcpDriver, TcpFabric, TcpServer, TcpServerConfig,
 };
 use front::Front;
-use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -79,13 +80,32 @@ impl Transport for TcpCluster {
     type Fabric = TcpFabric;
     type Driver = TcpDriver;
 
-    fn driver(&self) -> io::Result<TcpDriver> {
-        TcpCluster::driver(self)
+    fn driver(&self) -> Result<TcpDriver, String> {
+        TcpCluster::driver(self).map_err(|error| error.to_string())
     }
 
-    fn open(driver: &TcpDriver, compute_server: u16, number: usize) -> io::Result<TcpFabric> {
-        driver.open(compute_server, number)
+    fn open(driver: &TcpDriver, compute_server: u16, number: usize) -> Result<TcpFabric, String> {
+        driver.open(compute_server, number).map_err(|error| error.to_string())
     }
+}
+
+impl Transport for ShmCluster {
+    type Fabric = ShmFabric;
+    type Driver = ShmDriver;
+
+    fn driver(&self) -> Result<ShmDriver, String> {
+        ShmCluster::driver(self).map_err(|error| error.to_string())
+    }
+
+    fn open(driver: &ShmDriver, compute_server: u16, number: usize) -> Result<ShmFabric, String> {
+        driver.open(compute_server, number).map_err(|error| error.to_string())
+    }
+}
+
+/// The memory servers, over one transport.
+enum Reach {
+    Tcp(TcpCluster),
+    Shm(ShmCluster),
 }
 
 /// What the metrics of a compute server are made of.
@@ -277,23 +297,31 @@ impl Program<'_> {
         Ok(first == Some(self.options.number))
     }
 
-    fn transport(
+    /// The memory servers, over the cluster's transport and no other.
+    fn reach(
         &self,
         settings: &SettingsRecord,
         memory: &[MemoryRecord],
-    ) -> Result<TcpCluster, ProgramError> {
-        if settings.transport != TransportName::Tcp {
-            let transport = settings.transport;
-            return failed(format!("this program cannot reach memory servers over {transport}"));
-        }
-        let addresses: Result<Vec<SocketAddr>, ProgramError> =
-            memory.iter().map(|record| resolve(&record.address)).collect();
-        let timeout = self.options.request_timeout;
-        let config = TcpConfig {
-            timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
-            ..TcpConfig::default()
-        };
-        Ok(TcpCluster::connect(addresses?, &self.token, config))
+    ) -> Result<Reach, ProgramError> {
+        let timeout = self.options.request_timeout.as_nanos();
+        let timeout_ns = u64::try_from(timeout).unwrap_or(u64::MAX);
+        let addresses = memory.iter().map(|record| record.address.as_str());
+        Ok(match settings.transport {
+            TransportName::Tcp => {
+                let addresses = addresses.map(resolve).collect::<Result<Vec<_>, _>>()?;
+                let config = TcpConfig { timeout_ns, ..TcpConfig::default() };
+                Reach::Tcp(TcpCluster::connect(addresses, &self.token, config))
+            }
+            TransportName::Shm => {
+                let paths: Vec<PathBuf> = addresses.map(PathBuf::from).collect();
+                let config = ShmConfig { timeout_ns, ..ShmConfig::default() };
+                let cluster = ShmCluster::connect(&paths, &self.token, &config);
+                Reach::Shm(cluster.map_err(because)?)
+            }
+            transport => {
+                return failed(format!("this program reaches no memory server over {transport}"));
+            }
+        })
     }
 
     fn map(&self, settings: &SettingsRecord) -> Result<PartitionMap<u64>, ProgramError> {
@@ -359,8 +387,12 @@ impl Program<'_> {
             return Ok(());
         }
         let boundaries = self.map(settings)?.boundaries().to_vec();
-        let cluster = self.transport(settings, memory)?;
-        if let Err(error) = index::create(&cluster, boundaries, settings.placement_level) {
+        let level = settings.placement_level;
+        let created = match self.reach(settings, memory)? {
+            Reach::Tcp(cluster) => index::create(&cluster, boundaries, level),
+            Reach::Shm(cluster) => index::create(&cluster, boundaries, level),
+        };
+        if let Err(error) = created {
             // Whatever there is of it: begin with empty memory.
             records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
             return Err(error);
@@ -382,12 +414,12 @@ impl Program<'_> {
         memory: &[MemoryRecord],
     ) -> Result<(), ProgramError> {
         let map = self.map(settings)?;
-        let cluster = Arc::new(self.transport(settings, memory)?);
-        index::end_former_life(&*cluster, self.options.number)?;
         let server = ComputeServer::start(self.options.number, &self.options.cache, map);
-        let server = server.map_err(because)?;
-        let (server, tally) = (Arc::new(server), Arc::clone(&self.watched.tally));
-        let threads = Threads::start(server, &cluster, self.options.threads, tally)?;
+        let server = Arc::new(server.map_err(because)?);
+        let threads = match self.reach(settings, memory)? {
+            Reach::Tcp(cluster) => self.start(server, cluster)?,
+            Reach::Shm(cluster) => self.start(server, cluster)?,
+        };
         let shared = Arc::clone(&threads.shared);
         *lock(&self.watched.serving) = Some(Watching { shared });
         self.front.set(Some(Arc::clone(&threads.shared.queues)));
@@ -395,6 +427,16 @@ impl Program<'_> {
         self.said.clear();
         tracing::info!("serving generation {generation} of the index");
         Ok(())
+    }
+
+    fn start<T: Transport + Cluster>(
+        &self,
+        server: Arc<ComputeServer<Fixed8>>,
+        cluster: T,
+    ) -> Result<Threads, ProgramError> {
+        index::end_former_life(&cluster, self.options.number)?;
+        let tally = Arc::clone(&self.watched.tally);
+        Threads::start(server, &Arc::new(cluster), self.options.threads, tally)
     }
 
     /// Goes by the catalog's map, if that is newer.

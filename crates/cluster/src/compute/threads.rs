@@ -15,7 +15,6 @@ use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{CounterSnapshot, Fabric};
 use std::cell::RefCell;
-use std::io;
 use std::rc::Rc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
@@ -36,10 +35,14 @@ pub(super) trait Transport: Send + Sync + 'static {
     type Driver: Driver;
 
     /// What drives the calling thread's endpoints.
-    fn driver(&self) -> io::Result<Self::Driver>;
+    fn driver(&self) -> Result<Self::Driver, String>;
 
     /// An endpoint of a compute server on the driver's thread.
-    fn open(driver: &Self::Driver, compute_server: u16, number: usize) -> io::Result<Self::Fabric>;
+    fn open(
+        driver: &Self::Driver,
+        compute_server: u16,
+        number: usize,
+    ) -> Result<Self::Fabric, String>;
 }
 
 /// What was answered, by kind.
@@ -174,14 +177,14 @@ fn run_thread<T: Transport>(
     number: usize,
     opened: impl FnOnce(Result<(), String>),
 ) {
-    let open = || -> io::Result<(T::Driver, T::Fabric)> {
+    let open = || -> Result<(T::Driver, T::Fabric), String> {
         let driver = transport.driver()?;
         let fabric = T::open(&driver, shared.server.number(), number)?;
         Ok((driver, fabric))
     };
     let (driver, fabric) = match open() {
         Ok(endpoint) => endpoint,
-        Err(error) => return opened(Err(error.to_string())),
+        Err(error) => return opened(Err(error)),
     };
     let slot = Rc::new(RefCell::new(None));
     let mut executor = Executor::new();

@@ -150,7 +150,7 @@ pub(super) fn run(
         let stream = RefCell::new(OperationStream::new(&config, number, &inserted));
         let start_ns = client.fabric().now_ns();
         let measured = RefCell::new(Measured {
-            latency_ns: Histogram::new(3)?,
+            latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3)?,
             missed: 0,
             failed: 0,
             indeterminate: 0,
@@ -175,7 +175,7 @@ fn report(
     load_ns: Option<u64>,
     measured: &[Measured],
 ) -> anyhow::Result<bool> {
-    let mut latency_ns = Histogram::<u64>::new(3)?;
+    let mut latency_ns = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
     for one in measured {
         latency_ns.add(&one.latency_ns)?;
     }
