@@ -302,9 +302,13 @@ fn memory_follows_the_generation_of_the_index() {
 /// From the index that everybody serves, over its loss, to the next one.
 #[test]
 fn a_whole_cluster_makes_its_index_anew_when_a_memory_server_has_died() {
+    ["tcp", "shm"].into_iter().for_each(loses_its_index);
+}
+
+fn loses_its_index(transport: &str) {
     let mut cluster = Launched::start(&[
         "--transport",
-        "tcp",
+        transport,
         "--memory-servers",
         "2",
         "--compute-servers",
