@@ -4,10 +4,10 @@ use super::front::Front;
 use super::index;
 use super::threads::{Tally, Threads};
 use farleaf::cache::{CacheOptions, OffloadName};
-use farleaf::client::{ClientIndex, ClientOptions};
+use farleaf::client::{ClientIndex, ClientOptions, Remote};
 use farleaf::index::conformance::{self, Setup};
-use farleaf::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf::page::{Fixed8, Layout};
+use farleaf::index::{IndexError, RangeIndex, Scan};
+use farleaf::page::Fixed8;
 use farleaf::partition::{ComputeServer, PartitionMap};
 use farleaf::server::MemoryServerConfig;
 use farleaf::wire::{Ask, Told, Trouble};
@@ -105,29 +105,6 @@ impl Cluster for TiersCluster {
 
     fn kill_memory_server(&self, _server: ServerId) {
         unreachable!("the suite of the designs kills nobody");
-    }
-}
-
-/// The index as clients see it; the compute servers have made it.
-#[derive(Clone, Copy, Debug)]
-struct Remote;
-
-impl<L: Layout> Design<L> for Remote {
-    const NAME: &'static str = "remote";
-    type Options = ();
-    type Compute = ();
-    type Index<F: Fabric> = ClientIndex<F, L>;
-
-    async fn create<F: Fabric>(_fabric: &F, _options: &()) -> Result<(), IndexError> {
-        Ok(())
-    }
-
-    fn compute(_options: &()) -> Result<(), IndexError> {
-        Ok(())
-    }
-
-    async fn open<F: Fabric>(fabric: F, _: &()) -> Result<ClientIndex<F, L>, IndexError> {
-        ClientIndex::open(fabric, ClientOptions::default()).await
     }
 }
 

@@ -9,8 +9,11 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
+mod design;
 mod load;
 mod scan;
+
+pub use design::Remote;
 
 use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Action, Layout, LeafEdit};
