@@ -39,6 +39,8 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("coarse-server-dies", include_str!("../scenarios/coarse-server-dies.toml")),
     ("coarse-small-pool", include_str!("../scenarios/coarse-small-pool.toml")),
     ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
+    ("dex-balance", include_str!("../scenarios/dex-balance.toml")),
+    ("dex-balance-faults", include_str!("../scenarios/dex-balance-faults.toml")),
     ("dex-bulk", include_str!("../scenarios/dex-bulk.toml")),
     ("dex-calm", include_str!("../scenarios/dex-calm.toml")),
     ("dex-churn", include_str!("../scenarios/dex-churn.toml")),
@@ -250,6 +252,9 @@ pub enum DesignSpec {
         /// Compute servers that own nothing at first, beside those of the cluster.
         #[serde(default)]
         spare_compute_servers: u16,
+        /// How long loads are counted before keys move from who does most; 0 is without balancing.
+        #[serde(default)]
+        balance_window_ns: u64,
     },
 }
 

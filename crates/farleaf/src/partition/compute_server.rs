@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::PartitionMap;
+use super::{LoadSamples, PartitionMap};
 use crate::index::IndexError;
 use crate::index::dex::DexServer;
 use crate::page::Layout;
@@ -16,12 +16,14 @@ pub struct ComputeServer<L: Layout> {
     map: Mutex<Arc<PartitionMap<L::Key>>>,
     /// The epoch of `map`, to see at a glance whether it has changed.
     epoch: AtomicU64,
+    samples: LoadSamples<L::Key>,
 }
 
 impl<L: Layout> ComputeServer<L> {
     pub(super) fn new(number: u16, dex: DexServer<L>, map: Arc<PartitionMap<L::Key>>) -> Self {
         let epoch = AtomicU64::new(map.epoch());
-        Self { number, dex: Arc::new(dex), map: Mutex::new(map), epoch }
+        let samples = LoadSamples::default();
+        Self { number, dex: Arc::new(dex), map: Mutex::new(map), epoch, samples }
     }
 
     /// Its number.
@@ -32,6 +34,11 @@ impl<L: Layout> ComputeServer<L> {
     /// Its part of the index.
     pub fn dex(&self) -> &Arc<DexServer<L>> {
         &self.dex
+    }
+
+    /// What is asked of it, by samples.
+    pub fn samples(&self) -> &LoadSamples<L::Key> {
+        &self.samples
     }
 
     /// The epoch of the map that it goes by.

@@ -5,16 +5,17 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::{ComputePool, ComputeServer, PartitionMap};
+use super::{Balancer, ComputePool, ComputeServer, PartitionMap};
 use crate::cache::{CacheCounters, Discipline, OwnedRange, Sound};
 use crate::index::dex::DexIndex;
-use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
+use crate::index::{Exchange, IndexError, KeyRange, RangeIndex, Records, Reshape, Reshaped, Scan};
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::cell::{Cell, RefCell};
+use std::ops::Bound;
 use std::rc::Rc;
 
 /// One compute server, as a handle of this process reaches it.
@@ -25,6 +26,9 @@ pub(super) struct Part<F: Fabric, L: Layout, D: Discipline> {
     /// Its range as of this epoch.
     range: RefCell<OwnedRange<L::Key>>,
     epoch: Cell<u64>,
+    /// Operations until the next one that is sampled; counted here, so that nothing shared is written for each.
+    until_sample: Cell<u32>,
+    one_in: u32,
 }
 
 /// A client's handle.
@@ -58,10 +62,23 @@ impl<F: Fabric, L: Layout, D: Discipline> Part<F, L, D> {
     /// Accepts an operation on a key, or says whose it is.
     #[inline]
     fn accept(&self, key: &L::Key) -> Result<(), IndexError> {
-        if self.server.epoch() == self.epoch.get() && self.range.borrow().has(key) {
-            return Ok(());
+        if self.server.epoch() != self.epoch.get() || !self.range.borrow().has(key) {
+            self.accept_by_the_map(key)?;
         }
-        self.accept_by_the_map(key)
+        self.sample(key);
+        Ok(())
+    }
+
+    /// Counts an operation, and takes one in so many as a sample.
+    #[inline]
+    fn sample(&self, key: &L::Key) {
+        match self.until_sample.get() {
+            0 => {
+                self.until_sample.set(self.one_in);
+                self.server.samples().note(key);
+            }
+            more => self.until_sample.set(more - 1),
+        }
     }
 
     #[cold]
@@ -83,6 +100,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
     ) -> Result<Self, RemoteError> {
         let pages = Rc::new(pages);
         let mut parts = Vec::new();
+        let one_in = pool.options().balance.one_in.max(1) - 1;
         for server in pool.servers() {
             let dex = Arc::clone(server.dex());
             let index = DexIndex::open(dex, Rc::clone(&pages), root, placement_level).await?;
@@ -92,6 +110,8 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
                 index,
                 range: RefCell::new(map.range_of(server.number())),
                 epoch: Cell::new(map.epoch()),
+                until_sample: Cell::new(one_in),
+                one_in,
             });
         }
         let route = RefCell::new(pool.map());
@@ -252,6 +272,9 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
             let covered = self.parts[usize::from(owner)].index.scan(&rest, &mut records).await;
             match covered {
                 Ok(range) if range == expected => {
+                    if let Some((key, _)) = records.get(had) {
+                        self.parts[usize::from(owner)].sample(key);
+                    }
                     match go_behind(&mut rest, range, &L::min_key()) {
                         true => continue,
                         false => break,
@@ -303,6 +326,31 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
 
     fn compute_server_of(&self, key: &L::Key) -> Option<u16> {
         Some(self.owner(key))
+    }
+
+    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<L::Key>> {
+        let map = self.pool.map();
+        let OwnedRange { low, high } = map.range_of(compute_server);
+        let owns = map.owners().contains(&compute_server);
+        owns.then(|| (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded)))
+    }
+
+    async fn reshape(&self, change: &Reshape<L::Key>) -> Result<Reshaped, IndexError> {
+        match change {
+            Reshape::MoveKeys { from, to, near } => self.move_keys(*from, *to, near.as_ref()).await,
+            Reshape::AddMemoryServer => {
+                Err(IndexError::InvalidArgument("there is no memory server that is not used yet"))
+            }
+        }
+    }
+
+    async fn balance(
+        &self,
+        ended: &dyn Fn() -> bool,
+        report: &dyn Fn(Result<Reshaped, IndexError>),
+    ) -> Result<(), IndexError> {
+        Balancer::new(self).run(ended, report).await;
+        Ok(())
     }
 
     fn cache_counters(&self) -> CacheCounters {

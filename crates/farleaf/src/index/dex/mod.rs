@@ -41,7 +41,7 @@ use scan::LeafSizes;
 
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use options::of_word;
-pub use options::{Boundaries, DexOptions};
+pub use options::{BalanceOptions, Boundaries, DexOptions};
 pub use server::DexServer;
 
 use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
