@@ -77,7 +77,15 @@ fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> Run {
         seed: 7,
     };
     let amount = Amount::Operations(4_001);
-    Run { stream, compute_servers: 2, threads, amount, shift: None, timeline: None }
+    Run {
+        stream,
+        compute_servers: 2,
+        threads,
+        amount,
+        shift: None,
+        timeline: None,
+        reshaping: Reshaping::default(),
+    }
 }
 
 fn every_workload_costs_nothing(provider: &impl Provider) {

@@ -204,6 +204,19 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         Ok(())
     }
 
+    /// New nodes go to one memory server more from now on, the next one of those that are there and not used: those above the
+    /// placement level in turn, those below when their own is nearly full. For all handles of the index in this process.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if all are used.
+    pub fn add_memory_server(&self) -> Result<Reshaped, IndexError> {
+        if !self.pool.memory().add_one() {
+            return Err(IndexError::InvalidArgument("there is no memory server that is not used"));
+        }
+        let started_ns = self.pages.fabric().now_ns();
+        Ok(Reshaped { started_ns, ..Reshaped::default() })
+    }
+
     /// The value of a key from the compute server of this number, whoever owns it.
     ///
     /// # Errors
@@ -338,9 +351,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
     async fn reshape(&self, change: &Reshape<L::Key>) -> Result<Reshaped, IndexError> {
         match change {
             Reshape::MoveKeys { from, to, near } => self.move_keys(*from, *to, near.as_ref()).await,
-            Reshape::AddMemoryServer => {
-                Err(IndexError::InvalidArgument("there is no memory server that is not used yet"))
-            }
+            Reshape::AddMemoryServer => self.add_memory_server(),
         }
     }
 

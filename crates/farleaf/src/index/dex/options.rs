@@ -72,7 +72,9 @@ pub struct DexOptions<K> {
     pub boundaries: Vec<K>,
     /// Compute servers that own no keys at first, beside these: keys can move to them.
     pub spare_compute_servers: u16,
-    /// How load is balanced among them, if somebody does.
+    /// Memory servers that hold nothing at first, the last ones of those that are there: nodes can go to them later.
+    pub spare_memory_servers: u16,
+    /// How load is balanced among compute servers, if somebody does.
     pub balance: BalanceOptions,
     /// What a bulk load makes of them.
     pub at_load: Boundaries,
@@ -90,6 +92,7 @@ impl<K> DexOptions<K> {
         Self {
             boundaries,
             spare_compute_servers: 0,
+            spare_memory_servers: 0,
             balance: BalanceOptions::default(),
             at_load: Boundaries::default(),
             cache,
