@@ -259,9 +259,10 @@ where
     let beside = async |fabric, number: usize| match number {
         0 => pool.watch(fabric, board, seed).await,
         1 => mover::<L, C, _>(fabric, &compute, board, scenario, seed).await,
-        _ => balancer::<L, C, _>(fabric, &compute, board, scenario).await,
+        2 => balancer::<L, C, _>(fabric, &compute, board, scenario).await,
+        _ => grower::<L, C, _>(fabric, &compute, board, scenario, seed).await,
     };
-    let beside = (3, beside);
+    let beside = (4, beside);
     let cluster =
         simulate::<L, tree::Sound, Dex<C>, _>(scenario, seed, board, &servers, &compute, beside);
     if board.fault().is_some() {
@@ -309,6 +310,7 @@ where
         victims,
         offload,
         spare_compute_servers,
+        spare_memory_servers,
         balance_window_ns,
         ..
     } = scenario.design
@@ -352,7 +354,14 @@ where
         no_return_windows: 1,
         ..BalanceOptions::default()
     };
-    Ok(DexOptions { chunk_nodes_log2, placement_level, spare_compute_servers, balance, ..options })
+    Ok(DexOptions {
+        chunk_nodes_log2,
+        placement_level,
+        spare_compute_servers,
+        spare_memory_servers,
+        balance,
+        ..options
+    })
 }
 
 /// The memory servers, with the empty index.
@@ -421,6 +430,31 @@ async fn mover<L, C, F>(
     }
 }
 
+/// Adds the memory servers that are not used yet, one after the other at random moments.
+async fn grower<L, C, F>(
+    fabric: F,
+    compute: &Arc<ComputePool<L>>,
+    board: &Board,
+    scenario: &Scenario,
+    seed: u64,
+) where
+    L: Layout<Key = u64, Value = u64>,
+    C: cache::Discipline,
+    F: Fabric,
+{
+    let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
+        return;
+    };
+    let mut rng = workload::rng(seed, u64::MAX / 5);
+    let Ok(index) = <Dex<C> as Design<L>>::open(fabric.clone(), compute).await else { return };
+    for _ in 0..spares {
+        fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
+        if let Err(error) = index.add_memory_server() {
+            board.report(format!("a memory server cannot be added: {error}"));
+        }
+    }
+}
+
 /// Balances load among compute servers, if the scenario says so.
 async fn balancer<L, C, F>(
     fabric: F,
@@ -447,6 +481,9 @@ async fn balancer<L, C, F>(
 fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
     &from[rng.random_range(0..from.len())]
 }
+
+/// The longest time until a memory server comes, in nanoseconds.
+const LONGEST_UNTIL_GROWTH_NS: u64 = 600_000;
 
 /// The longest time between two moves of keys, in nanoseconds.
 const MAX_PAUSE_NS: u64 = 100_000;
