@@ -8,9 +8,7 @@ use farleaf::index::dex::DexOptions;
 use farleaf::page::Fixed8;
 use farleaf::partition::Dex;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf_bench::driver::{
-    Amount, Change, HotspotShift, Measurement, Moment, PlannedChange, Reshaping, Run, Testbed,
-};
+use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::workload::{Mix, NAMED_MIXES, OperationKind, StreamConfig};

@@ -29,8 +29,7 @@ fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
         ..DexOptions::with_boundaries(vec![], cache)
     };
     let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
-    let setup =
-        Setup { provider: &provider, options: options.clone(), memory_servers: 2, server };
+    let setup = Setup { provider: &provider, options: options.clone(), memory_servers: 2, server };
     let cluster = setup.with_index::<Fixed8, Dex>();
     let pool = <Dex as Design<Fixed8>>::compute(&options).unwrap();
     let pool = &pool;
