@@ -1,7 +1,7 @@
 //! What the driver promises of runs during which keys move: ordered moves are made when they are due, a balancer spreads
 //! a hotspot and then rests, and no operation fails for it.
 
-use farleaf::cache::CacheOptions;
+use farleaf::cache::{AdmissionName, CacheOptions};
 use farleaf::index::IndexError;
 use farleaf::index::coarse::Coarse;
 use farleaf::index::dex::{BalanceOptions, DexOptions};
@@ -30,7 +30,8 @@ fn run_of(keys: &KeySpace, compute_servers: u16, amount: Amount, reshaping: Resh
     let distribution = mix.distribution;
     let stream = StreamConfig { mix, distribution, clustered: false, keys: keys.clone(), seed: 7 };
     let timeline = Some(Interval::Parts(60));
-    Run { stream, compute_servers, threads: 4, amount, shift: None, timeline, reshaping }
+    let own_keys = false;
+    Run { stream, compute_servers, threads: 4, amount, shift: None, timeline, own_keys, reshaping }
 }
 
 fn dex<P: Provider>(provider: &P, keys: &KeySpace, options: &DexOptions<u64>) -> Testbed<Dex, P> {
@@ -82,6 +83,37 @@ fn keys_move_when_it_is_ordered() {
 #[test]
 fn keys_move_beside_real_threads() {
     join_and_leave(&LocalConfig::default(), Amount::Operations(200_000));
+}
+
+/// Where clients ask for keys of their own compute server only, those of others do not wait for a move, and a newcomer's
+/// clients begin when it owns something.
+#[test]
+fn who_asks_for_own_keys_is_not_disturbed() {
+    let keys = KeySpace::spread(200_000);
+    let cache = CacheOptions { admission: AdmissionName::Hot, ..CacheOptions::default() };
+    let options = DexOptions {
+        spare_compute_servers: 1,
+        ..DexOptions::with_boundaries(keys.boundaries(&[1; 2]), cache)
+    };
+    let reshaping = Reshaping {
+        spare_compute_servers: 1,
+        balance: false,
+        changes: vec![order(0.5, 0, 2, 0.5)],
+    };
+    let mut run = run_of(&keys, 2, Amount::Nanoseconds(20_000_000), reshaping);
+    run.own_keys = true;
+    run.timeline = Some(Interval::Nanoseconds(200_000));
+    let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
+    assert_eq!((measured.errors, measured.misses), (0, 0));
+    let [made] = &*measured.made else { panic!("{:?}", measured.made) };
+    let moved = made.outcome.as_ref().unwrap();
+    assert!(moved.writes > 100, "there is something to wait for: {moved:?}");
+    let timeline = measured.timeline.unwrap();
+    let others = &timeline.compute_servers[1];
+    let before: u64 = others[30..48].iter().sum::<u64>() / 18;
+    assert!(others[48..58].iter().all(|now| now * 10 > before * 9), "{others:?}");
+    let newcomer = &timeline.compute_servers[2];
+    assert!(newcomer[..49].iter().all(|none| *none == 0) && newcomer[80] * 2 > before);
 }
 
 #[test]

@@ -165,6 +165,7 @@ impl Task for Demo<'_> {
                 amount: Amount::Operations(operations),
                 shift: None,
                 timeline: None,
+                own_keys: false,
                 reshaping: Reshaping::default(),
             };
             let running = bar(&format!("{name}: {workload}"), Some(operations + operations / 20));

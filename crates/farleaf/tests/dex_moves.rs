@@ -2,7 +2,7 @@
 //! a move takes in simulated time, whom it disturbs, and where nodes go.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf::cache::CacheOptions;
+use farleaf::cache::{AdmissionName, CacheOptions};
 use farleaf::index::conformance::Setup;
 use farleaf::index::dex::DexOptions;
 use farleaf::index::{Design, IndexError, RangeIndex, Scan};
@@ -20,9 +20,11 @@ use std::sync::Arc;
 #[test]
 fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
     const CACHE: u64 = 16 << 20;
-    const KEYS: u64 = 700_000;
+    const KEYS: u64 = 550_000;
     let provider = SimConfig::default();
-    let cache = CacheOptions { bytes: CACHE, ..CacheOptions::default() };
+    // What is brought stays, so that it can be changed there.
+    let admission = AdmissionName::Hot;
+    let cache = CacheOptions { bytes: CACHE, admission, ..CacheOptions::default() };
     let options = DexOptions {
         spare_compute_servers: 1,
         placement_level: 1,
@@ -36,9 +38,11 @@ fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
     cluster.run_one(|fabric| async move {
         let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
         index.bulk_load((0..KEYS).map(|key| (key, key)), 0.7).await.unwrap();
-        // A key of each leaf of the upper half, so that the frames of those that stay are dirty.
-        for key in (0..KEYS).step_by(42) {
-            assert!(index.update(&key, &1).await.unwrap());
+        // A key of each leaf, twice: the first time brings the leaf.
+        for value in 0..2 {
+            for key in (0..KEYS).step_by(42) {
+                assert!(index.update(&key, &value).await.unwrap());
+            }
         }
         let near = KEYS / 2;
         let moved = index.move_keys(0, 1, Some(&near)).await.unwrap();
@@ -71,7 +75,8 @@ fn new_nodes_go_to_a_memory_server_that_was_added() {
     let services = services(3, 4 << 20);
     let options = DexOptions {
         spare_memory_servers: 1,
-        placement_level: 2,
+        // With four entries a node, lower levels would have many nodes above them, and those go round all servers.
+        placement_level: 4,
         chunk_nodes_log2: 3,
         ..DexOptions::with_boundaries(vec![], CacheOptions { bytes: 1 << 20, ..Default::default() })
     };
@@ -100,6 +105,10 @@ fn new_nodes_go_to_a_memory_server_that_was_added() {
         assert!(insert_until(&mut number, &|used| used[0].min(used[1]) > 0.7).await);
         let before = used(services);
         assert_eq!(before[2], empty, "it is not used yet: {before:?}");
+        assert!(
+            before[0].max(before[1]) < 0.99,
+            "they are spared before they are full: {before:?}"
+        );
         index.add_memory_server().unwrap();
         assert!(matches!(index.add_memory_server(), Err(IndexError::InvalidArgument(_))));
         assert!(insert_until(&mut number, &|used| used[2] > 0.5).await, "there is room");

@@ -26,6 +26,8 @@ pub(super) struct Client<'a, F> {
     pub(super) recorder: Option<Recorder>,
     /// Where it says how many operations it has done, if somebody goes by that.
     pub(super) clock: Option<&'a AtomicU64>,
+    /// It asks only for keys that its compute server owns.
+    pub(super) own_keys: bool,
 }
 
 impl<F: Fabric> Client<'_, F> {
@@ -48,7 +50,12 @@ impl<F: Fabric> Client<'_, F> {
                 self.shift = None;
                 self.shifted_at_ns = Some(now_ns);
             }
-            let Some(operation) = self.stream.next() else {
+            if self.own_keys && !self.owns_something(index) {
+                self.fabric.sleep(NAP_NS).await;
+                now_ns = self.fabric.now_ns();
+                continue;
+            }
+            let Some(operation) = self.next(index) else {
                 // No time passes here, so this must count as an operation for the loop to end.
                 let full = IndexError::InvalidArgument("the key space has no room for a new key");
                 self.measured.record(Err(full), 0);
@@ -84,6 +91,34 @@ impl<F: Fabric> Client<'_, F> {
         (self.progress)(done % PROGRESS_EVERY);
     }
 }
+
+impl<F: Fabric> Client<'_, F> {
+    /// Whether it has anything to ask for.
+    fn owns_something<I: RangeIndex<Key = u64>>(&self, index: &I) -> bool {
+        index.owned_by(self.compute_server).is_some()
+    }
+
+    /// The next operation, of a key that is asked for here.
+    fn next<I: RangeIndex<Key = u64>>(&mut self, index: &I) -> Option<Operation> {
+        let mut operation = self.stream.next();
+        for _ in 0..MOST_DRAWN {
+            let Some(drawn) = operation.filter(|_| self.own_keys) else { break };
+            let owner = first_key(&drawn, self.stream.batch())
+                .and_then(|key| index.compute_server_of(&key));
+            if owner.is_none_or(|owner| owner == self.compute_server) {
+                break;
+            }
+            operation = self.stream.next();
+        }
+        operation
+    }
+}
+
+/// How long a client sleeps that has nothing to ask for, in nanoseconds.
+const NAP_NS: u64 = 20_000;
+
+/// So many operations are drawn to find one of an own key; then it may be another's.
+const MOST_DRAWN: u32 = 1_000;
 
 /// The key that an operation begins with.
 fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {

@@ -104,6 +104,9 @@ pub struct Run {
     pub shift: Option<HotspotShift>,
     /// Whether to count over time, and in which intervals.
     pub timeline: Option<Interval>,
+    /// Whether each client asks only for keys that its compute server owns, as where requests are sent to the owner; then
+    /// spare compute servers have clients too, which wait as long as theirs owns nothing.
+    pub own_keys: bool,
     /// What changes meanwhile on the compute side, beside the clients.
     pub reshaping: Reshaping,
 }
@@ -206,7 +209,11 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         run: &Run,
         progress: Progress<'_>,
     ) -> Result<Measurement, BenchError> {
-        let compute_servers: Vec<u16> = (0..run.compute_servers)
+        let servers = match run.own_keys {
+            true => run.compute_servers + run.reshaping.spare_compute_servers,
+            false => run.compute_servers,
+        };
+        let compute_servers: Vec<u16> = (0..servers)
             .flat_map(|compute_server| (0..run.threads).map(move |_| compute_server))
             .collect();
         let clients = compute_servers.len();
@@ -233,6 +240,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
                 shifted_at_ns: None,
                 recorder: None,
                 clock: None,
+                own_keys: run.own_keys,
             };
             if let Ok(index) = &opened {
                 client.work(index, run.amount.twentieth().share(number, clients)).await;

@@ -163,6 +163,7 @@ pub(crate) struct Arguments {
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
             "shift_hotspot_at", "timeline", "balance", "moves", "add_memory_server_at",
+            "own_keys",
         ]
     )]
     pub(super) trace: Option<PathBuf>,
@@ -207,6 +208,10 @@ pub(crate) struct Arguments {
     /// Compute servers of the design `dex` that own nothing at first, and have no clients; numbered after the others
     #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub(super) spare_compute_servers: u16,
+    /// Clients ask only for keys that their compute server owns, as where requests are sent to the owner, in the design `dex`.
+    /// Then spare compute servers have clients as well, which wait until theirs owns something
+    #[arg(long, requires = "seconds")]
+    pub(super) own_keys: bool,
     /// The last so many memory servers hold no nodes of the design `dex` at first
     #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub(super) spare_memory_servers: u16,

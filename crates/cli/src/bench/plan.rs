@@ -89,12 +89,21 @@ impl Plan {
                 let inserts = expected_inserts(amount, share) + expected_inserts(warm_up, share);
                 let by = arguments.shift_hotspot_by / 100.0;
                 let shift = arguments.shift_hotspot_at.map(|at| HotspotShift { at, by });
+                let own_keys = arguments.own_keys;
                 let reshaping = reshaping::of(arguments)?;
                 // Who did how much is counted over time.
                 let is_counted = reshaping.balance || !reshaping.changes.is_empty();
                 let timeline = interval.or(is_counted.then_some(over_time::USUAL));
-                let run =
-                    Run { stream, compute_servers, threads, amount, shift, timeline, reshaping };
+                let run = Run {
+                    stream,
+                    compute_servers,
+                    threads,
+                    amount,
+                    shift,
+                    timeline,
+                    own_keys,
+                    reshaping,
+                };
                 (Work::Workload(Box::new(run)), keys, inserts)
             }
         };

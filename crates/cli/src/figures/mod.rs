@@ -292,6 +292,7 @@ impl Setting {
             amount: Amount::Operations(self.operations()),
             shift: None,
             timeline: None,
+            own_keys: false,
             reshaping: Reshaping::default(),
         };
         let pool_bytes = pool_bytes(self.keys, FILL, self.operations(), &weights)?;
