@@ -11,7 +11,7 @@ use farleaf::partition::Dex;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
+use farleaf_fabric::{Cluster, Provider, ServerId};
 use std::sync::Arc;
 
 /// Half of what a compute server has in its cache moves to a newcomer, all of it dirty. At 64 frames in flight and some 2.5 µs
