@@ -24,6 +24,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
             Boundaries::Kept => self.pool.map().boundaries().to_vec(),
             Boundaries::EqualRecords => Vec::new(),
         };
+        self.pages.use_servers(self.pool.memory().used(self.pages.fabric().memory_servers()));
         let mut builder = Builder::new(&self.pages, fill, options.placement_level, boundaries);
         let outcome = async {
             let mut order = Ascending::default();

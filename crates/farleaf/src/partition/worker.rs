@@ -20,6 +20,8 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
 use std::rc::Rc;
 
+/// One operation in so many tells what the load is.
+const SAMPLED_ONE_IN: u32 = 64;
 /// Where the root is.
 const ROOT_SERVER: ServerId = ServerId::new(0);
 /// How long a compute server has halted at the longest that hears nothing more.
@@ -65,7 +67,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
         let (chunk_bytes, placement_level) = of_word(word);
         let pages = Rc::new(PageClient::new(fabric, chunk_bytes));
-        let part = Part::open(server, &pages, found.root, placement_level).await?;
+        let part =
+            Part::open(server, &pages, (found.root, placement_level), SAMPLED_ONE_IN).await?;
         Ok(Self { pages, root: found.root, placement_level, part })
     }
 
