@@ -181,8 +181,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         };
         let next = match records.last() {
             Some((last, _)) if records.len() >= scan.limit => Some(Bound::Excluded(last.clone())),
-            _ => go_behind(&mut scan, range, &L::min_key())
-                .then(|| if scan.reverse { scan.upper } else { scan.lower }),
+            _ if !go_behind(&mut scan, range, &L::min_key()) => None,
+            _ => Some(if scan.reverse { scan.upper } else { scan.lower }),
         };
         Told::Records { records, next }
     }
