@@ -85,6 +85,8 @@ pub struct ComputeRecord {
     pub address: String,
     /// What it says of itself in the handshake.
     pub epoch: u64,
+    /// The generation of the index that it serves; 0 while it serves nobody.
+    pub generation: u64,
     /// Where its metrics are, if anywhere: an address and a port.
     pub metrics: Option<String>,
 }

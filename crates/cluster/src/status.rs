@@ -111,6 +111,10 @@ impl Standing {
                         "the index is lost: memory server {number} is not the one that it was made on"
                     ));
                 }
+                let idle = |record: &&ComputeRecord| record.generation != index.generation;
+                for record in self.compute.iter().filter(idle) {
+                    missing.push(format!("compute server {} does not serve yet", record.number));
+                }
             }
         }
         missing
@@ -193,7 +197,7 @@ mod tests {
 
     fn compute(number: u16) -> ComputeRecord {
         let address = "127.0.0.1:2".to_owned();
-        ComputeRecord { number, pid: 2, address, epoch: 9, metrics: None }
+        ComputeRecord { number, pid: 2, address, epoch: 9, generation: 1, metrics: None }
     }
 
     fn whole() -> Standing {

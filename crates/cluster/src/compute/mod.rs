@@ -199,9 +199,13 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         pid: std::process::id(),
         address: config::advertised(address, options.advertise.as_deref())?,
         epoch: server.identity().epoch,
+        generation: 0,
         metrics: metrics.as_ref().map(|metrics| metrics.local_address().to_string()),
     };
     let (key, value) = (keys.compute(options.number), records::encode(&record));
+    let (mut published, served) = (0, |program: &Program<'_>| {
+        program.serving.as_ref().map_or(0, |serving| serving.generation)
+    });
     let patience = options.term + PATIENCE;
     let member = Member::register(Arc::clone(&catalog), key, value, options.term, patience, stop);
     let member = match member {
@@ -217,6 +221,14 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         }
         if let Err(error) = program.look() {
             program.say(error.to_string());
+        }
+        let generation = served(&program);
+        if generation != published {
+            let record = ComputeRecord { generation, ..record.clone() };
+            match member.publish(records::encode(&record)) {
+                Ok(()) => published = generation,
+                Err(error) => program.say(error.to_string()),
+            }
         }
     }
     // Clients hear that nobody serves here, as long as what is under way ends and everything is written back.
