@@ -10,6 +10,7 @@
 mod access;
 mod addr;
 mod buffer;
+mod clients;
 mod clock;
 mod cluster;
 pub mod conformance;

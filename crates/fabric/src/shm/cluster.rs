@@ -7,17 +7,14 @@ use super::process::{Listening, Process, Server};
 use super::server::{ShmServer, ShmServerConfig};
 use super::socket::Packet;
 use super::{ShmConfig, ShmError};
+use crate::clients::{run_here, run_on_threads};
 use crate::clock::Clock;
-use crate::executor::Executor;
 use crate::handshake::{Identity, Role, Token, draw_epoch};
-use crate::sync::thread::{ScopedJoinHandle, scope};
 use crate::sync::{Arc, Mutex, lock};
 use crate::{Cluster, Region, RpcService, ServerId};
 use rustix::event::{EventfdFlags, eventfd};
-use std::cell::RefCell;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 /// The way to memory servers that are processes of this host.
 #[derive(Debug)]
@@ -97,7 +94,7 @@ impl ShmCluster {
     }
 
     /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
-    /// an [`Executor`] of their own.
+    /// an [`crate::executor::Executor`] of their own.
     ///
     /// # Errors
     /// [`ShmError::System`] if there are no more file descriptors.
@@ -109,30 +106,6 @@ impl ShmCluster {
     /// of its own.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
         Some(self.process.servers.get(server.index())?.epoch)
-    }
-
-    fn run_thread<T, Fut>(
-        &self,
-        clients: &[(usize, u16)],
-        body: &(impl Fn(ShmFabric, usize) -> Fut + Sync),
-    ) -> Vec<Option<T>>
-    where
-        Fut: Future<Output = T>,
-    {
-        let driver = self.driver().expect("a client thread gets its file descriptors");
-        let results: Vec<_> = clients.iter().map(|_| Rc::new(RefCell::new(None))).collect();
-        let mut executor = Executor::new();
-        for ((number, compute_server), result) in clients.iter().zip(&results) {
-            let fabric = driver.open(*compute_server, *number).expect("an endpoint can be opened");
-            let future = body(fabric, *number);
-            let result = Rc::clone(result);
-            executor.spawn(0, async move {
-                let value = future.await;
-                *result.borrow_mut() = Some(value);
-            });
-        }
-        assert!(executor.run(&driver), "every operation ends by its deadline");
-        results.iter().map(|result| result.borrow_mut().take()).collect()
     }
 }
 
@@ -148,20 +121,12 @@ impl Cluster for ShmCluster {
         T: Send,
         Fut: Future<Output = T>,
     {
-        let clients: Vec<(usize, u16)> = compute_servers.iter().copied().enumerate().collect();
-        if self.process.config.one_client_thread || clients.len() == 1 {
-            return self.run_thread(&clients, &body);
-        }
-        let body = &body;
-        scope(|scope| {
-            let threads: Vec<_> = clients
-                .chunks(1)
-                .map(|client| scope.spawn(move || self.run_thread(client, body)))
-                .collect();
-            let join = |thread: ScopedJoinHandle<'_, Vec<Option<T>>>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        run_on_threads(compute_servers, self.process.config.one_client_thread, |clients| {
+            let driver = self.driver().expect("a client thread gets its file descriptors");
+            let open = |compute_server, number| {
+                driver.open(compute_server, number).expect("an endpoint can be opened")
             };
-            threads.into_iter().flat_map(join).collect()
+            run_here(&driver, clients, open, &body)
         })
     }
 
