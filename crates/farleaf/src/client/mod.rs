@@ -76,15 +76,6 @@ fn not_served(compute_server: u16, trouble: Trouble) -> IndexError {
     }
 }
 
-impl From<FabricError> for IndexError {
-    fn from(error: FabricError) -> Self {
-        match error {
-            FabricError::Indeterminate { .. } => Self::Indeterminate(error),
-            error => Self::Fabric(error),
-        }
-    }
-}
-
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// A client over this endpoint; asks for the map.
     ///

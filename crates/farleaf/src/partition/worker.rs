@@ -13,7 +13,7 @@ use crate::cache::CacheCounters;
 use crate::index::dex::{Builder, of_word};
 use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
 use crate::page::{DesignId, Layout, LeafEdit};
-use crate::remote::{Miss, PageClient, RemoteError, RpcClient};
+use crate::remote::{PageClient, RemoteError, RpcClient};
 use crate::wire::{Ask, Refusal, SCAN_REPLY_RECORDS, Told, Trouble};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
@@ -108,15 +108,13 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             Ask::Resume => return self.told(self.resume().await),
             _ => {}
         }
-        let entered = match self.part.server.enter() {
-            Some(entered) => entered,
-            None if self.resume_if_due().await => match self.part.server.enter() {
-                Some(entered) => entered,
-                None => return Told::No(Trouble::Unavailable),
-            },
-            None => return Told::No(Trouble::Unavailable),
+        let server = &self.part.server;
+        let entered = match server.enter() {
+            None if self.resume_if_due().await => server.enter(),
+            entered => entered,
         };
-        let told = match ask {
+        let Some(_entered) = entered else { return Told::No(Trouble::Unavailable) };
+        match ask {
             Ask::Edit(edit) => self.edit(&edit).await,
             Ask::Scan { lower, upper, reverse, limit } => {
                 self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
@@ -127,9 +125,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 self.told(collected.map_err(IndexError::from))
             }
             _ => Told::No(Trouble::Loading),
-        };
-        drop(entered);
-        told
+        }
     }
 
     fn told(&self, outcome: Result<(), IndexError>) -> Told<L> {
@@ -262,14 +258,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 return Err(IndexError::Refused { server, refusal: Refusal::NotEmpty });
             }
             self.check_halted()?;
-            let mut backoff = self.pages.backoff();
-            loop {
-                match replace_root(&self.pages, self.root, &built.root).await {
-                    Ok(()) => break,
-                    Err(Miss::Failed(error)) => return Err(error.into()),
-                    Err(Miss::Restart) => self.pages.before_retry(&mut backoff).await?,
-                }
-            }
+            replace_root(&self.pages, self.root, &built.root).await?;
             old.into_iter().for_each(|node| self.pages.give_back_unseen(node));
             Ok(order.count())
         }
