@@ -1,5 +1,6 @@
 //! Whole clusters of real processes.
 
+mod hostile;
 mod launched;
 mod serving;
 mod standing;
