@@ -3,3 +3,4 @@
 mod launched;
 mod serving;
 mod standing;
+mod watching;

@@ -17,13 +17,13 @@ use rustix::process::Signal;
 use std::sync::Arc;
 use std::time::Duration;
 
-fn serving(transport: &str, more: &[&str]) -> Launched {
+pub(crate) fn serving(transport: &str, more: &[&str]) -> Launched {
     let servers = ["--memory-servers", "2", "--compute-servers", "2", "--transport", transport];
     let sizes = ["--pool-bytes", "64Mi", "--cache-bytes", "1Mi"];
     Launched::start(&[&servers[..], &sizes, more].concat())
 }
 
-fn compute(cluster: &Launched, number: u16) -> Option<ComputeRecord> {
+pub(crate) fn compute(cluster: &Launched, number: u16) -> Option<ComputeRecord> {
     let key = Keys::new("default").unwrap().compute(number);
     records::get(&*cluster.catalog(), &key).ok()?.map(|(record, _)| record)
 }

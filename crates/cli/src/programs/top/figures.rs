@@ -181,7 +181,8 @@ mod tests {
     use super::*;
 
     fn seen(epoch: u64, at_ns: u64, text: &str) -> Seen {
-        let numbers = Numbers { at_ns, ..Numbers::parse(text).unwrap() };
+        let mut numbers = Numbers::parse(text).unwrap();
+        numbers.at_ns = at_ns;
         Seen { epoch, address: "a".into(), answer: Some(Ok(numbers)) }
     }
 
