@@ -100,7 +100,7 @@ impl Fed {
     }
 }
 
-/// A server that is started by hand; it ends with the test.
+/// A program that is started by hand; it ends with the test.
 struct Started(std::process::Child);
 
 impl Drop for Started {
@@ -161,13 +161,15 @@ fn the_view_shows_load_and_who_does_not_answer() {
     let dir = cluster.dir().to_owned();
     let words = ["client", "--dir", &dir, "bench", "--load", "--keys", "20000"];
     let more = ["--operations", "100M", "--workload", "ycsb-b"];
-    let mut bench = Command::new(env!("CARGO_BIN_EXE_farleaf"))
-        .args(words)
-        .args(more)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let bench = Started(
+        Command::new(env!("CARGO_BIN_EXE_farleaf"))
+            .args(words)
+            .args(more)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
     let top = || {
         let output = farleaf(&["top", "--dir", &dir, "--once", "--interval", "2"]);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -188,8 +190,7 @@ fn the_view_shows_load_and_who_does_not_answer() {
     }
     let half = (u64::MAX / 2).to_string();
     assert!(said.contains(&format!("..{half} ")) && said.contains(&format!("{half}.. ")), "{said}");
-    bench.kill().unwrap();
-    bench.wait().unwrap();
+    drop(bench);
     // One is dead, one stands still; the catalog has both for a minute.
     signal(compute(&cluster, 1).unwrap().pid, Signal::KILL);
     let still = cluster.memory(1).unwrap().pid;
