@@ -4,3 +4,4 @@ mod hostile;
 mod launched;
 mod serving;
 mod standing;
+mod watching;
