@@ -187,16 +187,17 @@ fn send(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
             first: rng.random::<u32>() >> rng.random_range(0..32),
             length: 8 << rng.random_range(0..8),
         };
-        let (request, mutated) = match rng.random_range(0..8) {
-            0 => (Request::Read(piece), true),
-            1 => (Request::Call(&message), true),
-            _ => (Request::Call(&message), false),
+        let (request, kept) = match rng.random_range(0..8) {
+            0 => (Request::Read(piece), 0),
+            _ => (Request::Call(&message), message.len()),
         };
         let mut bytes = vec![0; request.frame_bytes()];
         request.encode(rng.random(), &mut bytes);
-        if mutated {
-            // The head only: what is in a message has been mutated already.
+        // What is in a message has been mutated already. A short one could become an order if its frame shifted.
+        if kept == 0 || kept >= 4 && rng.random_ratio(1, 7) {
+            let mut tail = bytes.split_off(bytes.len() - kept);
             mutate(&mut bytes, 0, rng);
+            bytes.append(&mut tail);
         }
         sent += 1;
         if socket.write_all(&bytes).is_err() {
