@@ -16,9 +16,13 @@ pub mod conformance;
 mod counters;
 mod error;
 pub mod executor;
+#[cfg(not(any(loom, shuttle)))]
+mod gates;
 pub mod handshake;
 pub mod local;
 mod message;
+#[cfg(not(any(loom, shuttle)))]
+pub mod provider;
 mod region;
 mod service;
 pub mod sim;
@@ -27,6 +31,8 @@ pub mod sync;
 pub mod tcp;
 mod timers;
 mod verbs;
+#[cfg(not(any(loom, shuttle)))]
+mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
 pub use buffer::{Buffer, BufferPool};

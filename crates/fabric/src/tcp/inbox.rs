@@ -6,7 +6,7 @@
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
-use super::wake::WakeFd;
+use crate::wake::WakeFd;
 use crate::Message;
 use crate::sync::{Mutex, lock};
 use std::net::TcpStream;

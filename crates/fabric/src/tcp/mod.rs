@@ -11,14 +11,12 @@ mod cluster;
 mod driver;
 mod endpoint;
 pub mod frame;
-mod gates;
 mod inbox;
 mod link;
 mod op;
 mod queue;
 mod served;
 mod server;
-mod wake;
 
 pub use calls::{Call, Calls, ReplySink};
 pub use cluster::{TcpCluster, TcpConfig};

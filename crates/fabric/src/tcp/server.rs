@@ -11,10 +11,10 @@
 //! *Thread safety*: the handle is for any number of threads.
 
 use super::calls::Calls;
-use super::gates::Gates;
 use super::inbox::{Content, Inbox, Late};
 use super::served::{Around, Next, Served, Tally, Totals};
 use crate::clock::Clock;
+use crate::gates::Gates;
 use crate::handshake::{Identity, Nonce, Refusal, Responder, Role, Token, draw_epoch};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use rustix::event::{Timespec, epoll};
