@@ -252,6 +252,9 @@ impl Endpoint {
 impl Drop for Endpoint {
     /// What was posted happens, whether anybody waits for it or not (F8): it is given the time that it needs.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
         self.drive();
         let until_ns = self.reactor.timers.now_ns().saturating_add(LINGER_NS);
         while self.core.borrow().links.iter().any(Link::has_flights)

@@ -42,7 +42,11 @@ impl Places {
 
     /// Puts a message into a place: `header`, and the piece of `whole` that it says. What to send.
     pub(crate) fn put(&self, place: usize, header: &Header, whole: &[u8]) -> Local {
-        let piece = &whole[header.first as usize..header.end()];
+        // A message without a piece may speak of any place in what it is about.
+        let piece = match header.length {
+            0 => &[],
+            _ => &whole[header.first as usize..header.end()],
+        };
         let words = self.words(place);
         for (word, value) in words.iter().zip(header.encode()) {
             word.store(value, Ordering::Relaxed);
