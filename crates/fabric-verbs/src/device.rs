@@ -341,8 +341,11 @@ pub struct Patience {
 }
 
 impl Default for Patience {
+    /// A peer that does not answer is given up after 3.8 s, before operations run into their deadlines. That is long, for the
+    /// sake of machines that stop now and then, as virtual ones do; the end of a process is told at once over the
+    /// connection that brought this one up.
     fn default() -> Self {
-        Self { acknowledgement_timer: 14, retries: 6, receiver_not_ready_timer: 20 }
+        Self { acknowledgement_timer: 17, retries: 6, receiver_not_ready_timer: 20 }
     }
 }
 

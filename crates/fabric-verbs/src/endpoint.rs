@@ -28,7 +28,7 @@ use std::task::Poll;
 /// The largest scratch buffer, in bytes.
 const BUFFER_BYTES: usize = 4096;
 /// An endpoint that is dropped waits so long for what it has posted, in nanoseconds: longer than a device tries.
-const LINGER_NS: u64 = 1_000_000_000;
+const LINGER_NS: u64 = 5_000_000_000;
 /// How long it looks at a time.
 const LINGER_TURN_NS: u64 = 1_000_000;
 
