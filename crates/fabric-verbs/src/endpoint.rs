@@ -153,8 +153,11 @@ impl Endpoint {
 
     /// Has the next completions told; whether some were not to be told already.
     pub(crate) fn arm(&self) -> bool {
-        let links = &mut self.core.borrow_mut().links;
-        links.iter_mut().fold(false, |armed, link| link.arm() || armed)
+        let mut armed = false;
+        for link in &mut self.core.borrow_mut().links {
+            armed |= link.arm();
+        }
+        armed
     }
 
     /// Ends the operations whose deadline has come.
@@ -220,12 +223,9 @@ impl Endpoint {
         let now_ns = self.reactor.timers.now_ns();
         let deadline_ns = now_ns.saturating_add(self.shared.config.timeout_ns);
         core.nearest_deadline_ns = core.nearest_deadline_ns.min(deadline_ns);
-        let kind = std::mem::discriminant(&body);
+        let queue = link.queue(&body);
         let id = core.slots.insert(body, server, deadline_ns, is_control);
-        if let Some(slot) = core.slots.pending(id) {
-            debug_assert_eq!(std::mem::discriminant(&slot.body), kind);
-            link.queue(id, &slot.body);
-        }
+        queue.push_back(id);
         VerbsOp::posted(Rc::clone(self), id, finish)
     }
 

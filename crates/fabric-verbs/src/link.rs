@@ -128,13 +128,13 @@ impl Link {
         }
     }
 
-    /// Queues an operation.
+    /// Where the id of an operation goes that is to be sent.
     #[inline]
-    pub(crate) fn queue(&mut self, id: u64, body: &Body) {
+    pub(crate) fn queue(&mut self, body: &Body) -> &mut VecDeque<u64> {
         match body {
-            Body::Call(_) => self.calls.push_back(id),
-            Body::Fence { .. } => self.fences.push_back(id),
-            _ => self.verbs.push_back(id),
+            Body::Call(_) => &mut self.calls,
+            Body::Fence { .. } => &mut self.fences,
+            _ => &mut self.verbs,
         }
     }
 
@@ -330,8 +330,9 @@ impl Link {
         };
         let patience = around.shared.config.patience;
         let connected = wire.connect(&around.shared.adapter, peer, lent, patience);
-        self.state = State::Open { socket, wire };
+        // If it cannot be, this attempt has failed like one that was refused.
         connected.map_err(|_| self.lost())?;
+        self.state = State::Open { socket, wire };
         self.failures = 0;
         self.opened += 1;
         self.wanted = false;

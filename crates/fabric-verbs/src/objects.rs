@@ -69,7 +69,9 @@ impl Library {
         let mut opened = None;
         for index in 0..usize::try_from(count).unwrap_or(0) {
             // SAFETY: the list has so many devices.
-            let device = unsafe { *list.add(index) };
+            let place = unsafe { list.add(index) };
+            // SAFETY: the place is within the list, which has not been freed.
+            let device = unsafe { *place };
             // SAFETY: the device is one of the list, which has not been freed.
             let found = unsafe { (self.functions.get_device_name)(device) };
             // SAFETY: it is the device's name, which lives as long as the list does.
