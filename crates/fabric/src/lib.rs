@@ -21,11 +21,12 @@ mod gates;
 pub mod handshake;
 pub mod local;
 mod message;
-#[cfg(not(any(loom, shuttle)))]
 pub mod provider;
 mod region;
 mod service;
 pub mod sim;
+#[cfg(not(any(loom, shuttle)))]
+mod sockets;
 pub mod sync;
 #[cfg(not(any(loom, shuttle)))]
 pub mod tcp;

@@ -15,7 +15,7 @@ use super::queue::{ByteQueue, Flow};
 use crate::handshake::{
     Gather, HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Refusal, Wanted,
 };
-use crate::provider::connect_socket;
+use crate::sockets::connect_socket;
 use crate::{Counters, FabricError, ServerId, Uncertainty};
 use rustix::event::epoll;
 use std::collections::VecDeque;

@@ -16,7 +16,7 @@ use super::served::{Around, Next, Served, Tally, Totals};
 use crate::clock::Clock;
 use crate::gates::Gates;
 use crate::handshake::{Identity, Nonce, Refusal, Responder, Role, Token, draw_epoch};
-use crate::provider::prepare_socket;
+use crate::sockets::prepare_socket;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
