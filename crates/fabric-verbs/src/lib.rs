@@ -18,6 +18,8 @@ mod lane;
 mod link;
 mod memory;
 mod objects;
+#[cfg(test)]
+mod on_device;
 mod op;
 mod piece;
 mod places;
