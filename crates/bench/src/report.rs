@@ -4,8 +4,9 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::driver::Measurement;
+use crate::driver::{Made, Measurement};
 use crate::timeline::Timeline;
+use farleaf::index::Reshaped;
 use farleaf::wire::Usage;
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +73,12 @@ pub struct Report {
     /// The change of the popular keys during the run, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotspot_shift: Option<HotspotShifted>,
+    /// The parts of the operations that each compute server did, from 0 to 1, where that was counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compute_server_shares: Vec<f64>,
+    /// What changed during the run beside the clients.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<Changed>,
     /// What was done over time, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
@@ -84,6 +91,44 @@ pub struct HotspotShifted {
     pub at_ns: Option<u64>,
     /// How far all keys moved, in percent of the keys.
     pub by_percent: f64,
+}
+
+/// Keys that moved, or a memory server that came.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Changed {
+    /// When it began, from the start of the measurement.
+    pub at_ns: u64,
+    /// What it was, or why it was not, in a few words.
+    pub what: String,
+    /// Whether a balancer did it.
+    pub by_balancer: bool,
+    /// Who let go of keys, and who took them over; none if it was something else, or did not come about.
+    pub moved: Option<(u16, u16)>,
+    /// How long it took.
+    pub took_ns: u64,
+    /// WRITEs of changed nodes.
+    pub writes: u64,
+    /// Their payload.
+    pub bytes_written: u64,
+    /// Whether it came about.
+    pub done: bool,
+}
+
+impl From<&Made> for Changed {
+    fn from(made: &Made) -> Self {
+        let done = made.outcome.as_ref().ok().copied();
+        let Reshaped { took_ns, writes, bytes_written, moved, .. } = done.unwrap_or_default();
+        Self {
+            at_ns: made.at_ns,
+            what: made.label(),
+            by_balancer: made.by_balancer,
+            moved,
+            took_ns,
+            writes,
+            bytes_written,
+            done: done.is_some(),
+        }
+    }
 }
 
 /// Latencies in nanoseconds.
@@ -231,6 +276,9 @@ impl Report {
         if let Some(shift) = &mut self.hotspot_shift {
             shift.at_ns = measured.shifted_at_ns;
         }
+        self.compute_server_shares =
+            measured.timeline.as_ref().map(Timeline::shares).unwrap_or_default();
+        self.changes = measured.made.iter().map(Changed::from).collect();
         self.timeline = measured.timeline.clone();
         self
     }

@@ -8,7 +8,7 @@ use farleaf::index::dex::DexOptions;
 use farleaf::page::Fixed8;
 use farleaf::partition::Dex;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Run, Testbed};
+use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::workload::{Mix, NAMED_MIXES, OperationKind, StreamConfig};
@@ -47,7 +47,16 @@ fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
         keys: keys.clone(),
         seed: 7,
     };
-    Run { stream, compute_servers: 2, threads: 2, amount, shift: None, timeline: None }
+    Run {
+        stream,
+        compute_servers: 2,
+        threads: 2,
+        amount,
+        shift: None,
+        timeline: None,
+        own_keys: false,
+        reshaping: Reshaping::default(),
+    }
 }
 
 fn every_workload(provider: &impl Provider) -> Vec<Measurement> {

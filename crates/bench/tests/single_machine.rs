@@ -5,7 +5,7 @@ use farleaf::index::conformance::{self, Setup};
 use farleaf::index::{Design, RangeIndex};
 use farleaf::page::Fixed8;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf_bench::driver::{Amount, Measurement, Run, Testbed};
+use farleaf_bench::driver::{Amount, Measurement, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
@@ -77,7 +77,16 @@ fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> Run {
         seed: 7,
     };
     let amount = Amount::Operations(4_001);
-    Run { stream, compute_servers: 2, threads, amount, shift: None, timeline: None }
+    Run {
+        stream,
+        compute_servers: 2,
+        threads,
+        amount,
+        shift: None,
+        timeline: None,
+        own_keys: false,
+        reshaping: Reshaping::default(),
+    }
 }
 
 fn every_workload_costs_nothing(provider: &impl Provider) {

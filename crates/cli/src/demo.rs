@@ -9,7 +9,7 @@ use farleaf::cache::CacheOptions;
 use farleaf::index::dex::DexOptions;
 use farleaf::index::{Design, Scan};
 use farleaf::page::Fixed8;
-use farleaf_bench::driver::{Amount, Run, Testbed};
+use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
 use farleaf_bench::input::read_records;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
@@ -165,6 +165,8 @@ impl Task for Demo<'_> {
                 amount: Amount::Operations(operations),
                 shift: None,
                 timeline: None,
+                own_keys: false,
+                reshaping: Reshaping::default(),
             };
             let running = bar(&format!("{name}: {workload}"), Some(operations + operations / 20));
             let measured = testbed.measure(&run, &|done| running.inc(done))?;

@@ -1,4 +1,4 @@
-//! The command `farleaf`: a demo, benchmarks and simulations.
+//! The command `farleaf`: the programs of a cluster, a demo, benchmarks and simulations.
 //!
 //! Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense. An error is one
 //! line on stderr.
@@ -12,12 +12,15 @@ mod designs;
 mod figures;
 mod output;
 mod plot;
+mod programs;
 mod sim;
 mod units;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use farleaf_bench::InputError;
+use farleaf_cluster::config::ConfigError;
+use farleaf_cluster::error::ProgramError;
 use std::process::ExitCode;
 
 /// Ordered key-value indexes whose nodes live in the memory of other machines.
@@ -47,6 +50,16 @@ enum Command {
     Ablation(ablation::Arguments),
     /// Run scenarios of workloads and faults on a simulated cluster
     Sim(sim::Arguments),
+    /// Run one memory server
+    MemoryServer(Box<programs::memory_server::Arguments>),
+    /// Run one compute server
+    ComputeServer(Box<programs::compute_server::Arguments>),
+    /// Run a whole cluster on this host, each server a process of its own
+    Cluster(Box<programs::cluster::Arguments>),
+    /// Show how a cluster stands, and whether it serves
+    Status(programs::status::Arguments),
+    /// Read and change what a cluster holds
+    Client(Box<programs::client::Arguments>),
 }
 
 /// The command line makes no sense: exit code 2.
@@ -68,11 +81,22 @@ fn usage<T>(message: impl Into<String>) -> anyhow::Result<T> {
 
 /// Whether the error is in what the caller gave: the command line, or an input file.
 fn is_callers(error: &anyhow::Error) -> bool {
-    error.is::<UsageError>() || error.chain().any(|cause| cause.is::<InputError>())
+    let is_config = |error: &ProgramError| matches!(error, ProgramError::Config(_));
+    error.is::<UsageError>()
+        || error.is::<ConfigError>()
+        || error.downcast_ref().is_some_and(is_config)
+        || error.chain().any(|cause| cause.is::<InputError>())
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let words = match programs::with_file(std::env::args_os().collect()) {
+        Ok(words) => words,
+        Err(error) => {
+            output::error_line(&error.to_string());
+            return ExitCode::from(2);
+        }
+    };
+    let arguments = match Arguments::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => return explain(&error),
     };
@@ -82,6 +106,13 @@ fn main() -> ExitCode {
         Command::Figures(arguments) => figures::run(&arguments).map(|()| true),
         Command::Ablation(arguments) => ablation::run(&arguments).map(|()| true),
         Command::Sim(arguments) => sim::run(&arguments),
+        Command::MemoryServer(arguments) => programs::memory_server::run(*arguments).map(|()| true),
+        Command::ComputeServer(arguments) => {
+            programs::compute_server::run(*arguments).map(|()| true)
+        }
+        Command::Client(arguments) => programs::client::run(&arguments),
+        Command::Cluster(arguments) => programs::cluster::run(&arguments),
+        Command::Status(arguments) => programs::status::run(&arguments),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -105,7 +136,7 @@ fn explain(error: &clap::Error) -> ExitCode {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             output::error_line(
-                "a command is missing: demo, bench, figures, ablation or sim; see `farleaf --help`",
+                "a command is missing: demo, bench, figures, ablation, sim, memory-server, compute-server, cluster, status or client; see `farleaf --help`",
             );
             ExitCode::from(2)
         }

@@ -8,17 +8,13 @@ use crate::driver::VerbsDriver;
 use crate::endpoint::VerbsFabric;
 use crate::memory::Memory;
 use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
-use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::Token;
-use farleaf_fabric::provider::Clock;
-use farleaf_fabric::sync::thread::{ScopedJoinHandle, scope};
+use farleaf_fabric::provider::{Clock, run_here, run_on_threads};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
-use std::cell::RefCell;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::rc::Rc;
 
 /// What the client side is like; and the servers, where the provider starts them.
 #[derive(Clone, Debug)]
@@ -119,7 +115,7 @@ impl VerbsCluster {
     }
 
     /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
-    /// an [`Executor`] of their own.
+    /// an [`farleaf_fabric::executor::Executor`] of their own.
     ///
     /// # Errors
     /// What the operating system says if there are no more file descriptors.
@@ -136,31 +132,6 @@ impl VerbsCluster {
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
         let epoch = self.shared.epochs.get(server.index())?.load(Ordering::Acquire);
         (epoch != 0).then_some(epoch)
-    }
-
-    fn run_thread<T, Fut>(
-        &self,
-        clients: &[(usize, u16)],
-        body: &(impl Fn(VerbsFabric, usize) -> Fut + Sync),
-    ) -> Vec<Option<T>>
-    where
-        Fut: Future<Output = T>,
-    {
-        let driver = self.driver().expect("a client thread gets its file descriptors");
-        let results: Vec<_> = clients.iter().map(|_| Rc::new(RefCell::new(None))).collect();
-        let mut executor = Executor::new();
-        for ((number, compute_server), result) in clients.iter().zip(&results) {
-            let fabric =
-                driver.open(*compute_server, *number).expect("an endpoint gets its memory");
-            let future = body(fabric, *number);
-            let result = Rc::clone(result);
-            executor.spawn(0, async move {
-                let value = future.await;
-                *result.borrow_mut() = Some(value);
-            });
-        }
-        assert!(executor.run(&driver), "every operation ends by its deadline");
-        results.iter().map(|result| result.borrow_mut().take()).collect()
     }
 }
 
@@ -200,20 +171,12 @@ impl Cluster for VerbsCluster {
         T: Send,
         Fut: Future<Output = T>,
     {
-        let clients: Vec<(usize, u16)> = compute_servers.iter().copied().enumerate().collect();
-        if self.shared.config.one_client_thread || clients.len() == 1 {
-            return self.run_thread(&clients, &body);
-        }
-        let body = &body;
-        scope(|scope| {
-            let threads: Vec<_> = clients
-                .chunks(1)
-                .map(|client| scope.spawn(move || self.run_thread(client, body)))
-                .collect();
-            let join = |thread: ScopedJoinHandle<'_, Vec<Option<T>>>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
+            let driver = self.driver().expect("a client thread gets its file descriptors");
+            let open = |compute_server, number| {
+                driver.open(compute_server, number).expect("an endpoint gets its memory")
             };
-            threads.into_iter().flat_map(join).collect()
+            run_here(&driver, clients, open, &body)
         })
     }
 

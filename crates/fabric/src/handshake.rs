@@ -180,11 +180,13 @@ pub enum Role {
     ComputeServer = 2,
     /// A memory server.
     MemoryServer = 3,
+    /// The catalog of a cluster.
+    Catalog = 4,
 }
 
 impl Role {
     fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Client, Self::ComputeServer, Self::MemoryServer]
+        [Self::Client, Self::ComputeServer, Self::MemoryServer, Self::Catalog]
             .into_iter()
             .find(|role| *role as u8 == byte)
     }
@@ -196,6 +198,7 @@ impl fmt::Display for Role {
             Self::Client => "client",
             Self::ComputeServer => "compute server",
             Self::MemoryServer => "memory server",
+            Self::Catalog => "catalog",
         })
     }
 }

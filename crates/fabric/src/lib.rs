@@ -1,7 +1,7 @@
 //! The fabric: everything that a machine boundary means, behind one trait.
 //!
 //! Verbs, RPC, time and randomness go through [`Fabric`]; a memory server is an [`RpcService`] over a
-//! [`Region`]. The providers [`local`], [`tcp`] and [`sim`] implement the same contract
+//! [`Region`]. The providers [`local`], [`tcp`], [`shm`] and [`sim`] implement the same contract
 //! (`docs/internals/coherence.md`), and [`conformance`] is the suite that each of them passes.
 //!
 //! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared by
@@ -10,6 +10,7 @@
 mod access;
 mod addr;
 mod buffer;
+mod clients;
 mod clock;
 mod cluster;
 pub mod conformance;
@@ -24,6 +25,8 @@ mod message;
 pub mod provider;
 mod region;
 mod service;
+#[cfg(not(any(loom, shuttle)))]
+pub mod shm;
 pub mod sim;
 #[cfg(not(any(loom, shuttle)))]
 mod sockets;
@@ -41,6 +44,6 @@ pub use cluster::{Cluster, Provider};
 pub use counters::{CounterSnapshot, Counters};
 pub use error::{FabricError, Uncertainty};
 pub use message::{MAX_MESSAGE_BYTES, Message};
-pub use region::{Region, RegionError, prefetch};
+pub use region::{Backing, Region, RegionError, prefetch};
 pub use service::{CostModel, Cpu, InlineCpu, RpcService, Work, now_or_never};
 pub use verbs::Fabric;

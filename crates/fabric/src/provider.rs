@@ -3,6 +3,7 @@
 //! *Thread safety*: each says its own.
 
 pub use crate::access::check_alignment;
+pub use crate::clients::{run_here, run_on_threads};
 pub use crate::clock::Clock;
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::gates::{Gate, Gates};

@@ -5,16 +5,48 @@
 //! *Thread safety*: every access is an atomic access of one aligned 8-byte word, `Relaxed` unless said
 //! otherwise; nobody ever forms `&[u8]` over a region. That is the whole promise of a READ or a WRITE:
 //! a longer copy may mix old and new words.
+//!
+//! A region that other processes map ([`Backing::Shared`]) is a memfd whose size is sealed, so that an access inside a
+//! mapping finds memory whatever another process does to the file. Who has it mapped can change every
+//! word at any time, and can give pages back to the operating system (they read as zeros then); it cannot make
+//! an access of ours fault, with one exception: pages of a huge-page region that are given back so, while
+//! the system has no other huge page left. So a memfd goes only to those who know the token.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::AtomicU64;
 use thiserror::Error;
+
+mod copying;
+#[cfg(not(any(loom, shuttle)))]
+mod mapping;
+#[cfg(not(any(loom, shuttle)))]
+use mapping::Mapping;
+
+pub(crate) use copying::copy_words;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use copying::{load_bytes, store_bytes};
+
+/// What a region's memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backing {
+    /// Private to this process.
+    #[default]
+    Private,
+    /// A file in memory that other processes of this host can be given, to map it too.
+    Shared {
+        /// Whether huge pages are tried first; the system has them only if its administrator reserved them. Without,
+        /// they are asked for as an advice.
+        huge_pages: bool,
+    },
+}
 
 /// Why a region was not to be had.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RegionError {
-    /// The size is zero, or no multiple of 4 KiB.
-    #[error("a region of {bytes} bytes: the size must be a positive multiple of 4096")]
+    /// The size is zero, no multiple of 4 KiB, or more than an address can name.
+    #[error(
+        "a region of {bytes} bytes: the size must be a positive multiple of 4096, at most 2^48"
+    )]
     BadSize {
         /// The size asked for.
         bytes: usize,
@@ -27,61 +59,73 @@ pub enum RegionError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// The file that another process gave is not one that can be relied upon.
+    #[error("the file of a shared region is not a sealed memfd of {bytes} bytes")]
+    NotSealed {
+        /// The size it should have.
+        bytes: usize,
+    },
 }
 
 /// Zeroed memory that is accessed word by word; pages of the operating system are taken when touched.
 pub struct Region {
     #[cfg(not(any(loom, shuttle)))]
-    start: std::ptr::NonNull<AtomicU64>,
+    mapping: Mapping,
     #[cfg(any(loom, shuttle))]
     storage: Box<[AtomicU64]>,
-    words: usize,
 }
 
 impl Region {
-    /// A region of `bytes` bytes, a multiple of 4096. Memory is taken as it is touched.
+    /// A private region of `bytes` bytes, a multiple of 4096. Memory is taken as it is touched.
     ///
     /// # Errors
     /// [`RegionError`] if the size is not usable or the operating system refuses.
     pub fn new(bytes: usize) -> Result<Self, RegionError> {
-        if bytes == 0 || !bytes.is_multiple_of(4096) {
-            return Err(RegionError::BadSize { bytes });
-        }
-        Self::map(bytes)
+        Self::with_backing(bytes, Backing::Private)
+    }
+
+    /// A region of `bytes` bytes, a multiple of 4096. Memory is taken as it is touched; reserved huge pages at once.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the size is not usable or the operating system refuses.
+    pub fn with_backing(bytes: usize, backing: Backing) -> Result<Self, RegionError> {
+        check_size(bytes)?;
+        #[cfg(not(any(loom, shuttle)))]
+        return Ok(Self { mapping: Mapping::new(bytes, backing)? });
+        #[cfg(any(loom, shuttle))]
+        return Ok(Self::on_the_heap(bytes, backing));
+    }
+
+    /// The region of another process, whose memfd came from there. It must be sealed as those of
+    /// [`Backing::Shared`] are, and have the size that the other process said.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the file is anything else, or the operating system refuses.
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn map_memfd(memfd: std::os::fd::OwnedFd, bytes: usize) -> Result<Self, RegionError> {
+        check_size(bytes)?;
+        Ok(Self { mapping: Mapping::of_memfd(memfd, bytes)? })
+    }
+
+    /// The file to give to other processes, if the region is a shared one.
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn memfd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.mapping.memfd()
     }
 
     #[cfg(any(loom, shuttle))]
-    fn map(bytes: usize) -> Result<Self, RegionError> {
-        let words = bytes / 8;
+    fn on_the_heap(bytes: usize, _backing: Backing) -> Self {
         #[cfg(loom)]
         let zero = || AtomicU64::new(0);
         // A region is most of what a run sets up: its words are copies of one that the compiler has made.
         #[cfg(shuttle)]
         let zero = || const { AtomicU64::new(0) };
-        Ok(Self { storage: (0..words).map(|_| zero()).collect(), words })
-    }
-
-    #[cfg(not(any(loom, shuttle)))]
-    fn map(bytes: usize) -> Result<Self, RegionError> {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
-        let mapped = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
-        };
-        let start = mapped.map_err(|errno| RegionError::Map { bytes, source: errno.into() })?;
-        // Tree walks touch a new page at every step: huge pages save most of the TLB misses. A kernel
-        // without them says no, and nothing is lost.
-        // SAFETY: the range is the mapping just made, and the advice changes no content.
-        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
-        let start = std::ptr::NonNull::new(start.cast::<AtomicU64>())
-            .ok_or(RegionError::BadSize { bytes })?;
-        Ok(Self { start, words: bytes / 8 })
+        Self { storage: (0..bytes / 8).map(|_| zero()).collect() }
     }
 
     /// The size in bytes.
     pub fn bytes(&self) -> usize {
-        self.words * 8
+        size_of_val(self.words())
     }
 
     /// All words of the region.
@@ -90,11 +134,7 @@ impl Region {
         #[cfg(any(loom, shuttle))]
         return &self.storage;
         #[cfg(not(any(loom, shuttle)))]
-        // SAFETY: the mapping holds `words` aligned words, initialised to zero, lives as long as
-        // `self`, and every access to it anywhere goes through `AtomicU64`.
-        unsafe {
-            std::slice::from_raw_parts(self.start.as_ptr(), self.words)
-        }
+        return self.mapping.words();
     }
 
     /// The `count` words from byte `offset` on, or `None` if they are unaligned or not all inside.
@@ -105,45 +145,6 @@ impl Region {
         }
         let first = usize::try_from(offset / 8).ok()?;
         self.words().get(first..first.checked_add(count)?)
-    }
-}
-
-/// Copies `from` to `to` word by word, in ascending order.
-///
-/// # Panics
-/// If the lengths differ.
-#[inline]
-pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
-    assert_eq!(from.len(), to.len(), "both sides of a copy have one length");
-    for (source, target) in from.iter().zip(to) {
-        target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-}
-
-/// Copies words out as bytes, little-endian, in ascending order.
-///
-/// # Panics
-/// If the lengths differ.
-#[cfg(not(any(loom, shuttle)))]
-#[inline]
-pub(crate) fn load_bytes(from: &[AtomicU64], to: &mut [u8]) {
-    assert_eq!(from.len() * 8, to.len(), "both sides of a copy have one length");
-    for (source, target) in from.iter().zip(to.chunks_exact_mut(8)) {
-        target.copy_from_slice(&source.load(Ordering::Relaxed).to_le_bytes());
-    }
-}
-
-/// Copies bytes, little-endian, into words, in ascending order; each word changes at once.
-///
-/// # Panics
-/// If the lengths differ.
-#[cfg(not(any(loom, shuttle)))]
-#[inline]
-pub(crate) fn store_bytes(from: &[u8], to: &[AtomicU64]) {
-    assert_eq!(from.len(), to.len() * 8, "both sides of a copy have one length");
-    for (source, target) in from.chunks_exact(8).zip(to) {
-        let word = u64::from_le_bytes(source.try_into().expect("8 bytes"));
-        target.store(word, Ordering::Relaxed);
     }
 }
 
@@ -162,21 +163,12 @@ pub fn prefetch<T: ?Sized>(what: &T) {
     let _ = what;
 }
 
-#[cfg(not(any(loom, shuttle)))]
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `map` with this length, and no borrow outlives `self`.
-        let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.words * 8) };
-        debug_assert!(result.is_ok(), "unmapping a region");
+fn check_size(bytes: usize) -> Result<(), RegionError> {
+    if bytes == 0 || !bytes.is_multiple_of(4096) || bytes as u64 > crate::GlobalAddr::OFFSET_LIMIT {
+        return Err(RegionError::BadSize { bytes });
     }
+    Ok(())
 }
-
-// SAFETY: the region owns its mapping; all access is through atomics.
-#[cfg(not(any(loom, shuttle)))]
-unsafe impl Send for Region {}
-// SAFETY: as above: shared access is atomic word access.
-#[cfg(not(any(loom, shuttle)))]
-unsafe impl Sync for Region {}
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -187,6 +179,7 @@ impl std::fmt::Debug for Region {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::sync::Ordering;
 
     #[test]
     fn sizes_are_checked() {

@@ -2,6 +2,7 @@
 
 use farleaf_fabric::conformance;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
 
@@ -27,6 +28,22 @@ fn local_with_a_network_model() {
         bandwidth_bytes_per_s: 12_500_000_000,
         ..LocalConfig::default()
     });
+}
+
+#[test]
+fn shm() {
+    conformance::run(&ShmConfig::default());
+}
+
+#[test]
+fn shm_with_one_client_thread() {
+    conformance::run(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
+}
+
+#[test]
+fn shm_with_several_server_threads() {
+    let server = ShmServerConfig { threads: 3, ..ShmServerConfig::default() };
+    conformance::run(&ShmConfig { server, ..ShmConfig::default() });
 }
 
 /// So that a check that never ends fails instead.

@@ -328,6 +328,9 @@ fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
         run(&other, async {
             assert_eq!(word(&survivor, 0).await, Ok(1), "nothing of the zombie took effect");
             assert_eq!(word(&survivor, 8).await, Ok(7));
+            // Who fences itself hears that it is done, and is out.
+            survivor.fence(SERVER, 2).await.unwrap();
+            assert_eq!(word(&survivor, 0).await, Err(LOST));
         });
     }
 }

@@ -21,14 +21,25 @@ const MODULES: [(&str, &[&str]); 9] = [
 const SUITES: [(&str, &[&str]); 1] = [("index/conformance.rs", &["server"])];
 
 /// Crates, with the crates of the project that each may depend on.
-const CRATES: [(&str, &[&str]); 7] = [
+const CRATES: [(&str, &[&str]); 8] = [
     ("fabric", &[]),
     // The library only for its tests, which run every design over a device.
     ("fabric-verbs", &["farleaf", "farleaf-fabric"]),
     ("farleaf", &["farleaf-fabric"]),
     ("bench", &["farleaf", "farleaf-fabric"]),
     ("sim", &["farleaf", "farleaf-bench", "farleaf-fabric"]),
-    ("cli", &["farleaf", "farleaf-bench", "farleaf-fabric", "farleaf-fabric-verbs", "farleaf-sim"]),
+    ("cluster", &["farleaf", "farleaf-fabric"]),
+    (
+        "cli",
+        &[
+            "farleaf",
+            "farleaf-bench",
+            "farleaf-cluster",
+            "farleaf-fabric",
+            "farleaf-fabric-verbs",
+            "farleaf-sim",
+        ],
+    ),
     ("compare", &["farleaf", "farleaf-bench", "farleaf-fabric"]),
 ];
 

@@ -9,10 +9,11 @@ use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::page::Fixed8;
 use farleaf::partition::Dex;
 use farleaf::server::MemoryServerConfig;
-use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
+use farleaf_fabric::{Backing, Provider};
 
 fn range() -> CoarseOptions<u64> {
     let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
@@ -23,18 +24,32 @@ fn hash() -> CoarseOptions<u64> {
     CoarseOptions { partitioning: Partitioning::Hash }
 }
 
+/// Memory servers whose regions other processes can map: one provider does.
+fn lent() -> MemoryServerConfig {
+    MemoryServerConfig { backing: Backing::Shared { huge_pages: false }, ..Default::default() }
+}
+
 /// Tiny pages make high trees of few keys, and most operations restructure something.
 type Tiny = Fixed8<16>;
 
 fn coarse(provider: &impl Provider) {
-    let server =
-        MemoryServerConfig { pool_bytes: 8 << 20, chunk_bytes: 1 << 14, ..Default::default() };
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, chunk_bytes: 1 << 14, ..lent() };
     for options in [range(), hash()] {
         let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Tiny, Coarse, _>(&setup);
     }
     let setup = Setup { provider, options: range(), memory_servers: 3, server };
     conformance::run::<Fixed8, Coarse, _>(&setup);
+}
+
+#[test]
+fn coarse_on_shm() {
+    coarse(&ShmConfig::default());
+}
+
+#[test]
+fn coarse_on_shm_with_one_client_thread() {
+    coarse(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
 }
 
 #[test]
@@ -80,12 +95,22 @@ fn coarse_on_a_rough_network() {
 }
 
 fn fine(provider: &impl Provider) {
-    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Fine, _>(&setup);
     let setup = Setup { provider, options: FineOptions::default(), memory_servers: 3, server };
     conformance::run::<Fixed8, Fine, _>(&setup);
+}
+
+#[test]
+fn fine_on_shm() {
+    fine(&ShmConfig::default());
+}
+
+#[test]
+fn fine_on_shm_with_one_client_thread() {
+    fine(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
 }
 
 #[test]
@@ -131,14 +156,23 @@ fn fine_on_a_rough_network() {
 }
 
 fn hybrid(provider: &impl Provider) {
-    let server =
-        MemoryServerConfig { pool_bytes: 16 << 20, chunk_bytes: 1 << 14, ..Default::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, chunk_bytes: 1 << 14, ..lent() };
     let options = HybridOptions { chunk_nodes_log2: 4, partitioning: range().partitioning };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Hybrid, _>(&setup);
     let options = HybridOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2]);
     let setup = Setup { provider, options, memory_servers: 3, server };
     conformance::run::<Fixed8, Hybrid, _>(&setup);
+}
+
+#[test]
+fn hybrid_on_shm() {
+    hybrid(&ShmConfig::default());
+}
+
+#[test]
+fn hybrid_on_shm_with_one_client_thread() {
+    hybrid(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
 }
 
 #[test]
@@ -184,7 +218,7 @@ fn hybrid_on_a_rough_network() {
 }
 
 fn dex(provider: &impl Provider) {
-    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let thirds = vec![u64::MAX / 3, u64::MAX / 3 * 2];
     // As few frames as a cache can have: nearly every node that is asked for has to be brought.
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
@@ -205,7 +239,7 @@ fn dex(provider: &impl Provider) {
 
 /// Whatever misses a node is left to memory servers.
 fn dex_offloading(provider: &impl Provider) {
-    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let half = vec![u64::MAX / 2];
     let few = CacheOptions { bytes: 0, offload: OffloadName::Always, ..CacheOptions::default() };
     let options = DexOptions {
@@ -215,6 +249,12 @@ fn dex_offloading(provider: &impl Provider) {
     };
     let setup = Setup { provider, options, memory_servers: 3, server };
     conformance::run::<Tiny, Dex, _>(&setup);
+}
+
+#[test]
+fn dex_offloading_on_shm() {
+    let server = ShmServerConfig { threads: 2, ..ShmServerConfig::default() };
+    dex_offloading(&ShmConfig { server, ..ShmConfig::default() });
 }
 
 #[test]
@@ -243,7 +283,7 @@ fn dex_offloading_on_the_simulator() {
 fn dex_without_a_cache() {
     let cache =
         CacheOptions { bytes: 1 << 16, admission: AdmissionName::Never, ..Default::default() };
-    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let options = DexOptions {
         chunk_nodes_log2: 4,
         placement_level: 1,
@@ -253,6 +293,16 @@ fn dex_without_a_cache() {
     let setup = Setup { provider: &provider, options, memory_servers: 3, server };
     conformance::run::<Tiny, Dex, _>(&setup);
     conformance::run::<Fixed8, Dex, _>(&setup);
+}
+
+#[test]
+fn dex_on_shm() {
+    dex(&ShmConfig::default());
+}
+
+#[test]
+fn dex_on_shm_with_one_client_thread() {
+    dex(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
 }
 
 #[test]

@@ -686,6 +686,28 @@ fn a_bulk_load_keeps_the_boundaries_or_evens_them_out() {
     }
 }
 
+/// A bulk load that fails when the tree is built gives each node back once: the unused one of the root was given back twice.
+#[test]
+fn a_bulk_load_that_fails_at_its_end_leaves_the_pool_whole() {
+    let at_load = Boundaries::EqualRecords;
+    let options =
+        DexOptions { at_load, ..DexOptions::with_boundaries(equal_ranges(3), frames(2_048)) };
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+    let pool = &compute::<Fixed8>(&options);
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric, pool).await;
+        let few = index.bulk_load((0..10).map(|key| (key, key)), 0.7).await;
+        assert!(matches!(few, Err(IndexError::InvalidArgument(_))), "one leaf for three: {few:?}");
+        let model: Model = (0..5_000).map(|key| (key * 3, key)).collect();
+        assert_eq!(index.bulk_load(contents(&model).into_iter(), 0.7).await, Ok(5_000));
+        for key in 0..5_000 {
+            assert_eq!(index.insert(&(key * 3 + 1), &key).await, Ok(true));
+        }
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 10_000);
+    });
+}
+
 /// Changes of every kind, with more nodes than frames; then everything is in the pool, for a compute side that
 /// knows nothing.
 #[test]

@@ -39,6 +39,16 @@ pub(crate) struct Board {
     over: AtomicBool,
     /// What caches did for those handles that have been closed.
     cache: Mutex<CacheCounters>,
+    balanced: AtomicUsize,
+}
+
+/// What was counted in a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    /// What caches did.
+    pub(crate) cache: CacheCounters,
+    /// How often the balancer moved keys.
+    pub(crate) balanced: u64,
 }
 
 impl Board {
@@ -55,6 +65,7 @@ impl Board {
             active: AtomicUsize::new(clients),
             over: AtomicBool::new(false),
             cache: Mutex::default(),
+            balanced: AtomicUsize::new(0),
         }
     }
 
@@ -63,9 +74,15 @@ impl Board {
         self.over.load(Ordering::Acquire)
     }
 
-    /// What caches did in the run.
-    pub(crate) fn cache_counters(&self) -> CacheCounters {
-        *lock(&self.cache)
+    /// The balancer has moved keys.
+    pub(crate) fn count_balanced(&self) {
+        self.balanced.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// What was counted in the run.
+    pub(crate) fn counts(&self) -> Counts {
+        let balanced = self.balanced.load(Ordering::Acquire) as u64;
+        Counts { cache: *lock(&self.cache), balanced }
     }
 
     pub(crate) fn fault(&self) -> Option<String> {

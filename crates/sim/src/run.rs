@@ -7,7 +7,7 @@
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
 use crate::checker::{Verdict, check};
-use crate::client::{Board, Death, client, observer};
+use crate::client::{Board, Counts, Death, client, observer};
 use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool};
 use crate::scenario::{
@@ -19,10 +19,10 @@ use farleaf::cache::{
     self, AdmissionName, CacheCounters, CacheOptions, CoolingName, OffloadName, VictimName,
 };
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::dex::DexOptions;
+use farleaf::index::dex::{BalanceOptions, DexOptions};
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::index::{Design, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::partition::{ComputePool, Dex};
 use farleaf::remote;
@@ -67,13 +67,15 @@ pub struct RunReport {
     pub failed: usize,
     /// What caches did, if the design has any.
     pub cache: CacheCounters,
+    /// How often the balancer moved keys.
+    pub balanced: u64,
     /// How it ended.
     pub outcome: RunOutcome,
 }
 
 /// Plays `scenario` with `seed`.
 pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
-    let (history, cache, outcome) = run_and_count(scenario, seed);
+    let (history, Counts { cache, balanced }, outcome) = run_and_count(scenario, seed);
     let count = |counts: fn(&Outcome) -> bool| {
         history.operations.iter().filter(|operation| counts(&operation.outcome)).count()
     };
@@ -85,6 +87,7 @@ pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
         answered: count(Outcome::is_answer),
         failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
         cache,
+        balanced,
         outcome,
     }
 }
@@ -95,7 +98,7 @@ pub fn run_and_keep(scenario: &Scenario, seed: u64) -> (History, RunOutcome) {
     (history, outcome)
 }
 
-fn run_and_count(scenario: &Scenario, seed: u64) -> (History, CacheCounters, RunOutcome) {
+fn run_and_count(scenario: &Scenario, seed: u64) -> (History, Counts, RunOutcome) {
     let clients = scenario.cluster.compute_servers * scenario.cluster.clients_per_compute_server;
     let board = Board::new(scenario, clients.into());
     // A panic of the code under test is a finding like any other, and the history up to it is part of
@@ -117,7 +120,7 @@ fn run_and_count(scenario: &Scenario, seed: u64) -> (History, CacheCounters, Run
         (_, Verdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
         (Ok(()), Verdict::Holds, None) => RunOutcome::Ok,
     };
-    (history, board.cache_counters(), outcome)
+    (history, board.counts(), outcome)
 }
 
 /// Picks the code for the scenario's page size and canary. A scenario that has been checked fits.
@@ -255,9 +258,11 @@ where
     let pool = Pool::new(&servers, scenario);
     let beside = async |fabric, number: usize| match number {
         0 => pool.watch(fabric, board, seed).await,
-        _ => mover::<L, C, _>(fabric, &compute, board, scenario, seed).await,
+        1 => mover::<L, C, _>(fabric, &compute, board, scenario, seed).await,
+        2 => balancer::<L, C, _>(fabric, &compute, board, scenario).await,
+        _ => grower::<L, C, _>(fabric, &compute, board, scenario, seed).await,
     };
-    let beside = (2, beside);
+    let beside = (4, beside);
     let cluster =
         simulate::<L, tree::Sound, Dex<C>, _>(scenario, seed, board, &servers, &compute, beside);
     if board.fault().is_some() {
@@ -305,6 +310,8 @@ where
         victims,
         offload,
         spare_compute_servers,
+        spare_memory_servers,
+        balance_window_ns,
         ..
     } = scenario.design
     else {
@@ -337,7 +344,24 @@ where
     };
     let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
     let options = DexOptions::with_boundaries(boundaries, cache);
-    Ok(DexOptions { chunk_nodes_log2, placement_level, spare_compute_servers, ..options })
+    // So few operations that all of them are looked at, and so few windows that it does not wait to be sure.
+    let balance = BalanceOptions {
+        one_in: 1,
+        window_ns: balance_window_ns,
+        least_samples: 16,
+        windows: 1,
+        rest_windows: 0,
+        no_return_windows: 1,
+        ..BalanceOptions::default()
+    };
+    Ok(DexOptions {
+        chunk_nodes_log2,
+        placement_level,
+        spare_compute_servers,
+        spare_memory_servers,
+        balance,
+        ..options
+    })
 }
 
 /// The memory servers, with the empty index.
@@ -397,16 +421,69 @@ async fn mover<L, C, F>(
         let near = rng.random_bool(0.8).then_some(near);
         match index.move_keys(from, to, near.as_ref()).await {
             // The two may be no neighbours, or no leaf may begin there; and faults are faults.
-            Ok(()) | Err(IndexError::InvalidArgument(_)) => {}
+            Ok(_) | Err(IndexError::InvalidArgument(_)) => {}
+            // The balancer moves others.
+            Err(IndexError::Contended { retries: 0 }) => {}
             Err(error) if board.allows(&error) => {}
             Err(error) => board.report(format!("keys cannot move: {error}")),
         }
     }
 }
 
+/// Adds the memory servers that are not used yet, one after the other at random moments.
+async fn grower<L, C, F>(
+    fabric: F,
+    compute: &Arc<ComputePool<L>>,
+    board: &Board,
+    scenario: &Scenario,
+    seed: u64,
+) where
+    L: Layout<Key = u64, Value = u64>,
+    C: cache::Discipline,
+    F: Fabric,
+{
+    let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
+        return;
+    };
+    let mut rng = workload::rng(seed, u64::MAX / 5);
+    let Ok(index) = <Dex<C> as Design<L>>::open(fabric.clone(), compute).await else { return };
+    for _ in 0..spares {
+        fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
+        if let Err(error) = index.add_memory_server() {
+            board.report(format!("a memory server cannot be added: {error}"));
+        }
+    }
+}
+
+/// Balances load among compute servers, if the scenario says so.
+async fn balancer<L, C, F>(
+    fabric: F,
+    compute: &Arc<ComputePool<L>>,
+    board: &Board,
+    scenario: &Scenario,
+) where
+    L: Layout<Key = u64, Value = u64>,
+    C: cache::Discipline,
+    F: Fabric,
+{
+    let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
+    let Ok(index) = <Dex<C> as Design<L>>::open(fabric, compute).await else { return };
+    let report = |moved: Result<Reshaped, IndexError>| match moved {
+        Ok(_) => board.count_balanced(),
+        Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
+        Err(error) if board.allows(&error) => {}
+        Err(error) => board.report(format!("load cannot be balanced: {error}")),
+    };
+    let balanced = index.balance(&|| board.is_over(), &report).await;
+    balanced.unwrap_or_else(|error| board.report(format!("there is no balancer: {error}")));
+}
+
 fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
     &from[rng.random_range(0..from.len())]
 }
+
+/// The longest time until a memory server comes, in nanoseconds.
+const LONGEST_UNTIL_GROWTH_NS: u64 = 600_000;
 
 /// The longest time between two moves of keys, in nanoseconds.
 const MAX_PAUSE_NS: u64 = 100_000;

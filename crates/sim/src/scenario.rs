@@ -39,11 +39,15 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("coarse-server-dies", include_str!("../scenarios/coarse-server-dies.toml")),
     ("coarse-small-pool", include_str!("../scenarios/coarse-small-pool.toml")),
     ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
+    ("dex-balance", include_str!("../scenarios/dex-balance.toml")),
+    ("dex-balance-faults", include_str!("../scenarios/dex-balance-faults.toml")),
     ("dex-bulk", include_str!("../scenarios/dex-bulk.toml")),
     ("dex-calm", include_str!("../scenarios/dex-calm.toml")),
     ("dex-churn", include_str!("../scenarios/dex-churn.toml")),
     ("dex-coin", include_str!("../scenarios/dex-coin.toml")),
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
+    ("dex-grows", include_str!("../scenarios/dex-grows.toml")),
+    ("dex-grows-offload", include_str!("../scenarios/dex-grows-offload.toml")),
     ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
     ("dex-long-scans", include_str!("../scenarios/dex-long-scans.toml")),
     ("dex-moves", include_str!("../scenarios/dex-moves.toml")),
@@ -250,6 +254,12 @@ pub enum DesignSpec {
         /// Compute servers that own nothing at first, beside those of the cluster.
         #[serde(default)]
         spare_compute_servers: u16,
+        /// Memory servers that hold no nodes at first; from random moments on they do.
+        #[serde(default)]
+        spare_memory_servers: u16,
+        /// How long loads are counted before keys move from who does most; 0 is without balancing.
+        #[serde(default)]
+        balance_window_ns: u64,
     },
 }
 
@@ -614,7 +624,13 @@ impl Scenario {
     }
 
     fn check_dex(&self) -> Result<(), String> {
-        let DesignSpec::Dex { admission, cache_frames, .. } = &self.design else { return Ok(()) };
+        let DesignSpec::Dex { admission, cache_frames, spare_memory_servers, .. } = &self.design
+        else {
+            return Ok(());
+        };
+        if *spare_memory_servers >= self.cluster.memory_servers {
+            return Err("spare_memory_servers must leave one of memory_servers".to_owned());
+        }
         if !self.faults.kill_compute_server.is_empty() {
             // What a compute server has not written back is lost with it, which no checker can tell from a
             // bug; and the caches of all of them are in one process.

@@ -64,6 +64,17 @@ fn outcomes(name: &str, wanted: impl Fn(&Action, &Outcome) -> bool) -> usize {
 }
 
 #[test]
+fn balancers_move_keys() {
+    for name in ["dex-balance", "dex-balance-faults"] {
+        let scenario = Scenario::registered(name).unwrap();
+        let moves: u64 = SEEDS.map(|seed| run_seed(&scenario, seed).balanced).sum();
+        assert!(moves > 10, "{name}: {moves} moves");
+    }
+    let calm = Scenario::registered("dex-moves").unwrap();
+    assert_eq!(run_seed(&calm, 1).balanced, 0, "nobody balances there");
+}
+
+#[test]
 fn faults_show() {
     let uncertain = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::Indeterminate(_));
     assert!(outcomes("coarse-faults", uncertain) > 20);

@@ -53,6 +53,16 @@ pub fn chart(timeline: &Timeline) -> String {
             let drawing: String = values.iter().map(|value| block(*value, most, 0, 1)).collect();
             let _ = writeln!(text, "{number:>9} │{}", drawing.trim_end());
         }
+        let busiest = columns.of(&timeline.busiest_share());
+        let drawing: String = busiest.iter().map(|share| block(*share, 1.0, 0, 1)).collect();
+        let (first, last) = (busiest[0], busiest[busiest.len() - 1]);
+        let _ = writeln!(
+            text,
+            "the busiest one's share, 0 to 100%: {:.0}% at first, {:.0}% at last",
+            first * 100.0,
+            last * 100.0
+        );
+        let _ = writeln!(text, "{:>9} │{}", "", drawing.trim_end());
     }
     text.truncate(text.trim_end().len());
     text
@@ -130,7 +140,9 @@ operations/s over time, 40 intervals of 1.0 ms
            ▲ 20.5 ms: hotspot shifts
 of each compute server, 0 to 1.00 M
         0 │████████████████████████████████████████▂▂▂▂▂▂▂▂▂▂██████████████████████████████
-        1 │████████████████████████████████████████▂▂▂▂▂▂▂▂▂▂██████████████████████████████";
+        1 │████████████████████████████████████████▂▂▂▂▂▂▂▂▂▂██████████████████████████████
+the busiest one's share, 0 to 100%: 50% at first, 50% at last
+          │▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄";
         assert_eq!(chart(&dip), expected);
     }
 
@@ -142,7 +154,7 @@ of each compute server, 0 to 1.00 M
             one.mark(u64::MAX, "later than the end");
             let text = chart(&one);
             assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-            assert_eq!(text.lines().count(), 1 + HEIGHT + 2 + 2 + 3);
+            assert_eq!(text.lines().count(), 1 + HEIGHT + 2 + 2 + 3 + 2);
         }
         let nothing = chart(&timeline(vec![0; 5]));
         assert!(nothing.contains("0 │") && !nothing.contains('█'), "{nothing}");

@@ -132,6 +132,32 @@ impl Timeline {
         self.rates(self.compute_servers[compute_server].iter().copied())
     }
 
+    /// The part of each interval's operations that one compute server did, from 0 to 1.
+    ///
+    /// # Panics
+    /// If there are no figures of such a compute server.
+    pub fn share_of(&self, compute_server: usize) -> Vec<f64> {
+        let all = self.operations.iter().zip(&self.compute_servers[compute_server]);
+        all.map(|(all, own)| *own as f64 / (*all).max(1) as f64).collect()
+    }
+
+    /// The part of each interval's operations that the compute server did which did most; empty if there are no figures
+    /// of compute servers.
+    pub fn busiest_share(&self) -> Vec<f64> {
+        let servers = 0..self.compute_servers.len();
+        let larger = |most: Vec<f64>, share: Vec<f64>| {
+            most.into_iter().zip(share).map(|(a, b)| a.max(b)).collect()
+        };
+        servers.map(|server| self.share_of(server)).reduce(larger).unwrap_or_default()
+    }
+
+    /// The parts of the whole run's operations that the compute servers did.
+    pub fn shares(&self) -> Vec<f64> {
+        let all = self.operations.iter().sum::<u64>().max(1) as f64;
+        let share = |own: &Vec<u64>| own.iter().sum::<u64>() as f64 / all;
+        self.compute_servers.iter().map(share).collect()
+    }
+
     fn rates(&self, counts: impl Iterator<Item = u64>) -> Vec<f64> {
         let rate = |(interval, count): (usize, u64)| {
             count as f64 / self.length_ns(interval).max(1) as f64 * 1e9
@@ -146,6 +172,15 @@ impl Timeline {
         for server in 0..self.compute_servers.len() {
             let _ = write!(text, ",operations_of_compute_server_{server}");
         }
+        let busiest = self.busiest_share();
+        let shares: Vec<Vec<f64>> =
+            (0..self.compute_servers.len()).map(|server| self.share_of(server)).collect();
+        for server in 0..shares.len() {
+            let _ = write!(text, ",share_of_compute_server_{server}");
+        }
+        if !busiest.is_empty() {
+            text.push_str(",busiest_share");
+        }
         text.push_str(",marks\n");
         for (interval, rate) in self.ops_per_s().into_iter().enumerate() {
             let (start_ns, length_ns) = (self.start_ns(interval), self.length_ns(interval));
@@ -159,6 +194,9 @@ impl Timeline {
             );
             for of_server in &self.compute_servers {
                 let _ = write!(text, ",{}", of_server[interval]);
+            }
+            for share in shares.iter().chain(Some(&busiest).filter(|busiest| !busiest.is_empty())) {
+                let _ = write!(text, ",{:.4}", share[interval]);
             }
             let is_last = interval + 1 == self.len();
             let inside = |mark: &&Mark| {
@@ -238,9 +276,10 @@ mod tests {
         let csv = timeline.to_csv();
         let lines: Vec<&str> = csv.lines().collect();
         let columns = "interval_start_ms,interval_ms,operations,errors,ops_per_s,\
-                       operations_of_compute_server_0,operations_of_compute_server_1,marks";
+                       operations_of_compute_server_0,operations_of_compute_server_1,\
+                       share_of_compute_server_0,share_of_compute_server_1,busiest_share,marks";
         assert_eq!((lines[0], lines.len()), (columns, 5));
-        assert!(lines[1].starts_with("0,0.25,24,3,84000.0,12,12,"), "{csv}");
+        assert!(lines[1].starts_with("0,0.25,24,3,84000.0,12,12,0.5000,0.5000,0.5000,"), "{csv}");
         assert!(lines[2].ends_with(",\"0.3 ms: so called \"\"hotspot\"\" shifts\""), "{csv}");
         assert!(lines[3].ends_with(",\"0.5 ms: a boundary moves; 0.5 ms: another\""), "{csv}");
         assert!(lines[4].ends_with(",\"1 ms: the end\""), "{csv}");

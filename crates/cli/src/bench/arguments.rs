@@ -1,12 +1,12 @@
 //! The options of `farleaf bench`.
 
-use super::{cache, over_time};
+use super::{cache, over_time, reshaping};
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
 use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
 use farleaf::index::dex::Boundaries;
-use farleaf_bench::driver::Moment;
+use farleaf_bench::driver::{Moment, PlannedChange};
 use farleaf_bench::workload::{Distribution, Mix};
 use std::path::PathBuf;
 
@@ -19,6 +19,8 @@ Examples:
   farleaf bench --trace block-io.csv.gz --json -
   farleaf bench --index dex --compute-servers 4 --fabric sim --seconds 0.05 --clustered \
     --shift-hotspot-at 50% --timeline shift    (throughput over time, as popular keys change)
+  farleaf bench --index dex --compute-servers 3 --spare-compute-servers 1 --fabric sim --seconds 0.05 \
+    --move 0:3:50@40% --timeline join    (a fourth compute server takes half of the first one's keys)
 
 Workloads (in percent; updates, lookups and scans take loaded keys, insertions add new ones):
   read-only         100 lookups                       ycsb-a  50 lookups, 50 updates
@@ -161,7 +163,8 @@ pub(crate) struct Arguments {
         value_name = "FILE",
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
-            "shift_hotspot_at", "timeline",
+            "shift_hotspot_at", "timeline", "balance", "moves", "add_memory_server_at",
+            "own_keys",
         ]
     )]
     pub(super) trace: Option<PathBuf>,
@@ -191,6 +194,31 @@ pub(crate) struct Arguments {
         requires = "shift_hotspot_at"
     )]
     pub(super) shift_hotspot_by: f64,
+    /// Balance load among the compute servers of the design `dex` during the measurement: keys move from who does much more
+    /// than others
+    #[arg(long)]
+    pub(super) balance: bool,
+    /// How long loads are counted for that before they are looked at, in milliseconds of the fabric's time
+    #[arg(long, value_name = "MS", default_value = "100", value_parser = over_time::interval, requires = "balance")]
+    pub(super) balance_window_ms: f64,
+    /// Move keys between compute servers of the design `dex` during the measurement: all that FROM owns or, with PERCENT,
+    /// that part of its range, to its neighbour TO or to one that owns nothing, at a moment as for --shift-hotspot-at. Can
+    /// be given several times
+    #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = reshaping::planned_move)]
+    pub(super) moves: Vec<PlannedChange>,
+    /// Compute servers of the design `dex` that own nothing at first, and have no clients; numbered after the others
+    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u16).range(0..=256))]
+    pub(super) spare_compute_servers: u16,
+    /// Clients ask only for keys that their compute server owns, as where requests are sent to the owner, in the design `dex`.
+    /// Then spare compute servers have clients as well, which wait until theirs owns something
+    #[arg(long, requires = "seconds")]
+    pub(super) own_keys: bool,
+    /// The last so many memory servers hold no nodes of the design `dex` at first
+    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u16).range(0..=256))]
+    pub(super) spare_memory_servers: u16,
+    /// Let new nodes go to one of those too from a moment on. Can be given several times
+    #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
+    pub(super) add_memory_server_at: Vec<Moment>,
     /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) timeline: Option<PathBuf>,

@@ -4,6 +4,7 @@ mod arguments;
 mod cache;
 mod over_time;
 mod plan;
+mod reshaping;
 
 pub(crate) use arguments::Arguments;
 pub(crate) use plan::{memory_servers, pool_bytes};
@@ -12,7 +13,7 @@ use crate::designs::{self, DesignName, Task};
 use crate::output::{self, JsonTarget, bar, grouped};
 use farleaf::index::{Design, Scan};
 use farleaf::page::Fixed8;
-use farleaf_bench::driver::{Amount, Run, Testbed};
+use farleaf_bench::driver::{Amount, Testbed};
 use farleaf_bench::report::Report;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
@@ -35,6 +36,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     json.write(&report.to_json())?;
     over_time::warn(&report, plan.interval);
+    reshaping::warn(&report, arguments);
     warn_of_errors(&report)
 }
 
@@ -100,7 +102,7 @@ fn summary(report: &Report) -> String {
         grouped(report.memory.pool_bytes_allocated),
         report.memory.pool_bytes_per_key,
         of_cache(report),
-    )
+    ) + &reshaping::summary(report)
 }
 
 /// What the caches did, if the design has any.
@@ -159,7 +161,7 @@ impl Task for Bench<'_> {
                 if let Some(warm_up) = plan.warm_up {
                     let filling = bar("first warm-up", Some(warm_up));
                     let amount = Amount::Operations(warm_up);
-                    let filler = Run { amount, shift: None, timeline: None, ..(**run).clone() };
+                    let filler = run.only(amount);
                     testbed.measure(&filler, &|done| filling.inc(done))?;
                     filling.finish_and_clear();
                 }

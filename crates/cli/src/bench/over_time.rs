@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 /// How many intervals a run has when nobody says how long they are.
 const PARTS: u32 = 60;
 
+/// The intervals of a run of which nobody asks for a timeline.
+pub(super) const USUAL: Interval = Interval::Parts(PARTS);
+
 /// Curves of single compute servers are drawn for at most so many of them.
 const MOST_CURVES: usize = 5;
 

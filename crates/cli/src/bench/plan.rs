@@ -2,7 +2,7 @@
 //! anything runs.
 
 use super::arguments::{Arguments, FabricName};
-use super::over_time;
+use super::{over_time, reshaping};
 use crate::designs::{FabricConfig, IndexOptions, PartitioningName};
 use crate::usage;
 use anyhow::Context;
@@ -95,8 +95,21 @@ impl Plan {
                 let inserts = expected_inserts(amount, share) + expected_inserts(warm_up, share);
                 let by = arguments.shift_hotspot_by / 100.0;
                 let shift = arguments.shift_hotspot_at.map(|at| HotspotShift { at, by });
-                let run =
-                    Run { stream, compute_servers, threads, amount, shift, timeline: interval };
+                let own_keys = arguments.own_keys;
+                let reshaping = reshaping::of(arguments)?;
+                // Who did how much is counted over time.
+                let is_counted = reshaping.balance || !reshaping.changes.is_empty();
+                let timeline = interval.or(is_counted.then_some(over_time::USUAL));
+                let run = Run {
+                    stream,
+                    compute_servers,
+                    threads,
+                    amount,
+                    shift,
+                    timeline,
+                    own_keys,
+                    reshaping,
+                };
                 (Work::Workload(Box::new(run)), keys, inserts)
             }
         };
@@ -164,6 +177,9 @@ impl Plan {
                 dex: DexOptions {
                     at_load: arguments.boundaries,
                     placement_level: arguments.placement_level,
+                    spare_compute_servers: arguments.spare_compute_servers,
+                    spare_memory_servers: arguments.spare_memory_servers,
+                    balance: reshaping::balance(arguments),
                     ..DexOptions::with_boundaries(
                         keys.boundaries(&vec![1; usize::from(arguments.compute_servers)]),
                         CacheOptions {

@@ -18,7 +18,7 @@ use farleaf::cache::CacheOptions;
 use farleaf::index::Design;
 use farleaf::index::dex::DexOptions;
 use farleaf::page::Fixed8;
-use farleaf_bench::driver::{Amount, Run, Testbed};
+use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::workload::{Distribution, Mix, OperationKind, StreamConfig};
 use farleaf_fabric::Provider;
@@ -292,6 +292,8 @@ impl Setting {
             amount: Amount::Operations(self.operations()),
             shift: None,
             timeline: None,
+            own_keys: false,
+            reshaping: Reshaping::default(),
         };
         let pool_bytes = pool_bytes(self.keys, FILL, self.operations(), &weights)?;
         let fabric = FabricConfig::Sim(Box::new(SimConfig { seed, ..SimConfig::default() }));

@@ -2,7 +2,7 @@
 
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::{Cpu, Message, RpcService, Work};
+use crate::{Backing, Cpu, MAX_MESSAGE_BYTES, Message, RpcService, Work};
 
 /// What the suite's memory servers answer with.
 ///
@@ -21,13 +21,18 @@ const ADD_WORD: u8 = 3;
 const REPLY_OF: u8 = 4;
 const WORK: u8 = 5;
 
+/// Whoever asks for more than this, in bytes and in nodes, asks for nothing sensible: any bytes may come in.
+const LONGEST_REPLY: u64 = 2 * MAX_MESSAGE_BYTES as u64;
+const MOST_WORK: u64 = 10_000;
+
 impl TestService {
-    /// A server that lends `bytes` bytes of zeros, a multiple of 4096.
+    /// A server that lends `bytes` bytes of zeros, a multiple of 4096, to other processes too.
     ///
     /// # Panics
     /// If the memory is not to be had.
     pub fn new(bytes: usize) -> Arc<Self> {
-        let region = Region::new(bytes).expect("a small region");
+        let backing = Backing::Shared { huge_pages: false };
+        let region = Region::with_backing(bytes, backing).expect("a small region");
         Arc::new(Self { region: Arc::new(region) })
     }
 
@@ -96,10 +101,10 @@ impl RpcService for TestService {
                 cpu.charge(Work::VisitNode).await;
                 self.word(*offset).map(|word| word.fetch_add(*delta, Ordering::AcqRel))
             }
-            (REPLY_OF, [bytes]) => {
-                return reply.resize(usize::try_from(*bytes).unwrap_or(0), 7);
+            (REPLY_OF, [bytes]) if *bytes <= LONGEST_REPLY => {
+                return reply.resize(*bytes as usize, 7);
             }
-            (WORK, [nodes]) => {
+            (WORK, [nodes]) if *nodes <= MOST_WORK => {
                 for _ in 0..*nodes {
                     cpu.charge(Work::VisitNode).await;
                 }

@@ -13,14 +13,13 @@ mod threads;
 pub use endpoint::LocalFabric;
 pub use op::LocalOp;
 
+use crate::clients::{run_here, run_on_threads};
 use crate::clock::Clock;
-use crate::executor::{Driver, Executor, Progress, Requests};
-use crate::sync::thread::{ScopedJoinHandle, scope};
+use crate::executor::{Driver, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::timers::Timers;
 use crate::{Cluster, Provider, RpcService, ServerId};
 use endpoint::Shared;
-use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
 use threads::ServerThreads;
@@ -100,37 +99,6 @@ impl<S: RpcService> LocalCluster<S> {
     pub fn services(&self) -> impl Iterator<Item = &Arc<S>> {
         self.shared.servers.iter().map(|server| &server.service)
     }
-
-    fn run_thread<T, Fut>(
-        &self,
-        clients: &[(usize, u16)],
-        body: &(impl Fn(LocalFabric<S>, usize) -> Fut + Sync),
-    ) -> Vec<Option<T>>
-    where
-        Fut: Future<Output = T>,
-    {
-        let timers = Rc::new(Timers::new(self.shared.clock.clone()));
-        let results: Vec<_> = clients.iter().map(|_| Rc::new(RefCell::new(None))).collect();
-        let mut executor = Executor::new();
-        for ((number, compute_server), result) in clients.iter().zip(&results) {
-            let give_way = clients.len() > 1;
-            let fabric = LocalFabric::new(
-                Arc::clone(&self.shared),
-                Rc::clone(&timers),
-                *compute_server,
-                *number,
-                give_way,
-            );
-            let future = body(fabric, *number);
-            let result = Rc::clone(result);
-            executor.spawn(0, async move {
-                let value = future.await;
-                *result.borrow_mut() = Some(value);
-            });
-        }
-        assert!(executor.run(&TimerDriver(timers)), "local operations always complete");
-        results.iter().map(|result| result.borrow_mut().take()).collect()
-    }
 }
 
 impl<S: RpcService> Cluster for LocalCluster<S> {
@@ -145,20 +113,14 @@ impl<S: RpcService> Cluster for LocalCluster<S> {
         T: Send,
         Fut: Future<Output = T>,
     {
-        let clients: Vec<(usize, u16)> = compute_servers.iter().copied().enumerate().collect();
-        if self.shared.config.one_client_thread || clients.len() == 1 {
-            return self.run_thread(&clients, &body);
-        }
-        let body = &body;
-        scope(|scope| {
-            let threads: Vec<_> = clients
-                .chunks(1)
-                .map(|client| scope.spawn(move || self.run_thread(client, body)))
-                .collect();
-            let join = |thread: ScopedJoinHandle<'_, Vec<Option<T>>>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
+            let timers = Rc::new(Timers::new(self.shared.clock.clone()));
+            let give_way = clients.len() > 1;
+            let open = |compute_server, number| {
+                let (shared, timers) = (Arc::clone(&self.shared), Rc::clone(&timers));
+                LocalFabric::new(shared, timers, compute_server, number, give_way)
             };
-            threads.into_iter().flat_map(join).collect()
+            run_here(&TimerDriver(Rc::clone(&timers)), clients, open, &body)
         })
     }
 

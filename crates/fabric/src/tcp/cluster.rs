@@ -6,17 +6,14 @@
 use super::driver::TcpDriver;
 use super::endpoint::TcpFabric;
 use super::server::{TcpServer, TcpServerConfig};
+use crate::clients::{run_here, run_on_threads};
 use crate::clock::Clock;
-use crate::executor::Executor;
 use crate::handshake::{Role, Token};
-use crate::sync::thread::{ScopedJoinHandle, scope};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::{Cluster, Provider, RpcService, ServerId};
-use std::cell::RefCell;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::rc::Rc;
 
 /// What the client side is like; and the servers, where the provider starts them.
 #[derive(Clone, Debug)]
@@ -103,7 +100,7 @@ impl TcpCluster {
     }
 
     /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
-    /// an [`Executor`] of their own.
+    /// an [`crate::executor::Executor`] of their own.
     ///
     /// # Errors
     /// What the operating system says if there are no more file descriptors.
@@ -120,31 +117,6 @@ impl TcpCluster {
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
         let epoch = self.shared.epochs.get(server.index())?.load(Ordering::Acquire);
         (epoch != 0).then_some(epoch)
-    }
-
-    fn run_thread<T, Fut>(
-        &self,
-        clients: &[(usize, u16)],
-        body: &(impl Fn(TcpFabric, usize) -> Fut + Sync),
-    ) -> Vec<Option<T>>
-    where
-        Fut: Future<Output = T>,
-    {
-        let driver = self.driver().expect("a client thread gets its file descriptors");
-        let results: Vec<_> = clients.iter().map(|_| Rc::new(RefCell::new(None))).collect();
-        let mut executor = Executor::new();
-        for ((number, compute_server), result) in clients.iter().zip(&results) {
-            let fabric =
-                driver.open(*compute_server, *number).expect("an endpoint gets its memory");
-            let future = body(fabric, *number);
-            let result = Rc::clone(result);
-            executor.spawn(0, async move {
-                let value = future.await;
-                *result.borrow_mut() = Some(value);
-            });
-        }
-        assert!(executor.run(&driver), "every operation ends by its deadline");
-        results.iter().map(|result| result.borrow_mut().take()).collect()
     }
 }
 
@@ -181,20 +153,12 @@ impl Cluster for TcpCluster {
         T: Send,
         Fut: Future<Output = T>,
     {
-        let clients: Vec<(usize, u16)> = compute_servers.iter().copied().enumerate().collect();
-        if self.shared.config.one_client_thread || clients.len() == 1 {
-            return self.run_thread(&clients, &body);
-        }
-        let body = &body;
-        scope(|scope| {
-            let threads: Vec<_> = clients
-                .chunks(1)
-                .map(|client| scope.spawn(move || self.run_thread(client, body)))
-                .collect();
-            let join = |thread: ScopedJoinHandle<'_, Vec<Option<T>>>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
+            let driver = self.driver().expect("a client thread gets its file descriptors");
+            let open = |compute_server, number| {
+                driver.open(compute_server, number).expect("an endpoint gets its memory")
             };
-            threads.into_iter().flat_map(join).collect()
+            run_here(&driver, clients, open, &body)
         })
     }
 

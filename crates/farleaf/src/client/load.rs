@@ -21,7 +21,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         let fill_permille = (fill * 1000.0).round() as u16;
-        self.done(BUILDER, &Ask::LoadBegin { fill_permille }).await?;
+        self.ask_owner(|_| BUILDER, &Ask::LoadBegin { fill_permille }, false).await?;
         let outcome = self.send_all(records).await;
         if outcome.is_err() {
             let _ = self.done(BUILDER, &Ask::LoadAbort).await;

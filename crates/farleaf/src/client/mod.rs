@@ -9,8 +9,11 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
+mod design;
 mod load;
 mod scan;
+
+pub use design::Remote;
 
 use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Action, Layout, LeafEdit};
@@ -19,6 +22,7 @@ use crate::together::all;
 use crate::wire::{Ask, Told, Trouble};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty, Work};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// What can be chosen for a client.
@@ -49,6 +53,8 @@ pub struct ClientIndex<F: Fabric, L: Layout> {
     fabric: F,
     options: ClientOptions,
     route: RefCell<Rc<PartitionMap<L::Key>>>,
+    /// Compute servers that are known not to be there: nothing is sent to them.
+    absent: BTreeSet<u16>,
 }
 
 /// How long an operation may still take.
@@ -70,15 +76,6 @@ fn not_served(compute_server: u16, trouble: Trouble) -> IndexError {
     }
 }
 
-impl From<FabricError> for IndexError {
-    fn from(error: FabricError) -> Self {
-        match error {
-            FabricError::Indeterminate { .. } => Self::Indeterminate(error),
-            error => Self::Fabric(error),
-        }
-    }
-}
-
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// A client over this endpoint; asks for the map.
     ///
@@ -86,7 +83,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// [`IndexError`] if no compute server gives it before the deadline.
     pub async fn open(fabric: F, options: ClientOptions) -> Result<Self, IndexError> {
         let nobody = PartitionMap::new::<L>(0, Vec::new())?;
-        let index = Self { fabric, options, route: RefCell::new(Rc::new(nobody)) };
+        let index = Self::with_map(fabric, options, nobody, BTreeSet::new());
         let mut patience = index.patience();
         loop {
             let mut outcome = Err(IndexError::InvalidArgument("there are no compute servers"));
@@ -100,6 +97,16 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 return outcome.map(|_| index);
             }
         }
+    }
+
+    /// A client over this endpoint that goes by a map from elsewhere, and knows that some compute servers are absent.
+    pub fn with_map(
+        fabric: F,
+        options: ClientOptions,
+        map: PartitionMap<L::Key>,
+        absent: BTreeSet<u16>,
+    ) -> Self {
+        Self { fabric, options, route: RefCell::new(Rc::new(map)), absent }
     }
 
     /// The map that the client goes by.
@@ -132,6 +139,9 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
     /// One request to one compute server, and its answer.
     async fn ask(&self, compute_server: u16, ask: &Ask<L>) -> Result<Told<L>, IndexError> {
+        if self.absent.contains(&compute_server) {
+            return Err(not_served(compute_server, Trouble::Absent));
+        }
         let server = ServerId::new(compute_server);
         let reply = self.fabric.call(server, ask.encode()).await?;
         match Told::decode(&reply) {

@@ -94,6 +94,12 @@ impl From<RemoteError> for IndexError {
     }
 }
 
+impl From<FabricError> for IndexError {
+    fn from(error: FabricError) -> Self {
+        RemoteError::from(error).into()
+    }
+}
+
 impl From<BadShares> for IndexError {
     fn from(error: BadShares) -> Self {
         Self::InvalidArgument(error.0)

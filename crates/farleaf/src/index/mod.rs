@@ -8,7 +8,9 @@ mod error;
 pub mod fine;
 pub mod hybrid;
 mod range_index;
+mod reshape;
 
 pub use bulk::{Ascending, check_fill};
 pub use error::IndexError;
 pub use range_index::{Design, Exchange, RangeIndex, Records, Scan};
+pub use reshape::{KeyRange, Reshape, Reshaped};

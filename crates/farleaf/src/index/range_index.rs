@@ -1,6 +1,7 @@
 //! The one trait of all index designs.
 
-use super::IndexError;
+use super::reshape::refused;
+use super::{IndexError, KeyRange, Reshape, Reshaped};
 use crate::cache::CacheCounters;
 use crate::page::Layout;
 use farleaf_fabric::Fabric;
@@ -98,6 +99,33 @@ pub trait RangeIndex {
     fn compute_server_of(&self, key: &Self::Key) -> Option<u16> {
         let _ = key;
         None
+    }
+
+    /// The keys that a compute server owns, as far as this handle knows; none if it owns nothing, or the design's
+    /// compute servers own no keys.
+    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<Self::Key>> {
+        let _ = compute_server;
+        None
+    }
+
+    /// Changes who owns what, or which memory servers are used, while operations run.
+    fn reshape(
+        &self,
+        change: &Reshape<Self::Key>,
+    ) -> impl Future<Output = Result<Reshaped, IndexError>> {
+        let _ = change;
+        async { refused() }
+    }
+
+    /// Moves keys from compute servers that do much more than others, until `ended`; tells `report` of each move and of
+    /// each that failed. One such task for an index is enough.
+    fn balance(
+        &self,
+        ended: &dyn Fn() -> bool,
+        report: &dyn Fn(Result<Reshaped, IndexError>),
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        let _ = (ended, report);
+        async { refused() }
     }
 
     /// What the cache did for this handle so far; nothing, for designs that have none.

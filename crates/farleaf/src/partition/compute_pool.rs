@@ -4,7 +4,7 @@
 
 use super::{ComputeServer, PartitionMap};
 use crate::index::IndexError;
-use crate::index::dex::{DexOptions, DexServer};
+use crate::index::dex::{DexOptions, DexServer, MemoryUse};
 use crate::page::Layout;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 
@@ -26,6 +26,7 @@ pub struct ComputePool<L: Layout> {
     map: Mutex<Arc<PartitionMap<L::Key>>>,
     /// Held while keys move.
     moving: AtomicBool,
+    memory: Arc<MemoryUse>,
     options: DexOptions<L::Key>,
 }
 
@@ -36,16 +37,19 @@ impl<L: Layout> ComputePool<L> {
     /// [`IndexError::InvalidArgument`] if the boundaries make no sense or there is no memory for the caches.
     pub fn new(options: &DexOptions<L::Key>) -> Result<Self, IndexError> {
         let map = Arc::new(PartitionMap::new::<L>(1, options.boundaries.clone())?);
+        let memory = Arc::new(MemoryUse::all_but(options.spare_memory_servers));
         let servers = (0..map.ranges() + options.spare_compute_servers).map(|number| {
             let dex = DexServer::new(&options.cache, map.range_of(number)).map_err(|_| {
                 IndexError::InvalidArgument("there is no memory for a cache of this size")
             })?;
-            Ok(Arc::new(ComputeServer::new(number, dex, Arc::clone(&map))))
+            Ok(Arc::new(ComputeServer::new(number, dex.sharing(&memory), Arc::clone(&map))))
         });
+        let servers = servers.collect::<Result<_, IndexError>>()?;
         Ok(Self {
-            servers: servers.collect::<Result<_, IndexError>>()?,
+            servers,
             map: Mutex::new(map),
             moving: AtomicBool::new(false),
+            memory,
             options: options.clone(),
         })
     }
@@ -73,6 +77,11 @@ impl<L: Layout> ComputePool<L> {
             server.set_map(&map);
         }
         *lock(&self.map) = map;
+    }
+
+    /// Which memory servers are used.
+    pub(super) fn memory(&self) -> &MemoryUse {
+        &self.memory
     }
 
     /// The choices that it was made with.

@@ -5,7 +5,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::PartitionMap;
+use super::{LoadSamples, PartitionMap};
 use crate::cache::CacheOptions;
 use crate::index::IndexError;
 use crate::index::dex::DexServer;
@@ -20,6 +20,7 @@ pub struct ComputeServer<L: Layout> {
     map: Mutex<Arc<PartitionMap<L::Key>>>,
     /// The epoch of `map`, to see at a glance whether it has changed.
     epoch: AtomicU64,
+    samples: LoadSamples<L::Key>,
     /// Operations of others' clients under way.
     under_way: AtomicU64,
     /// Until when nobody is served; [`SERVES`] or [`RESUMES`] otherwise.
@@ -47,6 +48,7 @@ impl<L: Layout> ComputeServer<L> {
             dex: Arc::new(dex),
             map: Mutex::new(map),
             epoch,
+            samples: LoadSamples::default(),
             under_way: AtomicU64::new(0),
             halted_until_ns: AtomicU64::new(SERVES),
         }
@@ -111,6 +113,11 @@ impl<L: Layout> ComputeServer<L> {
     /// Its part of the index.
     pub fn dex(&self) -> &Arc<DexServer<L>> {
         &self.dex
+    }
+
+    /// What is asked of it, by samples.
+    pub fn samples(&self) -> &LoadSamples<L::Key> {
+        &self.samples
     }
 
     /// The epoch of the map that it goes by.

@@ -2,7 +2,7 @@
 
 use super::{ComputePool, RoutedIndex};
 use crate::cache::{Discipline, Sound};
-use crate::index::dex::{Builder, DexOptions, of_word};
+use crate::index::dex::{Builder, DexOptions, MemoryUse, of_word};
 use crate::index::{Design, IndexError};
 use crate::page::{DesignId, Layout};
 use crate::remote::{Image, PageClient, RpcClient};
@@ -40,6 +40,9 @@ impl<L: Layout, D: Discipline> Design<L> for Dex<D> {
             return Err(IndexError::Refused { server: ROOT_SERVER, refusal });
         }
         let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
+        pages.use_servers(
+            MemoryUse::all_but(options.spare_memory_servers).used(fabric.memory_servers()),
+        );
         let root = pages.take_node(ROOT_SERVER).await?;
         let boundaries = options.boundaries.clone();
         let mut builder = Builder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);

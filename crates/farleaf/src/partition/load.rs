@@ -24,6 +24,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
             Boundaries::Kept => self.pool.map().boundaries().to_vec(),
             Boundaries::EqualRecords => Vec::new(),
         };
+        self.pages.use_servers(self.pool.memory().used(self.pages.fabric().memory_servers()));
         let mut builder = Builder::new(&self.pages, fill, options.placement_level, boundaries);
         let outcome = async {
             let mut order = Ascending::default();
@@ -72,14 +73,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
             part.index.flush().await?;
         }
         let old = nodes_below(&self.pages, self.root).await?;
-        let mut backoff = self.pages.backoff();
-        loop {
-            match replace_root(&self.pages, self.root, &built.root).await {
-                Ok(()) => break,
-                Err(Miss::Failed(error)) => return Err(error.into()),
-                Err(Miss::Restart) => self.pages.before_retry(&mut backoff).await?,
-            }
-        }
+        replace_root(&self.pages, self.root, &built.root).await?;
         if let Some(boundaries) = boundaries {
             let epoch = self.pool.map().epoch() + 1;
             self.pool.publish(PartitionMap::new::<L>(epoch, boundaries)?);
@@ -93,8 +87,23 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
     }
 }
 
-/// Gives the root another content.
+/// Gives the root another content, however often others lock it first, within bounds.
 pub(super) async fn replace_root<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+    content: &Image<L>,
+) -> Result<(), RemoteError> {
+    let mut backoff = pages.backoff();
+    loop {
+        match try_replace_root(pages, root, content).await {
+            Ok(()) => return Ok(()),
+            Err(Miss::Failed(error)) => return Err(error),
+            Err(Miss::Restart) => pages.before_retry(&mut backoff).await?,
+        }
+    }
+}
+
+async fn try_replace_root<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
     content: &Image<L>,

@@ -5,6 +5,8 @@
 //! else it is and as of which epoch; then the owner's [`crate::index::dex::DexIndex`] does the operation.
 //! (Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory*, VLDB 2024, §4.)
 
+mod balance;
+mod balancer;
 mod compute_pool;
 mod compute_server;
 mod design;
@@ -13,11 +15,15 @@ mod map;
 mod moves;
 mod part;
 mod routed;
+mod samples;
 mod worker;
 
+pub use balance::{BalancePolicy, Proposal};
+pub use balancer::Balancer;
 pub use compute_pool::ComputePool;
 pub use compute_server::ComputeServer;
 pub use design::Dex;
 pub use map::PartitionMap;
 pub use routed::RoutedIndex;
-pub use worker::Worker;
+pub use samples::{Load, LoadSamples};
+pub use worker::{Worker, trouble};

@@ -9,7 +9,7 @@
 
 use super::RoutedIndex;
 use crate::cache::{AdmissionName, Discipline};
-use crate::index::IndexError;
+use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
 use farleaf_fabric::Fabric;
 
@@ -28,7 +28,9 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         from: u16,
         to: u16,
         near: Option<&L::Key>,
-    ) -> Result<(), IndexError> {
+    ) -> Result<Reshaped, IndexError> {
+        let fabric = self.pages.fabric();
+        let (started_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
         let known = |number: u16| usize::from(number) < self.parts.len();
         if !known(from) || !known(to) {
             return Err(IndexError::InvalidArgument("there is no such compute server"));
@@ -59,7 +61,14 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
             }
             self.pool.publish(map.after(&planned));
             self.learn_map();
-            return Ok(());
+            let did = fabric.counters().snapshot() - before;
+            return Ok(Reshaped {
+                started_ns,
+                took_ns: fabric.now_ns() - started_ns,
+                writes: did.writes,
+                bytes_written: did.bytes_written,
+                moved: Some((from, to)),
+            });
         }
         Err(IndexError::Contended { retries: ATTEMPTS })
     }

@@ -21,6 +21,9 @@ pub(super) struct Part<F: Fabric, L: Layout, D: Discipline = Sound> {
     /// Its range as of this epoch.
     range: RefCell<OwnedRange<L::Key>>,
     epoch: Cell<u64>,
+    /// Operations until the next one that is sampled; counted here, so that nothing shared is written for each.
+    until_sample: Cell<u32>,
+    one_in: u32,
 }
 
 impl<F: Fabric, L: Layout, D: Discipline> Part<F, L, D> {
@@ -28,9 +31,10 @@ impl<F: Fabric, L: Layout, D: Discipline> Part<F, L, D> {
     pub(super) async fn open(
         server: &Arc<ComputeServer<L>>,
         pages: &Rc<PageClient<F, L>>,
-        root: GlobalAddr,
-        placement_level: u8,
+        (root, placement_level): (GlobalAddr, u8),
+        sampled_one_in: u32,
     ) -> Result<Self, RemoteError> {
+        let one_in = sampled_one_in.max(1) - 1;
         let dex = Arc::clone(server.dex());
         let index = DexIndex::open(dex, Rc::clone(pages), root, placement_level).await?;
         let map = server.map();
@@ -39,16 +43,31 @@ impl<F: Fabric, L: Layout, D: Discipline> Part<F, L, D> {
             index,
             range: RefCell::new(map.range_of(server.number())),
             epoch: Cell::new(map.epoch()),
+            until_sample: Cell::new(one_in),
+            one_in,
         })
     }
 
     /// Accepts an operation on a key, or says whose it is.
     #[inline]
     pub(super) fn accept(&self, key: &L::Key) -> Result<(), IndexError> {
-        if self.server.epoch() == self.epoch.get() && self.range.borrow().has(key) {
-            return Ok(());
+        if self.server.epoch() != self.epoch.get() || !self.range.borrow().has(key) {
+            self.accept_by_the_map(key)?;
         }
-        self.accept_by_the_map(key)
+        self.sample(key);
+        Ok(())
+    }
+
+    /// Counts an operation, and takes one in so many as a sample.
+    #[inline]
+    pub(super) fn sample(&self, key: &L::Key) {
+        match self.until_sample.get() {
+            0 => {
+                self.until_sample.set(self.one_in);
+                self.server.samples().note(key);
+            }
+            more => self.until_sample.set(more - 1),
+        }
     }
 
     #[cold]

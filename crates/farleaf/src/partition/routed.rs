@@ -6,16 +6,17 @@
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
 use super::part::Part;
-use super::{ComputePool, PartitionMap};
+use super::{Balancer, ComputePool, PartitionMap};
 use crate::cache::{CacheCounters, Discipline, OwnedRange, Sound};
 use crate::index::dex::DexIndex;
-use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
+use crate::index::{Exchange, IndexError, KeyRange, RangeIndex, Records, Reshape, Reshaped, Scan};
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::cell::RefCell;
+use std::ops::Bound;
 use std::rc::Rc;
 
 /// A client's handle.
@@ -54,8 +55,9 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
     ) -> Result<Self, RemoteError> {
         let pages = Rc::new(pages);
         let mut parts = Vec::new();
+        let one_in = pool.options().balance.one_in;
         for server in pool.servers() {
-            parts.push(Part::open(server, &pages, root, placement_level).await?);
+            parts.push(Part::open(server, &pages, (root, placement_level), one_in).await?);
         }
         let route = RefCell::new(pool.map());
         Ok(Self { pool: Arc::clone(pool), pages, root, route, parts })
@@ -147,6 +149,19 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         Ok(())
     }
 
+    /// New nodes go to one memory server more from now on, the next one of those that are there and not used: those above the
+    /// placement level in turn, those below when their own is nearly full. For all handles of the index in this process.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if all are used.
+    pub fn add_memory_server(&self) -> Result<Reshaped, IndexError> {
+        if !self.pool.memory().add_one() {
+            return Err(IndexError::InvalidArgument("there is no memory server that is not used"));
+        }
+        let started_ns = self.pages.fabric().now_ns();
+        Ok(Reshaped { started_ns, ..Reshaped::default() })
+    }
+
     /// The value of a key from the compute server of this number, whoever owns it.
     ///
     /// # Errors
@@ -215,6 +230,9 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
             let covered = self.parts[usize::from(owner)].index.scan(&rest, &mut records).await;
             match covered {
                 Ok(range) if range == expected => {
+                    if let Some((key, _)) = records.get(had) {
+                        self.parts[usize::from(owner)].sample(key);
+                    }
                     match go_behind(&mut rest, range, &L::min_key()) {
                         true => continue,
                         false => break,
@@ -266,6 +284,29 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
 
     fn compute_server_of(&self, key: &L::Key) -> Option<u16> {
         Some(self.owner(key))
+    }
+
+    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<L::Key>> {
+        let map = self.pool.map();
+        let OwnedRange { low, high } = map.range_of(compute_server);
+        let owns = map.owners().contains(&compute_server);
+        owns.then(|| (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded)))
+    }
+
+    async fn reshape(&self, change: &Reshape<L::Key>) -> Result<Reshaped, IndexError> {
+        match change {
+            Reshape::MoveKeys { from, to, near } => self.move_keys(*from, *to, near.as_ref()).await,
+            Reshape::AddMemoryServer => self.add_memory_server(),
+        }
+    }
+
+    async fn balance(
+        &self,
+        ended: &dyn Fn() -> bool,
+        report: &dyn Fn(Result<Reshaped, IndexError>),
+    ) -> Result<(), IndexError> {
+        Balancer::new(self).run(ended, report).await;
+        Ok(())
     }
 
     fn cache_counters(&self) -> CacheCounters {

@@ -13,13 +13,15 @@ use crate::cache::CacheCounters;
 use crate::index::dex::{Builder, of_word};
 use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
 use crate::page::{DesignId, Layout, LeafEdit};
-use crate::remote::{Miss, PageClient, RemoteError, RpcClient};
+use crate::remote::{PageClient, RemoteError, RpcClient};
 use crate::wire::{Ask, Refusal, SCAN_REPLY_RECORDS, Told, Trouble};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
 use std::rc::Rc;
 
+/// One operation in so many tells what the load is.
+const SAMPLED_ONE_IN: u32 = 64;
 /// Where the root is.
 const ROOT_SERVER: ServerId = ServerId::new(0);
 /// How long a compute server has halted at the longest that hears nothing more.
@@ -39,7 +41,8 @@ pub struct Worker<F: Fabric, L: Layout> {
     part: Part<F, L>,
 }
 
-fn trouble(error: &IndexError) -> Trouble {
+/// What a client is told of an error.
+pub fn trouble(error: &IndexError) -> Trouble {
     match error {
         IndexError::Indeterminate(_) => Trouble::Indeterminate,
         IndexError::OutOfMemory { .. } => Trouble::OutOfMemory,
@@ -64,7 +67,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
         let (chunk_bytes, placement_level) = of_word(word);
         let pages = Rc::new(PageClient::new(fabric, chunk_bytes));
-        let part = Part::open(server, &pages, found.root, placement_level).await?;
+        let part =
+            Part::open(server, &pages, (found.root, placement_level), SAMPLED_ONE_IN).await?;
         Ok(Self { pages, root: found.root, placement_level, part })
     }
 
@@ -104,15 +108,13 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             Ask::Resume => return self.told(self.resume().await),
             _ => {}
         }
-        let entered = match self.part.server.enter() {
-            Some(entered) => entered,
-            None if self.resume_if_due().await => match self.part.server.enter() {
-                Some(entered) => entered,
-                None => return Told::No(Trouble::Unavailable),
-            },
-            None => return Told::No(Trouble::Unavailable),
+        let server = &self.part.server;
+        let entered = match server.enter() {
+            None if self.resume_if_due().await => server.enter(),
+            entered => entered,
         };
-        let told = match ask {
+        let Some(_entered) = entered else { return Told::No(Trouble::Unavailable) };
+        match ask {
             Ask::Edit(edit) => self.edit(&edit).await,
             Ask::Scan { lower, upper, reverse, limit } => {
                 self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
@@ -123,9 +125,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 self.told(collected.map_err(IndexError::from))
             }
             _ => Told::No(Trouble::Loading),
-        };
-        drop(entered);
-        told
+        }
     }
 
     fn told(&self, outcome: Result<(), IndexError>) -> Told<L> {
@@ -177,8 +177,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         };
         let next = match records.last() {
             Some((last, _)) if records.len() >= scan.limit => Some(Bound::Excluded(last.clone())),
-            _ => go_behind(&mut scan, range, &L::min_key())
-                .then(|| if scan.reverse { scan.upper } else { scan.lower }),
+            _ if !go_behind(&mut scan, range, &L::min_key()) => None,
+            _ => Some(if scan.reverse { scan.upper } else { scan.lower }),
         };
         Told::Records { records, next }
     }
@@ -258,14 +258,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 return Err(IndexError::Refused { server, refusal: Refusal::NotEmpty });
             }
             self.check_halted()?;
-            let mut backoff = self.pages.backoff();
-            loop {
-                match replace_root(&self.pages, self.root, &built.root).await {
-                    Ok(()) => break,
-                    Err(Miss::Failed(error)) => return Err(error.into()),
-                    Err(Miss::Restart) => self.pages.before_retry(&mut backoff).await?,
-                }
-            }
+            replace_root(&self.pages, self.root, &built.root).await?;
             old.into_iter().for_each(|node| self.pages.give_back_unseen(node));
             Ok(order.count())
         }

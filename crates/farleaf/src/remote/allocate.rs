@@ -19,6 +19,8 @@ pub struct NodeAllocator<F: Fabric, L: Layout> {
     chunk_bytes: u64,
     carvers: Vec<RefCell<NodeCarver>>,
     next_server: Cell<u16>,
+    /// Nodes that go anywhere go to the first so many.
+    used_servers: Cell<u16>,
 }
 
 impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
@@ -30,6 +32,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             carvers: carvers.collect(),
             // Endpoints start at different servers, so that their first nodes do not pile up on one.
             next_server: Cell::new((fabric.random() % u64::from(servers.max(1))) as u16),
+            used_servers: Cell::new(servers.max(1)),
             client: RpcClient::new(fabric),
             chunk_bytes,
         }
@@ -73,12 +76,22 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         }
     }
 
+    /// From now on nodes that go anywhere go to the first `servers` memory servers; one at least.
+    pub fn use_servers(&self, servers: u16) {
+        self.used_servers.set(servers.clamp(1, self.carvers.len().max(1) as u16));
+    }
+
+    /// How many memory servers nodes go to that go anywhere.
+    pub fn used_servers(&self) -> u16 {
+        self.used_servers.get()
+    }
+
     /// A node on the next server in turn that has room.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no server has any.
     pub async fn take_anywhere(&self) -> Result<GlobalAddr, RemoteError> {
-        let servers = self.carvers.len() as u16;
+        let servers = self.used_servers.get();
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for _ in 0..servers {
             let server = ServerId::new(self.next_server.get() % servers);

@@ -93,6 +93,14 @@ impl<'a, F: Fabric, L: Layout, D: Discipline> FreshWriter<'a, F, L, D> {
         self.fresh(at)
     }
 
+    /// Gives a node back that is not needed after all.
+    pub async fn release(&mut self, node: FreshNode<F>) {
+        let at = node.at;
+        node.settle().await;
+        self.nodes.retain(|taken| *taken != at);
+        self.pages.give_back_unseen(at);
+    }
+
     /// Posts the WRITE of a page that is complete; waits for older ones while many are in flight.
     ///
     /// # Errors

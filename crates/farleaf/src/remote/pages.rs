@@ -18,6 +18,7 @@ use super::{
     Sound,
 };
 use crate::page::{Layout, LockWord, NodeCarver};
+use crate::wire::{Reply, Request};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
@@ -359,6 +360,32 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
             outcome => return outcome,
         }
         self.nodes.take_anywhere().await
+    }
+
+    /// Uses the first `servers` memory servers only for nodes that go anywhere; one at least.
+    pub fn use_servers(&self, servers: u16) {
+        self.nodes.use_servers(servers);
+    }
+
+    /// How many memory servers are used for nodes that go anywhere.
+    pub fn used_servers(&self) -> u16 {
+        self.nodes.used_servers()
+    }
+
+    /// Nodes that can be taken on `server` without asking it.
+    pub fn available(&self, server: ServerId) -> usize {
+        self.wake_rested();
+        self.nodes.available(server)
+    }
+
+    /// The part of a memory server's memory that is given out; none if it does not say.
+    pub async fn used_part(&self, server: ServerId) -> Option<f64> {
+        match self.rpc.ask_harmless(server, &Request::Usage).await {
+            Ok(Reply::Usage(usage)) => {
+                Some(usage.allocated_bytes as f64 / usage.pool_bytes.max(1) as f64)
+            }
+            _ => None,
+        }
     }
 
     /// Takes back a node that nobody has ever been able to reach.

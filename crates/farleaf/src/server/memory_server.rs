@@ -12,7 +12,9 @@ use super::walks::{Stretch, Walks};
 use crate::page::{DesignId, Layout, NodeCarver, Page, Superblock};
 use crate::wire::{GIVE_BACK_NODES, Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::{Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId};
+use farleaf_fabric::{
+    Backing, Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId,
+};
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
@@ -25,11 +27,18 @@ pub struct MemoryServerConfig {
     pub chunk_bytes: u64,
     /// Subtrees of this level lie whole on one memory server.
     pub placement_level: u8,
+    /// What the region's memory is: [`Backing::Shared`] if other processes are to map it.
+    pub backing: Backing,
 }
 
 impl Default for MemoryServerConfig {
     fn default() -> Self {
-        Self { pool_bytes: 1 << 30, chunk_bytes: 1 << 20, placement_level: 3 }
+        Self {
+            pool_bytes: 1 << 30,
+            chunk_bytes: 1 << 20,
+            placement_level: 3,
+            backing: Backing::default(),
+        }
     }
 }
 
@@ -56,7 +65,7 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
     /// # Errors
     /// [`RegionError`] if the region is not to be had.
     pub fn new(id: ServerId, config: &MemoryServerConfig) -> Result<Self, RegionError> {
-        let region = Arc::new(Region::new(config.pool_bytes)?);
+        let region = Arc::new(Region::with_backing(config.pool_bytes, config.backing)?);
         let superblock = Superblock {
             root: GlobalAddr::NULL,
             placement_level: config.placement_level.into(),

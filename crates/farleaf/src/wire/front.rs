@@ -105,6 +105,9 @@ pub enum Trouble {
     /// The compute server does not serve now: it starts, or its keys are moving, or the tree is being replaced.
     #[error("the compute server does not serve at present")]
     Unavailable,
+    /// The compute server is known not to be there; nothing was asked.
+    #[error("the compute server is not there")]
+    Absent,
     /// Nobody knows whether the operation happened, or will.
     #[error("the outcome is unknown: a memory server did not answer")]
     Indeterminate,
@@ -131,7 +134,7 @@ pub enum Trouble {
     Damaged,
 }
 
-const TROUBLES: [Trouble; 10] = [
+const TROUBLES: [Trouble; 11] = [
     Trouble::Malformed,
     Trouble::Unavailable,
     Trouble::Indeterminate,
@@ -142,6 +145,7 @@ const TROUBLES: [Trouble; 10] = [
     Trouble::NotSorted,
     Trouble::Loading,
     Trouble::Damaged,
+    Trouble::Absent,
 ];
 
 impl<L: Layout> Ask<L> {

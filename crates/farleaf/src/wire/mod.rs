@@ -1,4 +1,4 @@
-//! The messages between compute and memory servers; [`front`] has those between clients and compute servers.
+//! The messages between compute and memory servers; `front.rs` has those between clients and compute servers.
 //!
 //! A message is a tag byte and its fields, integers little-endian, keys and values as the layout writes
 //! them. Any bytes may arrive: decoding never panics, never allocates more than the message is long, and

@@ -233,9 +233,20 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         if !range.has(key) {
             return Ok(None);
         }
-        let look = |page: Page<'_, L>| (L::low(page), L::high(page));
-        let (low, high) = self.read_leaf(Probe::At(key), look).await?;
+        let (low, high) = self.fences(key).await?;
         let inside = |key: &L::Key| *key > range.low && range.has(key);
         Ok([Some(low), high].into_iter().flatten().find(inside))
+    }
+
+    /// Where the leaf of `key` begins, and where it ends if there are leaves behind it.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if the leaf cannot be read.
+    pub(crate) async fn fences(
+        &self,
+        key: &L::Key,
+    ) -> Result<(L::Key, Option<L::Key>), RemoteError> {
+        let look = |page: Page<'_, L>| (L::low(page), L::high(page));
+        self.read_leaf(Probe::At(key), look).await
     }
 }

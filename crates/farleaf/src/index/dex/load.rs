@@ -86,7 +86,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
             self.upper_nodes += 1;
             self.upper_nodes
         };
-        ServerId::new((number % u64::from(self.pages.fabric().memory_servers())) as u16)
+        ServerId::new((number % u64::from(self.pages.used_servers())) as u16)
     }
 
     async fn open(&mut self, level: u8, low: &L::Key) -> Result<(), RemoteError> {
@@ -212,9 +212,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         let Some(Open { node, image }) = root else {
             return Err(RemoteError::Contended { retries: 0 });
         };
-        let unused = node.at();
-        node.settle().await;
-        self.pages.give_back_unseen(unused);
+        self.writer.release(node).await;
         let leaves = std::mem::take(&mut self.leaves);
         Ok(Built { root: image, leaves, records: self.records })
     }

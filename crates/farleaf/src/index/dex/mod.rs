@@ -30,6 +30,7 @@ mod merge;
 mod nodes;
 mod offload;
 mod options;
+mod placement;
 mod refresh;
 mod scan;
 mod server;
@@ -37,11 +38,13 @@ mod split;
 mod uncached;
 
 use offload::Offloading;
+use placement::Placement;
 use scan::LeafSizes;
 
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use options::of_word;
-pub use options::{Boundaries, DexOptions};
+pub use options::{BalanceOptions, Boundaries, DexOptions};
+pub use placement::MemoryUse;
 pub use server::DexServer;
 
 use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
@@ -63,6 +66,7 @@ pub struct DexIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
     root: GlobalAddr,
     root_frame: FrameId,
     placement_level: u8,
+    placement: Placement,
     offload: Offloading,
     leaf_sizes: LeafSizes,
     /// How many leaves a scan reads together at most.
@@ -107,6 +111,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             root,
             root_frame,
             placement_level,
+            placement: Placement::default(),
             offload,
             leaf_sizes: LeafSizes::default(),
             leaves_together,

@@ -2,7 +2,7 @@
 //!
 //! *Placement* (Lu et al., §3): a subtree rooted at level M lies whole on one memory server, nodes above go round
 //! the servers. So a new node at level M or below goes where its children, or the leaf that it is split from,
-//! are. When that server has no memory left, another one is better than none.
+//! are, unless that server is nearly full (`placement.rs`). When it has no memory left, another one is better than none.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -71,8 +71,14 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
 
     async fn take_node(&self, level: u8, neighbour: ServerId) -> Result<GlobalAddr, RemoteError> {
         let pages = self.client.pages();
+        let used = self.server.memory().used(pages.fabric().memory_servers());
+        pages.use_servers(used);
         let near = if level <= self.placement_level {
-            self.server.take_node(pages, neighbour).await
+            let place = match self.server.has_free_node(neighbour) {
+                true => neighbour,
+                false => self.placement.near(pages, neighbour, used).await,
+            };
+            self.server.take_node(pages, place).await
         } else {
             pages.take_node_anywhere().await
         };

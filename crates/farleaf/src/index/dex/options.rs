@@ -19,6 +19,51 @@ pub enum Boundaries {
     EqualRecords,
 }
 
+/// When load is balanced among compute servers, by who runs a balancer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BalanceOptions {
+    /// One operation in so many is sampled, by each handle for each compute server.
+    pub one_in: u32,
+    /// How long loads are counted before they are looked at, in nanoseconds.
+    pub window_ns: u64,
+    /// Windows with fewer samples say nothing.
+    pub least_samples: u64,
+    /// A compute server does too much from so many times the mean on.
+    pub threshold: f64,
+    /// Once load is being balanced, it is enough when none does more than so many times the mean.
+    pub calm: f64,
+    /// Loads that cannot be evened out are left alone until one has changed by this part of the mean.
+    pub change: f64,
+    /// It must do too much in so many windows after each other.
+    pub windows: u32,
+    /// A move must make the larger of the two loads less by this part of the mean.
+    pub least_gain: f64,
+    /// After a move so many windows are not looked at.
+    pub rest_windows: u32,
+    /// So many windows after a move no keys go back.
+    pub no_return_windows: u64,
+    /// Whether compute servers that own nothing take part. Otherwise they are left alone, as those are that have left.
+    pub uses_spares: bool,
+}
+
+impl Default for BalanceOptions {
+    fn default() -> Self {
+        Self {
+            one_in: 64,
+            window_ns: 100_000_000,
+            least_samples: 512,
+            threshold: 1.3,
+            calm: 1.15,
+            change: 0.25,
+            windows: 2,
+            least_gain: 0.1,
+            rest_windows: 1,
+            no_return_windows: 8,
+            uses_spares: true,
+        }
+    }
+}
+
 /// The choices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DexOptions<K> {
@@ -27,6 +72,10 @@ pub struct DexOptions<K> {
     pub boundaries: Vec<K>,
     /// Compute servers that own no keys at first, beside these: keys can move to them.
     pub spare_compute_servers: u16,
+    /// Memory servers that hold nothing at first, the last ones of those that are there: nodes can go to them later.
+    pub spare_memory_servers: u16,
+    /// How load is balanced among compute servers, if somebody does.
+    pub balance: BalanceOptions,
     /// What a bulk load makes of them.
     pub at_load: Boundaries,
     /// The cache of each compute server.
@@ -43,6 +92,8 @@ impl<K> DexOptions<K> {
         Self {
             boundaries,
             spare_compute_servers: 0,
+            spare_memory_servers: 0,
+            balance: BalanceOptions::default(),
             at_load: Boundaries::default(),
             cache,
             placement_level: 3,

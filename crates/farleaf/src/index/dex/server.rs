@@ -2,6 +2,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use super::placement::MemoryUse;
 use super::uncached::Unsettled;
 use crate::cache::{
     Cache, CacheClient, CacheOptions, Discipline, FrameId, OwnedRange, Ownership, mark_clean,
@@ -22,6 +23,7 @@ pub struct DexServer<L: Layout> {
     free_nodes: Mutex<BTreeMap<ServerId, Vec<GlobalAddr>>>,
     /// What operations without a cache have to know of the others.
     unsettled: Unsettled,
+    memory: Arc<MemoryUse>,
 }
 
 /// Free nodes of one memory server that a compute server keeps; more go back to the memory server.
@@ -38,7 +40,19 @@ impl<L: Layout> DexServer<L> {
             root_frame: AtomicU64::new(0),
             free_nodes: Mutex::default(),
             unsettled: Unsettled::default(),
+            memory: Arc::default(),
         })
+    }
+
+    /// The same, using the memory servers that others use.
+    #[must_use]
+    pub(crate) fn sharing(self, memory: &Arc<MemoryUse>) -> Self {
+        Self { memory: Arc::clone(memory), ..self }
+    }
+
+    /// Which memory servers are used.
+    pub(super) fn memory(&self) -> &MemoryUse {
+        &self.memory
     }
 
     /// The cache.
@@ -99,6 +113,11 @@ impl<L: Layout> DexServer<L> {
             Some(node) => Ok(node),
             None => pages.take_node(server).await,
         }
+    }
+
+    /// Whether there is a freed node on `server`.
+    pub(super) fn has_free_node(&self, server: ServerId) -> bool {
+        lock(&self.free_nodes).get(&server).is_some_and(|nodes| !nodes.is_empty())
     }
 
     /// A freed node, wherever it is.

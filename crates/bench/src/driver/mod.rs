@@ -11,18 +11,28 @@
 //!
 //! *Thread safety*: a testbed belongs to one thread; its clients run on as many as the provider likes.
 
+mod beside;
+mod client;
+mod measurement;
+mod moment;
+
+pub use beside::{Change, Made, PlannedChange, Reshaping};
+pub use client::{execute, scan_from};
+pub use measurement::Measurement;
+pub use moment::Moment;
+
 use crate::keys::KeySpace;
 use crate::timeline::{Interval, Recorder, Timeline};
 use crate::workload::{Inserted, Operation, OperationStream, StreamConfig};
-use farleaf::cache::CacheCounters;
-use farleaf::index::{Design, Exchange, IndexError, RangeIndex, Scan};
+use beside::{AtWork, Beside};
+use client::Client;
+use farleaf::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf::page::Fixed8;
 use farleaf::server::MemoryServer;
 use farleaf::wire::Usage;
-use farleaf_fabric::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
-use hdrhistogram::Histogram;
-use std::ops::Bound;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Fabric, Provider};
+use moment::Gate;
 use thiserror::Error;
 
 /// Why there is nothing to report.
@@ -94,6 +104,21 @@ pub struct Run {
     pub shift: Option<HotspotShift>,
     /// Whether to count over time, and in which intervals.
     pub timeline: Option<Interval>,
+    /// Whether each client asks only for keys that its compute server owns, as where requests are sent to the owner; then
+    /// spare compute servers have clients too, which wait as long as theirs owns nothing.
+    pub own_keys: bool,
+    /// What changes meanwhile on the compute side, beside the clients.
+    pub reshaping: Reshaping,
+}
+
+impl Run {
+    /// The same clients with another amount of work, while nothing changes.
+    #[must_use]
+    pub fn only(&self, amount: Amount) -> Self {
+        let spare_compute_servers = self.reshaping.spare_compute_servers;
+        let reshaping = Reshaping { spare_compute_servers, ..Reshaping::default() };
+        Self { amount, shift: None, timeline: None, reshaping, ..self.clone() }
+    }
 }
 
 /// A change of the popular keys during the measurement.
@@ -104,114 +129,6 @@ pub struct HotspotShift {
     /// How far, as a share of the keys ([`OperationStream::shift_hotspot`]).
     pub by: f64,
 }
-
-/// A moment of the measurement.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Moment {
-    /// When so much of the run's amount is done, from 0 to 1: of its time, or of each client's operations.
-    Share(f64),
-    /// After so many nanoseconds of the fabric's time.
-    Nanoseconds(u64),
-}
-
-/// A moment as a client's loop sees it: the first of both.
-#[derive(Clone, Copy, Debug)]
-struct Due {
-    operations: u64,
-    ns: u64,
-}
-
-impl Moment {
-    /// For a client that has so much to do from `start_ns` on.
-    fn due(self, amount: Amount, start_ns: u64) -> Due {
-        let never = Due { operations: u64::MAX, ns: u64::MAX };
-        let at = |after_ns: u64| Due { ns: start_ns.saturating_add(after_ns), ..never };
-        match (self, amount) {
-            (Self::Nanoseconds(ns), _) => at(ns),
-            (Self::Share(share), Amount::Nanoseconds(ns)) => at((ns as f64 * share) as u64),
-            (Self::Share(share), Amount::Operations(operations)) => {
-                Due { operations: (operations as f64 * share) as u64, ..never }
-            }
-        }
-    }
-}
-
-/// What clients did and what it cost.
-#[derive(Clone, Debug)]
-pub struct Measurement {
-    /// Operations, failed ones included.
-    pub operations: u64,
-    /// Operations that failed.
-    pub errors: u64,
-    /// Operations that found no record, or for an insertion one that was there already.
-    pub misses: u64,
-    /// New keys that were inserted, by the warm-up too.
-    pub inserted: u64,
-    /// From the first client's start to the last one's end, in nanoseconds.
-    pub elapsed_ns: u64,
-    /// The latencies of the operations that did not fail, in nanoseconds.
-    pub latency_ns: Histogram<u64>,
-    /// What all endpoints did together.
-    pub counters: CounterSnapshot,
-    /// What the caches did.
-    pub cache: CacheCounters,
-    /// The first error of the first client that had any.
-    pub first_error: Option<IndexError>,
-    /// When the first client's hotspot shifted, in nanoseconds from the start; none if no client's did.
-    pub shifted_at_ns: Option<u64>,
-    /// What was done over time, if the run asks for it.
-    pub timeline: Option<Timeline>,
-}
-
-impl Measurement {
-    fn new() -> Self {
-        Self {
-            operations: 0,
-            errors: 0,
-            misses: 0,
-            inserted: 0,
-            elapsed_ns: 0,
-            latency_ns: Histogram::new_with_max(LONGEST_LATENCY_NS, 3).expect("valid bounds"),
-            counters: CounterSnapshot::default(),
-            cache: CacheCounters::default(),
-            first_error: None,
-            shifted_at_ns: None,
-            timeline: None,
-        }
-    }
-
-    #[inline]
-    fn record(&mut self, result: Result<bool, IndexError>, latency_ns: u64) {
-        self.operations += 1;
-        match result {
-            Ok(found) => {
-                self.misses += u64::from(!found);
-                self.latency_ns.saturating_record(latency_ns);
-            }
-            Err(error) => self.record_error(error),
-        }
-    }
-
-    #[cold]
-    fn record_error(&mut self, error: IndexError) {
-        self.errors += 1;
-        self.first_error.get_or_insert(error);
-    }
-
-    fn add(&mut self, other: Self) {
-        self.operations += other.operations;
-        self.errors += other.errors;
-        self.misses += other.misses;
-        self.inserted += other.inserted;
-        self.latency_ns.add(other.latency_ns).expect("equal bounds");
-        self.counters += other.counters;
-        self.cache += other.cache;
-        self.first_error = self.first_error.take().or(other.first_error);
-    }
-}
-
-/// Longer ones count as this: an hour.
-const LONGEST_LATENCY_NS: u64 = 3_600_000_000_000;
 
 /// After how many operations a client reports progress.
 const PROGRESS_EVERY: u64 = 4096;
@@ -292,14 +209,26 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         run: &Run,
         progress: Progress<'_>,
     ) -> Result<Measurement, BenchError> {
-        let compute_servers: Vec<u16> = (0..run.compute_servers)
+        let servers = match run.own_keys {
+            true => run.compute_servers + run.reshaping.spare_compute_servers,
+            false => run.compute_servers,
+        };
+        let compute_servers: Vec<u16> = (0..servers)
             .flat_map(|compute_server| (0..run.threads).map(move |_| compute_server))
             .collect();
         let clients = compute_servers.len();
         let inserted = Arc::new(Inserted::new(clients, self.next_number));
+        let beside = Beside::new(run, clients);
         let gate = Gate::new(clients);
         let compute = &self.compute;
-        let outcomes = self.cluster.run(&compute_servers, async |fabric, number| {
+        let endpoints: Vec<u16> =
+            compute_servers.iter().copied().chain(beside.endpoints()).collect();
+        let outcomes = self.cluster.run(&endpoints, async |fabric, number| {
+            if let Some(task) = number.checked_sub(clients) {
+                let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
+                return Ok(Brought::Changes(beside.run(&fabric, &opened?, &gate, task).await));
+            }
+            let _at_work = AtWork::of(&beside);
             let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
             let mut client = Client {
                 fabric: &fabric,
@@ -310,6 +239,8 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
                 shift: None,
                 shifted_at_ns: None,
                 recorder: None,
+                clock: None,
+                own_keys: run.own_keys,
             };
             if let Ok(index) = &opened {
                 client.work(index, run.amount.twentieth().share(number, clients)).await;
@@ -322,14 +253,15 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             let cache_before = index.cache_counters();
             let amount = run.amount.share(number, clients);
             client.shift = run.shift.map(|shift| (shift.at.due(amount, origin_ns), shift.by));
-            client.recorder = run
-                .timeline
-                .map(|interval| Recorder::new(interval, origin_ns, run.compute_servers, clients));
+            let servers = run.compute_servers + run.reshaping.spare_compute_servers;
+            client.recorder =
+                run.timeline.map(|interval| Recorder::new(interval, origin_ns, servers, clients));
+            client.clock = beside.clock(number);
             client.work(&index, amount).await;
             let mut measured = client.measured;
             measured.counters = fabric.counters().snapshot() - before;
             measured.cache = index.cache_counters() - cache_before;
-            Ok(Outcome {
+            Ok(Brought::Client(Box::new(Outcome {
                 measured,
                 origin_ns,
                 start_ns,
@@ -337,7 +269,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
                 next_number: client.stream.next_number(),
                 shifted_at_ns: client.shifted_at_ns,
                 recorder: client.recorder,
-            })
+            })))
         });
         self.sum(outcomes)
     }
@@ -422,14 +354,20 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
 
     fn sum(
         &mut self,
-        outcomes: Vec<Option<Result<Outcome, BenchError>>>,
+        outcomes: Vec<Option<Result<Brought, BenchError>>>,
     ) -> Result<Measurement, BenchError> {
         let mut sum = Measurement::new();
         let (mut origin_ns, mut start_ns, mut end_ns) = (0, u64::MAX, 0);
         let mut recorders = Vec::new();
         let mut shifted_at_ns: Option<u64> = None;
         for (client, outcome) in outcomes.into_iter().enumerate() {
-            let outcome = outcome.ok_or(BenchError::ClientDied { client })??;
+            let outcome = match outcome.ok_or(BenchError::ClientDied { client })?? {
+                Brought::Client(outcome) => *outcome,
+                Brought::Changes(made) => {
+                    sum.made.extend(made);
+                    continue;
+                }
+            };
             start_ns = start_ns.min(outcome.start_ns);
             end_ns = end_ns.max(outcome.end_ns);
             origin_ns = outcome.origin_ns;
@@ -441,8 +379,14 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         sum.elapsed_ns = end_ns.saturating_sub(start_ns);
         sum.shifted_at_ns = shifted_at_ns.map(|at_ns| at_ns.saturating_sub(origin_ns));
         sum.timeline = Timeline::of(recorders, origin_ns, end_ns);
-        if let (Some(timeline), Some(at_ns)) = (&mut sum.timeline, sum.shifted_at_ns) {
-            timeline.mark(at_ns, "hotspot shifts");
+        sum.made.sort_by_key(|made| made.at_ns);
+        if let Some(timeline) = &mut sum.timeline {
+            if let Some(at_ns) = sum.shifted_at_ns {
+                timeline.mark(at_ns, "hotspot shifts");
+            }
+            for made in &sum.made {
+                timeline.mark(made.at_ns, made.label());
+            }
         }
         self.records += sum.inserted;
         Ok(sum)
@@ -451,6 +395,12 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
 
 /// The endpoints of a provider's clusters.
 type FabricOf<P> = <<P as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
+
+/// What one task of a run brings home.
+enum Brought {
+    Client(Box<Outcome>),
+    Changes(Vec<Made>),
+}
 
 /// What one client brings home.
 struct Outcome {
@@ -461,158 +411,4 @@ struct Outcome {
     next_number: u64,
     shifted_at_ns: Option<u64>,
     recorder: Option<Recorder>,
-}
-
-/// Lets clients through when all have come.
-struct Gate {
-    clients: usize,
-    arrived: AtomicUsize,
-    /// When the first client went through.
-    opened_ns: AtomicU64,
-}
-
-/// The gate is shut.
-const NOT_YET: u64 = u64::MAX;
-
-impl Gate {
-    fn new(clients: usize) -> Self {
-        Self { clients, arrived: AtomicUsize::new(0), opened_ns: AtomicU64::new(NOT_YET) }
-    }
-
-    /// Returns one and the same time to all: when the first client went through.
-    async fn pass<F: Fabric>(&self, fabric: &F) -> u64 {
-        self.arrived.fetch_add(1, Ordering::AcqRel);
-        while self.arrived.load(Ordering::Acquire) < self.clients {
-            fabric.sleep(1_000).await;
-        }
-        let now_ns = fabric.now_ns();
-        let opened =
-            self.opened_ns.compare_exchange(NOT_YET, now_ns, Ordering::AcqRel, Ordering::Acquire);
-        opened.err().unwrap_or(now_ns)
-    }
-}
-
-/// One closed loop.
-struct Client<'a, F> {
-    fabric: &'a F,
-    stream: OperationStream,
-    measured: Measurement,
-    progress: Progress<'a>,
-    compute_server: u16,
-    /// When the hotspot will shift, and how far.
-    shift: Option<(Due, f64)>,
-    /// When it has.
-    shifted_at_ns: Option<u64>,
-    /// Counts over time, if that was asked for.
-    recorder: Option<Recorder>,
-}
-
-impl<F: Fabric> Client<'_, F> {
-    async fn work<I>(&mut self, index: &I, amount: Amount)
-    where
-        I: RangeIndex<Key = u64, Value = u64>,
-    {
-        let start_ns = self.fabric.now_ns();
-        let (operations, until_ns) = match amount {
-            Amount::Operations(operations) => (operations, u64::MAX),
-            Amount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
-        };
-        let mut done = 0;
-        let mut now_ns = start_ns;
-        while done < operations && now_ns < until_ns {
-            if let Some((due, by)) = self.shift
-                && (done >= due.operations || now_ns >= due.ns)
-            {
-                self.stream.shift_hotspot(by);
-                self.shift = None;
-                self.shifted_at_ns = Some(now_ns);
-            }
-            let Some(operation) = self.stream.next() else {
-                // No time passes here, so this must count as an operation for the loop to end.
-                let full = IndexError::InvalidArgument("the key space has no room for a new key");
-                self.measured.record(Err(full), 0);
-                done += 1;
-                now_ns = self.fabric.now_ns();
-                if let Some(recorder) = &mut self.recorder {
-                    recorder.record(self.compute_server, now_ns, true);
-                }
-                continue;
-            };
-            let begin_ns = self.fabric.now_ns();
-            let result = execute(index, operation, self.stream.batch()).await;
-            now_ns = self.fabric.now_ns();
-            if let (Operation::Insert { .. }, Ok(true)) = (operation, &result) {
-                self.stream.inserted();
-                self.measured.inserted += 1;
-            }
-            if let Some(recorder) = &mut self.recorder {
-                let owner = first_key(&operation, self.stream.batch())
-                    .and_then(|key| index.compute_server_of(&key))
-                    .unwrap_or(self.compute_server);
-                recorder.record(owner, now_ns, result.is_err());
-            }
-            self.measured.record(result, now_ns - begin_ns);
-            done += 1;
-            if done.is_multiple_of(PROGRESS_EVERY) {
-                (self.progress)(PROGRESS_EVERY);
-            }
-        }
-        (self.progress)(done % PROGRESS_EVERY);
-    }
-}
-
-/// The key that an operation begins with.
-fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
-    match operation {
-        Operation::Get { key }
-        | Operation::Insert { key, .. }
-        | Operation::Update { key, .. }
-        | Operation::Upsert { key, .. }
-        | Operation::Remove { key }
-        | Operation::CompareExchange { key, .. }
-        | Operation::ReadModifyWrite { key, .. }
-        | Operation::Scan { from: key, .. } => Some(*key),
-        Operation::MultiGet => batch.first().copied(),
-    }
-}
-
-/// Does one operation; says whether it found what it wanted: a record, or for an insertion none.
-/// `batch` has the keys of [`Operation::MultiGet`].
-///
-/// # Errors
-/// Those of the index. Of a read-modify-write only the write can be indeterminate.
-#[inline]
-pub async fn execute<I>(index: &I, operation: Operation, batch: &[u64]) -> Result<bool, IndexError>
-where
-    I: RangeIndex<Key = u64, Value = u64>,
-{
-    Ok(match operation {
-        Operation::Get { key } => index.get(&key).await?.is_some(),
-        Operation::Insert { key, value } => index.insert(&key, &value).await?,
-        Operation::Update { key, value } => index.update(&key, &value).await?,
-        Operation::Upsert { key, value } => {
-            index.upsert(&key, &value).await?;
-            true
-        }
-        Operation::Remove { key } => index.remove(&key).await?,
-        Operation::CompareExchange { key, expected, new } => {
-            index.compare_exchange(&key, &expected, &new).await? == Exchange::Exchanged
-        }
-        Operation::ReadModifyWrite { key, value } => {
-            index.get(&key).await?.is_some() && index.update(&key, &value).await?
-        }
-        Operation::Scan { from, limit, reverse } => {
-            !index.scan(&scan_from(from, limit, reverse)).await?.is_empty()
-        }
-        Operation::MultiGet => index.multi_get(batch).await?.iter().all(Option::is_some),
-    })
-}
-
-/// The scan of at most `limit` records from a key on, upwards or downwards.
-pub fn scan_from(from: u64, limit: u32, reverse: bool) -> Scan<u64> {
-    let (lower, upper) = match reverse {
-        false => (Bound::Included(from), Bound::Unbounded),
-        true => (Bound::Unbounded, Bound::Included(from)),
-    };
-    Scan { lower, upper, reverse, limit: limit as usize }
 }

@@ -1,0 +1,247 @@
+//! What happens beside the clients: keys move, memory servers come, a balancer runs.
+//!
+//! Each change is a task over an endpoint of its own: one that moves keys is on the compute server that lets go of them,
+//! a balancer on a machine of its own. What they cost is not part of what clients' operations cost.
+//!
+//! *Thread safety*: [`Beside`] is shared by all threads of a run; the rest are plain values.
+
+use super::moment::{Due, Gate};
+use super::{Amount, Moment, Run};
+use crate::table::duration;
+use farleaf::index::{IndexError, RangeIndex, Reshape, Reshaped};
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
+use std::cell::RefCell;
+use std::ops::Bound;
+
+/// How long somebody sleeps who waits for the gate or for clients, in nanoseconds.
+const NAP_NS: u64 = 50_000;
+
+/// How long somebody sleeps at most who waits for a moment.
+const LONG_NAP_NS: u64 = 5_000_000;
+
+/// What changes during a run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reshaping {
+    /// Compute servers that own nothing at first and have no clients.
+    pub spare_compute_servers: u16,
+    /// Whether a balancer runs during the measurement.
+    pub balance: bool,
+    /// What changes when.
+    pub changes: Vec<PlannedChange>,
+}
+
+/// A change that is ordered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlannedChange {
+    /// When.
+    pub at: Moment,
+    /// What.
+    pub change: Change,
+}
+
+/// What can change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// Keys move from one compute server to another: this part of its range, from 0 to 1, all being 1.
+    Move {
+        /// Who lets go of them.
+        from: u16,
+        /// Who takes them over.
+        to: u16,
+        /// How many.
+        part: f64,
+    },
+    /// One memory server more is used.
+    AddMemoryServer,
+}
+
+/// A change that was made, or could not be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Made {
+    /// When, in nanoseconds from the start of the measurement.
+    pub at_ns: u64,
+    /// Whether a balancer made it.
+    pub by_balancer: bool,
+    /// What was ordered; none for a balancer's.
+    pub change: Option<Change>,
+    /// What it took, or why it was not made.
+    pub outcome: Result<Reshaped, IndexError>,
+}
+
+impl Made {
+    /// What happened, in a few words.
+    pub fn label(&self) -> String {
+        let what = match (&self.outcome, self.change) {
+            (Ok(Reshaped { moved: Some((from, to)), took_ns, bytes_written, .. }), _) => {
+                let took = duration(*took_ns);
+                format!("keys move {from} to {to} ({took}, {bytes_written} bytes written)")
+            }
+            (Ok(_), _) => "memory server added".to_owned(),
+            (Err(error), Some(Change::Move { from, to, .. })) => {
+                format!("keys do not move {from} to {to}: {error}")
+            }
+            (Err(error), _) => format!("no change: {error}"),
+        };
+        if self.by_balancer { format!("balance: {what}") } else { what }
+    }
+}
+
+/// The tasks of a run beside its clients, and what they see of these.
+pub(super) struct Beside<'a> {
+    run: &'a Run,
+    /// Operations of the first client, by which moments go that are parts of a number of operations.
+    done: AtomicU64,
+    amount: Amount,
+    at_work: AtomicUsize,
+}
+
+/// A client that is at work.
+pub(super) struct AtWork<'a>(&'a AtomicUsize);
+
+impl<'a> AtWork<'a> {
+    pub(super) fn of(beside: &'a Beside<'_>) -> Self {
+        Self(&beside.at_work)
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl<'a> Beside<'a> {
+    pub(super) fn new(run: &'a Run, clients: usize) -> Self {
+        let amount = run.amount.share(0, clients);
+        Self { run, done: AtomicU64::new(0), amount, at_work: AtomicUsize::new(clients) }
+    }
+
+    /// The compute servers of the tasks' endpoints: one for each change, and one for a balancer.
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = u16> {
+        let Reshaping { spare_compute_servers, balance, changes } = &self.run.reshaping;
+        let balancer = self.run.compute_servers + spare_compute_servers;
+        let of_change = |planned: &PlannedChange| match planned.change {
+            Change::Move { from, .. } => from,
+            Change::AddMemoryServer => 0,
+        };
+        changes.iter().map(of_change).chain(balance.then_some(balancer))
+    }
+
+    /// Where a client says how many operations it has done, if it is the one that others go by.
+    pub(super) fn clock(&self, client: usize) -> Option<&AtomicU64> {
+        let by_operations = matches!(self.amount, Amount::Operations(_));
+        let goes_by = client == 0 && by_operations && !self.run.reshaping.changes.is_empty();
+        goes_by.then_some(&self.done)
+    }
+
+    fn is_over(&self) -> bool {
+        self.at_work.load(Ordering::Acquire) == 0
+    }
+
+    /// Does the task of this number.
+    pub(super) async fn run<F, I>(
+        &self,
+        fabric: &F,
+        index: &I,
+        gate: &Gate,
+        task: usize,
+    ) -> Vec<Made>
+    where
+        F: Fabric,
+        I: RangeIndex<Key = u64, Value = u64>,
+    {
+        let origin_ns = loop {
+            match gate.opened_ns() {
+                Some(opened_ns) => break opened_ns,
+                None if self.is_over() => return Vec::new(),
+                None => fabric.sleep(NAP_NS).await,
+            }
+        };
+        match self.run.reshaping.changes.get(task) {
+            Some(planned) => self.change(fabric, index, origin_ns, *planned).await,
+            None => self.balance(fabric, index, origin_ns).await,
+        }
+    }
+
+    async fn balance<F, I>(&self, fabric: &F, index: &I, origin_ns: u64) -> Vec<Made>
+    where
+        F: Fabric,
+        I: RangeIndex<Key = u64, Value = u64>,
+    {
+        let made = RefCell::new(Vec::new());
+        let report = |outcome: Result<Reshaped, IndexError>| {
+            let began_ns = outcome.as_ref().map_or(fabric.now_ns(), |done| done.started_ns);
+            let at_ns = began_ns.saturating_sub(origin_ns);
+            made.borrow_mut().push(Made { at_ns, by_balancer: true, change: None, outcome });
+        };
+        if let Err(error) = index.balance(&|| self.is_over(), &report).await {
+            report(Err(error));
+        }
+        made.into_inner()
+    }
+
+    async fn change<F, I>(
+        &self,
+        fabric: &F,
+        index: &I,
+        origin_ns: u64,
+        planned: PlannedChange,
+    ) -> Vec<Made>
+    where
+        F: Fabric,
+        I: RangeIndex<Key = u64, Value = u64>,
+    {
+        let Due { operations, ns } = planned.at.due(self.amount, origin_ns);
+        loop {
+            let now_ns = fabric.now_ns();
+            if now_ns >= ns || self.done.load(Ordering::Acquire) >= operations {
+                break;
+            }
+            if self.is_over() {
+                return Vec::new();
+            }
+            let nap_ns = if operations == u64::MAX { LONG_NAP_NS } else { NAP_NS };
+            fabric.sleep((ns - now_ns).min(nap_ns)).await;
+        }
+        let began_ns = fabric.now_ns();
+        let outcome = loop {
+            match index.reshape(&reshape(index, planned.change)).await {
+                // Other keys move now.
+                Err(IndexError::Contended { .. }) if !self.is_over() => fabric.sleep(NAP_NS).await,
+                outcome => break outcome,
+            }
+        };
+        let at_ns = outcome.as_ref().map_or(began_ns, |done| done.started_ns);
+        let at_ns = at_ns.saturating_sub(origin_ns);
+        vec![Made { at_ns, by_balancer: false, change: Some(planned.change), outcome }]
+    }
+}
+
+/// A change as the index knows it: the part of a range is that next to who takes the keys over.
+fn reshape<I: RangeIndex<Key = u64>>(index: &I, change: Change) -> Reshape<u64> {
+    let (from, to, part) = match change {
+        Change::AddMemoryServer => return Reshape::AddMemoryServer,
+        Change::Move { from, to, part } => (from, to, part),
+    };
+    let range = |compute_server: u16| {
+        index.owned_by(compute_server).map(|(low, high)| {
+            let low = match low {
+                Bound::Included(low) | Bound::Excluded(low) => u128::from(low),
+                Bound::Unbounded => 0,
+            };
+            let high = match high {
+                Bound::Included(high) | Bound::Excluded(high) => u128::from(high),
+                Bound::Unbounded => 1 << 64,
+            };
+            (low, high)
+        })
+    };
+    let near = range(from).filter(|_| part < 1.0).map(|(low, high)| {
+        let going = ((high - low) as f64 * part) as u128;
+        let is_below = range(to).is_some_and(|(other, _)| other < low);
+        let near = if is_below { low + going } else { high - going };
+        u64::try_from(near.clamp(low, high - 1)).unwrap_or(u64::MAX)
+    });
+    Reshape::MoveKeys { from, to, near }
+}

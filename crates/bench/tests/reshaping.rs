@@ -1,0 +1,164 @@
+//! What the driver promises of runs during which keys move: ordered moves are made when they are due, a balancer spreads
+//! a hotspot and then rests, and no operation fails for it.
+
+use farleaf::cache::{AdmissionName, CacheOptions};
+use farleaf::index::IndexError;
+use farleaf::index::coarse::Coarse;
+use farleaf::index::dex::{BalanceOptions, DexOptions};
+use farleaf::page::Fixed8;
+use farleaf::partition::Dex;
+use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_bench::driver::{
+    Amount, Change, HotspotShift, Measurement, Moment, PlannedChange, Reshaping, Run, Testbed,
+};
+use farleaf_bench::keys::KeySpace;
+use farleaf_bench::timeline::Interval;
+use farleaf_bench::workload::{Mix, StreamConfig};
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Provider, ServerId};
+
+fn services() -> Vec<Arc<MemoryServer<Fixed8>>> {
+    let config = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
+    let server = |number| Arc::new(MemoryServer::new(ServerId::new(number), &config).unwrap());
+    (0..2).map(server).collect()
+}
+
+fn run_of(keys: &KeySpace, compute_servers: u16, amount: Amount, reshaping: Reshaping) -> Run {
+    let mix = Mix::named("ycsb-a").unwrap();
+    let distribution = mix.distribution;
+    let stream = StreamConfig { mix, distribution, clustered: false, keys: keys.clone(), seed: 7 };
+    let timeline = Some(Interval::Parts(60));
+    let own_keys = false;
+    Run { stream, compute_servers, threads: 4, amount, shift: None, timeline, own_keys, reshaping }
+}
+
+fn dex<P: Provider>(provider: &P, keys: &KeySpace, options: &DexOptions<u64>) -> Testbed<Dex, P> {
+    let mut testbed = Testbed::<Dex, _>::start(provider, services(), options).unwrap();
+    testbed.load(keys, 0.7, &|_| ()).unwrap();
+    testbed
+}
+
+fn order(at: f64, from: u16, to: u16, part: f64) -> PlannedChange {
+    PlannedChange { at: Moment::Share(at), change: Change::Move { from, to, part } }
+}
+
+/// A spare compute server joins with half of another's keys, and then another leaves.
+fn join_and_leave(provider: &impl Provider, amount: Amount) -> Measurement {
+    let keys = KeySpace::spread(20_000);
+    let options = DexOptions {
+        spare_compute_servers: 1,
+        ..DexOptions::with_boundaries(keys.boundaries(&[1; 2]), CacheOptions::default())
+    };
+    let changes = vec![order(0.3, 0, 2, 0.5), order(0.6, 1, 2, 1.0)];
+    let reshaping = Reshaping { spare_compute_servers: 1, balance: false, changes };
+    let run = run_of(&keys, 2, amount, reshaping);
+    let measured = dex(provider, &keys, &options).measure(&run, &|_| ()).unwrap();
+    assert_eq!((measured.errors, measured.misses), (0, 0));
+    let moves: Vec<_> =
+        measured.made.iter().map(|made| made.outcome.clone().unwrap().moved).collect();
+    assert_eq!(moves, [Some((0, 2)), Some((1, 2))]);
+    measured
+}
+
+#[test]
+fn keys_move_when_it_is_ordered() {
+    for amount in [Amount::Operations(60_000), Amount::Nanoseconds(6_000_000)] {
+        let measured = join_and_leave(&SimConfig::default(), amount);
+        let timeline = measured.timeline.unwrap();
+        let at = |made: usize| measured.made[made].at_ns as f64 / timeline.elapsed_ns as f64;
+        assert!(
+            (0.25..0.35).contains(&at(0)) && (0.55..0.65).contains(&at(1)),
+            "{:?}",
+            timeline.marks
+        );
+        let of = |server: usize| timeline.share_of(server);
+        let (first, last) = (1, timeline.len() - 2);
+        assert!(of(0)[first] > 0.3 && of(1)[first] > 0.3 && of(2)[first] == 0.0);
+        assert!(of(0)[last] > 0.1 && of(1)[last] == 0.0 && of(2)[last] > 0.6);
+    }
+}
+
+#[test]
+fn keys_move_beside_real_threads() {
+    join_and_leave(&LocalConfig::default(), Amount::Operations(200_000));
+}
+
+/// Where clients ask for keys of their own compute server only, those of others do not wait for a move, and a newcomer's
+/// clients begin when it owns something.
+#[test]
+fn who_asks_for_own_keys_is_not_disturbed() {
+    let keys = KeySpace::spread(200_000);
+    let cache = CacheOptions { admission: AdmissionName::Hot, ..CacheOptions::default() };
+    let options = DexOptions {
+        spare_compute_servers: 1,
+        ..DexOptions::with_boundaries(keys.boundaries(&[1; 2]), cache)
+    };
+    let reshaping = Reshaping {
+        spare_compute_servers: 1,
+        balance: false,
+        changes: vec![order(0.5, 0, 2, 0.5)],
+    };
+    let mut run = run_of(&keys, 2, Amount::Nanoseconds(20_000_000), reshaping);
+    run.own_keys = true;
+    run.timeline = Some(Interval::Nanoseconds(200_000));
+    let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
+    assert_eq!((measured.errors, measured.misses), (0, 0));
+    let [made] = &*measured.made else { panic!("{:?}", measured.made) };
+    let moved = made.outcome.as_ref().unwrap();
+    assert!(moved.writes > 100, "there is something to wait for: {moved:?}");
+    let timeline = measured.timeline.unwrap();
+    let others = &timeline.compute_servers[1];
+    let before: u64 = others[30..48].iter().sum::<u64>() / 18;
+    assert!(others[48..58].iter().all(|now| now * 10 > before * 9), "{others:?}");
+    let newcomer = &timeline.compute_servers[2];
+    assert!(newcomer[..49].iter().all(|none| *none == 0) && newcomer[80] * 2 > before);
+}
+
+#[test]
+fn a_balancer_spreads_a_hotspot_and_rests() {
+    let keys = KeySpace::spread(100_000);
+    let options = DexOptions {
+        balance: BalanceOptions { one_in: 8, window_ns: 500_000, ..BalanceOptions::default() },
+        ..DexOptions::with_boundaries(keys.boundaries(&[1; 4]), CacheOptions::default())
+    };
+    let reshaping = Reshaping { balance: true, ..Reshaping::default() };
+    let mut run = run_of(&keys, 4, Amount::Nanoseconds(60_000_000), reshaping);
+    run.stream.clustered = true;
+    run.stream.distribution = "zipfian:0.9".parse().unwrap();
+    run.shift = Some(HotspotShift { at: Moment::Share(0.5), by: 0.5 });
+    run.timeline = Some(Interval::Nanoseconds(1_000_000));
+    let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
+    assert_eq!((measured.errors, measured.misses), (0, 0));
+    assert!(measured.made.iter().all(|made| made.by_balancer && made.outcome.is_ok()));
+    let timeline = measured.timeline.unwrap();
+    let busiest = timeline.busiest_share();
+    let story = || format!("{busiest:?}\n{:?}", timeline.marks);
+    assert!(busiest[0] > 0.6 && busiest[28] < 0.35, "{}", story());
+    assert!(busiest[30] > 0.6 && busiest[58] < 0.35, "{}", story());
+    let resting = |from: u64, to: u64| {
+        let within = |at_ns: u64| (from * 1_000_000..to * 1_000_000).contains(&at_ns);
+        measured.made.iter().all(|made| !within(made.at_ns))
+    };
+    assert!(resting(22, 30) && resting(52, 60), "{}", story());
+}
+
+#[test]
+fn designs_that_cannot_say_so() {
+    let keys = KeySpace::spread(1_000);
+    let provider = SimConfig::default();
+    let boundaries = keys.boundaries(&[1; 2]);
+    let options = farleaf::index::coarse::CoarseOptions {
+        partitioning: farleaf::index::coarse::Partitioning::Range { boundaries },
+    };
+    let mut testbed = Testbed::<Coarse, _>::start(&provider, services(), &options).unwrap();
+    testbed.load(&keys, 0.7, &|_| ()).unwrap();
+    let changes = vec![order(0.5, 0, 1, 1.0)];
+    let reshaping = Reshaping { spare_compute_servers: 0, balance: true, changes };
+    let run = run_of(&keys, 2, Amount::Operations(2_000), reshaping);
+    let measured = testbed.measure(&run, &|_| ()).unwrap();
+    assert_eq!((measured.errors, measured.made.len()), (0, 2));
+    let refused = |error: &IndexError| matches!(error, IndexError::InvalidArgument(_));
+    assert!(measured.made.iter().all(|made| made.outcome.as_ref().is_err_and(refused)));
+}

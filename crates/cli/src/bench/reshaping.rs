@@ -1,0 +1,141 @@
+//! What changes during a run beside the clients: what the options say, and what the report says.
+
+use super::arguments::Arguments;
+use super::over_time::moment;
+use crate::designs::DesignName;
+use crate::output::{self, grouped};
+use crate::{units, usage};
+use farleaf::index::dex::BalanceOptions;
+use farleaf_bench::driver::{Change, PlannedChange, Reshaping};
+use farleaf_bench::report::Report;
+use farleaf_bench::table::duration;
+use std::fmt::Write as _;
+
+/// A move of keys as `FROM:TO[:PERCENT]@MOMENT`.
+pub(super) fn planned_move(text: &str) -> Result<PlannedChange, String> {
+    let wrong = || {
+        "expected FROM:TO[:PERCENT]@MOMENT, such as 0:1:50@40% or 2:3@1.5: two numbers of compute servers, how \
+         much of the first one's range moves, and when"
+            .to_owned()
+    };
+    let (what, at) = text.split_once('@').ok_or_else(wrong)?;
+    let at = moment(at)?;
+    let mut parts = what.split(':');
+    let mut server = || parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong);
+    let (from, to): (u16, u16) = (server()?, server()?);
+    let part = match parts.next() {
+        None => 1.0,
+        Some(percent) => units::percent(percent)
+            .ok()
+            .filter(|percent| *percent > 0.0 && *percent <= 100.0)
+            .ok_or_else(wrong)
+            .map(|percent| percent / 100.0)?,
+    };
+    match parts.next() {
+        None => Ok(PlannedChange { at, change: Change::Move { from, to, part } }),
+        Some(_) => Err(wrong()),
+    }
+}
+
+/// What the options ask for.
+pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
+    let Arguments { compute_servers, memory_servers, .. } = arguments;
+    let Arguments { spare_compute_servers, spare_memory_servers, .. } = arguments;
+    let added = arguments.add_memory_server_at.iter();
+    let added = added.map(|at| PlannedChange { at: *at, change: Change::AddMemoryServer });
+    let changes: Vec<PlannedChange> = arguments.moves.iter().copied().chain(added).collect();
+    let asks = arguments.balance || !changes.is_empty();
+    let asks = asks || spare_compute_servers + spare_memory_servers > 0;
+    if asks && arguments.index != DesignName::Dex {
+        return usage(
+            "--balance, --move, --add-memory-server-at and the spare servers need --index dex",
+        );
+    }
+    if spare_memory_servers >= memory_servers {
+        return usage(format!(
+            "--spare-memory-servers {spare_memory_servers} leaves none of {memory_servers} memory servers"
+        ));
+    }
+    if arguments.add_memory_server_at.len() > usize::from(*spare_memory_servers) {
+        return usage("--add-memory-server-at needs as many --spare-memory-servers");
+    }
+    let all = compute_servers + spare_compute_servers;
+    for planned in &changes {
+        if let Change::Move { from, to, .. } = planned.change
+            && (from >= all || to >= all || from == to)
+        {
+            return usage(format!(
+                "--move {from}:{to}: compute servers are numbered from 0 to {}, with the spare ones",
+                all - 1
+            ));
+        }
+    }
+    let spare_compute_servers = *spare_compute_servers;
+    Ok(Reshaping { spare_compute_servers, balance: arguments.balance, changes })
+}
+
+/// How the design balances.
+pub(super) fn balance(arguments: &Arguments) -> BalanceOptions {
+    let window_ns = (arguments.balance_window_ms * 1e6) as u64;
+    BalanceOptions { window_ns, ..BalanceOptions::default() }
+}
+
+/// Who did how much, and what changed.
+pub(super) fn summary(report: &Report) -> String {
+    let mut text = String::new();
+    let shares = &report.compute_server_shares;
+    if shares.len() > 1 {
+        let shares: Vec<String> =
+            shares.iter().map(|share| format!("{:.1}%", share * 100.0)).collect();
+        let _ = write!(text, "\nshares of compute servers: {}", shares.join(", "));
+    }
+    for change in &report.changes {
+        let by = if change.by_balancer { "balance" } else { "order" };
+        let _ = write!(text, "\n{:>10}  {by}: ", duration(change.at_ns));
+        let _ = match change.moved {
+            Some((from, to)) => write!(
+                text,
+                "keys moved from {from} to {to} in {}, {} bytes written by {} WRITEs",
+                duration(change.took_ns),
+                grouped(change.bytes_written),
+                grouped(change.writes)
+            ),
+            None => write!(text, "{}", change.what),
+        };
+    }
+    text
+}
+
+/// Says what did not come about.
+pub(super) fn warn(report: &Report, arguments: &Arguments) {
+    for change in report.changes.iter().filter(|change| !change.done) {
+        output::note(&format!("warning: {}", change.what));
+    }
+    let ordered = arguments.moves.len() + arguments.add_memory_server_at.len();
+    let came = report.changes.iter().filter(|change| !change.by_balancer).count();
+    if came < ordered {
+        output::note(&format!(
+            "warning: the run had ended before {} of the changes",
+            ordered - came
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farleaf_bench::driver::Moment;
+
+    #[test]
+    fn moves_are_read_and_nonsense_is_not() {
+        let planned =
+            |at, part| PlannedChange { at, change: Change::Move { from: 0, to: 3, part } };
+        assert_eq!(planned_move("0:3:50@40%"), Ok(planned(Moment::Share(0.4), 0.5)));
+        assert_eq!(planned_move("0:3@1.5"), Ok(planned(Moment::Nanoseconds(1_500_000_000), 1.0)));
+        for nonsense in
+            ["", "0:1", "0@1", "0:1:0@1", "0:1:101@1", "0:1:5:6@1", "a:1@1", "0:-1@1", "0:1@x", "@"]
+        {
+            assert!(planned_move(nonsense).is_err(), "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The operations on single keys and ranges, for the command line and the shell.
+
+use farleaf::index::{RangeIndex, Scan};
+use farleaf_cluster::client::Client;
+use std::io::Write;
+
+/// One operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    Get { key: u64 },
+    Put { key: u64, value: u64 },
+    Insert { key: u64, value: u64 },
+    Update { key: u64, value: u64 },
+    Remove { key: u64 },
+    Scan { start: u64, limit: u64, reverse: bool },
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It did what it was for.
+    Done,
+    /// Its condition did not hold.
+    No(String),
+}
+
+/// Records of a long scan that are asked for at once.
+const RECORDS_TOGETHER: u64 = 65_536;
+
+fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> Outcome {
+    if applied { Outcome::Done } else { Outcome::No(otherwise()) }
+}
+
+/// Does one operation, and prints what it finds.
+pub(crate) async fn run_line(
+    client: &Client,
+    line: Line,
+    out: &mut impl Write,
+) -> anyhow::Result<Outcome> {
+    let absent = |key: u64| move || format!("key {key} is absent");
+    Ok(match line {
+        Line::Get { key } => match client.get(&key).await? {
+            Some(value) => {
+                writeln!(out, "{value}")?;
+                Outcome::Done
+            }
+            None => Outcome::No(absent(key)()),
+        },
+        Line::Put { key, value } => {
+            client.upsert(&key, &value).await?;
+            Outcome::Done
+        }
+        Line::Insert { key, value } => {
+            done_if(client.insert(&key, &value).await?, || format!("key {key} is there already"))
+        }
+        Line::Update { key, value } => done_if(client.update(&key, &value).await?, absent(key)),
+        Line::Remove { key } => done_if(client.remove(&key).await?, absent(key)),
+        Line::Scan { start, limit, reverse } => {
+            scan(client, start, limit, reverse, out).await?;
+            Outcome::Done
+        }
+    })
+}
+
+/// Prints a scan part by part: it may be longer than memory is large.
+async fn scan(
+    client: &Client,
+    start: u64,
+    limit: u64,
+    reverse: bool,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let (mut from, mut left) = (Some(start), limit);
+    while let Some(start) = from
+        && left > 0
+    {
+        let together = left.min(RECORDS_TOGETHER) as usize;
+        let scan = match reverse {
+            false => Scan::range(start..),
+            true => Scan::range(..=start).reverse(),
+        };
+        let records = client.scan(&scan.limit(together)).await?;
+        for (key, value) in &records {
+            writeln!(out, "{key},{value}")?;
+        }
+        left -= records.len() as u64;
+        let last = records.last().filter(|_| records.len() == together);
+        from = last.and_then(|(key, _)| match reverse {
+            false => key.checked_add(1),
+            true => key.checked_sub(1),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! The programs that make a cluster, and what looks at one.
+//!
+//! Each of their settings is a flag; `--config FILE` reads them from TOML, and flags on the command line win.
+
+pub(crate) mod client;
+pub(crate) mod cluster;
+pub(crate) mod compute_server;
+pub(crate) mod memory_server;
+pub(crate) mod status;
+
+use anyhow::Context;
+use clap::{Args, CommandFactory};
+use farleaf_cluster::catalog::CatalogAddress;
+use farleaf_cluster::config::{ConfigError, flags_of_file, read_token};
+use farleaf_cluster::error::ProgramError;
+use farleaf_cluster::launch::{Folder, end_with_parent};
+use farleaf_cluster::logging::{self, Level};
+use farleaf_cluster::records::Keys;
+use farleaf_cluster::stop::Stop;
+use farleaf_fabric::handshake::Token;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The commands whose settings can come from a file.
+const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
+
+/// What every program of a cluster is told.
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    /// Read settings from this TOML file first: `pool_bytes = "4Gi"` stands for `--pool-bytes 4Gi`
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// How much is said on stderr: off, error, warn, info, debug or trace [default: $FARLEAF_LOG, or info]
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<Level>,
+    /// End when this process, the parent, ends
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<u32>,
+}
+
+impl Common {
+    /// Starts what every program has: its log, and its end by signals.
+    fn start(&self) -> anyhow::Result<Stop> {
+        logging::start(Level::choose(self.log).map_err(ConfigError::Settings)?);
+        let stop = Stop::on_signals().context("signals cannot be caught")?;
+        if let Some(parent) = self.parent {
+            end_with_parent(parent).context("the parent cannot be watched")?;
+        }
+        Ok(stop)
+    }
+}
+
+/// Where a cluster is that runs already.
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    /// The folder that `farleaf cluster` was given
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["catalog", "token_file"], required_unless_present = "catalog")]
+    dir: Option<PathBuf>,
+    /// Where the catalog is: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
+    #[arg(long, value_name = "CATALOG", requires = "token_file")]
+    catalog: Option<CatalogAddress>,
+    /// The cluster's token, in a file that only its owner can read
+    #[arg(long, value_name = "FILE", requires = "catalog")]
+    token_file: Option<PathBuf>,
+    /// The cluster's name
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    cluster: String,
+}
+
+impl Place {
+    /// Its catalog and its token.
+    fn find(&self) -> anyhow::Result<(CatalogAddress, Token)> {
+        let (address, token_file) = match (&self.dir, &self.catalog, &self.token_file) {
+            (Some(dir), ..) => {
+                let folder = Folder(dir.clone());
+                // A folder without a running cluster is a cluster that does not serve.
+                let running = folder.catalog().map_err(|error| match error {
+                    ConfigError::File { .. } if dir.is_dir() => {
+                        ProgramError::Failed(format!("no cluster runs in {}", dir.display()))
+                    }
+                    error => error.into(),
+                });
+                (running?, folder.token())
+            }
+            (None, Some(address), Some(token_file)) => (address.clone(), token_file.clone()),
+            _ => return crate::usage("use --dir, or --catalog and --token-file"),
+        };
+        let token = read_token(&token_file)?;
+        Ok((address, token))
+    }
+
+    /// Its keys in the catalog.
+    fn keys(&self) -> anyhow::Result<Keys> {
+        let keys = Keys::new(&self.cluster);
+        Ok(keys.map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", self.cluster)))?)
+    }
+}
+
+/// A term or a wait, in seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    crate::units::seconds(text).map(Duration::from_secs_f64)
+}
+
+/// How many servers of a kind.
+fn servers(text: &str) -> Result<u16, String> {
+    text.parse()
+        .ok()
+        .filter(|count| *count <= 1024)
+        .ok_or_else(|| "expected a number of servers from 0 to 1024".to_owned())
+}
+
+/// An address and a port.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected an address and a port such as 127.0.0.1:7400".to_owned())
+}
+
+/// The value of `--config` among the flags.
+fn file_among(arguments: &[OsString]) -> Option<PathBuf> {
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        if argument == "--config" {
+            return rest.next().map(PathBuf::from);
+        }
+        if let Some(path) = argument.to_str().and_then(|text| text.strip_prefix("--config=")) {
+            return Some(Path::new(path).to_owned());
+        }
+    }
+    None
+}
+
+/// The command line with what its file of settings says, before what it says itself: the last one wins.
+pub(crate) fn with_file(arguments: Vec<OsString>) -> Result<Vec<OsString>, ConfigError> {
+    let Some(name) = arguments.get(1).and_then(|name| name.to_str()) else { return Ok(arguments) };
+    let Some(path) = file_among(&arguments[1..]).filter(|_| WITH_FILES.contains(&name)) else {
+        return Ok(arguments);
+    };
+    let command = crate::Arguments::command();
+    let command = command.find_subcommand(name).expect("these are commands");
+    let flags: Vec<&str> = command.get_arguments().filter_map(|flag| flag.get_long()).collect();
+    let said = flags_of_file(&path, &flags)?;
+    Ok([&arguments[..2], &said, &arguments[2..]].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let path = std::env::temp_dir().join(format!("farleaf-{}-flags.toml", std::process::id()));
+        std::fs::write(&path, "pool_bytes = \"64Mi\"\nnumber = 3\n").unwrap();
+        let line =
+            ["farleaf", "memory-server", "--number", "4", "--config", path.to_str().unwrap()];
+        let words = |line: &[&str]| line.iter().map(OsString::from).collect::<Vec<_>>();
+        let whole = with_file(words(&line)).unwrap();
+        assert_eq!(whole[2..4], words(&["--number=3", "--pool-bytes=64Mi"])[..]);
+        let required = ["--token-file", "t", "--catalog", "127.0.0.1:1", "--transport", "tcp"];
+        let parsed = crate::Arguments::try_parse_from([whole, words(&required)].concat()).unwrap();
+        let crate::Command::MemoryServer(server) = parsed.command else {
+            panic!("another command")
+        };
+        assert_eq!((server.number, server.pool_bytes), (4, 64 << 20));
+        assert_eq!(with_file(words(&["farleaf", "demo"])).unwrap().len(), 2);
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,128 @@
+//! A launcher with its cluster, as a test starts one.
+
+use farleaf_cluster::catalog::{Catalog, open};
+use farleaf_cluster::config::read_token;
+use farleaf_cluster::launch::Folder;
+use farleaf_cluster::records::{self, Keys, MemoryRecord};
+use farleaf_cluster::stop::Stop;
+use farleaf_fabric::handshake::Token;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) fn farleaf(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_farleaf")).args(arguments).output().unwrap()
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Waits until something is there; it must be, some time.
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let never = Stop::default();
+    for _ in 0..1200 {
+        if let Some(found) = look() {
+            return found;
+        }
+        never.wait(Duration::from_millis(50));
+    }
+    panic!("{what} did not come");
+}
+
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+pub(crate) fn is_running(pid: u32) -> bool {
+    test_kill_process(Pid::from_raw(pid as i32).unwrap()).is_ok()
+}
+
+/// A launcher with its cluster; if the test fails, both end with it.
+pub(crate) struct Launched {
+    process: Child,
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) said: Vec<String>,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        // It may have ended already; its servers end with it.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Launched {
+    pub(crate) fn start(more: &[&str]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), more)
+    }
+
+    /// Starts a cluster without compute servers, unless `more` says otherwise, and waits until it says that it is
+    /// ready.
+    pub(crate) fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Self {
+        let none: &[&str] = match more.contains(&"--compute-servers") {
+            true => &[],
+            false => &["--compute-servers", "0"],
+        };
+        let mut process = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+            .args(["cluster", "--pool-bytes", "16Mi"])
+            .args(["--term-seconds", "1", "--dir"])
+            .arg(folder.path())
+            .args(more)
+            .args(none)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        let mut launched = Self { process, folder, said: Vec::new(), lines };
+        launched.await_line("ready");
+        launched
+    }
+
+    /// Reads what is said up to a line that begins so.
+    pub(crate) fn await_line(&mut self, beginning: &str) -> String {
+        loop {
+            let mut line = String::new();
+            let bytes = self.lines.read_line(&mut line).unwrap();
+            let line = line.trim_end().to_owned();
+            assert!(bytes > 0, "it ended before `{beginning}`: {:?}", self.said);
+            self.said.push(line.clone());
+            if line.starts_with(beginning) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn dir(&self) -> &str {
+        self.folder.path().to_str().unwrap()
+    }
+
+    pub(crate) fn status(&self) -> Output {
+        farleaf(&["status", "--dir", self.dir()])
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        read_token(&self.folder.path().join("token")).unwrap()
+    }
+
+    pub(crate) fn catalog(&self) -> Arc<dyn Catalog> {
+        let address = Folder(self.folder.path().to_owned()).catalog().unwrap();
+        open(&address, &self.token()).unwrap()
+    }
+
+    pub(crate) fn memory(&self, number: u16) -> Option<MemoryRecord> {
+        let key = Keys::new("default").unwrap().memory(number);
+        records::get(&*self.catalog(), &key).ok()?.map(|(record, _)| record)
+    }
+
+    /// Ends it as an operator does; what it ended with.
+    pub(crate) fn end(&mut self, by: Signal) -> Option<i32> {
+        signal(self.process.id(), by);
+        self.process.wait().unwrap().code()
+    }
+}

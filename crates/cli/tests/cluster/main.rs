@@ -1,0 +1,5 @@
+//! Whole clusters of real processes.
+
+mod launched;
+mod serving;
+mod standing;

@@ -1,0 +1,267 @@
+//! Clients of a whole cluster of processes: what they get, and what they are told when a server dies or stands still.
+
+use crate::launched::{Launched, eventually, farleaf, signal, text};
+use farleaf::client::Remote;
+use farleaf::index::conformance::{self, Setup};
+use farleaf::index::{IndexError, RangeIndex};
+use farleaf::page::Fixed8;
+use farleaf::server::MemoryServerConfig;
+use farleaf_cluster::client::{Connection, ConnectionConfig};
+use farleaf_cluster::clock::Clock;
+use farleaf_cluster::launch::Folder;
+use farleaf_cluster::records::{self, ComputeRecord, Keys};
+use farleaf_fabric::handshake::Role;
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
+use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
+use rustix::process::Signal;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn serving(transport: &str, more: &[&str]) -> Launched {
+    let servers = ["--memory-servers", "2", "--compute-servers", "2", "--transport", transport];
+    let sizes = ["--pool-bytes", "64Mi", "--cache-bytes", "1Mi"];
+    Launched::start(&[&servers[..], &sizes, more].concat())
+}
+
+fn compute(cluster: &Launched, number: u16) -> Option<ComputeRecord> {
+    let key = Keys::new("default").unwrap().compute(number);
+    records::get(&*cluster.catalog(), &key).ok()?.map(|(record, _)| record)
+}
+
+/// Starts a cluster of processes, whatever memory servers it is given.
+struct Processes(&'static str);
+
+struct Running {
+    clients: TcpCluster,
+    _processes: Launched,
+}
+
+impl Provider for Processes {
+    type Cluster<S: RpcService> = Running;
+
+    fn start<S: RpcService>(&self, _services: Vec<Arc<S>>) -> Running {
+        let processes = serving(self.0, &[]);
+        let compute = [0, 1].map(|number| compute(&processes, number).unwrap());
+        let addresses = compute.iter().map(|record| record.address.parse().unwrap()).collect();
+        let config = TcpConfig {
+            role: Role::Client,
+            server_role: Role::ComputeServer,
+            ..TcpConfig::default()
+        };
+        let clients = TcpCluster::connect(addresses, &processes.token(), config);
+        Running { clients, _processes: processes }
+    }
+}
+
+impl Cluster for Running {
+    type Fabric = TcpFabric;
+
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(TcpFabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        self.clients.run(compute_servers, body)
+    }
+
+    fn kill_memory_server(&self, _server: ServerId) {
+        unreachable!("the suite of the designs kills nobody");
+    }
+}
+
+#[test]
+fn the_suite_of_all_designs_against_processes() {
+    for transport in ["tcp", "shm"] {
+        let provider = &Processes(transport);
+        let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
+        let setup = Setup { provider, options: (), memory_servers: 0, server };
+        conformance::single_operations::<Fixed8, Remote, _>(&setup);
+        conformance::scans::<Fixed8, Remote, _>(&setup);
+        conformance::concurrent_owners::<Fixed8, Remote, _>(&setup);
+        conformance::concurrent_counters::<Fixed8, Remote, _>(&setup);
+    }
+    let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
+    let setup = Setup { provider: &Processes("tcp"), options: (), memory_servers: 0, server };
+    conformance::bulk_load::<Fixed8, Remote, _>(&setup);
+}
+
+fn connect(cluster: &Launched, deadline: Duration) -> Connection {
+    let config = ConnectionConfig {
+        cluster: "default".into(),
+        catalog: Folder(cluster.dir().into()).catalog().unwrap(),
+        token: cluster.token(),
+        deadline,
+        depth: 64,
+    };
+    Connection::open(&config).unwrap()
+}
+
+/// Keys of either compute server.
+const KEYS: [u64; 2] = [7, u64::MAX - 7];
+const DEADLINE: Duration = Duration::from_secs(2);
+/// What a loaded machine may add to that.
+const LATE: Duration = Duration::from_secs(20);
+
+/// One lookup and one change of a key; each ends in time, whatever it ends with.
+fn try_both(connection: &Connection, key: u64) -> [Result<(), IndexError>; 2] {
+    let clock = Clock::start();
+    let outcomes = connection.run(async |client| {
+        let read = client.get(&key).await.map(drop);
+        let write = client.upsert(&key, &1).await;
+        Ok::<_, IndexError>([read, write])
+    });
+    assert!(clock.elapsed() < DEADLINE * 2 + LATE, "{:?}: {outcomes:?}", clock.elapsed());
+    outcomes.unwrap()
+}
+
+/// Done, or known not to be, or said to be unknown; nothing else.
+fn honest(outcomes: [Result<(), IndexError>; 2]) {
+    for outcome in outcomes {
+        let known = matches!(
+            outcome,
+            Ok(()) | Err(IndexError::Indeterminate(_) | IndexError::NotServed { .. })
+        );
+        assert!(known, "{outcome:?}");
+    }
+}
+
+fn serves_again(cluster: &Launched, key: u64) {
+    eventually("service", || {
+        let connection = connect(cluster, DEADLINE);
+        try_both(&connection, key).iter().all(Result::is_ok).then_some(())
+    });
+}
+
+#[test]
+fn a_compute_server_that_stands_still_or_dies_is_missed_alone() {
+    let mut cluster = serving("tcp", &["--restart"]);
+    let connection = connect(&cluster, DEADLINE);
+    for key in KEYS {
+        assert_eq!(try_both(&connection, key), [Ok(()), Ok(())]);
+    }
+    let first = compute(&cluster, 0).unwrap();
+    signal(first.pid, Signal::STOP);
+    let [read, write] = try_both(&connection, KEYS[0]);
+    assert!(matches!(read, Err(IndexError::Indeterminate(_))), "{read:?}");
+    assert!(matches!(write, Err(IndexError::Indeterminate(_))), "{write:?}");
+    assert_eq!(try_both(&connection, KEYS[1]), [Ok(()), Ok(())], "the other one serves");
+    signal(first.pid, Signal::CONT);
+    serves_again(&cluster, KEYS[0]);
+    signal(compute(&cluster, 0).unwrap().pid, Signal::KILL);
+    honest(try_both(&connection, KEYS[0]));
+    assert_eq!(try_both(&connection, KEYS[1]), [Ok(()), Ok(())], "the other one serves");
+    cluster.await_line("compute server 0 is started again");
+    serves_again(&cluster, KEYS[0]);
+    // The connection from before goes on with it.
+    assert_eq!(try_both(&connection, KEYS[0]), [Ok(()), Ok(())]);
+    cluster.end(Signal::TERM);
+}
+
+#[test]
+fn a_memory_server_that_stands_still_or_dies_holds_nobody_for_ever() {
+    let mut cluster = serving("tcp", &["--restart"]);
+    let connection = connect(&cluster, DEADLINE);
+    for key in KEYS {
+        assert_eq!(try_both(&connection, key), [Ok(()), Ok(())]);
+    }
+    let pid = cluster.memory(0).unwrap().pid;
+    signal(pid, Signal::STOP);
+    for key in KEYS {
+        honest(try_both(&connection, key));
+    }
+    signal(pid, Signal::CONT);
+    for key in KEYS {
+        serves_again(&cluster, key);
+    }
+    let pid = cluster.memory(1).unwrap().pid;
+    signal(pid, Signal::KILL);
+    for key in KEYS {
+        honest(try_both(&connection, key));
+    }
+    cluster.await_line("memory server 1 is started again");
+    for key in KEYS {
+        serves_again(&cluster, key);
+    }
+    cluster.end(Signal::TERM);
+}
+
+/// What is acknowledged and written back at a clean end of a compute server is there after its restart.
+#[test]
+fn a_compute_server_that_ends_cleanly_loses_nothing() {
+    let mut cluster = serving("tcp", &["--restart"]);
+    let connection = connect(&cluster, DEADLINE);
+    let written: Result<(), IndexError> = connection.run(async |client| {
+        for key in 0..500 {
+            client.insert(&key, &(key * 2)).await?;
+        }
+        Ok(())
+    });
+    assert_eq!(written, Ok(()));
+    signal(compute(&cluster, 0).unwrap().pid, Signal::TERM);
+    cluster.await_line("compute server 0 is started again");
+    serves_again(&cluster, u64::MAX / 4);
+    let found = connect(&cluster, DEADLINE).run(async |client| {
+        let mut found = Vec::new();
+        for key in 0..500 {
+            found.push(client.get(&key).await?);
+        }
+        Ok::<_, IndexError>(found)
+    });
+    assert_eq!(found, Ok((0..500).map(|key| Some(key * 2)).collect()));
+    cluster.end(Signal::TERM);
+}
+
+#[test]
+fn the_commands_of_a_client() {
+    let mut cluster = serving("tcp", &[]);
+    let dir = cluster.dir().to_owned();
+    let client = |words: &[&str]| {
+        let output = farleaf(&[&["client", "--dir", &dir], words].concat());
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let done = |out: &str| (Some(0), out.to_owned(), String::new());
+    let no = |why: &str| (Some(1), String::new(), why.to_owned());
+    assert_eq!(client(&["get", "5"]), no("key 5 is absent\n"));
+    assert_eq!(client(&["put", "5", "50"]), done(""));
+    assert_eq!(client(&["insert", "5", "51"]), no("key 5 is there already\n"));
+    assert_eq!(client(&["update", "6", "60"]), no("key 6 is absent\n"));
+    assert_eq!(client(&["put", "18446744073709551615", "0"]), done(""));
+    assert_eq!(client(&["scan", "0", "--limit", "9"]), done("5,50\n18446744073709551615,0\n"));
+    assert_eq!(client(&["scan", "5", "--reverse"]), done("5,50\n"));
+    assert_eq!(client(&["remove", "5"]), done(""));
+    assert_eq!(client(&["get", "5"]), no("key 5 is absent\n"));
+    let file = |name: &str, lines: &str| {
+        let path = cluster.folder.path().join(name);
+        std::fs::write(&path, lines).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let records: String = (0..5_000).map(|key| format!("{key},{}\n", key + 1)).collect();
+    let good = file("good.csv", &format!("key,value\n{records}"));
+    let bad = file("bad.csv", "1,2\n3\n");
+    assert_eq!(client(&["load", &good]), done("5000 records\n"));
+    assert_eq!(client(&["scan", "4998", "--limit", "2"]), done("4998,4999\n4999,5000\n"));
+    let (code, _, said) = client(&["load", &bad]);
+    assert_eq!((code, said), (Some(2), format!("error: {bad}:2: expected `key,value`\n")));
+    let (code, _, said) = client(&["load", "--bulk", &good]);
+    assert_eq!(code, Some(1), "it is not empty: {said}");
+    assert!(said.contains("not empty"), "{said}");
+    let words = ["bench", "--keys", "1000", "--operations", "2000", "--in-flight", "16", "--json"];
+    let (code, json, _) = client(&words);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, &json["operations"], &json["failed"]), (Some(0), &2000.into(), &0.into()));
+    let stranger = cluster.folder.path().join("stranger");
+    std::fs::write(&stranger, "0123456789abcdef0123456789abcdef").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&stranger, mode).unwrap();
+    let catalog = Folder(cluster.dir().into()).catalog().unwrap().to_string();
+    let token = stranger.to_str().unwrap();
+    let words = ["client", "--catalog", &catalog, "--token-file", token, "get", "1"];
+    let refused = farleaf(&words);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("cannot be used"), "{refused:?}");
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
+}

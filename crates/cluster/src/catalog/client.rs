@@ -1,0 +1,269 @@
+//! The handle on an embedded catalog elsewhere: one connection, one call at a time, opened again when it broke.
+//!
+//! *Invariants*: a call ends by its deadline. What only reads, or may be done twice, is sent once more over a new
+//! connection; a change of an entry is not, once its bytes may have left.
+//!
+//! *Thread safety*: any number of threads; they take turns.
+
+use super::messages::{Answer, Request, encode};
+use super::{Catalog, CatalogError, Entry, Lease, Version, check};
+use crate::clock::Clock;
+use farleaf_fabric::MAX_MESSAGE_BYTES;
+use farleaf_fabric::handshake::{
+    Gather, HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Role, Token,
+    Wanted, draw_epoch,
+};
+use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_fabric::tcp::frame::{self, Completion, Decoded};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// The longest that one attempt may take, connecting included.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
+/// A handle on an embedded catalog.
+#[derive(Debug)]
+pub struct RemoteCatalog {
+    address: SocketAddr,
+    token: Token,
+    link: Mutex<Option<Link>>,
+}
+
+/// How an attempt failed.
+enum Failure {
+    /// Before a byte of the request left.
+    Before(io::Error),
+    /// Afterwards.
+    After(io::Error),
+    /// At the door.
+    NotLetIn(HandshakeError),
+}
+
+impl RemoteCatalog {
+    /// A handle; it connects when it is first used.
+    pub fn new(address: SocketAddr, token: &Token) -> Self {
+        Self { address, token: token.clone(), link: Mutex::new(None) }
+    }
+
+    fn attempt(&self, link: &mut Option<Link>, request: &[u8]) -> Result<Vec<u8>, Failure> {
+        let deadline = Deadline { clock: Clock::start() };
+        let open = match link {
+            Some(open) => open,
+            None => link.insert(Link::open(self.address, &self.token, deadline)?),
+        };
+        let reply = open.call(request, deadline);
+        if reply.is_err() {
+            *link = None;
+        }
+        reply
+    }
+
+    fn call(&self, request: &Request) -> Result<Answer, CatalogError> {
+        let bytes = encode(request);
+        if bytes.len() > MAX_MESSAGE_BYTES {
+            return Err(CatalogError::Refused("the request is too long".to_owned()));
+        }
+        let changes = matches!(request, Request::PutIf { .. } | Request::DeleteIf { .. });
+        let mut link = lock(&self.link);
+        let was_open = link.is_some();
+        let mut result = self.attempt(&mut link, &bytes);
+        // An open connection may have been broken long ago, by a restart of the catalog.
+        let again = match &result {
+            Err(Failure::Before(_)) => was_open,
+            Err(Failure::After(_)) => was_open && !changes,
+            Err(Failure::NotLetIn(_)) | Ok(_) => false,
+        };
+        if again {
+            result = self.attempt(&mut link, &bytes);
+        }
+        drop(link);
+        let address = self.address.to_string();
+        let reply = result.map_err(|failure| match failure {
+            Failure::NotLetIn(why) => CatalogError::NotLetIn { address, why },
+            Failure::After(error) if changes => {
+                CatalogError::Indeterminate { address, why: error.to_string() }
+            }
+            Failure::Before(error) | Failure::After(error) => {
+                CatalogError::Unreachable { address, why: error.to_string() }
+            }
+        })?;
+        match serde_json::from_slice(&reply) {
+            Ok(Answer::Refused(why)) => Err(CatalogError::Refused(why)),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(self.confused(error)),
+        }
+    }
+
+    /// What came is no answer to what was asked.
+    fn confused(&self, why: impl std::fmt::Debug) -> CatalogError {
+        let address = self.address.to_string();
+        CatalogError::Indeterminate { address, why: format!("its answer makes no sense: {why:?}") }
+    }
+
+    fn done(&self, request: &Request) -> Result<bool, CatalogError> {
+        match self.call(request)? {
+            Answer::Done(done) => Ok(done),
+            other => Err(self.confused(other)),
+        }
+    }
+}
+
+impl Catalog for RemoteCatalog {
+    fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
+        match self.call(&Request::Get { key: key.to_owned() })? {
+            Answer::Entry(entry) => Ok(entry),
+            other => Err(self.confused(other)),
+        }
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Entry>, CatalogError> {
+        let (mut all, mut after) = (Vec::<Entry>::new(), None);
+        loop {
+            match self.call(&Request::List { prefix: prefix.to_owned(), after })? {
+                // A page after which there are more has something in it, or this would not end.
+                Answer::Page { entries, more } if !more || !entries.is_empty() => {
+                    all.extend(entries);
+                    if !more {
+                        return Ok(all);
+                    }
+                    after = all.last().map(|entry| entry.key.clone());
+                }
+                other => return Err(self.confused(other)),
+            }
+        }
+    }
+
+    fn put_if(
+        &self,
+        key: &str,
+        expected: Option<Version>,
+        value: &str,
+        lease: Option<Lease>,
+    ) -> Result<bool, CatalogError> {
+        check(key, value)?;
+        let (key, value) = (key.to_owned(), value.to_owned());
+        self.done(&Request::PutIf { key, expected, value, lease })
+    }
+
+    fn delete_if(&self, key: &str, expected: Version) -> Result<bool, CatalogError> {
+        self.done(&Request::DeleteIf { key: key.to_owned(), expected })
+    }
+
+    fn grant(&self, term: Duration) -> Result<Lease, CatalogError> {
+        let term_ns = u64::try_from(term.as_nanos()).unwrap_or(u64::MAX);
+        match self.call(&Request::Grant { term_ns })? {
+            Answer::Granted(lease) => Ok(lease),
+            other => Err(self.confused(other)),
+        }
+    }
+
+    fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError> {
+        self.done(&Request::KeepAlive { lease })
+    }
+
+    fn revoke(&self, lease: Lease) -> Result<(), CatalogError> {
+        match self.call(&Request::Revoke { lease })? {
+            Answer::Revoked => Ok(()),
+            other => Err(self.confused(other)),
+        }
+    }
+}
+
+/// The end of an attempt.
+#[derive(Clone, Copy)]
+struct Deadline {
+    clock: Clock,
+}
+
+impl Deadline {
+    fn left(&self) -> io::Result<Duration> {
+        let left = ATTEMPT.checked_sub(self.clock.elapsed()).filter(|left| !left.is_zero());
+        left.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "it took too long"))
+    }
+}
+
+/// An open connection.
+#[derive(Debug)]
+struct Link {
+    socket: TcpStream,
+    next_id: u64,
+    received: Vec<u8>,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Before(error)
+    }
+}
+
+/// Reads some bytes, at least one, before the deadline.
+fn read_some(socket: &mut TcpStream, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+    loop {
+        socket.set_read_timeout(Some(deadline.left()?))?;
+        match socket.read(into) {
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it was closed")),
+            Ok(bytes) => return Ok(bytes),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Link {
+    fn open(address: SocketAddr, token: &Token, deadline: Deadline) -> Result<Self, Failure> {
+        let mut socket = TcpStream::connect_timeout(&address, deadline.left()?)?;
+        socket.set_nodelay(true)?;
+        socket.set_write_timeout(Some(ATTEMPT))?;
+        let me = Identity { role: Role::Client, number: 0, epoch: draw_epoch()? };
+        let wanted = Wanted { role: Role::Catalog, number: 0 };
+        let mut initiator = Initiator::new(token, me, NO_FENCES, wanted, Nonce::draw()?, u64::MAX);
+        socket.write_all(initiator.hello())?;
+        let mut gather = Gather::default();
+        loop {
+            let bytes = read_some(&mut socket, gather.missing(), deadline)?;
+            let Some(message) = gather.arrived(bytes) else { continue };
+            match initiator.receive(&message, deadline.clock.now_ns()) {
+                Ok(InitiatorStep::Send(proof)) => socket.write_all(&proof)?,
+                Ok(InitiatorStep::Open { .. }) => {
+                    return Ok(Self { socket, next_id: 1, received: Vec::new() });
+                }
+                Err(why) => return Err(Failure::NotLetIn(why)),
+            }
+        }
+    }
+
+    fn call(&mut self, request: &[u8], deadline: Deadline) -> Result<Vec<u8>, Failure> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let request = frame::Request::Call(request);
+        let mut bytes = vec![0; request.frame_bytes()];
+        request.encode(id, &mut bytes);
+        self.socket.write_all(&bytes).map_err(Failure::After)?;
+        self.receive(id, deadline).map_err(Failure::After)
+    }
+
+    /// Waits for the completion; one call is in flight at most.
+    fn receive(&mut self, id: u64, deadline: Deadline) -> io::Result<Vec<u8>> {
+        let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        let mut piece = [0; 16 * 1024];
+        self.received.clear();
+        loop {
+            match frame::decode_completion(&self.received) {
+                Decoded::Frame { id: whose, body: Completion::Reply(reply), .. } if whose == id => {
+                    return Ok(reply.to_vec());
+                }
+                Decoded::Frame { body: Completion::NotDone(..), .. } => {
+                    return invalid("nobody answered there");
+                }
+                Decoded::Frame { .. } | Decoded::Malformed => return invalid("this is no answer"),
+                Decoded::Incomplete => {}
+            }
+            let bytes = read_some(&mut self.socket, &mut piece, deadline)?;
+            self.received.extend_from_slice(&piece[..bytes]);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The embedded catalog: [`Store`] behind a listener.
+//!
+//! The listener's threads must not wait for a disk, so one thread of its own answers, in the order in which
+//! requests came, and ends leases.
+//!
+//! *Invariants*: at most [`QUEUE`] requests wait; who comes then is told. Nobody without the token reaches the store.
+//!
+//! *Thread safety*: the handle is for any number of threads.
+
+use super::messages::{Answer, Request, encode};
+use super::store::Store;
+use crate::clock::Clock;
+use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::tcp::{Call, Calls, ReplySink, TcpServer, TcpServerConfig};
+use farleaf_fabric::{Message, Region};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How many requests may wait.
+const QUEUE: usize = 1024;
+/// How often leases are looked at again if their end could not be written.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// What an embedded catalog is like.
+#[derive(Clone, Debug)]
+pub struct EmbeddedConfig {
+    /// The file of its state.
+    pub state: PathBuf,
+    /// How many connections there may be.
+    pub connections: usize,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    request: Request,
+    reply: ReplySink,
+}
+
+/// An embedded catalog that runs; dropping it stops it.
+#[derive(Debug)]
+pub struct EmbeddedCatalog {
+    /// Stops first: then the last sender is gone, and the thread ends.
+    server: Option<TcpServer>,
+    address: SocketAddr,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Locked as long as this runs.
+    _lock: File,
+}
+
+/// Takes the state for this process alone.
+fn lock_state(state: &Path) -> io::Result<File> {
+    let path = state.with_added_extension("lock");
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => {
+            let text = format!("another process has the state {}", state.display());
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+impl EmbeddedCatalog {
+    /// Reads the state, and serves what connects to `listener` and has the token.
+    ///
+    /// # Errors
+    /// What the operating system says; [`io::ErrorKind::InvalidData`] if the file is no state of a catalog,
+    /// [`io::ErrorKind::AlreadyExists`] if another process has it.
+    pub fn start(
+        listener: TcpListener,
+        token: &Token,
+        config: &EmbeddedConfig,
+    ) -> io::Result<Self> {
+        let lock = lock_state(&config.state)?;
+        let clock = Clock::start();
+        let store = Store::open(&config.state, clock.now_ns())?;
+        let (sender, receiver) = sync_channel(QUEUE);
+        let thread = std::thread::Builder::new()
+            .name("catalog".into())
+            .spawn(move || serve(store, &receiver, clock))?;
+        let server = TcpServerConfig {
+            role: Role::Catalog,
+            number: 0,
+            accepts: &[Role::Client],
+            connections: config.connections,
+            ..TcpServerConfig::default()
+        };
+        let server = TcpServer::start(listener, Arc::new(Front { sender }), token, server)?;
+        let address = server.local_address();
+        Ok(Self { server: Some(server), address, thread: Mutex::new(Some(thread)), _lock: lock })
+    }
+
+    /// Where it listens.
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for EmbeddedCatalog {
+    fn drop(&mut self) {
+        self.server = None;
+        if let Some(thread) = lock(&self.thread).take() {
+            // If it has panicked, that has been said already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the listener's threads call.
+struct Front {
+    sender: SyncSender<Waiting>,
+}
+
+impl Calls for Front {
+    fn memory(&self) -> Option<&Region> {
+        None
+    }
+
+    fn call(&self, call: Call<'_>) {
+        let request = match serde_json::from_slice(call.request) {
+            Ok(request) => request,
+            Err(error) => {
+                let refused = Answer::Refused(format!("this is no request: {error}"));
+                *call.reply = Message::from_vec(encode(&refused));
+                return;
+            }
+        };
+        let waiting = Waiting { request, reply: call.later() };
+        if let Err(TrySendError::Full(waiting) | TrySendError::Disconnected(waiting)) =
+            self.sender.try_send(waiting)
+        {
+            let refused = Answer::Refused("it has too much to do".to_owned());
+            waiting.reply.send(Message::from_vec(encode(&refused)));
+        }
+    }
+}
+
+fn serve(mut store: Store, requests: &Receiver<Waiting>, clock: Clock) {
+    let mut fails = false;
+    loop {
+        let ended = store.expire(clock.now_ns());
+        match &ended {
+            Err(why) if !fails => tracing::error!("the end of a lease waits: {why}"),
+            _ => {}
+        }
+        fails = ended.is_err();
+        let next = store.next_end_ns().map(|at_ns| at_ns.saturating_sub(clock.now_ns()));
+        let wait = match next {
+            _ if fails => RETRY,
+            Some(ns) => Duration::from_nanos(ns),
+            None => Duration::from_secs(3600),
+        };
+        match requests.recv_timeout(wait) {
+            Ok(Waiting { request, reply }) => {
+                // What has ended while nobody came has ended before this request.
+                let answer = match store.expire(clock.now_ns()) {
+                    Ok(()) => store.answer(request, clock.now_ns()),
+                    Err(why) => Answer::Refused(why),
+                };
+                reply.send(Message::from_vec(encode(&answer)));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! What the embedded catalog knows, and its file. No threads, no sockets, no clock: time comes in.
+//!
+//! *Invariants*: the file is replaced as a whole and only once the new one is on the disk; what a change answers
+//! has been written before. A write that fails leaves memory as it was. Entries, their bytes and leases are bounded.
+//!
+//! *Thread safety*: one thread.
+
+use super::messages::{Answer, Request, entry_bytes, fits};
+use super::{Entry, Lease, Version, check};
+use farleaf_fabric::handshake::draw_epoch;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::ops::Bound;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// The most that there may be of each.
+const MAX_ENTRIES: usize = 8192;
+const MAX_BYTES: usize = 16 << 20;
+const MAX_LEASES: usize = 8192;
+/// The shortest and the longest term, in nanoseconds.
+const TERMS_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stored {
+    value: String,
+    version: u64,
+    lease: Option<u64>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    format: u32,
+    /// The last version that was given.
+    version: u64,
+    entries: BTreeMap<String, Stored>,
+    /// The terms, in nanoseconds, of the leases that entries are under.
+    terms_ns: BTreeMap<u64, u64>,
+}
+
+const FORMAT: u32 = 1;
+
+#[derive(Clone, Copy, Debug)]
+struct Term {
+    term_ns: u64,
+    ends_ns: u64,
+}
+
+/// The state of an embedded catalog.
+#[derive(Debug)]
+pub(super) struct Store {
+    path: PathBuf,
+    version: u64,
+    entries: BTreeMap<String, Stored>,
+    leases: BTreeMap<u64, Term>,
+}
+
+fn invalid(path: &Path, why: impl std::fmt::Display) -> io::Error {
+    let text = format!("{} is no state of a catalog: {why}", path.display());
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+impl Store {
+    /// The state in the file at `path`, or an empty one if there is none. Leases begin a whole term at
+    /// `now_ns`.
+    pub(super) fn open(path: &Path, now_ns: u64) -> io::Result<Self> {
+        let empty = Content {
+            format: FORMAT,
+            version: 0,
+            entries: BTreeMap::new(),
+            terms_ns: BTreeMap::new(),
+        };
+        let content = match fs::read(path) {
+            Ok(bytes) => {
+                serde_json::from_slice::<Content>(&bytes).map_err(|why| invalid(path, why))?
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => empty,
+            Err(error) => return Err(error),
+        };
+        if content.format != FORMAT {
+            return Err(invalid(path, format!("its format is {}", content.format)));
+        }
+        let fresh = |(lease, term_ns): (u64, u64)| {
+            (lease, Term { term_ns, ends_ns: now_ns.saturating_add(term_ns) })
+        };
+        let store = Self {
+            path: path.to_owned(),
+            version: content.version,
+            entries: content.entries,
+            leases: content.terms_ns.into_iter().map(fresh).collect(),
+        };
+        let known = |stored: &Stored| stored.lease.is_none_or(|id| store.leases.contains_key(&id));
+        if !store.entries.values().all(known) {
+            return Err(invalid(path, "an entry's lease is missing"));
+        }
+        // Whether it can be written shall show now, not when the first server registers.
+        store.save()?;
+        Ok(store)
+    }
+
+    /// Writes everything to a new file, and puts it in the place of the old one.
+    fn save(&self) -> io::Result<()> {
+        let used: BTreeSet<u64> = self.entries.values().filter_map(|stored| stored.lease).collect();
+        let terms = self.leases.iter().filter(|(id, _)| used.contains(id));
+        let content = Content {
+            format: FORMAT,
+            version: self.version,
+            entries: self.entries.clone(),
+            terms_ns: terms.map(|(id, term)| (*id, term.term_ns)).collect(),
+        };
+        let temporary = self.path.with_added_extension("new");
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.open(&temporary)?;
+        file.write_all(&serde_json::to_vec_pretty(&content)?)?;
+        file.sync_all()?;
+        fs::rename(&temporary, &self.path)?;
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    }
+
+    /// Makes a change of the entries and writes it; without the writing there is no change.
+    fn change(&mut self, make: impl FnOnce(&mut Self)) -> Result<(), String> {
+        let before = (self.entries.clone(), self.leases.clone());
+        make(self);
+        self.save().map_err(|error| {
+            (self.entries, self.leases) = before;
+            // The rename may have been made: versions that may have been seen do not come again.
+            format!("its state cannot be written: {error}")
+        })
+    }
+
+    /// Answers a request at the time `now_ns`; nothing has expired by then that [`Store::expire`] did not see.
+    pub(super) fn answer(&mut self, request: Request, now_ns: u64) -> Answer {
+        self.carry_out(request, now_ns).unwrap_or_else(Answer::Refused)
+    }
+
+    fn carry_out(&mut self, request: Request, now_ns: u64) -> Result<Answer, String> {
+        Ok(match request {
+            Request::Get { key } => Answer::Entry(self.entry(&key)),
+            Request::List { prefix, after } => self.page(&prefix, after.as_deref()),
+            Request::PutIf { key, expected, value, lease } => {
+                check(&key, &value).map_err(|error| error.to_string())?;
+                self.put_if(key, expected, value, lease)?
+            }
+            Request::DeleteIf { key, expected } => {
+                let is = self.entries.get(&key).is_some_and(|stored| stored.version == expected.0);
+                if is {
+                    self.change(|store| drop(store.entries.remove(&key)))?;
+                }
+                Answer::Done(is)
+            }
+            Request::Grant { term_ns } => self.grant(term_ns, now_ns)?,
+            Request::KeepAlive { lease } => {
+                let term = self.leases.get_mut(&lease.0);
+                let is = term.is_some();
+                if let Some(term) = term {
+                    term.ends_ns = now_ns.saturating_add(term.term_ns);
+                }
+                Answer::Done(is)
+            }
+            Request::Revoke { lease } => {
+                self.end(&[lease.0])?;
+                Answer::Revoked
+            }
+        })
+    }
+
+    fn entry(&self, key: &str) -> Option<Entry> {
+        let stored = self.entries.get(key)?;
+        let version = Version(stored.version);
+        Some(Entry { key: key.to_owned(), value: stored.value.clone(), version })
+    }
+
+    fn page(&self, prefix: &str, after: Option<&str>) -> Answer {
+        let start = match after {
+            Some(after) if after >= prefix => Bound::Excluded(after),
+            _ => Bound::Included(prefix),
+        };
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        for (key, _) in self.entries.range::<str, _>((start, Bound::Unbounded)) {
+            if !key.starts_with(prefix) {
+                break;
+            }
+            let Some(entry) = self.entry(key) else { continue };
+            bytes += entry_bytes(&entry);
+            if !fits(bytes) {
+                return Answer::Page { entries, more: true };
+            }
+            entries.push(entry);
+        }
+        Answer::Page { entries, more: false }
+    }
+
+    fn put_if(
+        &mut self,
+        key: String,
+        expected: Option<Version>,
+        value: String,
+        lease: Option<Lease>,
+    ) -> Result<Answer, String> {
+        let found = self.entries.get(&key);
+        if found.map(|stored| Version(stored.version)) != expected {
+            return Ok(Answer::Done(false));
+        }
+        let lease = lease.map(|lease| lease.0);
+        if lease.is_some_and(|id| !self.leases.contains_key(&id)) {
+            return Err("the lease has ended".to_owned());
+        }
+        let bytes = |(key, stored): (&String, &Stored)| key.len() + stored.value.len();
+        let held: usize = self.entries.iter().map(bytes).sum();
+        if self.entries.len() >= MAX_ENTRIES || held + key.len() + value.len() > MAX_BYTES {
+            return Err("it is full".to_owned());
+        }
+        self.version += 1;
+        let stored = Stored { value, version: self.version, lease };
+        let entry = Entry { key, value: stored.value.clone(), version: Version(stored.version) };
+        if !fits(entry_bytes(&entry)) {
+            return Err("the value has too many characters that JSON writes as several".to_owned());
+        }
+        self.change(|store| drop(store.entries.insert(entry.key, stored)))?;
+        Ok(Answer::Done(true))
+    }
+
+    fn grant(&mut self, term_ns: u64, now_ns: u64) -> Result<Answer, String> {
+        if !TERMS_NS.contains(&term_ns) {
+            return Err("a term is from a millisecond to an hour".to_owned());
+        }
+        if self.leases.len() >= MAX_LEASES {
+            return Err("it is full".to_owned());
+        }
+        // Drawn, not counted: a lease that a restart has forgotten must not become another's.
+        let mut id = 0;
+        while id == 0 || self.leases.contains_key(&id) {
+            id = draw_epoch().map_err(|error| error.to_string())? >> 1;
+        }
+        self.leases.insert(id, Term { term_ns, ends_ns: now_ns.saturating_add(term_ns) });
+        Ok(Answer::Granted(Lease(id)))
+    }
+
+    /// Ends leases, and deletes what is under them.
+    fn end(&mut self, ids: &[u64]) -> Result<(), String> {
+        let under = |stored: &Stored| stored.lease.is_some_and(|id| ids.contains(&id));
+        if !self.entries.values().any(under) {
+            self.leases.retain(|id, _| !ids.contains(id));
+            return Ok(());
+        }
+        self.change(|store| {
+            store.entries.retain(|_, stored| !under(stored));
+            store.leases.retain(|id, _| !ids.contains(id));
+        })
+    }
+
+    /// Ends the leases whose term is over.
+    pub(super) fn expire(&mut self, now_ns: u64) -> Result<(), String> {
+        let over = |(id, term): (&u64, &Term)| (term.ends_ns <= now_ns).then_some(*id);
+        let ids: Vec<u64> = self.leases.iter().filter_map(over).collect();
+        if ids.is_empty() { Ok(()) } else { self.end(&ids) }
+    }
+
+    /// When the next term is over.
+    pub(super) fn next_end_ns(&self) -> Option<u64> {
+        self.leases.values().map(|term| term.ends_ns).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn put(store: &mut Store, key: &str, lease: Option<Lease>) {
+        let request = Request::PutIf { key: key.into(), expected: None, value: "v".into(), lease };
+        assert_eq!(store.answer(request, 0), Answer::Done(true));
+    }
+
+    fn granted(store: &mut Store, now_ns: u64) -> Lease {
+        match store.answer(Request::Grant { term_ns: SECOND_NS }, now_ns) {
+            Answer::Granted(lease) => lease,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    fn keys(store: &Store) -> Vec<&str> {
+        store.entries.keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn a_restart_keeps_entries_and_gives_leases_a_whole_term() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let mut store = Store::open(&path, 0).unwrap();
+        let (lease, bare) = (granted(&mut store, 0), granted(&mut store, 0));
+        put(&mut store, "stays", None);
+        put(&mut store, "goes", Some(lease));
+        let version = store.version;
+        drop(store);
+
+        let mut store = Store::open(&path, 50 * SECOND_NS).unwrap();
+        assert_eq!((keys(&store), store.version), (vec!["goes", "stays"], version));
+        // A lease without entries is not written.
+        let alive = |store: &mut Store, lease, now_ns| {
+            store.answer(Request::KeepAlive { lease }, now_ns) == Answer::Done(true)
+        };
+        assert!(!alive(&mut store, bare, 50 * SECOND_NS));
+        store.expire(51 * SECOND_NS - 1).unwrap();
+        assert!(alive(&mut store, lease, 51 * SECOND_NS - 1));
+        store.expire(51 * SECOND_NS).unwrap();
+        assert_eq!(keys(&store).len(), 2);
+        store.expire(52 * SECOND_NS).unwrap();
+        assert_eq!(keys(&store), ["stays"]);
+        assert_eq!(keys(&Store::open(&path, 0).unwrap()), ["stays"], "an end is written too");
+    }
+
+    /// A crash in the middle of writing leaves a torn temporary file beside a whole state.
+    #[test]
+    fn a_torn_temporary_file_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let mut store = Store::open(&path, 0).unwrap();
+        put(&mut store, "a", None);
+        drop(store);
+        let whole = fs::read(&path).unwrap();
+        fs::write(path.with_added_extension("new"), &whole[..whole.len() / 2]).unwrap();
+        let mut store = Store::open(&path, 0).unwrap();
+        put(&mut store, "b", None);
+        assert_eq!(keys(&Store::open(&path, 0).unwrap()), ["a", "b"]);
+        // What is in the place of the state and is none is not overwritten.
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        let error = Store::open(&path, 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(fs::read(&path).unwrap(), whole[..whole.len() / 2]);
+    }
+
+    #[test]
+    fn what_cannot_be_written_has_not_happened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let mut store = Store::open(&path, 0).unwrap();
+        put(&mut store, "a", None);
+        fs::create_dir(path.with_added_extension("new")).unwrap();
+        let request =
+            Request::PutIf { key: "b".into(), expected: None, value: "v".into(), lease: None };
+        assert!(matches!(store.answer(request.clone(), 0), Answer::Refused(_)));
+        assert_eq!(keys(&store), ["a"]);
+        fs::remove_dir(path.with_added_extension("new")).unwrap();
+        assert_eq!(store.answer(request, 0), Answer::Done(true));
+    }
+}

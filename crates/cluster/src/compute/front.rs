@@ -1,0 +1,199 @@
+//! Where a compute server's clients arrive: requests wait in queues, one for each thread, until a task takes them.
+//!
+//! *Invariants*: F1. every request is answered: by a task, or as unavailable if there is no thread or its queue is
+//! full. F2. what waits is bounded, in number and in time.
+//!
+//! *Thread safety*: any number of threads.
+
+use crate::clock::Clock;
+use farleaf::page::Fixed8;
+use farleaf::wire::{Ask, Told, Trouble};
+use farleaf_fabric::Region;
+use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
+use farleaf_fabric::tcp::{Call, Calls, ReplySink};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::mpsc::Sender;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+/// Requests that wait for one thread.
+const WAITING: usize = 8192;
+
+/// Where an answer goes.
+#[derive(Debug)]
+pub(super) enum Reply {
+    /// To a client.
+    Sink(ReplySink),
+    /// To another thread of this program.
+    Local(Sender<Told<Fixed8>>),
+}
+
+impl Reply {
+    pub(super) fn send(self, told: Told<Fixed8>) {
+        match self {
+            Self::Sink(sink) => sink.send(told.encode()),
+            // Who asked may have given up.
+            Self::Local(sender) => _ = sender.send(told),
+        }
+    }
+}
+
+/// A request, and where its answer goes.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) ask: Ask<Fixed8>,
+    pub(super) reply: Reply,
+    /// When it came.
+    pub(super) since: Clock,
+}
+
+/// Who asked has given up after this long.
+const TOO_OLD: Duration = Duration::from_secs(10);
+
+impl Asked {
+    pub(super) fn new(ask: Ask<Fixed8>, reply: Reply) -> Self {
+        Self { ask, reply, since: Clock::start() }
+    }
+
+    /// Whether nobody waits for the answer any more.
+    pub(super) fn is_too_old(&self) -> bool {
+        self.since.elapsed() > TOO_OLD
+    }
+
+    pub(super) fn unavailable(self) {
+        self.reply.send(Told::No(Trouble::Unavailable));
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    asked: VecDeque<Asked>,
+    /// Tasks that wait for more.
+    idle: Vec<Waker>,
+    closed: bool,
+}
+
+/// Requests that wait for the tasks of one thread.
+#[derive(Debug, Default)]
+pub(super) struct Queue(Mutex<Waiting>);
+
+impl Queue {
+    /// Adds a request, or answers it as unavailable.
+    pub(super) fn push(&self, asked: Asked) {
+        let mut waiting = lock(&self.0);
+        if waiting.closed || waiting.asked.len() >= WAITING {
+            drop(waiting);
+            return asked.unavailable();
+        }
+        waiting.asked.push_back(asked);
+        let idle = waiting.idle.pop();
+        drop(waiting);
+        if let Some(waker) = idle {
+            waker.wake();
+        }
+    }
+
+    /// The next request; none any more when the queue has been closed.
+    pub(super) async fn next(&self) -> Option<Asked> {
+        poll_fn(|context| {
+            let mut waiting = lock(&self.0);
+            if let Some(asked) = waiting.asked.pop_front() {
+                return Poll::Ready(Some(asked));
+            }
+            if waiting.closed {
+                return Poll::Ready(None);
+            }
+            if !waiting.idle.iter().any(|idle| idle.will_wake(context.waker())) {
+                waiting.idle.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Takes nothing more; what waits is answered as unavailable, and the tasks end.
+    pub(super) fn close(&self) {
+        let (asked, idle) = {
+            let mut waiting = lock(&self.0);
+            waiting.closed = true;
+            (std::mem::take(&mut waiting.asked), std::mem::take(&mut waiting.idle))
+        };
+        asked.into_iter().for_each(Asked::unavailable);
+        idle.into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.0).closed
+    }
+}
+
+/// The queues of all threads.
+#[derive(Debug)]
+pub(super) struct Queues {
+    /// One for each thread.
+    pub(super) threads: Vec<Queue>,
+    /// What builds trees, on the first thread.
+    pub(super) loads: Queue,
+    next: AtomicUsize,
+}
+
+impl Queues {
+    pub(super) fn new(threads: usize) -> Self {
+        Self {
+            threads: (0..threads).map(|_| Queue::default()).collect(),
+            loads: Queue::default(),
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn push(&self, asked: Asked) {
+        let is_load = matches!(
+            asked.ask,
+            Ask::LoadBegin { .. } | Ask::LoadAppend { .. } | Ask::LoadEnd | Ask::LoadAbort
+        );
+        if is_load {
+            return self.loads.push(asked);
+        }
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        self.threads[turn % self.threads.len()].push(asked);
+    }
+
+    pub(super) fn close(&self) {
+        self.threads.iter().for_each(Queue::close);
+        self.loads.close();
+    }
+}
+
+/// Takes requests from clients for whoever serves now.
+#[derive(Debug, Default)]
+pub(super) struct Front {
+    serving: Mutex<Option<Arc<Queues>>>,
+}
+
+impl Front {
+    /// Hands requests to these queues from now on, or to nobody.
+    pub(super) fn set(&self, queues: Option<Arc<Queues>>) {
+        *lock(&self.serving) = queues;
+    }
+}
+
+impl Calls for Front {
+    fn memory(&self) -> Option<&Region> {
+        None
+    }
+
+    fn call(&self, call: Call<'_>) {
+        let Some(ask) = Ask::decode(call.request) else {
+            call.reply.extend_from_slice(&Told::<Fixed8>::No(Trouble::Malformed).encode());
+            return;
+        };
+        let queues = lock(&self.serving).clone();
+        match queues {
+            Some(queues) => queues.push(Asked::new(ask, Reply::Sink(call.later()))),
+            None => {
+                call.reply.extend_from_slice(&Told::<Fixed8>::No(Trouble::Unavailable).encode());
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What a compute server counts.
+//!
+//! *Thread safety*: any number of threads.
+
+use super::threads::Done;
+use super::{Seen, Watched};
+use crate::error::ProgramError;
+use crate::metrics::{Kind, Metrics, MetricsServer, Sample};
+use farleaf_fabric::sync::{Arc, Ordering};
+use farleaf_fabric::tcp::TcpServer;
+use std::net::{SocketAddr, TcpListener};
+
+fn labelled(name: &'static str, values: Vec<(&'static str, u64)>) -> Vec<Sample> {
+    let sample = |(label, value): (&str, u64)| Sample { labels: vec![(name, label.into())], value };
+    values.into_iter().map(sample).collect()
+}
+
+fn sum(seen: &Seen, of: impl Fn(&Done) -> u64) -> u64 {
+    seen.done.iter().map(of).sum()
+}
+
+fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
+    use Kind::{Counter, Gauge};
+    let listener = |look: fn(&TcpServer) -> u64| {
+        let server = Arc::clone(server);
+        move || look(&server)
+    };
+    metrics.add_one(
+        "connections",
+        "Connections that are open",
+        Gauge,
+        listener(|s| s.counters().connections),
+    );
+    metrics.add_one(
+        "welcomed",
+        "Connections that were let in",
+        Counter,
+        listener(|s| s.counters().welcomed),
+    );
+    metrics.add_one(
+        "refused",
+        "Connections that were not let in",
+        Counter,
+        listener(|s| s.counters().refused),
+    );
+    let watch = Arc::clone(watched);
+    metrics.add("operations", "Operations that clients have asked for", Counter, move || {
+        let tally = &watch.tally;
+        let count = |counter: &farleaf_fabric::sync::AtomicU64| counter.load(Ordering::Relaxed);
+        let kinds = vec![
+            ("lookup", count(&tally.lookups)),
+            ("change", count(&tally.changes)),
+            ("scan", count(&tally.scans)),
+            ("other", count(&tally.others)),
+        ];
+        labelled("kind", kinds)
+    });
+    let watch = Arc::clone(watched);
+    let help = "Operations that were not done: keys of others, or not served at present";
+    metrics
+        .add_one("refusals", help, Counter, move || watch.tally.refusals.load(Ordering::Relaxed));
+    let family = |name, help, kind, look: fn(&Seen) -> Vec<Sample>| {
+        let watch = Arc::clone(watched);
+        metrics.add(name, help, kind, move || look(&watch.look()));
+    };
+    let help = "Remote operations on memory servers, since this generation of the index is served";
+    family("remote_operations", help, Counter, |seen| {
+        let verbs = vec![
+            ("read", sum(seen, |done| done.fabric.reads)),
+            ("write", sum(seen, |done| done.fabric.writes)),
+            ("atomic", sum(seen, |done| done.fabric.atomics)),
+            ("rpc", sum(seen, |done| done.fabric.rpcs)),
+        ];
+        labelled("verb", verbs)
+    });
+    let help =
+        "Bytes that remote operations have moved, since this generation of the index is served";
+    family("remote_bytes", help, Counter, |seen| {
+        vec![
+            sum(seen, |done| {
+                done.fabric.bytes_read + done.fabric.bytes_written + done.fabric.rpc_bytes
+            })
+            .into(),
+        ]
+    });
+    family("remote_retries", "Remote operations that were tried again", Counter, |seen| {
+        vec![sum(seen, |done| done.fabric.retries).into()]
+    });
+    family("cache_leaf_hits", "Leaves that were found in the cache", Counter, |seen| {
+        vec![sum(seen, |done| done.cache.leaf_hits).into()]
+    });
+    family("cache_leaf_misses", "Leaves that were not", Counter, |seen| {
+        vec![sum(seen, |done| done.cache.leaf_misses).into()]
+    });
+    family("cache_inner_misses", "Inner nodes that were not found in the cache", Counter, |seen| {
+        vec![sum(seen, |done| done.cache.inner_misses).into()]
+    });
+    family("cache_write_backs", "Nodes that were written back", Counter, |seen| {
+        vec![sum(seen, |done| done.cache.write_backs).into()]
+    });
+    family("offloads", "Operations that were left to memory servers", Counter, |seen| {
+        vec![sum(seen, |done| done.cache.offloads).into()]
+    });
+    family("cached_bytes", "Bytes of nodes in the cache", Gauge, |seen| {
+        vec![seen.cached_bytes.into()]
+    });
+    let help = "The epoch of the partition map; 0 while nobody is served";
+    family("map_epoch", help, Gauge, |seen| vec![seen.map_epoch.into()]);
+    let help = "The lowest key that it owns, and the last";
+    family("partition", help, Gauge, |seen| {
+        let ends = |(low, high): (u64, Option<u64>)| {
+            vec![("lowest", low), ("last", high.map_or(u64::MAX, |high| high.saturating_sub(1)))]
+        };
+        labelled("key", seen.range.map_or(vec![], ends))
+    });
+}
+
+/// Serves them.
+pub(super) fn start(
+    listen: SocketAddr,
+    server: &Arc<TcpServer>,
+    watched: Arc<Watched>,
+    number: u16,
+) -> Result<MetricsServer, ProgramError> {
+    let metrics = Metrics::default();
+    fill(&metrics, server, &watched);
+    metrics.add_one("compute_server", "Its number", Kind::Gauge, move || number.into());
+    let what = format!("metrics cannot be served at {listen}");
+    let listener = TcpListener::bind(listen).map_err(ProgramError::system(what))?;
+    MetricsServer::start(listener, metrics, move || watched.look().map_epoch > 0)
+        .map_err(ProgramError::system("metrics"))
+}

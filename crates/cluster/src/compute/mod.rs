@@ -1,0 +1,497 @@
+//! The program of a compute server: it answers clients for the keys that the partition map gives it, over a cache of the
+//! memory servers' nodes.
+//!
+//! It serves one generation of the index at a time. If a memory server was restarted, a part of the index's nodes is gone
+//! and the index with it: the compute server of the lowest number that lives raises the generation, the memory servers
+//! empty their memory, it makes a new index, and all serve that (decision 033).
+//!
+//! *Thread safety*: [`run`] is for one thread of the program; what it starts says for itself.
+
+mod front;
+mod index;
+mod metrics;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+use crate::catalog::{self, CatalogAddress};
+use crate::client::resolve;
+use crate::config::{self, ConfigError};
+use crate::error::ProgramError;
+use crate::membership::Member;
+use crate::records::{
+    self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
+    Transport as TransportName,
+};
+use crate::stop::Stop;
+use farleaf::cache::CacheOptions;
+use farleaf::page::Fixed8;
+use farleaf::partition::{ComputeServer, PartitionMap};
+use farleaf_fabric::Cluster;
+use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmDriver, ShmFabric};
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::tcp::{
+    TcpCluster, TcpConfig, TcpDriver, TcpFabric, TcpServer, TcpServerConfig,
+};
+use front::Front;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::time::Duration;
+use threads::{Done, Tally, Threads, Transport};
+
+/// What a compute server is like.
+#[derive(Clone, Debug)]
+pub struct ComputeServerOptions {
+    /// Its number among the compute servers.
+    pub number: u16,
+    /// The cluster's name.
+    pub cluster: String,
+    /// Where clients reach it.
+    pub listen: SocketAddr,
+    /// Threads that work on requests.
+    pub threads: usize,
+    /// Threads that receive and send them.
+    pub io_threads: usize,
+    /// Its cache.
+    pub cache: CacheOptions,
+    /// Where the catalog is.
+    pub catalog: CatalogAddress,
+    /// The file of the cluster's token.
+    pub token_file: PathBuf,
+    /// Where clients reach it, if not where it listens.
+    pub advertise: Option<String>,
+    /// The term of its lease.
+    pub term: Duration,
+    /// The longest that one request to a memory server may take.
+    pub request_timeout: Duration,
+    /// Where each range of keys begins but the first, if this program makes the first map: evenly, if there are none.
+    pub boundaries: Vec<u64>,
+    /// Where its metrics are, if anywhere.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// How often the catalog is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long a program waits for its number and the catalog, beyond the term.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Transport for TcpCluster {
+    type Fabric = TcpFabric;
+    type Driver = TcpDriver;
+
+    fn driver(&self) -> Result<TcpDriver, String> {
+        TcpCluster::driver(self).map_err(|error| error.to_string())
+    }
+
+    fn open(driver: &TcpDriver, compute_server: u16, number: usize) -> Result<TcpFabric, String> {
+        driver.open(compute_server, number).map_err(|error| error.to_string())
+    }
+}
+
+impl Transport for ShmCluster {
+    type Fabric = ShmFabric;
+    type Driver = ShmDriver;
+
+    fn driver(&self) -> Result<ShmDriver, String> {
+        ShmCluster::driver(self).map_err(|error| error.to_string())
+    }
+
+    fn open(driver: &ShmDriver, compute_server: u16, number: usize) -> Result<ShmFabric, String> {
+        driver.open(compute_server, number).map_err(|error| error.to_string())
+    }
+}
+
+/// The memory servers, over one transport.
+enum Reach {
+    Tcp(TcpCluster),
+    Shm(ShmCluster),
+}
+
+/// What the metrics of a compute server are made of.
+#[derive(Debug, Default)]
+struct Watched {
+    tally: Arc<Tally>,
+    serving: Mutex<Option<Watching>>,
+}
+
+#[derive(Debug, Clone)]
+struct Watching {
+    shared: Arc<threads::Shared>,
+}
+
+/// What a compute server says of itself at one moment.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// What its threads have done since they began to serve this generation.
+    done: Vec<Done>,
+    /// The epoch of its map, 0 while it serves nobody.
+    map_epoch: u64,
+    /// Its range: the lowest key, and the first beyond.
+    range: Option<(u64, Option<u64>)>,
+    /// Bytes of nodes in its cache.
+    cached_bytes: u64,
+}
+
+impl Watched {
+    /// What there is to say now.
+    fn look(&self) -> Seen {
+        let Some(Watching { shared }) = lock(&self.serving).clone() else { return Seen::default() };
+        let range = shared.server.map().range_of(shared.server.number());
+        Seen {
+            done: shared.done.iter().map(|done| *lock(done)).collect(),
+            map_epoch: shared.server.epoch(),
+            range: Some((range.low, range.high)),
+            cached_bytes: shared.server.dex().cache().used_bytes(),
+        }
+    }
+}
+
+/// One generation, served.
+struct Serving {
+    generation: u64,
+    threads: Threads,
+}
+
+struct Program<'a> {
+    options: &'a ComputeServerOptions,
+    token: Token,
+    keys: Keys,
+    catalog: Arc<dyn catalog::Catalog>,
+    front: Arc<Front>,
+    watched: Arc<Watched>,
+    serving: Option<Serving>,
+    /// What was said last about why nobody is served.
+    said: String,
+}
+
+/// Runs a compute server until `stop`; then it writes everything back.
+///
+/// # Errors
+/// [`ProgramError`]: what keeps it from serving at all, or from ending cleanly.
+pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramError> {
+    let token = config::read_token(&options.token_file)?;
+    let keys = Keys::new(&options.cluster)
+        .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
+    let catalog = catalog::open(&options.catalog, &token)?;
+    let what = format!("cannot listen at {}", options.listen);
+    let listener = TcpListener::bind(options.listen).map_err(ProgramError::system(what))?;
+    let front = Arc::new(Front::default());
+    let config = TcpServerConfig {
+        role: Role::ComputeServer,
+        number: options.number,
+        accepts: &[Role::Client, Role::ComputeServer],
+        io_threads: options.io_threads,
+        ..TcpServerConfig::default()
+    };
+    let server = TcpServer::start(listener, Arc::clone(&front), &token, config)
+        .map_err(ProgramError::system("the listener"))?;
+    let server = Arc::new(server);
+    let watched = Arc::new(Watched::default());
+    let look = Arc::clone(&watched);
+    let metrics = options
+        .metrics
+        .map(|listen| metrics::start(listen, &server, look, options.number))
+        .transpose()?;
+    let address = server.local_address();
+    let record = ComputeRecord {
+        number: options.number,
+        pid: std::process::id(),
+        address: config::advertised(address, options.advertise.as_deref())?,
+        epoch: server.identity().epoch,
+        generation: 0,
+        metrics: metrics.as_ref().map(|metrics| metrics.local_address().to_string()),
+    };
+    let (key, value) = (keys.compute(options.number), records::encode(&record));
+    let (mut published, served) = (0, |program: &Program<'_>| {
+        program.serving.as_ref().map_or(0, |serving| serving.generation)
+    });
+    let patience = options.term + PATIENCE;
+    let member = Member::register(Arc::clone(&catalog), key, value, options.term, patience, stop);
+    let member = match member {
+        Err(_) if stop.is_raised() => return Ok(()),
+        member => member?,
+    };
+    tracing::info!("compute server {} listens at {address}", options.number);
+    let (serving, said) = (None, String::new());
+    let mut program = Program { options, token, keys, catalog, front, watched, serving, said };
+    while !stop.wait(LOOK) {
+        if program.serving.as_ref().is_some_and(|serving| !serving.threads.are_alive()) {
+            return failed(format!("a thread of compute server {} has failed", options.number));
+        }
+        if let Err(error) = program.look() {
+            program.say(error.to_string());
+        }
+        let generation = served(&program);
+        if generation != published {
+            let record = ComputeRecord { generation, ..record.clone() };
+            match member.publish(records::encode(&record)) {
+                Ok(()) => published = generation,
+                Err(error) => program.say(error.to_string()),
+            }
+        }
+    }
+    // Clients hear that nobody serves here, as long as what is under way ends and everything is written back.
+    let ended = program.end();
+    drop(member);
+    drop(metrics);
+    server.stop();
+    ended
+}
+
+fn failed<T>(what: impl Into<String>) -> Result<T, ProgramError> {
+    Err(ProgramError::Failed(what.into()))
+}
+
+/// An error of the index, or of what is read from the catalog, as the program's.
+fn because(error: impl std::fmt::Display) -> ProgramError {
+    ProgramError::Failed(error.to_string())
+}
+
+impl Program<'_> {
+    /// Says something once.
+    fn say(&mut self, what: String) {
+        if self.said != what {
+            tracing::info!("{what}");
+            self.said = what;
+        }
+    }
+
+    fn memory(&self, settings: &SettingsRecord) -> Result<Option<Vec<MemoryRecord>>, ProgramError> {
+        let mut found: Vec<MemoryRecord> =
+            records::list(&*self.catalog, &self.keys.memory_prefix())?;
+        found.sort_by_key(|record| record.number);
+        let whole = found.len() == usize::from(settings.memory_servers)
+            && (0..).zip(&found).all(|(number, record)| record.number == number);
+        Ok(whole.then_some(found))
+    }
+
+    /// Looks at the catalog, and does what is to be done.
+    fn look(&mut self) -> Result<(), ProgramError> {
+        let settings = records::get::<SettingsRecord>(&*self.catalog, &self.keys.settings())?;
+        let Some((settings, _)) = settings else {
+            self.say("waiting for the cluster's settings".to_owned());
+            return Ok(());
+        };
+        let index = records::get::<IndexRecord>(&*self.catalog, &self.keys.index())?;
+        let generation = index.as_ref().map_or(0, |(index, _)| index.generation);
+        let is_ready = index.as_ref().is_some_and(|(index, _)| index.state == IndexState::Ready);
+        if self.serving.as_ref().is_some_and(|serving| serving.generation != generation) {
+            self.abandon();
+        }
+        let Some(memory) = self.memory(&settings)? else {
+            if self.serving.is_none() {
+                self.say("waiting for all memory servers".to_owned());
+            }
+            return Ok(());
+        };
+        let epochs: Vec<u64> = memory.iter().map(|record| record.epoch).collect();
+        let is_whole = index.as_ref().is_some_and(|(index, _)| index.memory_epochs == epochs);
+        if is_ready && is_whole {
+            return match self.serving {
+                Some(_) => self.learn_map(),
+                None => self.serve(generation, &settings, &memory),
+            };
+        }
+        if self.is_maker()? {
+            self.make(index, &settings, &memory)?;
+        } else if self.serving.is_none() {
+            self.say(format!("waiting for generation {generation} of the index"));
+        }
+        Ok(())
+    }
+
+    /// Whether it falls to this compute server to make the index: to the first that lives.
+    fn is_maker(&self) -> Result<bool, ProgramError> {
+        let compute: Vec<ComputeRecord> =
+            records::list(&*self.catalog, &self.keys.compute_prefix())?;
+        let first = compute.iter().map(|record| record.number).min();
+        Ok(first == Some(self.options.number))
+    }
+
+    /// The memory servers, over the cluster's transport and no other.
+    fn reach(
+        &self,
+        settings: &SettingsRecord,
+        memory: &[MemoryRecord],
+    ) -> Result<Reach, ProgramError> {
+        let timeout = self.options.request_timeout.as_nanos();
+        let timeout_ns = u64::try_from(timeout).unwrap_or(u64::MAX);
+        let addresses = memory.iter().map(|record| record.address.as_str());
+        Ok(match settings.transport {
+            TransportName::Tcp => {
+                let addresses = addresses.map(resolve).collect::<Result<Vec<_>, _>>()?;
+                let config = TcpConfig { timeout_ns, ..TcpConfig::default() };
+                Reach::Tcp(TcpCluster::connect(addresses, &self.token, config))
+            }
+            TransportName::Shm => {
+                let paths: Vec<PathBuf> = addresses.map(PathBuf::from).collect();
+                let config = ShmConfig { timeout_ns, ..ShmConfig::default() };
+                let cluster = ShmCluster::connect(&paths, &self.token, &config);
+                Reach::Shm(cluster.map_err(because)?)
+            }
+            transport => {
+                return failed(format!("this program reaches no memory server over {transport}"));
+            }
+        })
+    }
+
+    fn map(&self, settings: &SettingsRecord) -> Result<PartitionMap<u64>, ProgramError> {
+        let key = self.keys.map();
+        if let Some((record, _)) = records::get::<MapRecord>(&*self.catalog, &key)? {
+            let MapRecord { epoch, boundaries, owners } = record;
+            return PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners).map_err(because);
+        }
+        let servers = settings.compute_servers.max(1);
+        let boundaries = match self.options.boundaries.is_empty() {
+            true => {
+                let step = u64::MAX / u64::from(servers);
+                (1..servers).map(|number| step * u64::from(number)).collect()
+            }
+            false => self.options.boundaries.clone(),
+        };
+        if boundaries.len() + 1 != usize::from(servers) {
+            let (needed, found) = (servers - 1, boundaries.len());
+            let what = format!("{servers} compute servers need {needed} boundaries, not {found}");
+            return Err(ConfigError::Settings(what).into());
+        }
+        let map = PartitionMap::new::<Fixed8>(1, boundaries).map_err(because)?;
+        let record = MapRecord {
+            epoch: map.epoch(),
+            boundaries: map.boundaries().to_vec(),
+            owners: map.owners().to_vec(),
+        };
+        // If another was first, it is that one's map; the next look finds it.
+        match records::put_if(&*self.catalog, &key, None, &record, None)? {
+            true => Ok(map),
+            false => failed("the partition map was made by another"),
+        }
+    }
+
+    /// Brings the index one step nearer to being there.
+    fn make(
+        &mut self,
+        index: Option<(IndexRecord, catalog::Version)>,
+        settings: &SettingsRecord,
+        memory: &[MemoryRecord],
+    ) -> Result<(), ProgramError> {
+        let key = self.keys.index();
+        let version = index.as_ref().map(|(_, version)| *version);
+        let making = |generation| IndexRecord {
+            generation,
+            state: IndexState::Making,
+            memory_epochs: Vec::new(),
+        };
+        let Some((record, _)) = index else {
+            records::put_if(&*self.catalog, &key, None, &making(1), None)?;
+            return Ok(());
+        };
+        let generation = record.generation;
+        if record.state == IndexState::Ready {
+            tracing::warn!(
+                "a memory server was restarted: generation {generation} of the index is lost, and an empty one is made"
+            );
+            records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
+            return Ok(());
+        }
+        if memory.iter().any(|record| record.generation != generation) {
+            self.say(format!("waiting for memory for generation {generation} of the index"));
+            return Ok(());
+        }
+        let boundaries = self.map(settings)?.boundaries().to_vec();
+        let level = settings.placement_level;
+        let created = match self.reach(settings, memory)? {
+            Reach::Tcp(cluster) => index::create(&cluster, boundaries, level),
+            Reach::Shm(cluster) => index::create(&cluster, boundaries, level),
+        };
+        if let Err(error) = created {
+            // Whatever there is of it: begin with empty memory.
+            records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
+            return Err(error);
+        }
+        let ready = IndexRecord {
+            generation,
+            state: IndexState::Ready,
+            memory_epochs: memory.iter().map(|record| record.epoch).collect(),
+        };
+        records::put_if(&*self.catalog, &key, version, &ready, None)?;
+        tracing::info!("generation {generation} of the index is made");
+        Ok(())
+    }
+
+    fn serve(
+        &mut self,
+        generation: u64,
+        settings: &SettingsRecord,
+        memory: &[MemoryRecord],
+    ) -> Result<(), ProgramError> {
+        let map = self.map(settings)?;
+        let server = ComputeServer::start(self.options.number, &self.options.cache, map);
+        let server = Arc::new(server.map_err(because)?);
+        let threads = match self.reach(settings, memory)? {
+            Reach::Tcp(cluster) => self.start(server, cluster)?,
+            Reach::Shm(cluster) => self.start(server, cluster)?,
+        };
+        let shared = Arc::clone(&threads.shared);
+        *lock(&self.watched.serving) = Some(Watching { shared });
+        self.front.set(Some(Arc::clone(&threads.shared.queues)));
+        self.serving = Some(Serving { generation, threads });
+        self.said.clear();
+        tracing::info!("serving generation {generation} of the index");
+        Ok(())
+    }
+
+    fn start<T: Transport + Cluster>(
+        &self,
+        server: Arc<ComputeServer<Fixed8>>,
+        cluster: T,
+    ) -> Result<Threads, ProgramError> {
+        index::end_former_life(&cluster, self.options.number)?;
+        let tally = Arc::clone(&self.watched.tally);
+        Threads::start(server, &Arc::new(cluster), self.options.threads, tally)
+    }
+
+    /// Goes by the catalog's map, if that is newer.
+    fn learn_map(&mut self) -> Result<(), ProgramError> {
+        let Some(serving) = &self.serving else { return Ok(()) };
+        let server = &serving.threads.shared.server;
+        if let Some((record, _)) = records::get::<MapRecord>(&*self.catalog, &self.keys.map())?
+            && record.epoch > server.epoch()
+        {
+            let MapRecord { epoch, boundaries, owners } = record;
+            let map = PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners);
+            let map = map.map_err(because)?;
+            if map.range_of(server.number()) != server.dex().range() {
+                return failed(format!("the map of epoch {epoch} gives this server other keys"));
+            }
+            server.set_map(&Arc::new(map));
+            tracing::info!("the partition map of epoch {epoch}");
+        }
+        Ok(())
+    }
+
+    fn take_down(&mut self) -> Option<Serving> {
+        self.front.set(None);
+        *lock(&self.watched.serving) = None;
+        self.serving.take()
+    }
+
+    /// The index that was served is no more.
+    fn abandon(&mut self) {
+        if let Some(serving) = self.take_down() {
+            tracing::warn!("generation {} of the index is gone", serving.generation);
+            serving.threads.stop();
+        }
+    }
+
+    fn end(&mut self) -> Result<(), ProgramError> {
+        let Some(serving) = self.take_down() else { return Ok(()) };
+        let flushed = serving.threads.flush();
+        serving.threads.stop();
+        match flushed {
+            Ok(()) => tracing::info!("everything is written back"),
+            Err(why) => return failed(format!("not everything could be written back: {why}")),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! Clients, compute servers and memory servers over real sockets, all in this process, through the suite of all designs.
+
+use super::front::Front;
+use super::index;
+use super::threads::{Tally, Threads};
+use farleaf::cache::{CacheOptions, OffloadName};
+use farleaf::client::{ClientIndex, ClientOptions, Remote};
+use farleaf::index::conformance::{self, Setup};
+use farleaf::index::{IndexError, RangeIndex, Scan};
+use farleaf::page::Fixed8;
+use farleaf::partition::{ComputeServer, PartitionMap};
+use farleaf::server::MemoryServerConfig;
+use farleaf::wire::{Ask, Told, Trouble};
+use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServer, TcpServerConfig};
+use farleaf_fabric::{Cluster, Fabric, Provider, RpcService, ServerId};
+use std::net::{Ipv4Addr, TcpListener};
+
+/// Compute servers in front of the memory servers.
+#[derive(Clone, Copy, Debug)]
+struct Tiers {
+    compute_servers: u16,
+    threads: usize,
+    cache: CacheOptions,
+}
+
+struct ComputeServerHere {
+    listener: TcpServer,
+    threads: Option<Threads>,
+}
+
+struct TiersCluster {
+    clients: TcpCluster,
+    compute: Vec<ComputeServerHere>,
+    /// Behind the compute servers; stopped after them.
+    _memory: Arc<TcpCluster>,
+}
+
+impl Provider for Tiers {
+    type Cluster<S: RpcService> = TiersCluster;
+
+    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TiersCluster {
+        let memory = Arc::new(TcpConfig::default().start(services));
+        let step = u64::MAX / u64::from(self.compute_servers);
+        let boundaries: Vec<u64> =
+            (1..self.compute_servers).map(|number| step * u64::from(number)).collect();
+        index::create(&*memory, boundaries.clone(), 1).unwrap();
+        let token = Token::draw().unwrap();
+        let mut compute = Vec::new();
+        for number in 0..self.compute_servers {
+            index::end_former_life(&*memory, number).unwrap();
+            let map = PartitionMap::new::<Fixed8>(1, boundaries.clone()).unwrap();
+            let server = Arc::new(ComputeServer::start(number, &self.cache, map).unwrap());
+            let tally = Arc::new(Tally::default());
+            let threads = Threads::start(server, &memory, self.threads, tally).unwrap();
+            let front = Arc::new(Front::default());
+            front.set(Some(Arc::clone(&threads.shared.queues)));
+            let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let config = TcpServerConfig {
+                role: Role::ComputeServer,
+                number,
+                accepts: &[Role::Client],
+                ..TcpServerConfig::default()
+            };
+            let listener = TcpServer::start(socket, front, &token, config).unwrap();
+            compute.push(ComputeServerHere { listener, threads: Some(threads) });
+        }
+        let addresses = compute.iter().map(|server| server.listener.local_address()).collect();
+        let config = TcpConfig {
+            role: Role::Client,
+            server_role: Role::ComputeServer,
+            ..TcpConfig::default()
+        };
+        let clients = TcpCluster::connect(addresses, &token, config);
+        TiersCluster { clients, compute, _memory: memory }
+    }
+}
+
+impl Drop for TiersCluster {
+    fn drop(&mut self) {
+        for server in &mut self.compute {
+            let threads = server.threads.take().unwrap();
+            assert_eq!(threads.flush(), Ok(()), "what was changed is written back");
+            threads.stop();
+            server.listener.stop();
+        }
+    }
+}
+
+impl Cluster for TiersCluster {
+    type Fabric = TcpFabric;
+
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(TcpFabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        self.clients.run(compute_servers, body)
+    }
+
+    fn kill_memory_server(&self, _server: ServerId) {
+        unreachable!("the suite of the designs kills nobody");
+    }
+}
+
+fn suite(tiers: &Tiers) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let setup = Setup { provider: tiers, options: (), memory_servers: 2, server };
+    conformance::single_operations::<Fixed8, Remote, _>(&setup);
+    conformance::scans::<Fixed8, Remote, _>(&setup);
+    conformance::bulk_load::<Fixed8, Remote, _>(&setup);
+    conformance::concurrent_owners::<Fixed8, Remote, _>(&setup);
+    conformance::concurrent_counters::<Fixed8, Remote, _>(&setup);
+}
+
+#[test]
+fn the_suite_through_two_compute_servers() {
+    suite(&Tiers { compute_servers: 2, threads: 2, cache: CacheOptions::default() });
+}
+
+#[test]
+fn the_suite_through_few_frames_and_offloading() {
+    let offload = OffloadName::Always;
+    let cache = CacheOptions { bytes: 1 << 16, offload, ..CacheOptions::default() };
+    suite(&Tiers { compute_servers: 2, threads: 1, cache });
+}
+
+/// Who asks a compute server to halt and dies leaves it halted for a while, not for ever; and nobody replaces a tree
+/// that others use.
+#[test]
+fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
+    let tiers = Tiers { compute_servers: 1, threads: 2, cache: CacheOptions::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let setup = Setup { provider: &tiers, options: (), memory_servers: 1, server };
+    let cluster = setup.start::<Fixed8>();
+    cluster.run_one(|fabric| async move {
+        let ask = async |ask: Ask<Fixed8>| {
+            let reply = fabric.call(ServerId::new(0), ask.encode()).await.unwrap();
+            Told::<Fixed8>::decode(&reply).unwrap()
+        };
+        let options = ClientOptions { deadline_ns: 1_000_000, request_ns: 0 };
+        let index = ClientIndex::<_, Fixed8>::open(fabric.clone(), options).await.unwrap();
+        index.upsert(&1, &10).await.unwrap();
+        assert_eq!(ask(Ask::Halt).await, Told::Done);
+        let refused = index.upsert(&1, &11).await;
+        let (compute_server, trouble) = (0, Trouble::Unavailable);
+        assert_eq!(refused, Err(IndexError::NotServed { compute_server, trouble }));
+        assert_eq!(ask(Ask::Resume).await, Told::Done);
+        assert_eq!(index.get(&1).await, Ok(Some(10)));
+        assert_eq!(ask(Ask::LoadBegin { fill_permille: 700 }).await, Told::Done);
+        assert_eq!(ask(Ask::LoadAppend { records: vec![(5, 6)] }).await, Told::Done);
+        assert_eq!(ask(Ask::LoadEnd).await, Told::No(Trouble::Malformed), "it serves");
+        assert_eq!(ask(Ask::LoadAppend { records: vec![] }).await, Told::No(Trouble::Loading));
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![(1, 10)]));
+        let garbage = fabric.call(ServerId::new(0), [9_u8, 9, 9].into_iter().collect()).await;
+        let told = Told::<Fixed8>::decode(&garbage.unwrap());
+        assert_eq!(told, Some(Told::No(Trouble::Malformed)));
+    });
+}

@@ -1,0 +1,310 @@
+//! The threads of a compute server: each has an endpoint to the memory servers, and a bounded number of tasks that
+//! answer requests at the same time.
+//!
+//! *Thread safety*: the handle is for any number of threads; what a thread works with stays there.
+
+use super::failed;
+use super::front::{Asked, Queue, Queues, Reply};
+use crate::error::ProgramError;
+use farleaf::cache::CacheCounters;
+use farleaf::index::IndexError;
+use farleaf::page::Fixed8;
+use farleaf::partition::{ComputeServer, Worker};
+use farleaf::wire::{Ask, Told, Trouble};
+use farleaf_fabric::executor::{Driver, Executor};
+use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::{CounterSnapshot, Fabric};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Requests that one thread works on at the same time.
+const TASKS: usize = 64;
+/// How often a thread tells what it has done.
+const TELL_NS: u64 = 250_000_000;
+/// How long the next step of a bulk load may take to come.
+const LOAD_STEP_NS: u64 = 30_000_000_000;
+/// How long a compute server may take to write everything back when it ends.
+const FLUSH: Duration = Duration::from_secs(60);
+
+/// What the transport between compute and memory servers is: endpoints and what drives them.
+pub(super) trait Transport: Send + Sync + 'static {
+    type Fabric: Fabric;
+    type Driver: Driver;
+
+    /// What drives the calling thread's endpoints.
+    fn driver(&self) -> Result<Self::Driver, String>;
+
+    /// An endpoint of a compute server on the driver's thread.
+    fn open(
+        driver: &Self::Driver,
+        compute_server: u16,
+        number: usize,
+    ) -> Result<Self::Fabric, String>;
+}
+
+/// What was answered, by kind.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) lookups: AtomicU64,
+    pub(super) changes: AtomicU64,
+    pub(super) scans: AtomicU64,
+    pub(super) others: AtomicU64,
+    pub(super) refusals: AtomicU64,
+}
+
+impl Tally {
+    fn count(&self, ask: &Ask<Fixed8>) {
+        use farleaf::page::Action;
+        let (counter, count) = match ask {
+            Ask::Edit(edit) if edit.action == Action::Get => (&self.lookups, 1),
+            Ask::Edit(_) => (&self.changes, 1),
+            Ask::UpsertAll { records } => (&self.changes, records.len() as u64),
+            Ask::Scan { .. } => (&self.scans, 1),
+            _ => (&self.others, 1),
+        };
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+/// What a thread has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Done {
+    pub(super) fabric: CounterSnapshot,
+    pub(super) cache: CacheCounters,
+}
+
+/// What all threads of one serving share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) server: Arc<ComputeServer<Fixed8>>,
+    pub(super) queues: Arc<Queues>,
+    pub(super) tally: Arc<Tally>,
+    pub(super) done: Vec<Mutex<Done>>,
+}
+
+/// Threads that serve.
+#[derive(Debug)]
+pub(super) struct Threads {
+    pub(super) shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Starts `count` threads over `transport`; they serve when all of them have opened the index.
+    pub(super) fn start<T: Transport>(
+        server: Arc<ComputeServer<Fixed8>>,
+        transport: &Arc<T>,
+        count: usize,
+        tally: Arc<Tally>,
+    ) -> Result<Self, ProgramError> {
+        let count = count.max(1);
+        let shared = Arc::new(Shared {
+            server,
+            queues: Arc::new(Queues::new(count)),
+            tally,
+            done: (0..count).map(|_| Mutex::default()).collect(),
+        });
+        let (opened, openings) = channel();
+        let mut threads = Vec::new();
+        for number in 0..count {
+            let (shared, transport, opened) =
+                (Arc::clone(&shared), Arc::clone(transport), opened.clone());
+            let run = move || {
+                run_thread(&*transport, &shared, number, |outcome| {
+                    let _ = opened.send(outcome);
+                })
+            };
+            let name = format!("compute-{number}");
+            let thread = std::thread::Builder::new().name(name).spawn(run);
+            threads.push(thread.map_err(ProgramError::system("a thread"))?);
+        }
+        drop(opened);
+        let this = Self { shared, threads };
+        for _ in 0..count {
+            match openings.recv() {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => {
+                    this.stop();
+                    return failed(format!("the index cannot be opened: {why}"));
+                }
+                Err(_) => return failed("a thread ended while it was opening the index"),
+            }
+        }
+        Ok(this)
+    }
+
+    /// Serves nobody any more, and writes everything back that the memory servers do not have.
+    pub(super) fn flush(&self) -> Result<(), Trouble> {
+        let (sender, receiver) = channel();
+        let reply = Reply::Local(sender);
+        self.shared.queues.threads[0].push(Asked::new(Ask::Halt, reply));
+        match receiver.recv_timeout(FLUSH) {
+            Ok(Told::Done) => Ok(()),
+            Ok(Told::No(trouble)) => Err(trouble),
+            Ok(_) | Err(_) => Err(Trouble::Indeterminate),
+        }
+    }
+
+    /// Whether all of them run: one that has not been stopped ends only by a panic.
+    pub(super) fn are_alive(&self) -> bool {
+        self.threads.iter().all(|thread| !thread.is_finished())
+    }
+
+    /// Ends the threads; what waits is answered as unavailable.
+    pub(super) fn stop(self) {
+        self.shared.queues.close();
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Closes a thread's queues when it ends, however it ends: nobody waits for a thread that is no more.
+struct Closing<'a>(&'a Shared);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.queues.close();
+    }
+}
+
+fn run_thread<T: Transport>(
+    transport: &T,
+    shared: &Shared,
+    number: usize,
+    opened: impl FnOnce(Result<(), String>),
+) {
+    let open = || -> Result<(T::Driver, T::Fabric), String> {
+        let driver = transport.driver()?;
+        let fabric = T::open(&driver, shared.server.number(), number)?;
+        Ok((driver, fabric))
+    };
+    let (driver, fabric) = match open() {
+        Ok(endpoint) => endpoint,
+        Err(error) => return opened(Err(error)),
+    };
+    let slot = Rc::new(RefCell::new(None));
+    let mut executor = Executor::new();
+    let result = Rc::clone(&slot);
+    let server = &shared.server;
+    executor.spawn(0, async move {
+        *result.borrow_mut() = Some(Worker::open(server, fabric).await);
+    });
+    executor.run(&driver);
+    let worker = match slot.take() {
+        Some(Ok(worker)) => worker,
+        Some(Err(error)) => return opened(Err(error.to_string())),
+        None => return opened(Err("no memory server answers".to_owned())),
+    };
+    opened(Ok(()));
+    let _closing = Closing(shared);
+    let queue = &shared.queues.threads[number];
+    let mut executor = Executor::new();
+    for _ in 0..TASKS {
+        executor.spawn(0, answer_all(&worker, queue, &shared.tally));
+    }
+    if number == 0 {
+        executor.spawn(0, load_all(&worker, &shared.queues.loads));
+    }
+    executor.spawn(0, tell(&worker, queue, &shared.done[number]));
+    executor.run(&driver);
+}
+
+async fn answer_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, tally: &Tally) {
+    while let Some(asked) = queue.next().await {
+        if asked.is_too_old() {
+            tally.refusals.fetch_add(1, Ordering::Relaxed);
+            asked.unavailable();
+            continue;
+        }
+        let Asked { ask, reply, .. } = asked;
+        tally.count(&ask);
+        let told = worker.answer(ask).await;
+        if matches!(told, Told::No(_) | Told::NotOwner { .. }) {
+            tally.refusals.fetch_add(1, Ordering::Relaxed);
+        }
+        reply.send(told);
+    }
+}
+
+/// Tells every now and then what the thread has done, until its queue is closed.
+async fn tell<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, done: &Mutex<Done>) {
+    while !queue.is_closed() {
+        let fabric = worker.fabric().counters().snapshot();
+        *lock(done) = Done { fabric, cache: worker.cache_counters() };
+        worker.fabric().sleep(TELL_NS).await;
+    }
+}
+
+/// Serves bulk loads, one after the other.
+async fn load_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue) {
+    while let Some(Asked { ask, reply, .. }) = queue.next().await {
+        match ask {
+            Ask::LoadBegin { fill_permille } => {
+                reply.send(Told::Done);
+                load(worker, f64::from(fill_permille) / 1000.0, queue).await;
+            }
+            Ask::LoadAbort => reply.send(Told::Done),
+            _ => reply.send(Told::No(Trouble::Loading)),
+        }
+    }
+}
+
+/// One bulk load: its records come one request after the other.
+async fn load<F: Fabric>(worker: &Worker<F, Fixed8>, fill: f64, queue: &Queue) {
+    let given_up = IndexError::InvalidArgument("the bulk load was given up");
+    // The request that is answered when the work that it asks for is done.
+    let pending: RefCell<Option<Reply>> = RefCell::new(None);
+    let outcome = worker
+        .load(fill, async || {
+            if let Some(reply) = pending.take() {
+                reply.send(Told::Done);
+            }
+            loop {
+                let asked = next_within(worker.fabric(), queue, LOAD_STEP_NS).await;
+                let Some(Asked { ask, reply, .. }) = asked else { return Err(given_up.clone()) };
+                match ask {
+                    Ask::LoadAppend { records } => {
+                        pending.replace(Some(reply));
+                        return Ok(Some(records));
+                    }
+                    Ask::LoadEnd => {
+                        pending.replace(Some(reply));
+                        return Ok(None);
+                    }
+                    Ask::LoadAbort => {
+                        reply.send(Told::Done);
+                        return Err(given_up.clone());
+                    }
+                    _ => reply.send(Told::No(Trouble::Loading)),
+                }
+            }
+        })
+        .await;
+    let told = match outcome {
+        Ok(_) => Told::Done,
+        Err(error) => {
+            tracing::warn!("a bulk load failed: {error}");
+            Told::No(farleaf::partition::trouble(&error))
+        }
+    };
+    if let Some(reply) = pending.take() {
+        reply.send(told);
+    }
+}
+
+/// The next request, if it comes in time.
+async fn next_within<F: Fabric>(fabric: &F, queue: &Queue, ns: u64) -> Option<Asked> {
+    let mut next = std::pin::pin!(queue.next());
+    let mut late = std::pin::pin!(fabric.sleep(ns));
+    std::future::poll_fn(|context| {
+        if let std::task::Poll::Ready(asked) = next.as_mut().poll(context) {
+            return std::task::Poll::Ready(asked);
+        }
+        late.as_mut().poll(context).map(|()| None)
+    })
+    .await
+}

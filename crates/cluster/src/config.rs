@@ -1,0 +1,243 @@
+//! What programs are told: a TOML file, flags, and the file of the token.
+//!
+//! The keys of a file are the names of the flags, with `_` for `-`: each setting is named, checked and given its unit in one
+//! place. A file stands before the flags on the command line, so flags win.
+//!
+//! *Thread safety*: plain functions.
+
+use farleaf_fabric::handshake::Token;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why a program was told nothing sensible; each is one line.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A file could not be read or written.
+    #[error("{path}: {error}", path = .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system says.
+        error: io::Error,
+    },
+    /// A file is not TOML, or has keys or values that nobody knows.
+    #[error("{path}: {why}", path = .path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The file of a token can be read by others.
+    #[error("{path}: others can read this token (its mode is {mode:o}); run chmod 600 on it", path = .path.display())]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Settings do not go together.
+    #[error("{0}")]
+    Settings(String),
+}
+
+/// The longest file of settings, in bytes.
+const MAX_FILE_BYTES: u64 = 64 * 1024;
+/// The longest token, in bytes.
+const MAX_TOKEN_BYTES: u64 = 4096;
+
+fn at(path: &Path) -> impl Fn(io::Error) -> ConfigError {
+    |error| ConfigError::File { path: path.to_owned(), error }
+}
+
+fn read_bounded(path: &Path, file: File, most: u64) -> Result<Vec<u8>, ConfigError> {
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes).map_err(at(path))?;
+    if bytes.len() as u64 > most {
+        let why = format!("it is longer than {most} bytes");
+        return Err(ConfigError::Content { path: path.to_owned(), why });
+    }
+    Ok(bytes)
+}
+
+/// The flags that a file of settings stands for. `flags` are the names of those that the program knows, without
+/// dashes.
+///
+/// # Errors
+/// [`ConfigError`] if the file cannot be read, is not TOML, or has a key that is no flag.
+pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, ConfigError> {
+    let file = File::open(path).map_err(at(path))?;
+    let bytes = read_bounded(path, file, MAX_FILE_BYTES)?;
+    let content = |why: String| ConfigError::Content { path: path.to_owned(), why };
+    let text = String::from_utf8(bytes).map_err(|_| content("it is not UTF-8".to_owned()))?;
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
+        let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+        content(format!("{place}{}", error.message()))
+    })?;
+    let mut arguments = Vec::new();
+    for (key, value) in &table {
+        let flag = key.replace('_', "-");
+        if key.contains('-') || !flags.contains(&flag.as_str()) || flag == "config" {
+            return Err(content(format!("`{key}` is no setting")));
+        }
+        let text = match value {
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(number) => number.to_string(),
+            toml::Value::Float(number) => number.to_string(),
+            toml::Value::Boolean(true) => {
+                arguments.push(format!("--{flag}").into());
+                continue;
+            }
+            toml::Value::Boolean(false) => continue,
+            _ => return Err(content(format!("`{key}` must be a string, a number or a boolean"))),
+        };
+        arguments.push(format!("--{flag}={text}").into());
+    }
+    Ok(arguments)
+}
+
+/// Reads a token: 64 hexadecimal digits of 32 bytes, as [`make_token`] writes it, or any other text of 16 bytes and
+/// more. White space around it is no part of it.
+///
+/// # Errors
+/// [`ConfigError`] if it cannot be read, others may read it, or it is too short.
+pub fn read_token(path: &Path) -> Result<Token, ConfigError> {
+    let file = File::open(path).map_err(at(path))?;
+    let mode = file.metadata().map_err(at(path))?.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(ConfigError::Exposed { path: path.to_owned(), mode });
+    }
+    let bytes = read_bounded(path, file, MAX_TOKEN_BYTES)?;
+    Token::new(bytes.trim_ascii())
+        .map_err(|short| ConfigError::Content { path: path.to_owned(), why: short.to_string() })
+}
+
+/// Draws a token and writes it to a new file that only its owner can read.
+///
+/// # Errors
+/// [`ConfigError`] if the file is there already or cannot be written.
+pub fn make_token(path: &Path) -> Result<(), ConfigError> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(at(path))?;
+    let mut text = String::with_capacity(65);
+    for _ in 0..4 {
+        let word = farleaf_fabric::handshake::draw_epoch().map_err(at(path))?;
+        text.push_str(&format!("{word:016x}"));
+    }
+    text.push('\n');
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at(path))
+}
+
+/// Replaces a small file as a whole.
+///
+/// # Errors
+/// [`ConfigError`] if it cannot be written.
+pub fn replace_file(path: &Path, content: &str) -> Result<(), ConfigError> {
+    let temporary = path.with_added_extension("new");
+    std::fs::write(&temporary, content).map_err(at(&temporary))?;
+    std::fs::rename(&temporary, path).map_err(at(path))
+}
+
+/// Where others reach what listens at `bound`: there, unless it is said otherwise.
+///
+/// # Errors
+/// [`ConfigError::Settings`] if `bound` is every address of this machine and nothing else is said.
+pub fn advertised(bound: SocketAddr, said: Option<&str>) -> Result<String, ConfigError> {
+    match said {
+        Some(address) => {
+            let port = address.parse::<SocketAddr>().map_err(|_| {
+                let why = "expected an address and a port such as 10.0.0.7:7401 (port 0: that which it listens at)";
+                ConfigError::Settings(format!("`{address}` cannot be advertised: {why}"))
+            })?;
+            let port = SocketAddr::new(
+                port.ip(),
+                if port.port() == 0 { bound.port() } else { port.port() },
+            );
+            Ok(port.to_string())
+        }
+        None if bound.ip().is_unspecified() => Err(ConfigError::Settings(format!(
+            "listening at {bound} says no address that others can use: say one with --advertise"
+        ))),
+        None => Ok(bound.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn flags(text: &str) -> Result<Vec<String>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f.toml");
+        fs::write(&path, text).unwrap();
+        let known = ["pool-bytes", "threads", "restart", "config"];
+        let flags = flags_of_file(&path, &known).map_err(|error| error.to_string())?;
+        Ok(flags.into_iter().map(|flag| flag.into_string().unwrap()).collect())
+    }
+
+    #[test]
+    fn files_become_flags() {
+        let text = "pool_bytes = \"64Mi\"\nthreads = 2\nrestart = true\n";
+        assert_eq!(flags(text).unwrap(), ["--pool-bytes=64Mi", "--restart", "--threads=2"]);
+        assert_eq!(flags("restart = false").unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused_in_one_line() {
+        let cases = [
+            ("poolbytes = 1", "`poolbytes` is no setting"),
+            ("pool-bytes = 1", "`pool-bytes` is no setting"),
+            ("config = \"x\"", "`config` is no setting"),
+            ("threads = [1]", "`threads` must be a string"),
+            ("[threads]\nx = 1", "`threads` must be a string"),
+            ("threads = 1\nthreads = 2", "line 2: duplicate key"),
+            ("threads = = 1", "line 1: "),
+        ];
+        for (text, expected) in cases {
+            let error = flags(text).unwrap_err();
+            assert!(error.contains(expected) && error.contains("f.toml"), "{text}: {error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+        let missing = flags_of_file(Path::new("/does/not/exist"), &[]).unwrap_err();
+        assert!(missing.to_string().contains("/does/not/exist"));
+    }
+
+    #[test]
+    fn tokens_are_kept_from_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        make_token(&path).unwrap();
+        assert!(make_token(&path).is_err(), "it is there already");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let token = read_token(&path).unwrap();
+        assert_eq!(read_token(&path).unwrap(), token);
+        for mode in [0o640, 0o604, 0o660] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(read_token(&path), Err(ConfigError::Exposed { .. })), "{mode:o}");
+        }
+        fs::write(&path, "short\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(read_token(&path).unwrap_err().to_string().contains("a token of 5 bytes"));
+    }
+
+    #[test]
+    fn addresses_are_advertised_as_they_can_be_used() {
+        let bound: SocketAddr = "127.0.0.1:7".parse().unwrap();
+        assert_eq!(advertised(bound, None).unwrap(), "127.0.0.1:7");
+        assert_eq!(advertised(bound, Some("10.0.0.7:0")).unwrap(), "10.0.0.7:7");
+        let everywhere: SocketAddr = "0.0.0.0:7".parse().unwrap();
+        assert!(
+            advertised(everywhere, None).is_err() && advertised(everywhere, Some("x")).is_err()
+        );
+        assert_eq!(advertised(everywhere, Some("10.0.0.7:9")).unwrap(), "10.0.0.7:9");
+    }
+}

@@ -1,0 +1,522 @@
+//! `farleaf cluster`: a whole cluster on one host, each server a process of its own, in one folder.
+//!
+//! ```text
+//! D/lock            held while the launcher runs        D/memory-0.log   what a server said
+//! D/token           the cluster's token, mode 600       D/memory-0.pid   its process
+//! D/catalog.json    the catalog's state                 D/compute-0.log  …
+//! D/catalog.address where the catalog is                D/memory-0.socket  over shm
+//! D/launcher.pid
+//! ```
+//!
+//! *Invariants*: U1. one launcher has the folder. U2. when the launcher ends, whatever ends it, no server that it started goes
+//! on. U3. servers end in the order compute servers, memory servers, the one with the catalog last; none is killed before its
+//! time to end has passed. U4. restarts are bounded.
+//!
+//! *Thread safety*: [`run`] has the calling thread for itself: servers end when the thread that started them does.
+
+use crate::catalog::{CatalogAddress, open};
+use crate::clock::Clock;
+use crate::config::{self, ConfigError};
+use crate::error::ProgramError;
+use crate::records::{Keys, Transport};
+use crate::status::Standing;
+use crate::stop::Stop;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// How often processes are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// How many restarts of one server there may be in how long.
+const RESTARTS: usize = 5;
+const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
+/// How long a server that died is left alone before it is started again.
+const RESTART_PAUSE: Duration = Duration::from_millis(500);
+
+/// What the launcher is told.
+#[derive(Clone, Debug)]
+pub struct LaunchOptions {
+    /// The folder of everything.
+    pub dir: PathBuf,
+    /// The cluster's name.
+    pub cluster: String,
+    /// How compute servers reach memory servers.
+    pub transport: Transport,
+    /// How many memory servers.
+    pub memory_servers: u16,
+    /// How many compute servers.
+    pub compute_servers: u16,
+    /// More flags of every memory server, and of every compute server.
+    pub memory_flags: Vec<OsString>,
+    /// More flags of every compute server.
+    pub compute_flags: Vec<OsString>,
+    /// Whether a server that died is started again.
+    pub restart: bool,
+    /// How long the cluster may take until it serves.
+    pub ready_within: Duration,
+    /// How long a server may take to end before it is killed.
+    pub end_within: Duration,
+    /// The program that has the commands `memory-server` and `compute-server`.
+    pub program: PathBuf,
+}
+
+/// The files of a launcher's folder that others may look for.
+#[derive(Clone, Debug)]
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    /// The token.
+    pub fn token(&self) -> PathBuf {
+        self.0.join("token")
+    }
+
+    /// Where the catalog is.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if there is no cluster here.
+    pub fn catalog(&self) -> Result<CatalogAddress, ConfigError> {
+        let path = self.0.join("catalog.address");
+        let text = fs::read_to_string(&path)
+            .map_err(|error| ConfigError::File { path: path.clone(), error })?;
+        text.trim().parse().map_err(|why| ConfigError::Content { path, why })
+    }
+}
+
+/// Lets this process end when its parent, process `parent`, ends.
+///
+/// # Errors
+/// What the operating system says; [`io::ErrorKind::NotFound`] if the parent has ended already.
+pub fn end_with_parent(parent: u32) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::TERM))?;
+    let now = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    if now == Some(parent) {
+        Ok(())
+    } else {
+        Err(io::Error::new(io::ErrorKind::NotFound, "the launcher has ended"))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Memory,
+    Compute,
+}
+
+/// A server, running or not.
+#[derive(Debug)]
+struct Server {
+    kind: Kind,
+    number: u16,
+    process: Option<Child>,
+    /// Where it listened when it last served, to listen there again.
+    address: Option<String>,
+    /// When it was started again, and when it is to be.
+    restarts: VecDeque<Duration>,
+    restart_at: Option<Duration>,
+}
+
+impl Server {
+    fn new(kind: Kind, number: u16) -> Self {
+        Self {
+            kind,
+            number,
+            process: None,
+            address: None,
+            restarts: VecDeque::new(),
+            restart_at: None,
+        }
+    }
+
+    fn file(&self, folder: &Path, ending: &str) -> PathBuf {
+        let kind = match self.kind {
+            Kind::Memory => "memory",
+            Kind::Compute => "compute",
+        };
+        folder.join(format!("{kind}-{}.{ending}", self.number))
+    }
+
+    fn name(&self) -> String {
+        match self.kind {
+            Kind::Memory => format!("memory server {}", self.number),
+            Kind::Compute => format!("compute server {}", self.number),
+        }
+    }
+
+    fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Child::id)
+    }
+
+    /// How it ended, if it has, once.
+    fn ended(&mut self, folder: &Path) -> Option<ExitStatus> {
+        let status = self.process.as_mut()?.try_wait().ok().flatten()?;
+        self.process = None;
+        // It may never have been written.
+        let _ = fs::remove_file(self.file(folder, "pid"));
+        Some(status)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        if let Some(pid) = pid {
+            // It may have ended meanwhile.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "an unknown end".to_owned(),
+    }
+}
+
+/// The last line that a server said, if it is an error or its last word.
+fn last_line(path: &Path) -> Option<String> {
+    const TAIL_BYTES: u64 = 4096;
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
+}
+
+struct Launcher<'a> {
+    options: &'a LaunchOptions,
+    folder: PathBuf,
+    keys: Keys,
+    clock: Clock,
+    servers: Vec<Server>,
+    catalog: Option<CatalogAddress>,
+    out: &'a mut dyn Write,
+    /// Whether nobody has died.
+    is_well: bool,
+}
+
+impl Launcher<'_> {
+    fn say(&mut self, line: &str) {
+        // Whoever read it may have gone; the cluster stays.
+        let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
+    }
+
+    fn command(&self, server: &Server) -> Command {
+        let mut command = Command::new(&self.options.program);
+        let (name, flags) = match server.kind {
+            Kind::Memory => ("memory-server", &self.options.memory_flags),
+            Kind::Compute => ("compute-server", &self.options.compute_flags),
+        };
+        command.arg(name).args(["--number", &server.number.to_string()]);
+        command.args(["--cluster", &self.options.cluster]);
+        command.arg("--token-file").arg(self.folder.join("token"));
+        // Over shm, a memory server's address is its socket.
+        let known = server.address.as_deref().filter(|at| at.parse::<SocketAddr>().is_ok());
+        command.args(["--listen", known.unwrap_or("127.0.0.1:0")]);
+        command.args(["--parent", &std::process::id().to_string()]);
+        if server.kind == Kind::Memory {
+            command.args(["--transport", &self.options.transport.to_string()]);
+            if self.options.transport == Transport::Shm {
+                command.arg("--socket").arg(server.file(&self.folder, "socket"));
+            }
+            command.args(["--memory-servers", &self.options.memory_servers.to_string()]);
+            command.args(["--compute-servers", &self.options.compute_servers.to_string()]);
+        }
+        if server.kind == Kind::Memory && server.number == 0 {
+            // Where it was, once others know.
+            let listen = match &self.catalog {
+                Some(address) => address.to_string(),
+                None => "127.0.0.1:0".to_owned(),
+            };
+            command.args(["--catalog-listen", &listen]);
+            command.arg("--catalog-state").arg(self.folder.join("catalog.json"));
+            command.arg("--catalog-address-file").arg(self.folder.join("catalog.address"));
+        } else if let Some(address) = &self.catalog {
+            command.args(["--catalog", &address.to_string()]);
+        }
+        command.args(flags);
+        command
+    }
+
+    fn start(&mut self, index: usize) -> Result<(), ProgramError> {
+        let server = &self.servers[index];
+        let path = server.file(&self.folder, "log");
+        let what = format!("{} cannot be started", server.name());
+        let started = (|| {
+            let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+            let mut command = self.command(server);
+            // A group of its own: what a terminal sends to all is sent on in order.
+            command.process_group(0).stdin(Stdio::null());
+            command.stdout(log.try_clone()?).stderr(log);
+            command.spawn()
+        })();
+        let process = started.map_err(ProgramError::system(what))?;
+        config::replace_file(&server.file(&self.folder, "pid"), &format!("{}\n", process.id()))?;
+        self.servers[index].process = Some(process);
+        Ok(())
+    }
+
+    /// Says who has died; whether anybody has.
+    fn bury(&mut self) -> bool {
+        let mut anybody = false;
+        for index in 0..self.servers.len() {
+            let Some(status) = self.servers[index].ended(&self.folder) else { continue };
+            let server = &self.servers[index];
+            let last = last_line(&server.file(&self.folder, "log")).unwrap_or_default();
+            let line = format!("{} has died: {}: {last}", server.name(), how(status));
+            self.say(&line);
+            (self.is_well, anybody) = (false, true);
+            self.plan_restart(index);
+        }
+        anybody
+    }
+
+    fn plan_restart(&mut self, index: usize) {
+        let now = self.clock.elapsed();
+        let server = &mut self.servers[index];
+        if !self.options.restart {
+            return;
+        }
+        let recent = |at: &Duration| now.saturating_sub(*at) < RESTARTS_WITHIN;
+        server.restarts.retain(recent);
+        if server.restarts.len() < RESTARTS {
+            server.restart_at = Some(now + RESTART_PAUSE);
+        } else {
+            let line = format!("{} dies too often: it stays down", server.name());
+            self.say(&line);
+        }
+    }
+
+    fn restart_those_due(&mut self) -> Result<(), ProgramError> {
+        let now = self.clock.elapsed();
+        for index in 0..self.servers.len() {
+            if self.servers[index].restart_at.is_some_and(|at| at <= now) {
+                self.servers[index].restart_at = None;
+                self.servers[index].restarts.push_back(now);
+                self.start(index)?;
+                let line = format!("{} is started again", self.servers[index].name());
+                self.say(&line);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the first memory server says where the catalog is, and `false` if it will not.
+    fn await_catalog(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
+        while self.clock.elapsed() < self.options.ready_within {
+            if stop.wait(LOOK) || self.bury() {
+                return Ok(false);
+            }
+            match Folder(self.folder.clone()).catalog() {
+                Ok(address) => {
+                    self.catalog = Some(address);
+                    return Ok(true);
+                }
+                Err(ConfigError::File { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.say("the catalog has not come up in time");
+        Ok(false)
+    }
+
+    /// Whether all servers that are registered are those that were started, and they serve.
+    fn is_ready(&self, standing: &Standing) -> bool {
+        let is_ours = |server: &Server| {
+            let registered = match server.kind {
+                Kind::Memory => standing.memory_server(server.number).map(|record| record.pid),
+                Kind::Compute => standing.compute_server(server.number).map(|record| record.pid),
+            };
+            registered.is_some() && registered == server.pid()
+        };
+        standing.missing().is_empty() && self.servers.iter().all(is_ours)
+    }
+
+    /// Waits until the cluster serves; how it stands, or nothing if it will not.
+    fn await_ready(&mut self, stop: &Stop) -> Result<Option<Standing>, ProgramError> {
+        let Some(address) = &self.catalog else { return Ok(None) };
+        let catalog = open(address, &config::read_token(&self.folder.join("token"))?)?;
+        let mut missing = "the catalog has not answered".to_owned();
+        while self.clock.elapsed() < self.options.ready_within {
+            match Standing::read(&*catalog, &self.keys) {
+                Ok(standing) if self.is_ready(&standing) => return Ok(Some(standing)),
+                Ok(standing) => {
+                    let first = standing.missing().into_iter().next();
+                    missing = first.unwrap_or_else(|| "a server has not registered".to_owned());
+                }
+                Err(error) => missing = error.to_string(),
+            }
+            if stop.wait(LOOK) || self.bury() {
+                return Ok(None);
+            }
+        }
+        self.say(&format!("the cluster does not serve in time: {missing}"));
+        Ok(None)
+    }
+
+    /// Starts everything, and says so when it serves; whether it does.
+    fn bring_up(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
+        // Nobody is to find the catalog of an earlier cluster.
+        let _ = fs::remove_file(self.folder.join("catalog.address"));
+        self.start(0)?;
+        if !self.await_catalog(stop)? {
+            return Ok(false);
+        }
+        for index in 1..self.servers.len() {
+            self.start(index)?;
+        }
+        let Some(standing) = self.await_ready(stop)? else { return Ok(false) };
+        for index in 0..self.servers.len() {
+            let server = &self.servers[index];
+            let (address, metrics) = match server.kind {
+                Kind::Memory => {
+                    let record = standing.memory_server(server.number);
+                    record.map(|record| (record.address.clone(), record.metrics.clone()))
+                }
+                Kind::Compute => {
+                    let record = standing.compute_server(server.number);
+                    record.map(|record| (record.address.clone(), record.metrics.clone()))
+                }
+            }
+            .unwrap_or_default();
+            let metrics = metrics.map(|at| format!(", metrics {at}")).unwrap_or_default();
+            let pid = server.pid().unwrap_or(0);
+            let line = format!("{}: {address}, process {pid}{metrics}", server.name());
+            self.servers[index].address = Some(address);
+            self.say(&line);
+        }
+        if let Some(address) = &self.catalog {
+            let line = format!("catalog: {address}");
+            self.say(&line);
+        }
+        self.say("ready");
+        Ok(true)
+    }
+
+    /// Ends these servers: asks, waits, and kills who has not ended in time.
+    fn end(&mut self, which: impl Fn(&Server) -> bool) {
+        for server in self.servers.iter().filter(|server| which(server)) {
+            server.signal(Signal::TERM);
+        }
+        let (asked, never) = (self.clock.elapsed(), Stop::default());
+        let mut killed = false;
+        loop {
+            for index in 0..self.servers.len() {
+                if !which(&self.servers[index]) {
+                    continue;
+                }
+                let Some(status) = self.servers[index].ended(&self.folder) else { continue };
+                if !status.success() {
+                    self.is_well = false;
+                    let line = format!("{} ended with {}", self.servers[index].name(), how(status));
+                    self.say(&line);
+                }
+            }
+            let running = |server: &&Server| which(server) && server.process.is_some();
+            if !self.servers.iter().any(|server| running(&server)) {
+                return;
+            }
+            if !killed && self.clock.elapsed().saturating_sub(asked) >= self.options.end_within {
+                killed = true;
+                let names: Vec<_> = self.servers.iter().filter(running).map(Server::name).collect();
+                self.servers.iter().filter(running).for_each(|server| server.signal(Signal::KILL));
+                self.say(&format!("killed, for not ending in time: {}", names.join(", ")));
+            }
+            never.wait(LOOK);
+        }
+    }
+
+    fn end_all(&mut self) {
+        self.end(|server| server.kind == Kind::Compute);
+        self.end(|server| server.kind == Kind::Memory && server.number > 0);
+        self.end(|_| true);
+    }
+}
+
+fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
+    let what = format!("cannot make {}", dir.display());
+    fs::create_dir_all(dir).map_err(ProgramError::system(what.clone()))?;
+    // Servers do not run in this process's current folder for ever.
+    let folder = fs::canonicalize(dir).map_err(ProgramError::system(what.clone()))?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let lock = options.open(folder.join("lock")).map_err(ProgramError::system(what.clone()))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let text = format!("another launcher has {}", folder.display());
+            return Err(ConfigError::Settings(text).into());
+        }
+        Err(errno) => return Err(ProgramError::system(what)(errno.into())),
+    }
+    let token = folder.join("token");
+    if !token.exists() {
+        config::make_token(&token)?;
+    }
+    config::read_token(&token)?;
+    let pid = format!("{}\n", std::process::id());
+    config::replace_file(&folder.join("launcher.pid"), &pid)?;
+    Ok((folder, lock))
+}
+
+/// Starts a cluster, watches it, and ends it when `stop` is raised, or when no server is left. Says on `out` what
+/// there is and who dies. Whether everything went well.
+///
+/// # Errors
+/// [`ProgramError`] if it could not be started; nothing of it goes on then.
+pub fn run(
+    options: &LaunchOptions,
+    stop: &Stop,
+    out: &mut dyn Write,
+) -> Result<bool, ProgramError> {
+    let keys = Keys::new(&options.cluster)
+        .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
+    if options.memory_servers == 0 {
+        return Err(ConfigError::Settings("a cluster has a memory server".to_owned()).into());
+    }
+    let (folder, _lock) = prepare(&options.dir)?;
+    let memory = (0..options.memory_servers).map(|number| Server::new(Kind::Memory, number));
+    let compute = (0..options.compute_servers).map(|number| Server::new(Kind::Compute, number));
+    let mut launcher = Launcher {
+        options,
+        folder,
+        keys,
+        clock: Clock::start(),
+        servers: memory.chain(compute).collect(),
+        catalog: None,
+        out,
+        is_well: true,
+    };
+    let result = launcher.bring_up(stop).and_then(|serves| {
+        if !serves && !stop.is_raised() {
+            launcher.is_well = false;
+        }
+        while serves && !stop.wait(LOOK) {
+            launcher.bury();
+            launcher.restart_those_due()?;
+            let lives = |server: &Server| server.process.is_some() || server.restart_at.is_some();
+            if !launcher.servers.iter().any(lives) {
+                launcher.say("no server is left");
+                break;
+            }
+        }
+        Ok(())
+    });
+    launcher.end_all();
+    // What is left of a run that has ended.
+    for name in ["launcher.pid", "catalog.address"] {
+        let _ = fs::remove_file(launcher.folder.join(name));
+    }
+    result.map(|()| launcher.is_well)
+}

@@ -1,0 +1,60 @@
+//! What programs say while they run: lines on stderr, by `tracing`.
+//!
+//! *Thread safety*: any number of threads.
+
+use std::io::IsTerminal;
+use std::str::FromStr;
+use tracing_subscriber::filter::LevelFilter;
+
+/// The environment variable that says how much is said, where no flag does.
+pub const VARIABLE: &str = "FARLEAF_LOG";
+
+/// How much a program says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Level(LevelFilter);
+
+impl Default for Level {
+    fn default() -> Self {
+        Self(LevelFilter::INFO)
+    }
+}
+
+impl FromStr for Level {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        ["off", "error", "warn", "info", "debug", "trace"]
+            .contains(&text)
+            .then(|| text.parse().ok().map(Self))
+            .flatten()
+            .ok_or_else(|| "expected off, error, warn, info, debug or trace".to_owned())
+    }
+}
+
+impl Level {
+    /// That of the flag, of the environment variable, or the usual one.
+    ///
+    /// # Errors
+    /// One line if the variable names no level.
+    pub fn choose(flag: Option<Self>) -> Result<Self, String> {
+        match (flag, std::env::var(VARIABLE)) {
+            (Some(level), _) => Ok(level),
+            (None, Ok(text)) if !text.is_empty() => {
+                text.parse().map_err(|why| format!("the variable {VARIABLE} is `{text}`: {why}"))
+            }
+            _ => Ok(Self::default()),
+        }
+    }
+}
+
+/// Sends what this process says to stderr. Only the first call has an effect.
+pub fn start(level: Level) {
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level.0)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .finish();
+    // Somebody was first, as in tests.
+    let _ = tracing::subscriber::set_global_default(subscriber);
+}

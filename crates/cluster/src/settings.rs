@@ -1,0 +1,45 @@
+//! What all programs of a cluster must agree on: the first one that knows writes it down, the others compare.
+//!
+//! *Thread safety*: plain functions.
+
+use crate::catalog::{Catalog, CatalogError};
+use crate::config::ConfigError;
+use crate::error::ProgramError;
+use crate::records::{self, Keys, SettingsRecord};
+
+/// What the cluster's settings are: `mine`, which are put down if there are none yet.
+///
+/// # Errors
+/// [`ConfigError::Settings`] if the cluster has others; [`ProgramError`] if the catalog does not say.
+pub fn agree(
+    catalog: &dyn Catalog,
+    keys: &Keys,
+    mine: &SettingsRecord,
+) -> Result<(), ProgramError> {
+    match records::put_if(catalog, &keys.settings(), None, mine, None) {
+        Ok(true) => return Ok(()),
+        // Whoever has written them, they are compared.
+        Ok(false) | Err(CatalogError::Indeterminate { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let found = records::get::<SettingsRecord>(catalog, &keys.settings())?;
+    let (theirs, _) = found.ok_or_else(|| ProgramError::Failed("the settings are gone".into()))?;
+    let differs = |what: &str, theirs: &dyn std::fmt::Display, mine: &dyn std::fmt::Display| {
+        let text = format!("this cluster was made with {theirs} as {what}, not {mine}");
+        Err(ConfigError::Settings(text).into())
+    };
+    let SettingsRecord { memory_servers, compute_servers, transport, placement_level } = mine;
+    if theirs.memory_servers != *memory_servers {
+        return differs("the number of memory servers", &theirs.memory_servers, memory_servers);
+    }
+    if theirs.compute_servers != *compute_servers {
+        return differs("the number of compute servers", &theirs.compute_servers, compute_servers);
+    }
+    if theirs.transport != *transport {
+        return differs("the transport", &theirs.transport, transport);
+    }
+    if theirs.placement_level != *placement_level {
+        return differs("the placement level", &theirs.placement_level, placement_level);
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! How a cluster stands, as the catalog says.
+//!
+//! A server is live if it is registered: it has kept its lease alive within a term.
+//!
+//! *Thread safety*: plain values.
+
+use crate::catalog::Catalog;
+use crate::records::{
+    self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, RecordError,
+    SettingsRecord,
+};
+use serde::Serialize;
+
+/// What the catalog says about a cluster. Its parts were read one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Standing {
+    /// What it was made with; nothing before anybody has come.
+    pub settings: Option<SettingsRecord>,
+    /// The memory servers that live, by number.
+    pub memory: Vec<MemoryRecord>,
+    /// The compute servers that live, by number.
+    pub compute: Vec<ComputeRecord>,
+    /// The index, once somebody has begun to make it.
+    pub index: Option<IndexRecord>,
+    /// Who owns which keys.
+    pub map: Option<MapRecord>,
+}
+
+/// A server as a line of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// What it is, and its number.
+    pub server: String,
+    /// Whether it lives.
+    pub is_live: bool,
+    /// Where it is reached; empty if it does not live, as is what follows.
+    pub address: String,
+    /// Its epoch.
+    pub epoch: String,
+    /// A memory server's generation; the keys that a compute server owns.
+    pub holds: String,
+    /// Where its metrics are.
+    pub metrics: String,
+}
+
+impl Standing {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// [`RecordError`].
+    pub fn read(catalog: &dyn Catalog, keys: &Keys) -> Result<Self, RecordError> {
+        fn value<T>(found: Option<(T, crate::catalog::Version)>) -> Option<T> {
+            found.map(|(record, _)| record)
+        }
+        let mut memory: Vec<MemoryRecord> = records::list(catalog, &keys.memory_prefix())?;
+        let mut compute: Vec<ComputeRecord> = records::list(catalog, &keys.compute_prefix())?;
+        memory.sort_by_key(|record| record.number);
+        compute.sort_by_key(|record| record.number);
+        Ok(Self {
+            settings: value(records::get(catalog, &keys.settings())?),
+            memory,
+            compute,
+            index: value(records::get(catalog, &keys.index())?),
+            map: value(records::get(catalog, &keys.map())?),
+        })
+    }
+
+    /// A memory server that lives.
+    pub fn memory_server(&self, number: u16) -> Option<&MemoryRecord> {
+        self.memory.iter().find(|record| record.number == number)
+    }
+
+    /// A compute server that lives.
+    pub fn compute_server(&self, number: u16) -> Option<&ComputeRecord> {
+        self.compute.iter().find(|record| record.number == number)
+    }
+
+    /// What keeps the cluster from serving, one line each; nothing if it serves. Without compute servers there is no
+    /// index to wait for.
+    pub fn missing(&self) -> Vec<String> {
+        let Some(settings) = &self.settings else {
+            return vec!["nobody has said yet what the cluster consists of".to_owned()];
+        };
+        let mut missing = Vec::new();
+        for number in 0..settings.memory_servers {
+            if self.memory_server(number).is_none() {
+                missing.push(format!("memory server {number} is not there"));
+            }
+        }
+        for number in 0..settings.compute_servers {
+            if self.compute_server(number).is_none() {
+                missing.push(format!("compute server {number} is not there"));
+            }
+        }
+        if settings.compute_servers == 0 {
+            return missing;
+        }
+        match &self.index {
+            None => missing.push("there is no index yet".to_owned()),
+            Some(IndexRecord { state: IndexState::Making, generation, .. }) => {
+                missing.push(format!("the index of generation {generation} is being made"));
+            }
+            Some(index) => {
+                let other = |record: &&MemoryRecord| {
+                    let known = index.memory_epochs.get(usize::from(record.number));
+                    known != Some(&record.epoch) || record.generation != index.generation
+                };
+                for record in self.memory.iter().filter(other) {
+                    let number = record.number;
+                    missing.push(format!(
+                        "the index is lost: memory server {number} is not the one that it was made on"
+                    ));
+                }
+                let idle = |record: &&ComputeRecord| record.generation != index.generation;
+                for record in self.compute.iter().filter(idle) {
+                    missing.push(format!("compute server {} does not serve yet", record.number));
+                }
+            }
+        }
+        missing
+    }
+
+    /// The keys of a compute server, as `LOW..HIGH`.
+    fn range(&self, number: u16) -> String {
+        let Some(map) = &self.map else { return String::new() };
+        let Some(place) = map.owners.iter().position(|owner| *owner == number) else {
+            return "no keys".to_owned();
+        };
+        let boundary = |place: Option<usize>| place.and_then(|place| map.boundaries.get(place));
+        let text = |key: Option<&u64>| key.map_or(String::new(), u64::to_string);
+        format!("{}..{}", text(boundary(place.checked_sub(1))), text(boundary(Some(place))))
+    }
+
+    /// A line for each server that should be there or is.
+    pub fn rows(&self) -> Vec<Row> {
+        let count = |said: Option<u16>, live: Option<u16>| {
+            said.unwrap_or(0).max(live.map_or(0, |number| number.saturating_add(1)))
+        };
+        let said = self.settings.as_ref();
+        let memory = count(
+            said.map(|settings| settings.memory_servers),
+            self.memory.last().map(|record| record.number),
+        );
+        let compute = count(
+            said.map(|settings| settings.compute_servers),
+            self.compute.last().map(|record| record.number),
+        );
+        let gone = |server: String| Row {
+            server,
+            is_live: false,
+            address: String::new(),
+            epoch: String::new(),
+            holds: String::new(),
+            metrics: String::new(),
+        };
+        let memory_row = |number| {
+            let row = gone(format!("memory server {number}"));
+            match self.memory_server(number) {
+                None => row,
+                Some(record) => Row {
+                    is_live: true,
+                    address: format!("{} {}", record.transport, record.address),
+                    epoch: format!("{:016x}", record.epoch),
+                    holds: format!("generation {}", record.generation),
+                    metrics: record.metrics.clone().unwrap_or_default(),
+                    ..row
+                },
+            }
+        };
+        let compute_row = |number| {
+            let row = gone(format!("compute server {number}"));
+            match self.compute_server(number) {
+                None => row,
+                Some(record) => Row {
+                    is_live: true,
+                    address: record.address.clone(),
+                    epoch: format!("{:016x}", record.epoch),
+                    holds: self.range(number),
+                    metrics: record.metrics.clone().unwrap_or_default(),
+                    ..row
+                },
+            }
+        };
+        (0..memory).map(memory_row).chain((0..compute).map(compute_row)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::Transport;
+
+    fn memory(number: u16, epoch: u64) -> MemoryRecord {
+        let (transport, address) = (Transport::Tcp, "127.0.0.1:1".to_owned());
+        MemoryRecord { number, pid: 1, transport, address, epoch, generation: 1, metrics: None }
+    }
+
+    fn compute(number: u16) -> ComputeRecord {
+        let address = "127.0.0.1:2".to_owned();
+        ComputeRecord { number, pid: 2, address, epoch: 9, generation: 1, metrics: None }
+    }
+
+    fn whole() -> Standing {
+        Standing {
+            settings: Some(SettingsRecord {
+                memory_servers: 2,
+                compute_servers: 2,
+                transport: Transport::Tcp,
+                placement_level: 3,
+            }),
+            memory: vec![memory(0, 10), memory(1, 11)],
+            compute: vec![compute(0), compute(1)],
+            index: Some(IndexRecord {
+                generation: 1,
+                state: IndexState::Ready,
+                memory_epochs: vec![10, 11],
+            }),
+            map: Some(MapRecord { epoch: 4, boundaries: vec![500], owners: vec![1, 0] }),
+        }
+    }
+
+    #[test]
+    fn it_serves_when_everybody_is_there_and_the_index_is_theirs() {
+        assert_eq!(whole().missing(), Vec::<String>::new());
+        let missing = |change: fn(&mut Standing)| {
+            let mut standing = whole();
+            change(&mut standing);
+            let missing = standing.missing();
+            assert_eq!(missing.len(), 1, "{missing:?}");
+            missing[0].clone()
+        };
+        assert!(missing(|standing| drop(standing.memory.remove(1))).contains("memory server 1"));
+        assert!(missing(|standing| drop(standing.compute.remove(0))).contains("compute server 0"));
+        assert!(missing(|standing| standing.settings = None).contains("nobody"));
+        assert!(missing(|standing| standing.index = None).contains("no index"));
+        let making = missing(|standing| {
+            standing.index.as_mut().unwrap().state = IndexState::Making;
+        });
+        assert!(making.contains("being made"));
+        let restarted = missing(|standing| standing.memory[1].epoch = 12);
+        assert!(restarted.contains("lost: memory server 1"));
+        let renewed = missing(|standing| standing.memory[0].generation = 2);
+        assert!(renewed.contains("lost: memory server 0"));
+    }
+
+    #[test]
+    fn everybody_has_a_line() {
+        let mut standing = whole();
+        standing.memory.remove(0);
+        let rows = standing.rows();
+        assert_eq!(rows.len(), 4);
+        assert_eq!((rows[0].server.as_str(), rows[0].is_live), ("memory server 0", false));
+        assert_eq!(rows[1].epoch, "000000000000000b");
+        assert_eq!((rows[2].holds.as_str(), rows[3].holds.as_str()), ("500..", "..500"));
+    }
+}

@@ -1,0 +1,70 @@
+//! The wish that a program end: raised by a signal or by code, and what every wait of a program waits for too.
+//!
+//! *Thread safety*: any number of threads; clones are the same wish.
+
+use crate::clock::Clock;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io;
+use std::sync::Condvar;
+use std::time::Duration;
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_raised: Mutex<bool>,
+    raised: Condvar,
+}
+
+/// Whether a program shall end.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<Shared>);
+
+impl Stop {
+    /// One that SIGTERM and SIGINT raise. From then on they do nothing else in this process.
+    ///
+    /// # Errors
+    /// What the operating system says if it does not let signals be caught.
+    pub fn on_signals() -> io::Result<Self> {
+        let stop = Self::default();
+        let mut signals = Signals::new([SIGTERM, SIGINT])?;
+        let raise = stop.clone();
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            for signal in signals.forever() {
+                let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                tracing::info!("{name}: ending");
+                raise.raise();
+            }
+        })?;
+        Ok(stop)
+    }
+
+    /// Wishes for the end.
+    pub fn raise(&self) {
+        *lock(&self.0.is_raised) = true;
+        self.0.raised.notify_all();
+    }
+
+    /// Whether the end was wished for.
+    pub fn is_raised(&self) -> bool {
+        *lock(&self.0.is_raised)
+    }
+
+    /// Waits so long, or until the end is wished for; whether it is.
+    pub fn wait(&self, for_at_most: Duration) -> bool {
+        let clock = Clock::start();
+        let mut is_raised = lock(&self.0.is_raised);
+        while !*is_raised {
+            let Some(left) =
+                for_at_most.checked_sub(clock.elapsed()).filter(|left| !left.is_zero())
+            else {
+                break;
+            };
+            is_raised = match self.0.raised.wait_timeout(is_raised, left) {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        *is_raised
+    }
+}

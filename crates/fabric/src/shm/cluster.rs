@@ -1,0 +1,160 @@
+//! Memory servers of this host, as a process that uses them sees them.
+
+use super::connection::{Hello, greet};
+use super::driver::ShmDriver;
+use super::endpoint::ShmFabric;
+use super::process::{Listening, Process, Server};
+use super::server::{ShmServer, ShmServerConfig};
+use super::socket::Packet;
+use super::{ShmConfig, ShmError};
+use crate::clients::{run_here, run_on_threads};
+use crate::clock::Clock;
+use crate::handshake::{Identity, Role, Token, draw_epoch};
+use crate::sync::{Arc, Mutex, lock};
+use crate::{Cluster, Region, RpcService, ServerId};
+use rustix::event::{EventfdFlags, eventfd};
+use std::future::Future;
+use std::path::{Path, PathBuf};
+
+/// The way to memory servers that are processes of this host.
+#[derive(Debug)]
+pub struct ShmCluster {
+    pub(super) process: Arc<Listening>,
+    /// Memory servers that were started for services of this process.
+    own: Mutex<Vec<Option<ShmServer>>>,
+    folder: Option<Folder>,
+}
+
+impl ShmCluster {
+    /// Connects to the memory servers at `paths`, numbered in their order, and maps their regions.
+    ///
+    /// # Errors
+    /// [`ShmError`] if one of them cannot be reached, has another token or number, or has no room.
+    pub fn connect<P: AsRef<Path>>(
+        paths: &[P],
+        token: &Token,
+        config: &ShmConfig,
+    ) -> Result<Self, ShmError> {
+        let clock = Clock::start();
+        let me = Identity { role: Role::Client, number: 0, epoch: draw_epoch()? };
+        let servers = (0..)
+            .zip(paths)
+            .map(|(number, path)| {
+                Self::map(ServerId::new(number), path.as_ref(), token, me, &clock, config)
+            })
+            .collect::<Result<Vec<Server>, ShmError>>()?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let process = Process::new(config.clone(), token.clone(), servers, clock, stop);
+        let process = Arc::new(Listening::start(process)?);
+        Ok(Self { process, own: Mutex::default(), folder: None })
+    }
+
+    fn map(
+        id: ServerId,
+        path: &Path,
+        token: &Token,
+        me: Identity,
+        clock: &Clock,
+        config: &ShmConfig,
+    ) -> Result<Server, ShmError> {
+        let hello = Hello { server: id, path, token, me, timeout_ns: config.timeout_ns };
+        let opened = greet(&hello, Packet::OpenProcess, clock)?;
+        let bytes = usize::try_from(opened.bytes).unwrap_or(usize::MAX);
+        let region = Arc::new(Region::map_memfd(opened.file, bytes)?);
+        Ok(Server {
+            id,
+            path: path.to_owned(),
+            region,
+            socket: opened.socket,
+            process: opened.number,
+            epoch: opened.peer.epoch,
+        })
+    }
+
+    /// Starts a memory server for each service in this process, and connects to them.
+    pub(super) fn start<S: RpcService>(
+        config: &ShmConfig,
+        services: Vec<Arc<S>>,
+    ) -> Result<Self, ShmError> {
+        let folder = Folder::new()?;
+        let token = Token::draw()?;
+        let paths: Vec<PathBuf> =
+            (0..services.len()).map(|number| folder.0.join(format!("{number}.socket"))).collect();
+        let own = (0..)
+            .zip(services.into_iter().zip(&paths))
+            .map(|(number, (service, path))| {
+                let server = ShmServerConfig { number, ..config.server.clone() };
+                ShmServer::start(path, service, &token, server).map(Some)
+            })
+            .collect::<Result<Vec<_>, ShmError>>()?;
+        let mut cluster = Self::connect(&paths, &token, config)?;
+        *lock(&cluster.own) = own;
+        cluster.folder = Some(folder);
+        Ok(cluster)
+    }
+
+    /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
+    /// an [`crate::executor::Executor`] of their own.
+    ///
+    /// # Errors
+    /// [`ShmError::System`] if there are no more file descriptors.
+    pub fn driver(&self) -> Result<ShmDriver, ShmError> {
+        ShmDriver::new(&self.process)
+    }
+
+    /// The epoch that `server` drew when it started. One that is started again at the same place has another, and memory
+    /// of its own.
+    pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
+        Some(self.process.servers.get(server.index())?.epoch)
+    }
+}
+
+impl Cluster for ShmCluster {
+    type Fabric = ShmFabric;
+
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        run_on_threads(compute_servers, self.process.config.one_client_thread, |clients| {
+            let driver = self.driver().expect("a client thread gets its file descriptors");
+            let open = |compute_server, number| {
+                driver.open(compute_server, number).expect("an endpoint can be opened")
+            };
+            run_here(&driver, clients, open, &body)
+        })
+    }
+
+    /// Stops a memory server of this process. One of another process is only given up.
+    fn kill_memory_server(&self, server: ServerId) {
+        if server.index() < self.process.servers.len() {
+            self.process.lose(server);
+        }
+        let killed = lock(&self.own).get_mut(server.index()).and_then(Option::take);
+        drop(killed);
+    }
+}
+
+/// A folder of our own for sockets, removed when it is dropped.
+#[derive(Debug)]
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self, ShmError> {
+        let name = format!("farleaf-{:016x}", draw_epoch()?);
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

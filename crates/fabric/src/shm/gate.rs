@@ -1,0 +1,88 @@
+//! The gate before the verbs of one endpoint to one server: who closes it knows that no verb is under way behind
+//! it, nor ever will be.
+//!
+//! The endpoint's thread says that it is inside, and then looks whether the gate is closed; who closes it says so,
+//! and then looks whether somebody is inside. All four are sequentially consistent, so at least one
+//! of them sees the other.
+//!
+//! *Invariants*: G1. a gate that was closed stays so. G2. inside is only the endpoint's thread, for one verb.
+//!
+//! *Thread safety*: `enter` by the endpoint's thread, the rest by anyone.
+
+use crate::sync::{AtomicBool, Ordering};
+
+/// On cache lines of its own: the endpoint's thread writes to it at each verb.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Gate {
+    inside: AtomicBool,
+    closed: AtomicBool,
+}
+
+/// The right to one verb.
+#[derive(Debug)]
+pub(super) struct Inside<'a>(&'a Gate);
+
+impl Gate {
+    /// Goes in, unless the gate is closed.
+    #[inline]
+    pub(super) fn enter(&self) -> Option<Inside<'_>> {
+        self.inside.store(true, Ordering::SeqCst);
+        let inside = Inside(self);
+        (!self.closed.load(Ordering::SeqCst)).then_some(inside)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Lets nobody in any more.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether nobody is inside; after [`Gate::close`], nobody will be.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.inside.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.inside.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::{AtomicU64, thread};
+
+    #[test]
+    fn nobody_is_behind_a_closed_gate() {
+        for _ in 0..200 {
+            let (gate, word) = (Gate::default(), AtomicU64::new(0));
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while let Some(_inside) = gate.enter() {
+                        word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                    }
+                    assert!(gate.is_empty());
+                });
+                while word.load(Ordering::Relaxed) == 0 {
+                    std::hint::spin_loop();
+                }
+                gate.close();
+                while !gate.is_empty() {
+                    std::hint::spin_loop();
+                }
+                let last = word.load(Ordering::Relaxed);
+                for _ in 0..100 {
+                    std::hint::spin_loop();
+                    assert_eq!(word.load(Ordering::Relaxed), last, "a verb behind a closed gate");
+                }
+            });
+        }
+    }
+}

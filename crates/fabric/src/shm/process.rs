@@ -1,0 +1,273 @@
+//! What all endpoints of this process share: the servers with their regions, one connection to each for the whole
+//! process, and the thread that listens to those.
+//!
+//! That thread notices when a server is gone, and stops endpoints when a server asks for it because their compute server is
+//! fenced (F10). It can, even if the endpoints' own threads are busy elsewhere for long.
+//!
+//! *Invariants*: P1. an endpoint's gate is registered before its first verb and closed from the start if it
+//! was fenced, or its server lost, before that. P2. "stopped" is only said of gates that are closed and empty. P3. a server that was
+//! lost stays lost.
+//!
+//! *Thread safety*: any thread.
+
+use super::gate::Gate;
+use super::socket::{self, Packet};
+use super::{ShmConfig, ShmError};
+use crate::clock::Clock;
+use crate::handshake::Token;
+use crate::sync::{Arc, Mutex, lock, thread};
+use crate::{Region, ServerId, Uncertainty};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::task::Waker;
+use std::thread::JoinHandle;
+
+/// A memory server as this process sees it.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) id: ServerId,
+    pub(super) path: PathBuf,
+    pub(super) region: Arc<Region>,
+    /// The whole process's connection.
+    pub(super) socket: OwnedFd,
+    /// This process's number there.
+    pub(super) process: u64,
+    /// What the server drew when it started.
+    pub(super) epoch: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) config: ShmConfig,
+    pub(super) token: Token,
+    pub(super) servers: Vec<Server>,
+    pub(super) clock: Clock,
+    /// Ends the listening thread.
+    pub(super) stop: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    gates: Vec<Registered>,
+    lost: Vec<bool>,
+    /// By server and compute server: the first endpoint that no fence has concerned.
+    fenced_below: BTreeMap<(ServerId, u16), u64>,
+    asked: BTreeMap<u64, Asked>,
+    next_request: u64,
+}
+
+#[derive(Debug)]
+struct Registered {
+    server: ServerId,
+    compute_server: u16,
+    number: u64,
+    gate: Arc<Gate>,
+}
+
+/// A fence that was asked for.
+#[derive(Debug)]
+struct Asked {
+    server: ServerId,
+    outcome: Option<Result<(), Uncertainty>>,
+    waker: Option<Waker>,
+}
+
+/// How often the listening thread lets a verb that is under way go on before it gives up a fence; the asker's deadline
+/// passes then. A verb is over in microseconds, unless its thread is not run.
+const PATIENCE: usize = 100_000;
+
+impl Process {
+    pub(super) fn new(
+        config: ShmConfig,
+        token: Token,
+        servers: Vec<Server>,
+        clock: Clock,
+        stop: OwnedFd,
+    ) -> Self {
+        let state = State { lost: vec![false; servers.len()], ..State::default() };
+        Self { config, token, servers, clock, stop, state: Mutex::new(state) }
+    }
+
+    /// The gate of endpoint `number` of `compute_server` at `server`.
+    pub(super) fn register(&self, server: ServerId, compute_server: u16, number: u64) -> Arc<Gate> {
+        let gate = Arc::new(Gate::default());
+        let mut state = lock(&self.state);
+        let fenced_below = state.fenced_below.get(&(server, compute_server));
+        if state.lost[server.index()] || fenced_below.is_some_and(|below| number < *below) {
+            gate.close();
+        }
+        state.gates.push(Registered { server, compute_server, number, gate: Arc::clone(&gate) });
+        gate
+    }
+
+    pub(super) fn unregister(&self, gate: &Arc<Gate>) {
+        lock(&self.state).gates.retain(|registered| !Arc::ptr_eq(&registered.gate, gate));
+    }
+
+    pub(super) fn is_lost(&self, server: ServerId) -> bool {
+        lock(&self.state).lost[server.index()]
+    }
+
+    /// The server is gone: from now on, what is sent to it ends as indeterminate.
+    pub(super) fn lose(&self, server: ServerId) {
+        let mut state = lock(&self.state);
+        state.lost[server.index()] = true;
+        for registered in state.gates.iter().filter(|registered| registered.server == server) {
+            registered.gate.close();
+        }
+        for asked in state.asked.values_mut().filter(|asked| asked.server == server) {
+            asked.answer(Err(Uncertainty::ConnectionLost));
+        }
+    }
+
+    /// Asks `server` to fence a compute server; the number to look for the outcome with.
+    pub(super) fn ask_fence(&self, server: ServerId, compute_server: u16) -> Option<u64> {
+        let mut state = lock(&self.state);
+        if state.lost[server.index()] {
+            return None;
+        }
+        let request = state.next_request;
+        state.next_request += 1;
+        let packet = Packet::Fence { request, compute_server };
+        socket::send_packet(&self.servers[server.index()].socket, packet).ok()?;
+        state.asked.insert(request, Asked { server, outcome: None, waker: None });
+        Some(request)
+    }
+
+    /// What came of a fence, or who is to be woken when something has.
+    pub(super) fn fence_outcome(
+        &self,
+        request: u64,
+        waker: &Waker,
+    ) -> Option<Result<(), Uncertainty>> {
+        let mut state = lock(&self.state);
+        let asked = state.asked.get_mut(&request)?;
+        if asked.outcome.is_none() {
+            asked.waker = Some(waker.clone());
+        }
+        asked.outcome
+    }
+
+    pub(super) fn forget_fence(&self, request: u64) {
+        lock(&self.state).asked.remove(&request);
+    }
+
+    /// Listens to the servers until told to stop.
+    pub(super) fn listen(&self) {
+        loop {
+            let heard: Vec<&Server> =
+                self.servers.iter().filter(|server| !self.is_lost(server.id)).collect();
+            let mut polled: Vec<PollFd<'_>> = std::iter::once(&self.stop)
+                .chain(heard.iter().map(|server| &server.socket))
+                .map(|socket| PollFd::new(socket, PollFlags::IN))
+                .collect();
+            match poll(&mut polled, None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(errno) => panic!("listening to memory servers: {errno}"),
+            }
+            if !polled[0].revents().is_empty() {
+                return;
+            }
+            for (server, polled) in heard.iter().zip(&polled[1..]) {
+                if !polled.revents().is_empty() {
+                    self.hear(server);
+                }
+            }
+        }
+    }
+
+    fn hear(&self, server: &Server) {
+        let packet = match socket::receive(&server.socket) {
+            Ok(None) => return,
+            Ok(Some(received)) => received.packet(),
+            Err(_) => None,
+        };
+        match packet {
+            Some(Packet::Stop { fence, compute_server, below }) => {
+                if self.stop_endpoints(server.id, compute_server, below) {
+                    // If it cannot be said, the server is gone or far behind; its asker's deadline passes.
+                    let _ = socket::send_packet(&server.socket, Packet::Stopped { fence });
+                }
+            }
+            Some(Packet::Fenced { request }) => {
+                if let Some(asked) = lock(&self.state).asked.get_mut(&request) {
+                    asked.answer(Ok(()));
+                }
+            }
+            // The end of the connection, or a server that makes no sense.
+            _ => self.lose(server.id),
+        }
+    }
+
+    /// Closes the gates of endpoints; says whether all of them are empty.
+    fn stop_endpoints(&self, server: ServerId, compute_server: u16, below: u64) -> bool {
+        let gates: Vec<Arc<Gate>> = {
+            let mut state = lock(&self.state);
+            let known = state.fenced_below.entry((server, compute_server)).or_default();
+            *known = below.max(*known);
+            let concerned = |it: &&Registered| {
+                it.server == server && it.compute_server == compute_server && it.number < below
+            };
+            state.gates.iter().filter(concerned).map(|it| Arc::clone(&it.gate)).collect()
+        };
+        gates.iter().for_each(|gate| gate.close());
+        gates.iter().all(|gate| {
+            (0..PATIENCE).any(|_| {
+                if !gate.is_empty() {
+                    #[expect(clippy::disallowed_methods, reason = "no endpoint to wait through")]
+                    thread::yield_now();
+                }
+                gate.is_empty()
+            })
+        })
+    }
+}
+
+impl Asked {
+    fn answer(&mut self, outcome: Result<(), Uncertainty>) {
+        self.outcome.get_or_insert(outcome);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// A process whose servers are listened to, for as long as anybody uses it.
+#[derive(Debug)]
+pub(super) struct Listening {
+    process: Arc<Process>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listening {
+    pub(super) fn start(process: Process) -> Result<Self, ShmError> {
+        let process = Arc::new(process);
+        let listened = Arc::clone(&process);
+        let builder = std::thread::Builder::new().name("shm-listener".into());
+        let thread = builder.spawn(move || listened.listen())?;
+        Ok(Self { process, thread: Some(thread) })
+    }
+}
+
+impl Deref for Listening {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let told = rustix::io::write(&self.process.stop, &1_u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Rings in shared memory: how requests reach a memory server and replies come back.
+//!
+//! ```text
+//! page 0   header, a cache line for each word:
+//!          0 requests: tail   1 requests: head   2 requests: consumer sleeps   3 requests: producer wants room
+//!          4 to 7             the same for the replies
+//! then     requests[32768 words], replies[32768 words]
+//!
+//! record   id, [kind:16][bytes:48], then the bytes, filled up to whole words; it goes on at the start
+//!          of the ring when it reaches the end
+//! ```
+//!
+//! The other side is another process, and may be wrong or hostile.
+//!
+//! *Invariants*: R1. each side keeps the index that it writes for itself and never reads it back. R2. what comes from the
+//! other side (its index, a record's head) is read once, checked, and only then used; what makes no sense is
+//! [`Garbage`]. R3. a message is copied out, word by word and atomically, before anybody looks at it. R4. who
+//! finds nothing to do says so in the header and looks again before it sleeps; who adds something looks there
+//! afterwards: so no wake-up is lost.
+//!
+//! *Thread safety*: one producer and one consumer; each belongs to one thread at a time.
+
+use crate::sync::{Arc, AtomicU64, Ordering, fence};
+use crate::{MAX_MESSAGE_BYTES, Message, Region};
+
+/// Words of one ring.
+const RING_WORDS: usize = 32_768;
+/// Words of the header's page.
+const HEADER_WORDS: usize = 512;
+/// Words of a cache line, with its neighbour that the processor fetches along.
+const LINE_WORDS: usize = 16;
+/// Words of a record before its bytes.
+const HEAD_WORDS: usize = 2;
+/// Words of the longest record.
+const RECORD_WORDS: usize = HEAD_WORDS + MAX_MESSAGE_BYTES / 8;
+
+const _: () = assert!(RING_WORDS.is_power_of_two());
+const _: () = assert!(8 * LINE_WORDS <= HEADER_WORDS);
+const _: () = assert!(2 * RECORD_WORDS <= RING_WORDS + 2 * HEAD_WORDS, "two messages fit");
+
+/// The size of the file that holds both rings of an endpoint.
+pub(super) const FILE_BYTES: usize = (HEADER_WORDS + 2 * RING_WORDS) * 8;
+
+/// The ring makes no sense: its other side is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Garbage;
+
+/// What a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A request, or the reply to one.
+    Message,
+    /// Instead of a reply that would have had this many bytes.
+    TooLarge(usize),
+}
+
+/// One of the two rings of a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Direction {
+    Requests,
+    Replies,
+}
+
+#[derive(Debug)]
+struct Ring {
+    file: Arc<Region>,
+    direction: Direction,
+}
+
+impl Ring {
+    fn header(&self, line: usize) -> &AtomicU64 {
+        let lines = match self.direction {
+            Direction::Requests => 0,
+            Direction::Replies => 4,
+        };
+        &self.file.words()[(lines + line) * LINE_WORDS]
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        self.header(0)
+    }
+
+    fn head(&self) -> &AtomicU64 {
+        self.header(1)
+    }
+
+    fn consumer_sleeps(&self) -> &AtomicU64 {
+        self.header(2)
+    }
+
+    fn wants_room(&self) -> &AtomicU64 {
+        self.header(3)
+    }
+
+    fn word(&self, index: u64) -> &AtomicU64 {
+        let first = match self.direction {
+            Direction::Requests => HEADER_WORDS,
+            Direction::Replies => HEADER_WORDS + RING_WORDS,
+        };
+        &self.file.words()[first + index as usize % RING_WORDS]
+    }
+}
+
+/// Whether the flag was up; it is down afterwards. Comes after what this side has published before.
+fn take_flag(flag: &AtomicU64) -> bool {
+    fence(Ordering::SeqCst);
+    flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
+}
+
+fn raise_flag(flag: &AtomicU64) {
+    flag.store(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+/// The side of a ring that adds records.
+#[derive(Debug)]
+pub(super) struct Producer {
+    ring: Ring,
+    tail: u64,
+}
+
+impl Producer {
+    /// The only producer of a ring that is new.
+    pub(super) fn new(file: &Arc<Region>, direction: Direction) -> Self {
+        Self { ring: Ring { file: Arc::clone(file), direction }, tail: 0 }
+    }
+
+    fn room(&self) -> Result<usize, Garbage> {
+        let used = self.tail.wrapping_sub(self.ring.head().load(Ordering::Acquire));
+        RING_WORDS.checked_sub(usize::try_from(used).map_err(|_| Garbage)?).ok_or(Garbage)
+    }
+
+    /// Adds a record, unless there is no room for it.
+    pub(super) fn push(&mut self, id: u64, kind: Kind, bytes: &[u8]) -> Result<bool, Garbage> {
+        debug_assert!(bytes.len() <= MAX_MESSAGE_BYTES, "a message is bounded");
+        let words = HEAD_WORDS + bytes.len().div_ceil(8);
+        if self.room()? < words {
+            return Ok(false);
+        }
+        let about = match kind {
+            Kind::Message => bytes.len() as u64,
+            Kind::TooLarge(bytes) => 1 << 48 | (bytes as u64).min((1 << 48) - 1),
+        };
+        self.ring.word(self.tail).store(id, Ordering::Relaxed);
+        self.ring.word(self.tail.wrapping_add(1)).store(about, Ordering::Relaxed);
+        for (index, chunk) in (HEAD_WORDS as u64..).zip(bytes.chunks(8)) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            let target = self.ring.word(self.tail.wrapping_add(index));
+            target.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+        self.tail = self.tail.wrapping_add(words as u64);
+        self.ring.tail().store(self.tail, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Whether the consumer sleeps, or is about to, and must be woken for what was pushed.
+    pub(super) fn must_wake(&self) -> bool {
+        take_flag(self.ring.consumer_sleeps())
+    }
+
+    /// Whether any record fits. If not, the consumer will say when it has made room.
+    pub(super) fn has_room(&self) -> Result<bool, Garbage> {
+        if self.room()? >= RECORD_WORDS {
+            return Ok(true);
+        }
+        raise_flag(self.ring.wants_room());
+        Ok(self.room()? >= RECORD_WORDS)
+    }
+}
+
+/// The side of a ring that takes records.
+#[derive(Debug)]
+pub(super) struct Consumer {
+    ring: Ring,
+    head: u64,
+}
+
+impl Consumer {
+    /// The only consumer of a ring that is new.
+    pub(super) fn new(file: &Arc<Region>, direction: Direction) -> Self {
+        Self { ring: Ring { file: Arc::clone(file), direction }, head: 0 }
+    }
+
+    fn available(&self) -> Result<usize, Garbage> {
+        let filled = self.ring.tail().load(Ordering::Acquire).wrapping_sub(self.head);
+        usize::try_from(filled).ok().filter(|words| *words <= RING_WORDS).ok_or(Garbage)
+    }
+
+    /// Copies the next record's bytes to `message` and says whose they are; `None` if there is no record.
+    pub(super) fn pop(&mut self, message: &mut Message) -> Result<Option<(u64, Kind)>, Garbage> {
+        let available = self.available()?;
+        if available == 0 {
+            return Ok(None);
+        }
+        if available < HEAD_WORDS {
+            return Err(Garbage);
+        }
+        let id = self.ring.word(self.head).load(Ordering::Relaxed);
+        let about = self.ring.word(self.head.wrapping_add(1)).load(Ordering::Relaxed);
+        let said = usize::try_from(about & ((1 << 48) - 1)).map_err(|_| Garbage)?;
+        let (kind, bytes) = match about >> 48 {
+            0 => (Kind::Message, said),
+            1 => (Kind::TooLarge(said), 0),
+            _ => return Err(Garbage),
+        };
+        if bytes > MAX_MESSAGE_BYTES || HEAD_WORDS + bytes.div_ceil(8) > available {
+            return Err(Garbage);
+        }
+        message.clear();
+        message.resize(bytes, 0);
+        for (index, chunk) in (HEAD_WORDS as u64..).zip(message.chunks_mut(8)) {
+            let word = self.ring.word(self.head.wrapping_add(index)).load(Ordering::Relaxed);
+            chunk.copy_from_slice(&word.to_ne_bytes()[..chunk.len()]);
+        }
+        self.head = self.head.wrapping_add((HEAD_WORDS + bytes.div_ceil(8)) as u64);
+        self.ring.head().store(self.head, Ordering::Release);
+        Ok(Some((id, kind)))
+    }
+
+    /// Whether there is a record.
+    pub(super) fn has_more(&self) -> bool {
+        self.available() != Ok(0)
+    }
+
+    /// Announces that this side will sleep; says whether it may, because there still is no record.
+    pub(super) fn may_sleep(&self) -> bool {
+        raise_flag(self.ring.consumer_sleeps());
+        !self.has_more()
+    }
+
+    /// Whether the producer waits for the room that was made, and must be woken.
+    pub(super) fn must_wake(&self) -> bool {
+        take_flag(self.ring.wants_room())
+    }
+}
+
+/// What a broken or hostile process can do to a ring that it has mapped.
+#[cfg(test)]
+pub(super) mod vandal {
+    use super::*;
+
+    impl Producer {
+        /// Adds a record whose head is `about`, and `words` words that are no message.
+        pub(in super::super) fn push_raw(&mut self, about: u64, words: u64) {
+            self.ring.word(self.tail.wrapping_add(1)).store(about, Ordering::Relaxed);
+            self.tail = self.tail.wrapping_add(words);
+            self.ring.tail().store(self.tail, Ordering::Release);
+        }
+
+        pub(in super::super) fn flip_everything(&self) {
+            for word in self.ring.file.words() {
+                word.fetch_xor(u64::MAX, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Backing;
+
+    fn ring() -> (Arc<Region>, Producer, Consumer) {
+        let backing = Backing::Shared { huge_pages: false };
+        let file = Arc::new(Region::with_backing(FILE_BYTES, backing).unwrap());
+        let producer = Producer::new(&file, Direction::Replies);
+        let consumer = Consumer::new(&file, Direction::Replies);
+        (file, producer, consumer)
+    }
+
+    fn text(bytes: usize, seed: usize) -> Vec<u8> {
+        (0..bytes).map(|index| (index * 7 + seed) as u8).collect()
+    }
+
+    #[test]
+    fn records_come_out_as_they_went_in_round_after_round() {
+        let (_file, mut producer, mut consumer) = ring();
+        let mut message = Message::new();
+        let sizes = [0, 1, 7, 8, 9, 1000, 65_000, MAX_MESSAGE_BYTES];
+        for round in 0..50_usize {
+            let bytes = sizes[round % sizes.len()];
+            let sent = text(bytes, round);
+            assert!(producer.push(round as u64, Kind::Message, &sent).unwrap());
+            assert!(producer.push(7, Kind::TooLarge(bytes), &[]).unwrap());
+            assert_eq!(consumer.pop(&mut message), Ok(Some((round as u64, Kind::Message))));
+            assert_eq!(&message[..], &sent[..]);
+            assert_eq!(consumer.pop(&mut message), Ok(Some((7, Kind::TooLarge(bytes)))));
+            assert_eq!(consumer.pop(&mut message), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_more_until_there_is_room() {
+        let (_file, mut producer, mut consumer) = ring();
+        let mut message = Message::new();
+        let (mut pushed, mut popped) = (0, 0);
+        while producer.push(pushed, Kind::Message, &text(1000, pushed as usize)).unwrap() {
+            pushed += 1;
+        }
+        assert!(pushed > 200);
+        assert_eq!(producer.has_room(), Ok(false));
+        while consumer.pop(&mut message).unwrap() == Some((popped, Kind::Message)) {
+            assert_eq!(&message[..], &text(1000, popped as usize)[..]);
+            popped += 1;
+        }
+        assert_eq!(popped, pushed);
+        assert!(consumer.must_wake(), "the producer has asked for room");
+        assert!(!consumer.must_wake(), "once");
+        assert_eq!(producer.has_room(), Ok(true));
+    }
+
+    #[test]
+    fn who_sleeps_is_woken_once() {
+        let (_file, mut producer, mut consumer) = ring();
+        producer.push(1, Kind::Message, b"awake").unwrap();
+        assert!(!producer.must_wake());
+        assert!(!consumer.may_sleep(), "there is something to do");
+        consumer.pop(&mut Message::new()).unwrap();
+        assert!(consumer.may_sleep());
+        producer.push(2, Kind::Message, b"asleep").unwrap();
+        assert!(producer.must_wake());
+        assert!(!producer.must_wake());
+    }
+
+    #[test]
+    fn nonsense_is_noticed_and_not_followed() {
+        let set = |ring: &Ring, tail: u64, words: &[u64]| {
+            for (index, word) in (0..).zip(words) {
+                ring.word(index).store(*word, Ordering::Relaxed);
+            }
+            ring.tail().store(tail, Ordering::Release);
+        };
+        let cases: [(u64, &[u64]); 8] = [
+            (RING_WORDS as u64 + 1, &[]),
+            (u64::MAX, &[]),
+            (1, &[0]),
+            (2, &[0, 1]),
+            (2, &[0, u64::MAX]),
+            (2, &[0, 2 << 48]),
+            (100, &[0, MAX_MESSAGE_BYTES as u64 + 1]),
+            (RING_WORDS as u64, &[0, (1 << 48) - 1]),
+        ];
+        for (tail, words) in cases {
+            let (_file, _, mut consumer) = ring();
+            set(&consumer.ring, tail, words);
+            assert_eq!(consumer.pop(&mut Message::new()), Err(Garbage), "{tail} {words:?}");
+        }
+        for head in [1, u64::MAX, 1 << 40] {
+            let (_file, mut producer, _) = ring();
+            producer.ring.head().store(head, Ordering::Release);
+            // A head before the tail of an empty ring by less than its size cannot be: the tail is 0.
+            assert_eq!(
+                producer.push(0, Kind::Message, b""),
+                if head == u64::MAX { Ok(true) } else { Err(Garbage) }
+            );
+        }
+    }
+}

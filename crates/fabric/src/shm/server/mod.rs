@@ -1,0 +1,554 @@
+//! A memory server that other processes of this host reach: it lends its region as a memfd, and
+//! serves RPCs out of rings.
+//!
+//! A bounded number of threads wait in one epoll instance for sockets: of the listener, of connections that have not
+//! shown the token yet, of processes, and of endpoints. Each socket is reported to one thread at a time, which arms it
+//! again when it is done. A thread serves a burst of requests of one endpoint and then looks at the others, and
+//! sleeps when no ring has a request.
+//!
+//! *Invariants*: S1. nobody gets a file before the handshake. S2. whatever a peer sends or writes into a
+//! ring, at worst its own connection is closed. S3. no send and no receive waits for a peer. S4. connections are
+//! bounded in number, and those without a token also in time. S5. who holds the lock of a connection may take the
+//! table's, never the other way round; a process's connection may take an endpoint's.
+//!
+//! *Thread safety*: as said; the value itself only starts and stops.
+
+mod table;
+
+use super::ShmError;
+use super::ring::{Consumer, Direction, FILE_BYTES, Garbage, Kind, Producer};
+use super::socket::{self, Packet, Received};
+use crate::clock::Clock;
+use crate::handshake::{
+    HandshakeError, Identity, Nonce, Refusal, Responder, ResponderStep, Role, Token, draw_epoch,
+};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use crate::{Backing, InlineCpu, MAX_MESSAGE_BYTES, Message, Region, RpcService, now_or_never};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use table::Table;
+
+/// What a memory server is like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShmServerConfig {
+    /// The server's number; its clients look for it at the place of that number.
+    pub number: u16,
+    /// Threads that serve RPCs; at least one.
+    pub threads: usize,
+    /// Endpoints that may be open at the same time.
+    pub max_endpoints: usize,
+    /// Processes that may have the region mapped at the same time.
+    pub max_processes: usize,
+    /// How long a peer may take to show the token, in nanoseconds.
+    pub handshake_ns: u64,
+}
+
+impl Default for ShmServerConfig {
+    fn default() -> Self {
+        Self {
+            number: 0,
+            threads: 1,
+            max_endpoints: 1024,
+            max_processes: 64,
+            handshake_ns: 2_000_000_000,
+        }
+    }
+}
+
+/// Connections that have not shown the token yet; more are turned away.
+const MAX_GREETINGS: usize = 64;
+/// Requests of one endpoint that a thread serves before it looks at the others.
+const BURST: usize = 64;
+/// How often connections are looked at that may have to be given up, in nanoseconds.
+const EXPIRY_NS: u64 = 50_000_000;
+/// The stop signal and the listener among the events; connections are numbered from 0.
+const STOP: u64 = u64::MAX;
+const LISTENER: u64 = u64::MAX - 1;
+
+/// What a server has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShmServerCounters {
+    /// Connections that are open now, of processes and of endpoints, handshakes included.
+    pub connections: u64,
+    /// Connections that were let in.
+    pub welcomed: u64,
+    /// Connections that were not: refused or too slow.
+    pub refused: u64,
+    /// RPCs; verbs are the clients' own, and nobody counts them here.
+    pub requests: u64,
+}
+
+/// What is counted, for the handle.
+#[derive(Debug, Default)]
+struct Tally {
+    connections: AtomicU64,
+    welcomed: AtomicU64,
+    refused: AtomicU64,
+    requests: AtomicU64,
+}
+
+/// A running memory server; dropping it stops it.
+#[derive(Debug)]
+pub struct ShmServer {
+    identity: Identity,
+    tally: Arc<Tally>,
+    stop: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
+    path: PathBuf,
+}
+
+impl ShmServer {
+    /// Starts a memory server at `path`, a Unix socket that only this user can open. `service`'s region
+    /// must be a shared one ([`Backing::Shared`]). What a dead server has left at `path` is replaced.
+    ///
+    /// # Errors
+    /// [`ShmError`] if the region is private, or the operating system refuses.
+    pub fn start<S: RpcService>(
+        path: &Path,
+        service: Arc<S>,
+        token: &Token,
+        config: ShmServerConfig,
+    ) -> Result<Self, ShmError> {
+        if service.region().memfd().is_none() {
+            return Err(ShmError::NotShared);
+        }
+        let epoch = draw_epoch()?.max(1);
+        let listener = socket::listen_at(path)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        epoll::add(&epoll, &*stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), READABLE)?;
+        let identity = Identity { role: Role::MemoryServer, number: config.number, epoch };
+        let tally = Arc::new(Tally::default());
+        let reactor = Arc::new(Reactor {
+            service,
+            me: identity,
+            tally: Arc::clone(&tally),
+            token: token.clone(),
+            clock: Clock::start(),
+            epoll,
+            listener,
+            table: Mutex::default(),
+            expired_ns: AtomicU64::new(0),
+            config,
+        });
+        let threads = (0..reactor.config.threads.max(1))
+            .map(|stripe| {
+                let reactor = Arc::clone(&reactor);
+                std::thread::spawn(move || reactor.run(stripe))
+            })
+            .collect();
+        Ok(Self { identity, tally, stop, threads, path: path.to_owned() })
+    }
+
+    /// Where its socket is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Who it is, with the epoch that it drew when it started.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> ShmServerCounters {
+        ShmServerCounters {
+            connections: self.tally.connections.load(Ordering::Relaxed),
+            welcomed: self.tally.welcomed.load(Ordering::Relaxed),
+            refused: self.tally.refused.load(Ordering::Relaxed),
+            requests: self.tally.requests.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for ShmServer {
+    fn drop(&mut self) {
+        // The threads never read it: each of them sees it.
+        rustix::io::write(&*self.stop, &1_u64.to_ne_bytes()).expect("the counter has room");
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// One event, and then none until it is armed again.
+const READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+
+#[derive(Debug)]
+struct Connection {
+    id: u64,
+    socket: OwnedFd,
+    /// When it must have shown the token.
+    deadline_ns: u64,
+    greeting: AtomicBool,
+    role: Mutex<Peer>,
+}
+
+#[derive(Debug)]
+enum Peer {
+    /// Shows the token.
+    Greeting(Box<Responder>),
+    /// Has shown it, and says what it wants.
+    Proven(Identity),
+    /// A process that has the region mapped.
+    Process { number: u64 },
+    /// An endpoint that is served.
+    Endpoint(Box<Endpoint>),
+    /// An endpoint that is not served any more; its end is awaited.
+    ShutOut,
+}
+
+#[derive(Debug)]
+struct Endpoint {
+    compute_server: u16,
+    requests: Consumer,
+    replies: Producer,
+    request: Message,
+}
+
+/// What becomes of a connection.
+enum Next {
+    /// Wait for its socket.
+    Arm,
+    /// There is more to serve.
+    GoOn,
+    Close,
+}
+
+struct Reactor<S> {
+    service: Arc<S>,
+    config: ShmServerConfig,
+    me: Identity,
+    tally: Arc<Tally>,
+    token: Token,
+    clock: Clock,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    table: Mutex<Table>,
+    /// When connections without a token were looked at last.
+    expired_ns: AtomicU64,
+}
+
+impl<S: RpcService> Reactor<S> {
+    fn run(&self, stripe: usize) {
+        let cpu = InlineCpu::new(stripe);
+        let mut unfinished = VecDeque::new();
+        // With several threads, what one takes the others cannot: one event at a time.
+        let mut events = Vec::with_capacity(if self.config.threads > 1 { 1 } else { 32 });
+        loop {
+            let greetings = lock(&self.table).greetings > 0;
+            let timeout = match () {
+                () if !unfinished.is_empty() => Some(socket::timespec(0)),
+                () if greetings => Some(socket::timespec(EXPIRY_NS)),
+                () => None,
+            };
+            events.clear();
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => panic!("waiting for sockets: {errno}"),
+            }
+            for event in &events {
+                match event.data.u64() {
+                    STOP => return,
+                    LISTENER => self.accept(),
+                    id => {
+                        let found = lock(&self.table).connections.get(&id).cloned();
+                        if let Some(connection) = found {
+                            self.attend(&connection, true, &cpu, &mut unfinished);
+                        }
+                    }
+                }
+            }
+            if let Some(connection) = unfinished.pop_front() {
+                self.attend(&connection, false, &cpu, &mut unfinished);
+            }
+            if greetings {
+                self.expire();
+            }
+        }
+    }
+
+    fn accept(&self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(socket) = accept_with(&self.listener, flags) {
+            // Without entropy or room: the peer sees its connection closed.
+            let Ok(nonce) = Nonce::draw() else { continue };
+            let deadline_ns = self.clock.now_ns().saturating_add(self.config.handshake_ns);
+            let accepts = &[Role::Client, Role::ComputeServer];
+            let responder = Responder::new(&self.token, self.me, accepts, nonce, deadline_ns);
+            let mut table = lock(&self.table);
+            if table.greetings >= MAX_GREETINGS {
+                self.tally.refused.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            let id = table.next_connection;
+            table.next_connection += 1;
+            let role = Mutex::new(Peer::Greeting(Box::new(responder)));
+            let greeting = AtomicBool::new(true);
+            let connection = Arc::new(Connection { id, socket, deadline_ns, greeting, role });
+            let data = epoll::EventData::new_u64(id);
+            if epoll::add(&self.epoll, &connection.socket, data, READABLE).is_ok() {
+                table.greetings += 1;
+                table.connections.insert(id, connection);
+                self.count(&table);
+            }
+        }
+        self.arm(&self.listener, LISTENER);
+    }
+
+    fn arm(&self, socket: &OwnedFd, id: u64) {
+        // It cannot fail while both are open; a connection that was closed meanwhile needs no events.
+        let _ = epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(id), READABLE);
+    }
+
+    /// Closes the connections that did not show the token in time.
+    fn expire(&self) {
+        let now_ns = self.clock.now_ns();
+        if now_ns < self.expired_ns.load(Ordering::Relaxed).saturating_add(EXPIRY_NS) {
+            return;
+        }
+        self.expired_ns.store(now_ns, Ordering::Relaxed);
+        let mut table = lock(&self.table);
+        let late: Vec<u64> = (table.connections.values())
+            .filter(|it| it.greeting.load(Ordering::Relaxed) && it.deadline_ns < now_ns)
+            .map(|connection| connection.id)
+            .collect();
+        self.tally.refused.fetch_add(late.len() as u64, Ordering::Relaxed);
+        late.into_iter().for_each(|id| table.remove(id));
+        self.count(&table);
+    }
+
+    /// Looks at a connection whose socket has something, or which has more to serve.
+    fn attend(
+        &self,
+        connection: &Arc<Connection>,
+        readable: bool,
+        cpu: &InlineCpu,
+        unfinished: &mut VecDeque<Arc<Connection>>,
+    ) {
+        let mut peer = lock(&connection.role);
+        let received = if readable { socket::receive(&connection.socket) } else { Ok(None) };
+        let next = match received {
+            Err(_) => Next::Close,
+            Ok(received) => match &mut *peer {
+                Peer::Endpoint(endpoint) => match self.serve(&connection.socket, endpoint, cpu) {
+                    Ok(next) => next,
+                    Err(Garbage) => {
+                        shut_out(connection, &mut peer);
+                        Next::Arm
+                    }
+                },
+                Peer::ShutOut => Next::Arm,
+                _ => match received {
+                    Some(received) => {
+                        self.hear(connection, &mut peer, &received).unwrap_or(Next::Close)
+                    }
+                    None => Next::Arm,
+                },
+            },
+        };
+        drop(peer);
+        match next {
+            Next::Arm => self.arm(&connection.socket, connection.id),
+            Next::GoOn => unfinished.push_back(Arc::clone(connection)),
+            Next::Close => {
+                let mut table = lock(&self.table);
+                table.remove(connection.id);
+                self.count(&table);
+            }
+        }
+    }
+
+    fn count(&self, table: &Table) {
+        self.tally.connections.store(table.connections.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Serves a burst of requests.
+    fn serve(
+        &self,
+        socket: &OwnedFd,
+        endpoint: &mut Endpoint,
+        cpu: &InlineCpu,
+    ) -> Result<Next, Garbage> {
+        let mut served = 0;
+        let next = self.serve_burst(socket, endpoint, cpu, &mut served);
+        // Once a burst: other threads count here too.
+        self.tally.requests.fetch_add(served, Ordering::Relaxed);
+        next
+    }
+
+    fn serve_burst(
+        &self,
+        socket: &OwnedFd,
+        endpoint: &mut Endpoint,
+        cpu: &InlineCpu,
+        served: &mut u64,
+    ) -> Result<Next, Garbage> {
+        for _ in 0..BURST {
+            if !endpoint.replies.has_room()? {
+                return Ok(Next::Arm); // the client wakes us when it has made room
+            }
+            match endpoint.requests.pop(&mut endpoint.request)? {
+                None if endpoint.requests.may_sleep() => return Ok(Next::Arm),
+                None => continue,
+                Some((_, Kind::TooLarge(_))) => return Err(Garbage),
+                Some((id, Kind::Message)) => {
+                    *served += 1;
+                    let (request, mut reply) = (&endpoint.request, Message::new());
+                    now_or_never(self.service.handle(
+                        cpu,
+                        endpoint.compute_server,
+                        request,
+                        &mut reply,
+                    ));
+                    let bytes = reply.len();
+                    let pushed = if bytes > MAX_MESSAGE_BYTES {
+                        endpoint.replies.push(id, Kind::TooLarge(bytes), &[])?
+                    } else {
+                        endpoint.replies.push(id, Kind::Message, &reply)?
+                    };
+                    if !pushed {
+                        return Err(Garbage); // there was room: the client has taken back what it had read
+                    }
+                    if endpoint.replies.must_wake() {
+                        socket::wake(socket);
+                    }
+                    now_or_never(self.service.after_reply(cpu));
+                }
+            }
+            if endpoint.requests.must_wake() {
+                socket::wake(socket);
+            }
+        }
+        Ok(Next::GoOn)
+    }
+
+    /// A packet from who is no endpoint yet, or never will be.
+    fn hear(
+        &self,
+        connection: &Arc<Connection>,
+        peer: &mut Peer,
+        received: &Received,
+    ) -> Option<Next> {
+        match peer {
+            Peer::Greeting(responder) => {
+                let message = received.handshake()?;
+                match responder.receive(message, self.clock.now_ns()) {
+                    Ok(ResponderStep::Send(message)) => {
+                        socket::send_handshake(&connection.socket, &message).ok()?;
+                    }
+                    Ok(ResponderStep::Proven { peer: identity, fences }) => {
+                        if self.is_full(identity.role) {
+                            self.tally.refused.fetch_add(1, Ordering::Relaxed);
+                            let _ = socket::send_handshake(
+                                &connection.socket,
+                                &Refusal::Full.message(),
+                            );
+                            return None;
+                        }
+                        let welcome = responder.welcome(fences);
+                        socket::send_handshake(&connection.socket, &welcome).ok()?;
+                        self.tally.welcomed.fetch_add(1, Ordering::Relaxed);
+                        *peer = Peer::Proven(identity);
+                    }
+                    Err(error) => {
+                        self.tally.refused.fetch_add(1, Ordering::Relaxed);
+                        if let Some(refusal) = HandshakeError::refusal(error) {
+                            let _ = socket::send_handshake(&connection.socket, &refusal.message());
+                        }
+                        return None;
+                    }
+                }
+                Some(Next::Arm)
+            }
+            Peer::Proven(identity) => {
+                let identity = *identity;
+                *peer = match (identity.role, received.packet()?) {
+                    (Role::Client, Packet::OpenProcess) => self.open_process(connection)?,
+                    (Role::ComputeServer, Packet::OpenEndpoint { process }) => {
+                        self.open_endpoint(connection, identity.number, process)?
+                    }
+                    _ => return None,
+                };
+                connection.greeting.store(false, Ordering::Relaxed);
+                Some(Next::Arm)
+            }
+            Peer::Process { number } => {
+                match received.packet()? {
+                    Packet::Fence { request, compute_server } => {
+                        self.fence(connection, request, compute_server);
+                    }
+                    Packet::Stopped { fence } => lock(&self.table).stopped(*number, fence),
+                    _ => return None,
+                }
+                Some(Next::Arm)
+            }
+            Peer::Endpoint(_) | Peer::ShutOut => Some(Next::Arm),
+        }
+    }
+
+    fn is_full(&self, role: Role) -> bool {
+        let table = lock(&self.table);
+        match role {
+            Role::Client => table.processes.len() >= self.config.max_processes,
+            _ => table.rings.len() >= self.config.max_endpoints,
+        }
+    }
+
+    fn open_process(&self, connection: &Arc<Connection>) -> Option<Peer> {
+        let region = self.service.region();
+        let number = lock(&self.table).add_process(connection, self.config.max_processes)?;
+        let opened = Packet::Opened { number, bytes: region.bytes() as u64 };
+        socket::send_file(&connection.socket, opened, region.memfd()?).ok()?;
+        Some(Peer::Process { number })
+    }
+
+    fn open_endpoint(
+        &self,
+        connection: &Arc<Connection>,
+        compute_server: u16,
+        process: u64,
+    ) -> Option<Peer> {
+        let backing = Backing::Shared { huge_pages: false };
+        let file = Arc::new(Region::with_backing(FILE_BYTES, backing).ok()?);
+        let requests = Consumer::new(&file, Direction::Requests);
+        let replies = Producer::new(&file, Direction::Replies);
+        // The first request finds us asleep.
+        requests.may_sleep();
+        let number = lock(&self.table).add_endpoint(
+            connection,
+            process,
+            compute_server,
+            self.config.max_endpoints,
+        )?;
+        let opened = Packet::Opened { number, bytes: FILE_BYTES as u64 };
+        socket::send_file(&connection.socket, opened, file.memfd()?).ok()?;
+        let request = Message::new();
+        Some(Peer::Endpoint(Box::new(Endpoint { compute_server, requests, replies, request })))
+    }
+
+    /// F10: serves the endpoints of a compute server no more, and asks their processes to stop them.
+    fn fence(&self, asked_by: &Arc<Connection>, request: u64, compute_server: u16) {
+        let (fence, concerned) = lock(&self.table).begin_fence(asked_by, request, compute_server);
+        for connection in concerned {
+            // What is being served for it now is done after this.
+            shut_out(&connection, &mut lock(&connection.role));
+        }
+        lock(&self.table).order_fence(fence);
+    }
+}
+
+/// Serves an endpoint no more, and lets its client know. What it has mapped stays mapped: the endpoint
+/// counts until its client closes it.
+fn shut_out(connection: &Connection, peer: &mut Peer) {
+    *peer = Peer::ShutOut;
+    let _ = shutdown(&connection.socket, Shutdown::Write);
+}

@@ -1,0 +1,169 @@
+//! Who is connected to a memory server, and the fences that are being put up.
+//!
+//! *Invariants*: T1. `endpoints` has every endpoint whose client may still be doing verbs: one leaves when its
+//! socket is closed, its process is gone, or its process has said that it is stopped. T2. a fence is up
+//! when none of the endpoints is left that its compute server had when it was asked for. T3. numbers are
+//! never used twice.
+//!
+//! *Thread safety*: behind the reactor's lock.
+
+use super::super::socket::{self, Packet};
+use super::Connection;
+use crate::sync::{Arc, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Fences that are being put up at the same time; of more, the oldest are forgotten, and their askers' deadlines pass.
+const MAX_FENCES: usize = 256;
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub(super) connections: BTreeMap<u64, Arc<Connection>>,
+    pub(super) next_connection: u64,
+    /// Connections that have not shown the token yet.
+    pub(super) greetings: usize,
+    /// Connections of processes, by the processes' numbers.
+    pub(super) processes: BTreeMap<u64, Arc<Connection>>,
+    /// Connections that have rings.
+    pub(super) rings: BTreeSet<u64>,
+    next_process: u64,
+    endpoints: BTreeMap<u64, Endpoint>,
+    next_endpoint: u64,
+    fences: BTreeMap<u64, Fence>,
+    next_fence: u64,
+}
+
+#[derive(Debug)]
+struct Endpoint {
+    connection: u64,
+    process: u64,
+    compute_server: u16,
+}
+
+#[derive(Debug)]
+struct Fence {
+    asked_by: Arc<Connection>,
+    request: u64,
+    compute_server: u16,
+    /// The first endpoint that is not concerned.
+    below: u64,
+}
+
+impl Fence {
+    fn concerns(&self, number: u64, endpoint: &Endpoint) -> bool {
+        endpoint.compute_server == self.compute_server && number < self.below
+    }
+}
+
+impl Table {
+    /// `None` if there are too many.
+    pub(super) fn add_process(&mut self, connection: &Arc<Connection>, most: usize) -> Option<u64> {
+        if self.processes.len() >= most {
+            return None;
+        }
+        let number = self.next_process;
+        self.next_process += 1;
+        self.processes.insert(number, Arc::clone(connection));
+        self.greetings -= 1;
+        Some(number)
+    }
+
+    /// `None` if there are too many, or there is no such process.
+    pub(super) fn add_endpoint(
+        &mut self,
+        connection: &Arc<Connection>,
+        process: u64,
+        compute_server: u16,
+        most: usize,
+    ) -> Option<u64> {
+        if self.rings.len() >= most || !self.processes.contains_key(&process) {
+            return None;
+        }
+        let number = self.next_endpoint;
+        self.next_endpoint += 1;
+        let endpoint = Endpoint { connection: connection.id, process, compute_server };
+        self.endpoints.insert(number, endpoint);
+        self.rings.insert(connection.id);
+        self.greetings -= 1;
+        Some(number)
+    }
+
+    /// Forgets a connection; it closes when nobody looks at it any more.
+    pub(super) fn remove(&mut self, id: u64) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        let process = self.processes.iter().find(|(_, it)| it.id == id).map(|(number, _)| *number);
+        if let Some(process) = process {
+            // A process ends its endpoints before its own connection; or it is dead.
+            self.processes.remove(&process);
+            self.endpoints.retain(|_, endpoint| endpoint.process != process);
+            self.fences.retain(|_, fence| fence.asked_by.id != id);
+        } else if self.rings.remove(&id) {
+            self.endpoints.retain(|_, endpoint| endpoint.connection != id);
+        } else if connection.greeting.load(Ordering::Relaxed) {
+            self.greetings -= 1;
+        }
+        self.settle();
+    }
+
+    /// A new fence, with the connections of the endpoints that it concerns.
+    pub(super) fn begin_fence(
+        &mut self,
+        asked_by: &Arc<Connection>,
+        request: u64,
+        compute_server: u16,
+    ) -> (u64, Vec<Arc<Connection>>) {
+        let asked_by = Arc::clone(asked_by);
+        let fence = Fence { asked_by, request, compute_server, below: self.next_endpoint };
+        let concerned = (self.endpoints.iter())
+            .filter(|(number, endpoint)| fence.concerns(**number, endpoint))
+            .filter_map(|(_, endpoint)| self.connections.get(&endpoint.connection).cloned())
+            .collect();
+        let number = self.next_fence;
+        self.next_fence += 1;
+        if self.fences.len() >= MAX_FENCES {
+            self.fences.pop_first();
+        }
+        self.fences.insert(number, fence);
+        (number, concerned)
+    }
+
+    /// Tells the processes of the endpoints that a fence concerns.
+    pub(super) fn order_fence(&mut self, number: u64) {
+        let Some(fence) = self.fences.get(&number) else { return };
+        let concerned: BTreeSet<u64> = (self.endpoints.iter())
+            .filter(|(number, endpoint)| fence.concerns(**number, endpoint))
+            .map(|(_, endpoint)| endpoint.process)
+            .collect();
+        let Fence { compute_server, below, .. } = *fence;
+        for process in concerned {
+            if let Some(connection) = self.processes.get(&process) {
+                // A process that takes no more packets has not looked at many: the fence stays open.
+                let stop = Packet::Stop { fence: number, compute_server, below };
+                let _ = socket::send_packet(&connection.socket, stop);
+            }
+        }
+        self.settle();
+    }
+
+    /// A process has stopped the endpoints that a fence concerns.
+    pub(super) fn stopped(&mut self, process: u64, number: u64) {
+        if let Some(fence) = self.fences.get(&number) {
+            self.endpoints.retain(|number, endpoint| {
+                endpoint.process != process || !fence.concerns(*number, endpoint)
+            });
+        }
+        self.settle();
+    }
+
+    /// Answers the fences that are up.
+    fn settle(&mut self) {
+        let endpoints = &self.endpoints;
+        self.fences.retain(|_, fence| {
+            let open = endpoints.iter().any(|(number, endpoint)| fence.concerns(*number, endpoint));
+            if !open {
+                let fenced = Packet::Fenced { request: fence.request };
+                let _ = socket::send_packet(&fence.asked_by.socket, fenced);
+            }
+            open
+        });
+    }
+}

@@ -1,0 +1,239 @@
+//! Unix sockets that keep packets whole: for the handshake, for handing over memory, and to wake and to
+//! notice the other side.
+//!
+//! After the handshake (`crate::handshake`), packets are four little-endian words, [`Packet`]. On an endpoint's
+//! socket there is only one more kind, a single byte, which says nothing but: look into the rings.
+//! A byte that finds the socket's buffer full is not missed, because there are others before it; and
+//! because each send says itself that it must not wait, no peer can make one wait.
+//!
+//! *Thread safety*: a packet is sent and received as one, by any thread.
+
+use crate::handshake::{HandshakeMessage, MESSAGE_BYTES};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    listen, recv, recvmsg, send, sendmsg, socket_with,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+
+const PACKET_BYTES: usize = 32;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// What is said after the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packet {
+    /// Client: this connection is a process's, for its mapping, its fences and to notice its end.
+    OpenProcess,
+    /// Client: this connection is an endpoint of the process with that number.
+    OpenEndpoint { process: u64 },
+    /// Server: done; the process's or the endpoint's number. With it comes a memfd of so many bytes.
+    Opened { number: u64, bytes: u64 },
+    /// Client: shut out the endpoints that a compute server has now.
+    Fence { request: u64, compute_server: u16 },
+    /// Server: the endpoints of that compute server with lower numbers must post no more verbs.
+    Stop { fence: u64, compute_server: u16, below: u64 },
+    /// Client: they do not, and none is under way.
+    Stopped { fence: u64 },
+    /// Server: the fence that was asked for is up.
+    Fenced { request: u64 },
+}
+
+impl Packet {
+    fn encode(self) -> [u8; PACKET_BYTES] {
+        let words = match self {
+            Self::OpenProcess => [1, 0, 0, 0],
+            Self::OpenEndpoint { process } => [2, process, 0, 0],
+            Self::Opened { number, bytes } => [3, number, bytes, 0],
+            Self::Fence { request, compute_server } => [4, request, compute_server.into(), 0],
+            Self::Stop { fence, compute_server, below } => [5, fence, compute_server.into(), below],
+            Self::Stopped { fence } => [6, fence, 0, 0],
+            Self::Fenced { request } => [7, request, 0, 0],
+        };
+        let mut bytes = [0; PACKET_BYTES];
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
+            chunk.copy_from_slice(&u64::to_le_bytes(word));
+        }
+        bytes
+    }
+
+    /// `None` for what is no packet.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; PACKET_BYTES] = bytes.try_into().ok()?;
+        let word =
+            |index: usize| u64::from_le_bytes(bytes[index * 8..][..8].try_into().expect("8 bytes"));
+        let (first, second) = (word(1), u16::try_from(word(2)));
+        Some(match word(0) {
+            1 => Self::OpenProcess,
+            2 => Self::OpenEndpoint { process: first },
+            3 => Self::Opened { number: first, bytes: word(2) },
+            4 => Self::Fence { request: first, compute_server: second.ok()? },
+            5 => Self::Stop { fence: first, compute_server: second.ok()?, below: word(3) },
+            6 => Self::Stopped { fence: first },
+            7 => Self::Fenced { request: first },
+            _ => return None,
+        })
+    }
+}
+
+/// What came over a socket; longer packets are cut to this, and then are none of ours.
+#[derive(Debug)]
+pub(super) struct Received {
+    bytes: [u8; MESSAGE_BYTES],
+    length: usize,
+}
+
+impl Received {
+    pub(super) fn packet(&self) -> Option<Packet> {
+        Packet::decode(&self.bytes[..self.length])
+    }
+
+    pub(super) fn handshake(&self) -> Option<&HandshakeMessage> {
+        (self.length == MESSAGE_BYTES).then_some(&self.bytes)
+    }
+}
+
+fn open_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// A socket at `path` that only this user can connect to. One that a dead server has left there is replaced.
+pub(super) fn listen_at(path: &Path) -> Result<OwnedFd, Errno> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = open_socket()?;
+    // Before it is bound: the file never has another mode.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    if let Err(errno) = bind(&socket, &address) {
+        let is_socket =
+            lstat(path).is_ok_and(|file| FileType::from_raw_mode(file.st_mode) == FileType::Socket);
+        let left_behind = errno == Errno::ADDRINUSE
+            && is_socket
+            && connect(open_socket()?, &address) == Err(Errno::CONNREFUSED);
+        if !left_behind {
+            return Err(errno);
+        }
+        unlink(path)?;
+        bind(&socket, &address)?;
+    }
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+pub(super) fn connect_to(path: &Path) -> Result<OwnedFd, Errno> {
+    let socket = open_socket()?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Never waits and never signals, whatever the peer has done to the socket.
+const AT_ONCE: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+
+pub(super) fn send_handshake(socket: &OwnedFd, message: &HandshakeMessage) -> Result<(), Errno> {
+    send(socket, message, AT_ONCE).map(|_| ())
+}
+
+pub(super) fn send_packet(socket: &OwnedFd, packet: Packet) -> Result<(), Errno> {
+    send(socket, &packet.encode(), AT_ONCE).map(|_| ())
+}
+
+/// Sends a packet and with it a file.
+pub(super) fn send_file(
+    socket: &OwnedFd,
+    packet: Packet,
+    file: BorrowedFd<'_>,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "there is space for one file");
+    sendmsg(socket, &[IoSlice::new(&packet.encode())], &mut control, AT_ONCE).map(|_| ())
+}
+
+/// Wakes the other side of an endpoint's socket. If it cannot be, it is awake or gone.
+pub(super) fn wake(socket: &OwnedFd) {
+    let _ = send(socket, &[1], AT_ONCE);
+}
+
+/// The next packet; `Ok(None)` when there is none now, an error when there never will be one.
+pub(super) fn receive(socket: &OwnedFd) -> Result<Option<Received>, Errno> {
+    let mut bytes = [0; MESSAGE_BYTES];
+    // What is cut off shows in the length, and files that come along are dropped by the kernel.
+    let received = recv(socket, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
+    match received {
+        Ok((_, 0)) => Err(Errno::CONNRESET),
+        Ok((_, length)) if length > MESSAGE_BYTES => Err(Errno::MSGSIZE),
+        Ok((_, length)) => Ok(Some(Received { bytes, length })),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The next packet and the file that came with it, if any.
+pub(super) fn receive_file(socket: &OwnedFd) -> Result<Option<(Packet, Option<OwnedFd>)>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; MESSAGE_BYTES];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+    let length = match received {
+        Ok(message) if message.bytes == 0 => return Err(Errno::CONNRESET),
+        Ok(message) => message.bytes,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(errno) => return Err(errno),
+    };
+    let file = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    let packet = Packet::decode(&bytes[..length]).ok_or(Errno::PROTO)?;
+    Ok(Some((packet, file)))
+}
+
+/// Waits for at most `ns` nanoseconds until there is something to receive; says whether there is.
+pub(super) fn wait_readable(socket: &OwnedFd, ns: u64) -> Result<bool, Errno> {
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    match poll(&mut polled, Some(&timespec(ns))) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// A duration as the system takes it.
+pub(super) fn timespec(ns: u64) -> Timespec {
+    let billion = 1_000_000_000;
+    Timespec { tv_sec: (ns / billion).cast_signed(), tv_nsec: (ns % billion).cast_signed() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_come_back() {
+        let packets = [
+            Packet::OpenProcess,
+            Packet::OpenEndpoint { process: 7 },
+            Packet::Opened { number: u64::MAX, bytes: 9 },
+            Packet::Fence { request: 1, compute_server: u16::MAX },
+            Packet::Stop { fence: 2, compute_server: 3, below: 4 },
+            Packet::Stopped { fence: 5 },
+            Packet::Fenced { request: 6 },
+        ];
+        for packet in packets {
+            assert_eq!(Packet::decode(&packet.encode()), Some(packet));
+        }
+        let mut wrong = Packet::Fence { request: 1, compute_server: 1 }.encode();
+        wrong[18] = 1; // a compute server of more than 16 bits
+        assert_eq!(Packet::decode(&wrong), None);
+        assert_eq!(Packet::decode(&[0; PACKET_BYTES]), None);
+        assert_eq!(Packet::decode(&[1]), None);
+    }
+}

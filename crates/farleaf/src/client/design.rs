@@ -1,0 +1,31 @@
+//! The index behind compute servers as one of the designs, for suites and benchmarks: the servers of its endpoints are
+//! compute servers, which have made the index.
+
+use super::{ClientIndex, ClientOptions};
+use crate::index::{Design, IndexError};
+use crate::page::Layout;
+use farleaf_fabric::Fabric;
+
+/// An index that compute servers elsewhere serve.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Remote;
+
+impl<L: Layout> Design<L> for Remote {
+    const NAME: &'static str = "remote";
+    type Options = ();
+    type Compute = ();
+    type Index<F: Fabric> = ClientIndex<F, L>;
+
+    /// Nothing is left to do: the compute servers make the index.
+    async fn create<F: Fabric>(_fabric: &F, _options: &()) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    fn compute(_options: &()) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<ClientIndex<F, L>, IndexError> {
+        ClientIndex::open(fabric, ClientOptions::default()).await
+    }
+}

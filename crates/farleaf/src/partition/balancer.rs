@@ -1,0 +1,87 @@
+//! The task that balances load: it takes the samples of each window, asks the policy, and moves keys as it says.
+//!
+//! *Thread safety*: belongs to its handle's thread. One for an index is enough: two would undo what the other does.
+
+use super::{BalancePolicy, RoutedIndex};
+use crate::cache::Discipline;
+use crate::index::{IndexError, Reshaped};
+use crate::page::Layout;
+use farleaf_fabric::Fabric;
+
+/// How long it sleeps at a time, in nanoseconds: so soon it sees that it should end.
+const NAP_NS: u64 = 10_000_000;
+
+/// A balancer.
+#[derive(Debug)]
+pub struct Balancer<'a, F: Fabric, L: Layout, D: Discipline> {
+    index: &'a RoutedIndex<F, L, D>,
+    policy: BalancePolicy<L::Key>,
+}
+
+impl<'a, F: Fabric, L: Layout, D: Discipline> Balancer<'a, F, L, D> {
+    /// A balancer that has seen nothing yet, with the options of the index.
+    pub fn new(index: &'a RoutedIndex<F, L, D>) -> Self {
+        Self { index, policy: BalancePolicy::new(index.pool.options().balance.clone()) }
+    }
+
+    /// Balances until `ended`; tells `report` of moves, and of those that failed. After these nothing has moved, and the
+    /// next attempt comes later.
+    pub async fn run(
+        &mut self,
+        ended: impl Fn() -> bool,
+        report: impl Fn(Result<Reshaped, IndexError>),
+    ) {
+        let fabric = self.index.pages.fabric();
+        let window_ns = self.index.pool.options().balance.window_ns.max(1);
+        self.index.pool.servers().iter().for_each(|server| drop(server.samples().take()));
+        let mut due_ns = fabric.now_ns() + window_ns;
+        while !ended() {
+            let now_ns = fabric.now_ns();
+            if now_ns < due_ns {
+                fabric.sleep((due_ns - now_ns).min(NAP_NS)).await;
+                continue;
+            }
+            if let Some(outcome) = self.look().await.transpose() {
+                report(outcome);
+            }
+            due_ns = fabric.now_ns() + window_ns;
+        }
+    }
+
+    /// Looks at the samples since the last time, and moves keys if that is useful.
+    ///
+    /// # Errors
+    /// Those of [`RoutedIndex::move_keys`]; nothing has moved then.
+    pub async fn look(&mut self) -> Result<Option<Reshaped>, IndexError> {
+        let index = self.index;
+        let (map, servers) = (index.pool.map(), index.pool.servers());
+        let loads = servers.iter().map(|server| server.samples().take()).collect();
+        let proposals = self.policy.look(&map, loads);
+        for proposal in &proposals {
+            let giver = &index.parts[usize::from(proposal.from)].index;
+            let fences = giver.fences(&proposal.near).await.map(|(low, high)| {
+                let range = map.range_of(proposal.from);
+                self.policy.choose(proposal, &range, [Some(low), high].into_iter().flatten())
+            });
+            let moved = match fences {
+                Ok(None) => continue,
+                Ok(Some(at)) => index.move_keys(proposal.from, proposal.to, Some(&at)).await,
+                Err(error) => Err(error.into()),
+            };
+            return match moved {
+                Ok(moved) => {
+                    self.policy.moved(proposal.from, proposal.to);
+                    Ok(Some(moved))
+                }
+                Err(error) => {
+                    self.policy.failed();
+                    Err(error)
+                }
+            };
+        }
+        if !proposals.is_empty() {
+            self.policy.refused();
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,96 @@
+//! What is asked of a compute server, by samples: how many, and a few of the keys, each with an equal chance.
+//!
+//! Handles count operations for themselves and come here with one in so many, so that operations share no cache line for
+//! this. Memory is bounded, however long nobody looks.
+//!
+//! *Thread safety*: any number of threads.
+
+use farleaf_fabric::sync::{Mutex, lock};
+
+/// Keys that are kept of each window.
+const KEPT: usize = 1024;
+
+/// The samples of one compute server since somebody looked last.
+#[derive(Debug)]
+pub struct LoadSamples<K>(Mutex<Reservoir<K>>);
+
+#[derive(Debug)]
+struct Reservoir<K> {
+    seen: u64,
+    keys: Vec<K>,
+    random: u64,
+}
+
+/// What was asked of one compute server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load<K> {
+    /// How many operations were sampled.
+    pub samples: u64,
+    /// The keys of some of them, ascending; a key that is asked for often is there often.
+    pub keys: Vec<K>,
+}
+
+impl<K> Default for Load<K> {
+    fn default() -> Self {
+        Self { samples: 0, keys: Vec::new() }
+    }
+}
+
+impl<K> Default for LoadSamples<K> {
+    fn default() -> Self {
+        Self(Mutex::new(Reservoir { seen: 0, keys: Vec::new(), random: 0x9E37_79B9_7F4A_7C15 }))
+    }
+}
+
+impl<K: Clone + Ord> LoadSamples<K> {
+    /// An operation on `key`.
+    #[cold]
+    pub fn note(&self, key: &K) {
+        let mut reservoir = lock(&self.0);
+        reservoir.seen += 1;
+        if reservoir.keys.len() < KEPT {
+            reservoir.keys.push(key.clone());
+            return;
+        }
+        // The n-th sample replaces one of those that are kept with a probability of KEPT / n (Vitter's algorithm R).
+        let mut random = reservoir.random;
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        reservoir.random = random;
+        let place = (random % reservoir.seen) as usize;
+        if let Some(kept) = reservoir.keys.get_mut(place) {
+            *kept = key.clone();
+        }
+    }
+
+    /// What was asked since the last time.
+    pub fn take(&self) -> Load<K> {
+        let (samples, mut keys) = {
+            let mut reservoir = lock(&self.0);
+            (std::mem::take(&mut reservoir.seen), std::mem::take(&mut reservoir.keys))
+        };
+        keys.sort_unstable();
+        Load { samples, keys }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_operations_have_the_same_chance_to_be_kept() {
+        let samples = LoadSamples::default();
+        (0..100_000_u64).for_each(|key| samples.note(&key));
+        let load = samples.take();
+        assert_eq!((load.samples, load.keys.len()), (100_000, KEPT));
+        assert!(load.keys.is_sorted());
+        for quarter in 0..4 {
+            let within = |key: &&u64| (quarter * 25_000..(quarter + 1) * 25_000).contains(*key);
+            let kept = load.keys.iter().filter(within).count();
+            assert!((KEPT / 5..KEPT * 3 / 10).contains(&kept), "{kept} of quarter {quarter}");
+        }
+        assert_eq!(samples.take(), Load::default());
+    }
+}

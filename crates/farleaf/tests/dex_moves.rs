@@ -1,0 +1,125 @@
+//! What moving keys and adding memory servers promise beyond being right, which the simulator's scenarios check: how long
+//! a move takes in simulated time, whom it disturbs, and where nodes go.
+#![cfg(not(any(loom, shuttle)))]
+
+use farleaf::cache::{AdmissionName, CacheOptions};
+use farleaf::index::conformance::Setup;
+use farleaf::index::dex::DexOptions;
+use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::page::Fixed8;
+use farleaf::partition::Dex;
+use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::{Cluster, Provider, ServerId};
+use std::sync::Arc;
+
+/// Half of what a compute server has in its cache moves to a newcomer, all of it dirty. At 64 frames in flight and some 2.5 µs
+/// each, what can be written is 26 frames a microsecond: 16 MiB take less than a millisecond, and 256 MiB far less than a
+/// second.
+#[test]
+fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
+    const CACHE: u64 = 16 << 20;
+    const KEYS: u64 = 550_000;
+    let provider = SimConfig::default();
+    // What is brought stays, so that it can be changed there.
+    let admission = AdmissionName::Hot;
+    let cache = CacheOptions { bytes: CACHE, admission, ..CacheOptions::default() };
+    let options = DexOptions {
+        spare_compute_servers: 1,
+        placement_level: 1,
+        ..DexOptions::with_boundaries(vec![], cache)
+    };
+    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options: options.clone(), memory_servers: 2, server };
+    let cluster = setup.with_index::<Fixed8, Dex>();
+    let pool = <Dex as Design<Fixed8>>::compute(&options).unwrap();
+    let pool = &pool;
+    cluster.run_one(|fabric| async move {
+        let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
+        index.bulk_load((0..KEYS).map(|key| (key, key)), 0.7).await.unwrap();
+        // A key of each leaf, twice: the first time brings the leaf.
+        for value in 0..2 {
+            for key in (0..KEYS).step_by(42) {
+                assert!(index.update(&key, &value).await.unwrap());
+            }
+        }
+        let near = KEYS / 2;
+        let moved = index.move_keys(0, 1, Some(&near)).await.unwrap();
+        assert!(moved.writes > 5_000, "what moves is dirty: {moved:?}");
+        // Not how long it takes here, but in the model: that is the same everywhere.
+        assert!(moved.took_ns < 20_000_000, "{moved:?}");
+        for key in (0..KEYS).step_by(4_200) {
+            assert_eq!(index.get(&key).await.unwrap(), Some(1), "{key}");
+        }
+    });
+}
+
+fn services(count: u16, pool_bytes: usize) -> Vec<Arc<MemoryServer<Fixed8<16>>>> {
+    let config = MemoryServerConfig { pool_bytes, chunk_bytes: 1 << 14, ..Default::default() };
+    let server = |number| Arc::new(MemoryServer::new(ServerId::new(number), &config).unwrap());
+    (0..count).map(server).collect()
+}
+
+/// Nodes of 1 KB on the memory servers, in all.
+fn used(services: &[Arc<MemoryServer<Fixed8<16>>>]) -> Vec<f64> {
+    let part = |usage: farleaf::wire::Usage| usage.allocated_bytes as f64 / usage.pool_bytes as f64;
+    services.iter().map(|service| part(service.usage())).collect()
+}
+
+/// A memory server that is there and not used gets nothing; from when it is added on it gets what would go to one that is
+/// nearly full, before that one is.
+#[test]
+fn new_nodes_go_to_a_memory_server_that_was_added() {
+    let provider = LocalConfig::default();
+    let services = services(3, 4 << 20);
+    let options = DexOptions {
+        spare_memory_servers: 1,
+        // With four entries a node, lower levels would have many nodes above them, and those go round all servers.
+        placement_level: 4,
+        chunk_nodes_log2: 3,
+        ..DexOptions::with_boundaries(vec![], CacheOptions { bytes: 1 << 20, ..Default::default() })
+    };
+    let cluster = provider.start(services.clone());
+    let options = &options;
+    cluster.run_one(|fabric| async move {
+        <Dex as Design<Fixed8<16>>>::create(&fabric, options).await.unwrap();
+    });
+    let empty = used(&services)[2];
+    let pool = <Dex as Design<Fixed8<16>>>::compute(options).unwrap();
+    let (pool, services) = (&pool, &services);
+    cluster.run_one(|fabric| async move {
+        let index = <Dex as Design<Fixed8<16>>>::open(fabric.clone(), pool).await.unwrap();
+        let mut number = 0_u64;
+        let insert_until = async |number: &mut u64, enough: &dyn Fn(&[f64]) -> bool| {
+            while !enough(&used(services)) {
+                let key = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                match index.insert(&key, &key).await {
+                    Ok(true) => *number += 1,
+                    Err(IndexError::OutOfMemory { .. }) => return false,
+                    other => panic!("{other:?}"),
+                }
+            }
+            true
+        };
+        assert!(insert_until(&mut number, &|used| used[0].min(used[1]) > 0.7).await);
+        let before = used(services);
+        assert_eq!(before[2], empty, "it is not used yet: {before:?}");
+        assert!(
+            before[0].max(before[1]) < 0.99,
+            "they are spared before they are full: {before:?}"
+        );
+        index.add_memory_server().unwrap();
+        assert!(matches!(index.add_memory_server(), Err(IndexError::InvalidArgument(_))));
+        assert!(insert_until(&mut number, &|used| used[2] > 0.5).await, "there is room");
+        let after = used(services);
+        assert!(after[0].max(after[1]) < 0.99, "they are spared before they are full: {after:?}");
+        // Everything is still there, and found.
+        let records = index.scan(&Scan::range(..)).await.unwrap();
+        assert_eq!(records.len() as u64, number);
+        for number in (0..number).step_by(97) {
+            let key = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            assert_eq!(index.get(&key).await.unwrap(), Some(key));
+        }
+    });
+}
