@@ -28,7 +28,7 @@ const CRATES: [(&str, &[&str]); 8] = [
     ("farleaf", &["farleaf-fabric"]),
     ("bench", &["farleaf", "farleaf-fabric"]),
     ("sim", &["farleaf", "farleaf-bench", "farleaf-fabric"]),
-    ("cluster", &["farleaf", "farleaf-fabric"]),
+    ("cluster", &["farleaf", "farleaf-fabric", "farleaf-fabric-verbs"]),
     (
         "cli",
         &[

@@ -1,5 +1,6 @@
 //! Whole clusters of real processes.
 
 mod launched;
+mod rdma;
 mod serving;
 mod standing;
