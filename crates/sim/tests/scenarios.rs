@@ -43,6 +43,29 @@ fn every_scenario_holds_and_most_operations_are_answered() {
     }
 }
 
+/// Seeds that once showed a bug, and what it was.
+const ONCE_WRONG: [(&str, u64, &str); 3] = [
+    (
+        "dex-moves-offload",
+        703,
+        "an old copy of a freed inner node hid a leaf of the keys taken over: no end (H2)",
+    ),
+    (
+        "dex-moves",
+        21165,
+        "a split of a shared node was committed after its keys had been given up (H3)",
+    ),
+    ("dex-moves-churn", 20500, "the same, and nobody gave up: no end (H3)"),
+];
+
+#[test]
+fn seeds_that_were_once_wrong_hold() {
+    for (name, seed, story) in ONCE_WRONG {
+        let report = run_seed(&Scenario::registered(name).unwrap(), seed);
+        assert_eq!(report.outcome, RunOutcome::Ok, "{name}, seed {seed}: {story}");
+    }
+}
+
 #[test]
 fn one_seed_is_one_history_and_two_seeds_are_two() {
     for name in plain() {

@@ -11,7 +11,12 @@ const FIRST_NS: u64 = 2_000;
 /// The largest window, in nanoseconds.
 const CAP_NS: u64 = 32_000;
 
-/// Attempts after which an operation gives up. With the cap, some 30 ms.
+/// Attempts after which, and then again after every so many, the cap doubles; and how often it does.
+const PATIENT_AFTER: u32 = 256;
+const PATIENT_EVERY: u32 = 64;
+const MOST_PATIENCE: u32 = 5;
+
+/// Attempts after which an operation gives up: after about 0.8 s, the first 256 of them take 6 ms.
 const MAX_ATTEMPTS: u32 = 1_500;
 
 /// The attempts of one operation.
@@ -48,7 +53,9 @@ impl Backoff {
     /// Waits as the attempts so far suggest.
     pub(super) async fn wait<F: Fabric>(&self, fabric: &F) {
         let doublings = self.attempts.saturating_sub(1).min(16);
-        let window_ns = (self.first_ns << doublings).min(self.cap_ns).max(2);
+        let patience = self.attempts.saturating_sub(PATIENT_AFTER - PATIENT_EVERY) / PATIENT_EVERY;
+        let cap_ns = self.cap_ns << patience.min(MOST_PATIENCE);
+        let window_ns = (self.first_ns << doublings).min(cap_ns).max(2);
         fabric.sleep(window_ns / 4 + fabric.random() % window_ns).await;
     }
 }

@@ -85,7 +85,6 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         Ok(answer.applied)
     }
 
-    /// Does `edit` to the leaf of its key, making room as long as it finds none.
     /// Does an operation on one key, whichever it is.
     ///
     /// # Errors
@@ -102,6 +101,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         }
     }
 
+    /// Does `edit` to the leaf of its key, making room as long as it finds none.
     async fn run(&self, edit: &LeafEdit<L>) -> Result<Answer<L::Value>, RemoteError> {
         let probe = Probe::At(&edit.key);
         let mut attempts = None;

@@ -13,6 +13,8 @@
 //!   do not merge across it.
 //! - H2. A node that was exclusive and will be shared is clean before the other begins; one that was shared and will be
 //!   exclusive is read again, or dropped, before it counts as exclusive.
+//! - H3. A node is restructured only by who owns a part of it, which is looked at under its frame's latch (`latched.rs`): who
+//!   lets go waits for frames that are latched, and who latches later sees that the keys are gone.
 //!
 //! *Thread safety*: belongs to its endpoint's thread. One move at a time is the caller's affair.
 

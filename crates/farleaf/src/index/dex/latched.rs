@@ -3,7 +3,7 @@
 //! *Thread safety*: the latch is the right to change the node.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, FrameId, Seen, is_clean, mark_dirty};
+use crate::cache::{Detour, Discipline, FrameId, Ownership, Seen, is_clean, mark_dirty};
 use crate::page::{Exclusive, Layout, LockWord, Page};
 use crate::remote::{Image, PageCopy};
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -37,7 +37,12 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             // What is written here at once must not be overtaken by what is on its way.
             return Err(Detour::Busy);
         }
-        let shared = self.server.shares(node.page);
+        // Under the latch, so that who gives keys up either waits for this change, or is seen here (H3).
+        let shared = match self.server.owns(node.page) {
+            Ownership::All => false,
+            Ownership::Part => true,
+            Ownership::None => return Err(Detour::Moved),
+        };
         if shared && (node.page.level() == 0 || !is_clean(node.page)) {
             return Err(Detour::Busy); // its keys are about to move
         }

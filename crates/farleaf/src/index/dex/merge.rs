@@ -218,6 +218,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let (_, child) = self.hot_child(root, level, Probe::At(&low)).await?;
         let root = self.latch(root)?;
         let child = self.latch(child)?;
+        if root.shared || child.shared {
+            return Err(Detour::Busy);
+        }
         let content = Image::<L>::empty();
         content.page().format_empty(self.root, level - 1, &low, None);
         content.page().copy_content(child.page);

@@ -73,7 +73,12 @@ impl<L: Layout> DexServer<L> {
 
     /// Whether a node is shared with other compute servers (D1).
     pub(super) fn shares(&self, page: Page<'_, L>) -> bool {
-        self.cache.owned().of(&L::low(page), L::high(page).as_ref()) != Ownership::All
+        self.owns(page) != Ownership::All
+    }
+
+    /// How much of a node's keys is owned.
+    pub(super) fn owns(&self, page: Page<'_, L>) -> Ownership {
+        self.cache.owned().of(&L::low(page), L::high(page).as_ref())
     }
 
     /// The root's frame; the first who asks reads it.
