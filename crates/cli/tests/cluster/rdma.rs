@@ -147,9 +147,7 @@ fn a_cluster_serves_over_verbs() {
     let path = cluster.folder.path().join("records.csv");
     let lines: String = (0..5_000).map(|key| format!("{key},{}\n", key * 3)).collect();
     std::fs::write(&path, format!("key,value\n{lines}")).unwrap();
-    // In bulk: where a processor is emulated, hundreds of inserts into one page give up before their turn comes, over any
-    // transport.
-    assert_eq!(client(&["load", "--bulk", path.to_str().unwrap()]), done("5000 records\n"));
+    assert_eq!(client(&["load", path.to_str().unwrap()]), done("5000 records\n"));
     for key in [0, 1_234, 2_499, 2_500, 4_999] {
         assert_eq!(client(&["get", &key.to_string()]), done(&format!("{}\n", key * 3)));
     }
