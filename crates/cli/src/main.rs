@@ -60,6 +60,10 @@ enum Command {
     Status(programs::status::Arguments),
     /// Read and change what a cluster holds
     Client(Box<programs::client::Arguments>),
+    /// Read and change what a cluster holds from a prompt, or by the lines of a script
+    Shell(programs::shell::Arguments),
+    /// Show what a cluster does, as it does it
+    Top(programs::top::Arguments),
 }
 
 /// The command line makes no sense: exit code 2.
@@ -111,6 +115,8 @@ fn main() -> ExitCode {
             programs::compute_server::run(*arguments).map(|()| true)
         }
         Command::Client(arguments) => programs::client::run(&arguments),
+        Command::Shell(arguments) => programs::shell::run(&arguments),
+        Command::Top(arguments) => programs::top::run(&arguments).map(|()| true),
         Command::Cluster(arguments) => programs::cluster::run(&arguments),
         Command::Status(arguments) => programs::status::run(&arguments),
     };
@@ -126,6 +132,15 @@ fn main() -> ExitCode {
     }
 }
 
+/// What is wrong, without how it would be right.
+fn first_paragraph(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let end = ["\nUsage:", "\nFor more information"].map(|mark| text.find(mark));
+    let end = end.into_iter().flatten().min().unwrap_or(text.len());
+    text[..end].to_owned()
+}
+
 /// Help and version go to stdout as they are; an error becomes one line.
 fn explain(error: &clap::Error) -> ExitCode {
     match error.kind() {
@@ -136,16 +151,12 @@ fn explain(error: &clap::Error) -> ExitCode {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             output::error_line(
-                "a command is missing: demo, bench, figures, ablation, sim, memory-server, compute-server, cluster, status or client; see `farleaf --help`",
+                "a command is missing: demo, bench, figures, ablation, sim, memory-server, compute-server, cluster, status, client, shell or top; see `farleaf --help`",
             );
             ExitCode::from(2)
         }
         _ => {
-            let text = error.render().to_string();
-            let text = text.strip_prefix("error: ").unwrap_or(&text);
-            let end = ["\nUsage:", "\nFor more information"].map(|mark| text.find(mark));
-            let end = end.into_iter().flatten().min().unwrap_or(text.len());
-            output::error_line(&text[..end]);
+            output::error_line(&first_paragraph(error));
             ExitCode::from(2)
         }
     }

@@ -41,6 +41,8 @@ pub struct Connection {
     cluster: TcpCluster,
     options: ClientOptions,
     map: PartitionMap<u64>,
+    /// The compute servers that are registered.
+    found: Vec<ComputeRecord>,
     /// Compute servers that are not registered.
     absent: BTreeSet<u16>,
     catalog: Arc<dyn Catalog>,
@@ -105,12 +107,20 @@ impl Connection {
         };
         let cluster = TcpCluster::connect(addresses, &config.token, tcp);
         let options = ClientOptions { deadline_ns: ns(config.deadline), request_ns: ns(request) };
-        Ok(Self { cluster, options, map, absent, catalog, keys })
+        Ok(Self { cluster, options, map, found, absent, catalog, keys })
     }
 
     /// The catalog, and the cluster's keys in it.
     pub fn catalog(&self) -> (&dyn Catalog, &Keys) {
         (&*self.catalog, &self.keys)
+    }
+
+    /// Whether `other` leads to the same compute servers as this one: none was started again, has come or gone.
+    pub fn leads_where(&self, other: &Self) -> bool {
+        let same = |(one, other): (&ComputeRecord, &ComputeRecord)| {
+            (one.number, &one.address, one.epoch) == (other.number, &other.address, other.epoch)
+        };
+        self.found.len() == other.found.len() && self.found.iter().zip(&other.found).all(same)
     }
 
     /// Runs one task as a client, on the calling thread.

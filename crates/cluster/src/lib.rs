@@ -18,6 +18,7 @@ pub mod membership;
 pub mod memory_server;
 pub mod metrics;
 pub mod records;
+pub mod scrape;
 pub mod settings;
 pub mod status;
 pub mod stop;

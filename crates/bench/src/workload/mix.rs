@@ -101,6 +101,7 @@ pub const NAMED_MIXES: &[Mix] = &[
     named("read-only", &[(Get, 100)]),
     named("read-intensive", &[(Get, 95), (Update, 5)]),
     named("write-intensive", &[(Get, 50), (Update, 50)]),
+    named("update-only", &[(Update, 100)]),
     named("insert-intensive", &[(Get, 50), (Insert, 50)]),
     named("scan-intensive", &[(SCAN_100, 95), (Insert, 5)]),
     named("scan-only", &[(SCAN_100, 100)]),

@@ -29,6 +29,7 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
   insert-intensive  50 lookups, 50 insertions         ycsb-d  95 lookups of the latest, 5 insertions
   scan-intensive    95 scans of 100, 5 insertions     ycsb-e  95 scans of 1 to 100, 5 insertions
   scan-only         100 scans of 100                  ycsb-f  50 lookups, 50 read-modify-writes
+  update-only       100 updates
 
 Numbers may have `_` between digits and a suffix k, M or G; bytes also Ki, Mi or Gi.
 Keys and values are 8 bytes each.

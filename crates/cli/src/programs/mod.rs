@@ -6,7 +6,10 @@ pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod compute_server;
 pub(crate) mod memory_server;
+pub(crate) mod shell;
 pub(crate) mod status;
+mod terminal;
+pub(crate) mod top;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory};
@@ -53,7 +56,7 @@ impl Common {
 }
 
 /// Where a cluster is that runs already.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Place {
     /// The folder that `farleaf cluster` was given
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["catalog", "token_file"], required_unless_present = "catalog")]

@@ -42,12 +42,17 @@ fn table(rows: &[Row]) -> Table {
 
 /// Prints how a cluster stands; whether it serves.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let (address, token) = arguments.place.find()?;
-    let keys = arguments.place.keys()?;
+    show(&arguments.place, arguments.json)
+}
+
+/// Prints how a cluster stands, for people or as JSON; whether it serves.
+pub(crate) fn show(place: &Place, is_json: bool) -> anyhow::Result<bool> {
+    let (address, token) = place.find()?;
+    let keys = place.keys()?;
     let standing = Standing::read(&*open(&address, &token)?, &keys)?;
     let missing = standing.missing();
     let mut out = std::io::stdout().lock();
-    if arguments.json {
+    if is_json {
         let mut json = serde_json::to_value(&standing)?;
         json["serves"] = missing.is_empty().into();
         json["missing"] = missing.clone().into();

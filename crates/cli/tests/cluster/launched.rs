@@ -8,7 +8,8 @@ use farleaf_cluster::stop::Stop;
 use farleaf_fabric::handshake::Token;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ pub(crate) struct Launched {
     process: Child,
     pub(crate) folder: tempfile::TempDir,
     pub(crate) said: Vec<String>,
-    lines: BufReader<std::process::ChildStdout>,
+    lines: BufReader<ChildStdout>,
 }
 
 impl Drop for Launched {
@@ -64,6 +65,19 @@ impl Launched {
     /// Starts a cluster without compute servers, unless `more` says otherwise, and waits until it says that it is
     /// ready.
     pub(crate) fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Self {
+        let (process, lines) = Self::spawn(folder.path(), more);
+        let mut launched = Self { process, folder, said: Vec::new(), lines };
+        launched.await_line("ready");
+        launched
+    }
+
+    /// Starts another cluster in the folder of one that has ended.
+    pub(crate) fn start_again(&mut self, more: &[&str]) {
+        (self.process, self.lines) = Self::spawn(self.folder.path(), more);
+        self.await_line("ready");
+    }
+
+    fn spawn(folder: &Path, more: &[&str]) -> (Child, BufReader<ChildStdout>) {
         let none: &[&str] = match more.contains(&"--compute-servers") {
             true => &[],
             false => &["--compute-servers", "0"],
@@ -71,7 +85,7 @@ impl Launched {
         let mut process = Command::new(env!("CARGO_BIN_EXE_farleaf"))
             .args(["cluster", "--pool-bytes", "16Mi"])
             .args(["--term-seconds", "1", "--dir"])
-            .arg(folder.path())
+            .arg(folder)
             .args(more)
             .args(none)
             .stdout(Stdio::piped())
@@ -79,9 +93,7 @@ impl Launched {
             .spawn()
             .unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap());
-        let mut launched = Self { process, folder, said: Vec::new(), lines };
-        launched.await_line("ready");
-        launched
+        (process, lines)
     }
 
     /// Reads what is said up to a line that begins so.

@@ -1,6 +1,8 @@
 //! Whole clusters of real processes.
 
+mod hostile;
 mod launched;
 mod rdma;
 mod serving;
 mod standing;
+mod watching;

@@ -17,13 +17,13 @@ use rustix::process::Signal;
 use std::sync::Arc;
 use std::time::Duration;
 
-fn serving(transport: &str, more: &[&str]) -> Launched {
+pub(crate) fn serving(transport: &str, more: &[&str]) -> Launched {
     let servers = ["--memory-servers", "2", "--compute-servers", "2", "--transport", transport];
     let sizes = ["--pool-bytes", "64Mi", "--cache-bytes", "1Mi"];
     Launched::start(&[&servers[..], &sizes, more].concat())
 }
 
-fn compute(cluster: &Launched, number: u16) -> Option<ComputeRecord> {
+pub(crate) fn compute(cluster: &Launched, number: u16) -> Option<ComputeRecord> {
     let key = Keys::new("default").unwrap().compute(number);
     records::get(&*cluster.catalog(), &key).ok()?.map(|(record, _)| record)
 }
@@ -89,7 +89,7 @@ fn the_suite_of_all_designs_against_processes() {
     conformance::bulk_load::<Fixed8, Remote, _>(&setup);
 }
 
-fn connect(cluster: &Launched, deadline: Duration) -> Connection {
+pub(crate) fn connect(cluster: &Launched, deadline: Duration) -> Connection {
     let config = ConnectionConfig {
         cluster: "default".into(),
         catalog: Folder(cluster.dir().into()).catalog().unwrap(),
@@ -101,13 +101,13 @@ fn connect(cluster: &Launched, deadline: Duration) -> Connection {
 }
 
 /// Keys of either compute server.
-const KEYS: [u64; 2] = [7, u64::MAX - 7];
-const DEADLINE: Duration = Duration::from_secs(2);
+pub(crate) const KEYS: [u64; 2] = [7, u64::MAX - 7];
+pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
 /// What a loaded machine may add to that.
 const LATE: Duration = Duration::from_secs(20);
 
 /// One lookup and one change of a key; each ends in time, whatever it ends with.
-fn try_both(connection: &Connection, key: u64) -> [Result<(), IndexError>; 2] {
+pub(crate) fn try_both(connection: &Connection, key: u64) -> [Result<(), IndexError>; 2] {
     let clock = Clock::start();
     let outcomes = connection.run(async |client| {
         let read = client.get(&key).await.map(drop);

@@ -1,6 +1,6 @@
 //! `farleaf client bench`: closed loops of clients, several operations of each in flight.
 
-use super::{Patience, connect};
+use super::{Abandon, Patience, connect};
 use crate::output;
 use crate::programs::Place;
 use anyhow::Context;
@@ -23,7 +23,7 @@ use std::cell::RefCell;
     --operations 1M --in-flight 64\n\nLatencies are those of a closed loop: a client asks for the next thing when it has \
     the answer."
 )]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     /// The mix of operations: `farleaf bench --help` lists the names
     #[arg(long, value_name = "NAME", default_value = "ycsb-b", value_parser = mix)]
     workload: Mix,
@@ -85,11 +85,12 @@ async fn work(
     stream: &RefCell<OperationStream>,
     left: &RefCell<u64>,
     measured: &RefCell<Measured>,
+    abandon: &Abandon,
     count: &dyn Fn(u64),
 ) {
     let fabric = client.fabric();
     loop {
-        if *left.borrow() == 0 {
+        if *left.borrow() == 0 || abandon.is_wished() {
             return;
         }
         *left.borrow_mut() -= 1;
@@ -111,11 +112,13 @@ async fn work(
 async fn load(
     client: &Client,
     keys: &KeySpace,
+    abandon: &Abandon,
     bar: &indicatif::ProgressBar,
 ) -> anyhow::Result<u64> {
     let start_ns = client.fabric().now_ns();
-    let records = keys.records().inspect(|_| bar.inc(1));
+    let records = keys.records().take_while(|_| !abandon.is_wished()).inspect(|_| bar.inc(1));
     client.bulk_load(records, 0.7).await.context("the keys cannot be loaded")?;
+    abandon.check()?;
     Ok(client.fabric().now_ns() - start_ns)
 }
 
@@ -124,13 +127,14 @@ pub(super) fn run(
     place: &Place,
     patience: &Patience,
     arguments: &Arguments,
+    abandon: &Abandon,
 ) -> anyhow::Result<bool> {
     let connection = connect(place, patience, usize::from(arguments.in_flight).max(64) * 2)?;
     let keys = KeySpace::spread(arguments.keys);
     let mut load_ns = None;
     if arguments.load {
         let bar = output::bar("records", None);
-        load_ns = Some(connection.run(async |client| load(&client, &keys, &bar).await)?);
+        load_ns = Some(connection.run(async |client| load(&client, &keys, abandon, &bar).await)?);
         bar.finish_and_clear();
     }
     let config = StreamConfig {
@@ -158,8 +162,8 @@ pub(super) fn run(
             end_ns: start_ns,
         });
         let count = |done| bar.inc(done);
-        let loops =
-            (0..arguments.in_flight).map(|_| work(&client, &stream, &left, &measured, &count));
+        let loops = (0..arguments.in_flight)
+            .map(|_| work(&client, &stream, &left, &measured, abandon, &count));
         futures_util::future::join_all(loops).await;
         let mut measured = measured.into_inner();
         measured.end_ns = client.fabric().now_ns();

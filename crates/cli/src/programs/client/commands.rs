@@ -1,5 +1,6 @@
 //! The operations on single keys and ranges, for the command line and the shell.
 
+use super::Abandon;
 use farleaf::index::{RangeIndex, Scan};
 use farleaf_cluster::client::Client;
 use std::io::Write;
@@ -13,6 +14,13 @@ pub(crate) enum Line {
     Update { key: u64, value: u64 },
     Remove { key: u64 },
     Scan { start: u64, limit: u64, reverse: bool },
+}
+
+impl Line {
+    /// Whether it changes nothing.
+    pub(crate) fn is_reading(&self) -> bool {
+        matches!(self, Self::Get { .. } | Self::Scan { .. })
+    }
 }
 
 /// What came of it.
@@ -31,10 +39,12 @@ fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> Outcome {
     if applied { Outcome::Done } else { Outcome::No(otherwise()) }
 }
 
-/// Does one operation, and prints what it finds.
+/// Does one operation, and prints what it finds. A scan ends early, as an error, when that is wished for; what asks for
+/// one key ends by its deadline.
 pub(crate) async fn run_line(
     client: &Client,
     line: Line,
+    abandon: &Abandon,
     out: &mut impl Write,
 ) -> anyhow::Result<Outcome> {
     let absent = |key: u64| move || format!("key {key} is absent");
@@ -56,7 +66,7 @@ pub(crate) async fn run_line(
         Line::Update { key, value } => done_if(client.update(&key, &value).await?, absent(key)),
         Line::Remove { key } => done_if(client.remove(&key).await?, absent(key)),
         Line::Scan { start, limit, reverse } => {
-            scan(client, start, limit, reverse, out).await?;
+            scan(client, (start, limit, reverse), abandon, out).await?;
             Outcome::Done
         }
     })
@@ -65,9 +75,8 @@ pub(crate) async fn run_line(
 /// Prints a scan part by part: it may be longer than memory is large.
 async fn scan(
     client: &Client,
-    start: u64,
-    limit: u64,
-    reverse: bool,
+    (start, limit, reverse): (u64, u64, bool),
+    abandon: &Abandon,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let (mut from, mut left) = (Some(start), limit);
@@ -81,6 +90,7 @@ async fn scan(
         };
         let records = client.scan(&scan.limit(together)).await?;
         for (key, value) in &records {
+            abandon.check()?;
             writeln!(out, "{key},{value}")?;
         }
         left -= records.len() as u64;

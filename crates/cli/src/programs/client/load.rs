@@ -1,6 +1,6 @@
 //! `farleaf client load`: records from a CSV file.
 
-use super::{Patience, connect};
+use super::{Abandon, Patience, connect};
 use crate::output;
 use crate::programs::Place;
 use anyhow::Context;
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 /// The options of `farleaf client load`.
 #[derive(Debug, Args)]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     /// The file, or - for stdin; a first line that is no record is a header
-    file: PathBuf,
+    pub(crate) file: PathBuf,
     /// Load into an empty index, from a file that ascends strictly: nobody else may use the index meanwhile
     #[arg(long)]
     bulk: bool,
@@ -37,10 +37,11 @@ struct Records {
     name: String,
     number: u64,
     error: Option<anyhow::Error>,
+    abandon: Abandon,
 }
 
 impl Records {
-    fn open(path: &Path) -> anyhow::Result<Self> {
+    fn open(path: &Path, abandon: Abandon) -> anyhow::Result<Self> {
         let (lines, name): (Box<dyn BufRead + Send>, _) = if path == Path::new("-") {
             (Box::new(BufReader::new(io::stdin())), "stdin".to_owned())
         } else {
@@ -49,13 +50,14 @@ impl Records {
                 .map_err(|why| crate::UsageError(format!("{name} cannot be read: {why}")))?;
             (Box::new(BufReader::with_capacity(1 << 20, file)), name)
         };
-        Ok(Self { lines, name, number: 0, error: None })
+        Ok(Self { lines, name, number: 0, error: None, abandon })
     }
 
     /// The next record.
     fn read(&mut self) -> anyhow::Result<Option<(u64, u64)>> {
         use std::io::Read;
         loop {
+            self.abandon.check()?;
             let mut line = Vec::new();
             let read = (&mut self.lines).take(LINE_BYTES).read_until(b'\n', &mut line);
             if read.with_context(|| format!("{} cannot be read", self.name))? == 0 {
@@ -121,8 +123,10 @@ pub(super) fn run(
     place: &Place,
     patience: &Patience,
     arguments: &Arguments,
+    abandon: &Abandon,
 ) -> anyhow::Result<bool> {
-    let records = std::sync::Mutex::new(Some(Records::open(&arguments.file)?));
+    let records = Records::open(&arguments.file, abandon.clone())?;
+    let records = std::sync::Mutex::new(Some(records));
     let connection = connect(place, patience, 256)?;
     let bar = output::bar("records", None);
     let loaded = connection.run(async |client| {

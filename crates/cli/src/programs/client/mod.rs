@@ -10,7 +10,10 @@ use super::Place;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use farleaf_cluster::client::{Connection, ConnectionConfig};
+use signal_hook::consts::SIGINT;
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The options of `farleaf client`.
@@ -30,16 +33,17 @@ pub(crate) struct Arguments {
     command: Command,
 }
 
-/// How long a client waits, and how much it asks for at the same time.
-#[derive(Debug, Args)]
+/// How long a client waits.
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Patience {
     /// The longest that one operation may take, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = super::duration)]
     deadline_seconds: Duration,
 }
 
+/// What a client does.
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Command {
     /// Print the value of a key
     Get {
         /// The key
@@ -101,28 +105,103 @@ pub(crate) fn connect(
     Ok(Connection::open(&config)?)
 }
 
+/// The wish that a command end early that goes on for long; nobody wishes for it, unless told otherwise.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Abandon(Arc<AtomicBool>);
+
+impl Abandon {
+    /// One that Ctrl-C wishes for; it ends nothing else in this process from then on.
+    pub(crate) fn on_interrupt() -> std::io::Result<Self> {
+        let abandon = Self::default();
+        signal_hook::flag::register(SIGINT, Arc::clone(&abandon.0))?;
+        Ok(abandon)
+    }
+
+    /// Before the next command.
+    pub(crate) fn forget(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_wished(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(!self.is_wished(), "abandoned");
+        Ok(())
+    }
+}
+
+impl Command {
+    /// The operation, if it is only one; a shell has a connection for these already.
+    pub(crate) fn line(&self) -> Option<Line> {
+        Some(match *self {
+            Self::Get { key } => Line::Get { key },
+            Self::Put { key, value } => Line::Put { key, value },
+            Self::Insert { key, value } => Line::Insert { key, value },
+            Self::Update { key, value } => Line::Update { key, value },
+            Self::Remove { key } => Line::Remove { key },
+            Self::Scan { start, limit, reverse } => Line::Scan { start, limit, reverse },
+            Self::Load(_) | Self::Bench(_) => return None,
+        })
+    }
+
+    /// Runs it over connections of its own; what came of it.
+    pub(crate) fn run(
+        &self,
+        place: &Place,
+        patience: &Patience,
+        abandon: &Abandon,
+    ) -> anyhow::Result<Outcome> {
+        let done = match self {
+            Self::Load(load) => load::run(place, patience, load, abandon)?,
+            Self::Bench(bench) => bench::run(place, patience, bench, abandon)?,
+            line => {
+                let line = line.line().context("it is an operation")?;
+                return run_once(&connect(place, patience, 256)?, line, abandon).0;
+            }
+        };
+        Ok(if done { Outcome::Done } else { Outcome::No("everything failed".to_owned()) })
+    }
+}
+
+/// Runs one operation, and prints what it finds; also says whether it has printed anything.
+pub(crate) fn run_once(
+    connection: &Connection,
+    line: Line,
+    abandon: &Abandon,
+) -> (anyhow::Result<Outcome>, bool) {
+    let ran = connection.run(async |client| {
+        let mut out = Printed { out: std::io::stdout().lock(), is_printed: false };
+        let outcome = run_line(&client, line, abandon, &mut out).await;
+        let flushed = out.flush().context("stdout cannot be written");
+        let outcome = outcome.and_then(|outcome| flushed.map(|()| outcome));
+        Ok::<_, anyhow::Error>((outcome, out.is_printed))
+    });
+    ran.unwrap_or_else(|error| (Err(error), false))
+}
+
+/// Knows whether anything was written.
+struct Printed<W> {
+    out: W,
+    is_printed: bool,
+}
+
+impl<W: Write> Write for Printed<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.is_printed |= !bytes.is_empty();
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}
+
 /// Runs one command; whether it did what it was for.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let line = match arguments.command {
-        Command::Get { key } => Line::Get { key },
-        Command::Put { key, value } => Line::Put { key, value },
-        Command::Insert { key, value } => Line::Insert { key, value },
-        Command::Update { key, value } => Line::Update { key, value },
-        Command::Remove { key } => Line::Remove { key },
-        Command::Scan { start, limit, reverse } => Line::Scan { start, limit, reverse },
-        Command::Load(ref load) => return load::run(&arguments.place, &arguments.patience, load),
-        Command::Bench(ref bench) => {
-            return bench::run(&arguments.place, &arguments.patience, bench);
-        }
-    };
-    let connection = connect(&arguments.place, &arguments.patience, 256)?;
-    let outcome = connection.run(async |client| {
-        let mut out = std::io::stdout().lock();
-        let outcome = run_line(&client, line, &mut out).await?;
-        out.flush().context("stdout cannot be written")?;
-        Ok::<_, anyhow::Error>(outcome)
-    })?;
-    match outcome {
+    let Arguments { place, patience, command } = arguments;
+    match command.run(place, patience, &Abandon::default())? {
         Outcome::Done => Ok(true),
         Outcome::No(why) => {
             crate::output::note(&why);

@@ -1,0 +1,231 @@
+//! `farleaf shell`: a cluster's index from a prompt, or by the lines of a script.
+
+mod history;
+mod session;
+mod words;
+
+use super::client::{Abandon, Command as ClientCommand, Outcome, Patience};
+use super::terminal::Modes;
+use super::{Place, status};
+use crate::output::{causes, error_line, is_broken_pipe, note};
+use anyhow::Context;
+use clap::Args;
+use history::Kept;
+use rustyline::error::ReadlineError;
+use rustyline::history::FileHistory;
+use rustyline::{Config, Editor};
+use session::Session;
+use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::{self, BufRead, IsTerminal, Read, Write};
+use words::{Asked, Command, LINE_BYTES, parse};
+
+/// The options of `farleaf shell`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  farleaf shell --dir /tmp/farleaf\n  farleaf shell --dir /tmp/farleaf < script\n\nIt has \
+    the commands of `farleaf client`, `status` and `quit`; `help` lists them. Ctrl-C abandons the line, or a long command; \
+    Ctrl-D ends. Lines are kept in $XDG_STATE_HOME/farleaf/history, or ~/.local/state/farleaf/history.\n\nWhen stdin is no \
+    terminal, each line of it is a command; a failure is said with its line's number, and the lines after it are \
+    done all the same. What begins with # is a comment.\n\nExit codes: 0 done, 1 a line of a script failed, 2 the \
+    command line or a file makes no sense."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    patience: Patience,
+}
+
+/// What comes after a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Line,
+    End,
+}
+
+struct Shell<'a> {
+    arguments: &'a Arguments,
+    abandon: &'a Abandon,
+    session: Session<'a>,
+    /// What stands at the end of the help.
+    more_help: String,
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}", text.trim_end())?;
+    Ok(out.flush()?)
+}
+
+impl Shell<'_> {
+    /// Does what a line asks for, and prints what comes of it, `ok` if there is nothing else to print. Its failure is
+    /// the error.
+    fn line(&mut self, text: &str) -> anyhow::Result<Next> {
+        let command = match parse(text, &self.more_help).map_err(anyhow::Error::msg)? {
+            Asked::Nothing => return Ok(Next::Line),
+            Asked::Help(help) => {
+                say(&help)?;
+                return Ok(Next::Line);
+            }
+            Asked::Command(command) => command,
+        };
+        self.abandon.forget();
+        let Arguments { place, patience } = self.arguments;
+        match *command {
+            Command::Quit => return Ok(Next::End),
+            Command::Status { json } => {
+                anyhow::ensure!(status::show(place, json)?, "the cluster does not serve");
+            }
+            Command::Client(command) => self.client(&command, place, patience)?,
+        }
+        Ok(Next::Line)
+    }
+
+    fn client(
+        &mut self,
+        command: &ClientCommand,
+        place: &Place,
+        patience: &Patience,
+    ) -> anyhow::Result<()> {
+        let (outcome, is_printed) = match command.line() {
+            Some(line) => self.session.run(line),
+            None => (command.run(place, patience, self.abandon), true),
+        };
+        match outcome? {
+            Outcome::Done if is_printed => Ok(()),
+            Outcome::Done if matches!(command, ClientCommand::Scan { .. }) => say("no records"),
+            Outcome::Done => say("ok"),
+            Outcome::No(why) => Err(anyhow::Error::msg(why)),
+        }
+    }
+}
+
+/// Runs the shell; whether all lines of a script did what they were for.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+    // A cluster that does not serve at present may do so later; what names none never will.
+    match arguments.place.find().and_then(|_| arguments.place.keys().map(drop)) {
+        Err(error) if crate::is_callers(&error) => return Err(error),
+        _ => {}
+    }
+    let is_interactive = io::stdin().is_terminal();
+    let abandon = match is_interactive {
+        true => Abandon::on_interrupt().context("Ctrl-C cannot be caught")?,
+        false => Abandon::default(),
+    };
+    let session = Session::new(&arguments.place, &arguments.patience, &abandon);
+    let shell = Shell { arguments, abandon: &abandon, session, more_help: String::new() };
+    if is_interactive { prompt(shell).map(|()| true) } else { script(shell) }
+}
+
+/// Ends the program by a signal with the terminal as it was; without that, it would stay as it is while a line is edited.
+fn restore_when_ended() -> anyhow::Result<()> {
+    let Some(modes) = Modes::now() else { return Ok(()) };
+    let mut signals = Signals::new([SIGTERM, SIGHUP])?;
+    let work = move || {
+        if let Some(signal) = signals.forever().next() {
+            modes.restore();
+            // Pasted text is marked no more; nobody reads the rest of the line.
+            let _ = io::stderr().write_all(b"\x1b[?2004l\n");
+            std::process::exit(128 + signal);
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(work)?;
+    Ok(())
+}
+
+fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
+    restore_when_ended().context("signals cannot be caught")?;
+    let config = Config::builder()
+        .max_history_size(history::LINES)?
+        .history_ignore_dups(true)?
+        .history_ignore_space(true)
+        .build();
+    let mut editor: Editor<(), FileHistory> = Editor::with_config(config)?;
+    let variable = |name| std::env::var_os(name);
+    let path = history::file(variable("XDG_STATE_HOME"), variable("HOME"));
+    let mut kept = Kept::open(path, editor.history_mut());
+    shell.more_help = match kept.path() {
+        Some(path) => format!("Lines are kept in {}.", path.display()),
+        None => "Lines are kept for this session only.".to_owned(),
+    };
+    note("`help` lists the commands; Ctrl-D ends.");
+    loop {
+        let text = match editor.readline("farleaf> ") {
+            Ok(text) => text,
+            Err(ReadlineError::Interrupted) => continue,
+            // The size of the window, or a byte that is none of a text.
+            Err(ReadlineError::Signal(_)) => continue,
+            Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                error_line("that is no text");
+                continue;
+            }
+            Err(ReadlineError::Eof) => return Ok(()),
+            Err(error) => return Err(error).context("stdin cannot be read"),
+        };
+        if !text.trim().is_empty() {
+            kept.add(&text, editor.history_mut());
+        }
+        match shell.line(&text) {
+            Ok(Next::Line) => {}
+            Ok(Next::End) => return Ok(()),
+            Err(error) if is_broken_pipe(&error) => return Err(error),
+            Err(error) => error_line(&causes(&error)),
+        }
+    }
+}
+
+/// The next line of a script, without its end; `None` at the end of the script. Of a line that is too long there is
+/// one byte more than may be.
+fn read_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    let most = LINE_BYTES as u64 + 1;
+    if lines.by_ref().take(most).read_until(b'\n', &mut line)? == 0 {
+        return Ok(None);
+    }
+    let mut is_ended = line.ends_with(b"\n") || (line.len() as u64) < most;
+    while !is_ended {
+        let more = lines.fill_buf()?;
+        let end = more.iter().position(|byte| *byte == b'\n');
+        is_ended = end.is_some() || more.is_empty();
+        let used = end.map_or(more.len(), |end| end + 1);
+        lines.consume(used);
+    }
+    let text = String::from_utf8_lossy(&line);
+    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+fn script(mut shell: Shell<'_>) -> anyhow::Result<bool> {
+    let mut all_done = true;
+    for number in 1_u64.. {
+        let read = read_line(&mut io::stdin().lock()).context("stdin cannot be read")?;
+        let Some(text) = read else { break };
+        match shell.line(&text) {
+            Ok(Next::Line) => {}
+            Ok(Next::End) => break,
+            Err(error) if is_broken_pipe(&error) => return Err(error),
+            Err(error) => {
+                error_line(&format!("line {number}: {}", causes(&error)));
+                all_done = false;
+            }
+        }
+    }
+    Ok(all_done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_line_is_one_line() {
+        let long = "x".repeat(3 * LINE_BYTES);
+        let text = format!("a\r\n{long}\n\nb");
+        let mut lines = io::BufReader::with_capacity(100, text.as_bytes());
+        let mut next = || read_line(&mut lines).unwrap();
+        assert_eq!(next().as_deref(), Some("a"));
+        assert_eq!(next().map(|line| line.len()), Some(LINE_BYTES + 1));
+        assert_eq!((next().as_deref(), next().as_deref()), (Some(""), Some("b")));
+        assert_eq!(next(), None);
+    }
+}

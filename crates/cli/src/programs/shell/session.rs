@@ -1,0 +1,96 @@
+//! The shell's way to its cluster, which may come and go.
+//!
+//! Each operation has an endpoint of its own, so that nothing is sent over a connection that broke while somebody
+//! thought. After an error the catalog is asked where the servers are now.
+//!
+//! *Invariants*: an operation is done again only if the servers have moved, it has printed nothing, and it either changes
+//! nothing or is known not to have happened; and only once.
+
+use crate::output::is_broken_pipe;
+use crate::programs::Place;
+use crate::programs::client::{Abandon, Line, Outcome, Patience, connect, run_once};
+use farleaf::index::IndexError;
+use farleaf_cluster::client::Connection;
+
+/// Requests of one operation that are in flight together.
+const DEPTH: usize = 256;
+
+/// A way to a cluster.
+#[derive(Debug)]
+pub(super) struct Session<'a> {
+    place: &'a Place,
+    patience: &'a Patience,
+    abandon: &'a Abandon,
+    connection: Option<Connection>,
+}
+
+/// Whether doing it again does it once.
+fn is_harmless(line: Line, error: &anyhow::Error) -> bool {
+    match error.downcast_ref() {
+        Some(IndexError::Indeterminate(_)) => line.is_reading(),
+        Some(_) => true,
+        None => false,
+    }
+}
+
+impl<'a> Session<'a> {
+    /// Reaches nobody yet.
+    pub(super) fn new(place: &'a Place, patience: &'a Patience, abandon: &'a Abandon) -> Self {
+        Self { place, patience, abandon, connection: None }
+    }
+
+    /// Does one operation, and prints what it finds; also says whether it has printed anything.
+    pub(super) fn run(&mut self, line: Line) -> (anyhow::Result<Outcome>, bool) {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => match connect(self.place, self.patience, DEPTH) {
+                Ok(connection) => connection,
+                Err(error) => return (Err(error), false),
+            },
+        };
+        let (outcome, is_printed) = run_once(&connection, line, self.abandon);
+        let error = match outcome {
+            Err(error) if !is_broken_pipe(&error) && !self.abandon.is_wished() => error,
+            outcome => {
+                self.connection = Some(connection);
+                return (outcome, is_printed);
+            }
+        };
+        // Without a catalog the servers that were known may still be there.
+        let fresh = connect(self.place, self.patience, DEPTH).ok();
+        let fresh = fresh.filter(|fresh| !fresh.leads_where(&connection));
+        let have_moved = fresh.is_some();
+        let connection = self.connection.insert(fresh.unwrap_or(connection));
+        if have_moved && !is_printed && is_harmless(line, &error) {
+            return run_once(connection, line, self.abandon);
+        }
+        (Err(error), is_printed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farleaf_fabric::{FabricError, ServerId, Uncertainty};
+
+    #[test]
+    fn a_change_of_unknown_outcome_is_never_done_again() {
+        let (server, why) = (ServerId::new(0), Uncertainty::ConnectionLost);
+        let unknown = IndexError::Indeterminate(FabricError::Indeterminate { server, why });
+        let unknown = anyhow::Error::from(unknown);
+        let known = anyhow::Error::from(IndexError::Contended { retries: 3 });
+        let other = anyhow::Error::msg("stdout is full");
+        let scan = Line::Scan { start: 0, limit: 1, reverse: false };
+        let reading = [Line::Get { key: 1 }, scan];
+        let changes = [
+            Line::Put { key: 1, value: 1 },
+            Line::Insert { key: 1, value: 1 },
+            Line::Update { key: 1, value: 1 },
+            Line::Remove { key: 1 },
+        ];
+        assert!(reading.iter().all(|line| is_harmless(*line, &unknown)));
+        assert!(!changes.iter().any(|line| is_harmless(*line, &unknown)));
+        assert!(reading.iter().chain(&changes).all(|line| is_harmless(*line, &known)));
+        assert!(!reading.iter().chain(&changes).any(|line| is_harmless(*line, &other)));
+    }
+}

@@ -1,0 +1,143 @@
+//! The commands of the shell, from the words of a line.
+
+use crate::programs::client;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// The longest line, in bytes.
+pub(super) const LINE_BYTES: usize = 4096;
+
+#[derive(Debug, Parser)]
+#[command(
+    multicall = true,
+    max_term_width = 100,
+    about = "Keys and values are whole numbers from 0 to 2^64 - 1. `help COMMAND` says more."
+)]
+struct Words {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// A command.
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    #[command(flatten)]
+    Client(client::Command),
+    /// Show how the cluster stands, and whether it serves
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Leave, as Ctrl-D does
+    #[command(alias = "exit")]
+    Quit,
+}
+
+/// What a line asks for.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// Nothing: it is empty, or a comment.
+    Nothing,
+    /// This is to be shown.
+    Help(String),
+    /// This is to be done.
+    Command(Box<Command>),
+}
+
+/// Reads a line; the error says in one line what is wrong with it. `more_help` stands at the end of the help.
+pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
+    if line.len() > LINE_BYTES {
+        return Err(format!("a line has at most {LINE_BYTES} bytes"));
+    }
+    if line.trim_start().starts_with('#') {
+        return Ok(Asked::Nothing);
+    }
+    let words = shlex::split(line).ok_or("a quotation mark or what follows a `\\` is missing")?;
+    if words.is_empty() {
+        return Ok(Asked::Nothing);
+    }
+    let known = Words::command().after_help(more_help.to_owned());
+    let read = known.try_get_matches_from(words).and_then(|found| Words::from_arg_matches(&found));
+    match read {
+        Ok(Words { command: Command::Client(client::Command::Load(load)) })
+            if load.file.as_os_str() == "-" =>
+        {
+            Err("the shell reads stdin itself: name a file".to_owned())
+        }
+        Ok(words) => Ok(Asked::Command(Box::new(words.command))),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                Ok(Asked::Help(error.render().to_string()))
+            }
+            _ => Err(crate::first_paragraph(&error)),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use client::Line;
+
+    fn line(text: &str) -> Option<Line> {
+        match parse(text, "") {
+            Ok(Asked::Command(command)) => match *command {
+                Command::Client(command) => command.line(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn help(text: &str) -> String {
+        match parse(text, "the end") {
+            Ok(Asked::Help(help)) => help,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn lines_are_commands() {
+        Words::command().debug_assert();
+        assert_eq!(line("get 5"), Some(Line::Get { key: 5 }));
+        assert_eq!(line("  put  5 \"6\" "), Some(Line::Put { key: 5, value: 6 }));
+        assert_eq!(line("insert 1 2"), Some(Line::Insert { key: 1, value: 2 }));
+        assert_eq!(line("update 1 2"), Some(Line::Update { key: 1, value: 2 }));
+        assert_eq!(line("remove 1"), Some(Line::Remove { key: 1 }));
+        let scan = Line::Scan { start: 7, limit: 3, reverse: true };
+        assert_eq!(line("scan 7 --limit 3 --reverse"), Some(scan));
+        for (text, expected) in [("status --json", "Status"), ("quit", "Quit"), ("exit", "Quit")] {
+            let asked = format!("{:?}", parse(text, "").unwrap());
+            assert!(asked.contains(expected), "{asked}");
+        }
+        for nothing in ["", "  ", "# get 5", "  #"] {
+            assert!(matches!(parse(nothing, ""), Ok(Asked::Nothing)), "{nothing}");
+        }
+        assert!(matches!(parse("load records.csv", ""), Ok(Asked::Command(_))));
+    }
+
+    #[test]
+    fn mistakes_are_one_line() {
+        let long = format!("get {}", "1".repeat(LINE_BYTES));
+        let mistakes =
+            ["got 5", "get", "get x", "get -1", "put 1", "get 1 2", "\"get", "load -", &long];
+        for text in mistakes {
+            let said = parse(text, "").map(drop).unwrap_err();
+            assert!(!said.is_empty() && !said.starts_with("error"), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn help_names_every_command() {
+        let all = help("help");
+        let commands = ["get", "put", "insert", "update", "remove", "scan", "load", "bench"];
+        for command in commands.into_iter().chain(["status", "quit"]) {
+            assert!(all.lines().any(|line| line.trim_start().starts_with(command)), "{all}");
+        }
+        assert!(all.contains("the end"), "{all}");
+        let scan = help("help scan");
+        assert!(scan.contains("--limit") && scan.contains("--reverse"), "{scan}");
+        assert_eq!(scan, help("scan --help"));
+    }
+}

@@ -1,0 +1,260 @@
+//! What two looks at a cluster say together: for each server its load between them, and how it stands now.
+//!
+//! *Thread safety*: plain values.
+
+use farleaf_cluster::scrape::{Numbers, Scraper, Silence};
+use farleaf_cluster::status::Standing;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Memory or compute server, and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Server {
+    Memory(u16),
+    Compute(u16),
+}
+
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory(number) => write!(f, "memory {number}"),
+            Self::Compute(number) => write!(f, "compute {number}"),
+        }
+    }
+}
+
+/// What a server was at one look.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    /// What it says of itself in handshakes: another one counts from 0.
+    epoch: u64,
+    address: String,
+    /// `None` if it serves no metrics.
+    answer: Option<Result<Numbers, Silence>>,
+}
+
+/// One look at all servers.
+pub(super) type Look = BTreeMap<Server, Seen>;
+
+/// Asks all servers that the catalog names. Takes no longer than `within`, but for very many.
+pub(super) fn look(scraper: &Scraper, standing: &Standing, within: Duration) -> Look {
+    let memory = standing.memory.iter().map(|record| {
+        let server = Server::Memory(record.number);
+        (server, record.epoch, format!("{} {}", record.transport, record.address), &record.metrics)
+    });
+    let compute = standing.compute.iter().map(|record| {
+        (Server::Compute(record.number), record.epoch, record.address.clone(), &record.metrics)
+    });
+    let servers: Vec<_> = memory.chain(compute).collect();
+    let asked: Vec<_> = servers.iter().filter_map(|(.., metrics)| (*metrics).clone()).collect();
+    let mut answers = scraper.ask(&asked, within).into_iter();
+    let mut look = Look::new();
+    for (server, epoch, address, metrics) in servers {
+        let answer = metrics.as_ref().and_then(|_| answers.next());
+        look.insert(server, Seen { epoch, address, answer });
+    }
+    look
+}
+
+/// How a server stands.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum State {
+    /// It answers.
+    Live,
+    /// The catalog has it, and it does not answer.
+    Silent(String),
+    /// The catalog has it, and it was told to serve no metrics.
+    NoMetrics,
+    /// The catalog does not have it.
+    Gone,
+}
+
+/// A server's line. What cannot be known is `None`: rates before a second look, ratios without operations.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) server: Server,
+    pub(super) state: State,
+    pub(super) address: String,
+    /// Of clients on a compute server; requests on a memory server.
+    pub(super) operations_per_s: Option<f64>,
+    /// Leaves found in the cache, of all that were looked for, from 0 to 1.
+    pub(super) hit_ratio: Option<f64>,
+    pub(super) remote_per_operation: Option<f64>,
+    pub(super) bytes_per_operation: Option<f64>,
+    pub(super) connections: Option<f64>,
+    /// Of nodes in the cache of a compute server; given away from the pool of a memory server.
+    pub(super) memory_bytes: Option<f64>,
+    pub(super) pool_bytes: Option<f64>,
+    pub(super) map_epoch: Option<f64>,
+}
+
+impl Row {
+    fn without_figures(server: Server, state: State, address: String) -> Self {
+        Self {
+            server,
+            state,
+            address,
+            operations_per_s: None,
+            hit_ratio: None,
+            remote_per_operation: None,
+            bytes_per_operation: None,
+            connections: None,
+            memory_bytes: None,
+            pool_bytes: None,
+            map_epoch: None,
+        }
+    }
+}
+
+/// How much a counter has grown; `None` if it began anew meanwhile.
+fn grown(before: &Numbers, now: &Numbers, name: &str) -> Option<f64> {
+    let grown = now.sum(name)? - before.sum(name)?;
+    (grown >= 0.0).then_some(grown)
+}
+
+fn ratio(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
+    let whole = whole.filter(|whole| *whole > 0.0)?;
+    Some(part? / whole)
+}
+
+fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
+    let address = now.address.clone();
+    let numbers = match &now.answer {
+        None => return Row::without_figures(server, State::NoMetrics, address),
+        Some(Err(why)) => {
+            return Row::without_figures(server, State::Silent(why.to_string()), address);
+        }
+        Some(Ok(numbers)) => numbers,
+    };
+    // Another process under the same number has counters of its own.
+    let before = before.filter(|before| before.epoch == now.epoch);
+    let before = before.and_then(|before| before.answer.as_ref()?.as_ref().ok());
+    let grown = |name: &str| grown(before?, numbers, name);
+    let ns = before.map(|before| numbers.at_ns.saturating_sub(before.at_ns));
+    let seconds = ns.map(|ns| ns as f64 / 1e9);
+    let bare = Row::without_figures(server, State::Live, address);
+    let connections = numbers.sum("connections");
+    match server {
+        Server::Memory(_) => Row {
+            operations_per_s: ratio(grown("requests_total"), seconds),
+            connections,
+            memory_bytes: numbers.sum("allocated_bytes"),
+            pool_bytes: numbers.sum("pool_bytes"),
+            ..bare
+        },
+        Server::Compute(_) => {
+            let operations = grown("operations_total");
+            let hits = grown("cache_leaf_hits_total");
+            let misses = grown("cache_leaf_misses_total");
+            let looked = hits.zip(misses).map(|(hits, misses)| hits + misses);
+            Row {
+                operations_per_s: ratio(operations, seconds),
+                hit_ratio: ratio(hits, looked),
+                remote_per_operation: ratio(grown("remote_operations_total"), operations),
+                bytes_per_operation: ratio(grown("remote_bytes_total"), operations),
+                connections,
+                memory_bytes: numbers.sum("cached_bytes"),
+                map_epoch: numbers.sum("map_epoch"),
+                ..bare
+            }
+        }
+    }
+}
+
+/// A line for each server that should be there or is.
+pub(super) fn rows(standing: &Standing, before: &Look, now: &Look) -> Vec<Row> {
+    let settings = standing.settings.as_ref();
+    let (memory, compute) =
+        settings.map_or((0, 0), |settings| (settings.memory_servers, settings.compute_servers));
+    let expected = (0..memory).map(Server::Memory).chain((0..compute).map(Server::Compute));
+    let mut rows: BTreeMap<Server, Row> = expected
+        .map(|server| (server, Row::without_figures(server, State::Gone, String::new())))
+        .collect();
+    for (server, seen) in now {
+        rows.insert(*server, row(*server, before.get(server), seen));
+    }
+    rows.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(epoch: u64, at_ns: u64, text: &str) -> Seen {
+        let mut numbers = Numbers::parse(text).unwrap();
+        numbers.at_ns = at_ns;
+        Seen { epoch, address: "a".into(), answer: Some(Ok(numbers)) }
+    }
+
+    fn text(operations: u64, hits: u64, misses: u64, remote: u64) -> String {
+        format!(
+            "farleaf_operations_total{{kind=\"lookup\"}} {operations}\n\
+             farleaf_operations_total{{kind=\"scan\"}} 1\nfarleaf_cache_leaf_hits_total {hits}\n\
+             farleaf_cache_leaf_misses_total {misses}\nfarleaf_connections 3\n\
+             farleaf_remote_operations_total{{verb=\"read\"}} {remote}\n\
+             farleaf_remote_bytes_total {}\nfarleaf_cached_bytes 77\nfarleaf_map_epoch 1\n",
+            remote * 100
+        )
+    }
+
+    #[test]
+    fn loads_are_differences() {
+        let server = Server::Compute(1);
+        let before = seen(5, 1_000_000_000, &text(100, 50, 50, 10));
+        let now = seen(5, 3_000_000_000, &text(300, 200, 100, 60));
+        let found = row(server, Some(&before), &now);
+        assert_eq!(found.operations_per_s, Some(100.0));
+        assert_eq!(found.hit_ratio, Some(0.75));
+        assert_eq!(
+            (found.remote_per_operation, found.bytes_per_operation),
+            (Some(0.25), Some(25.0))
+        );
+        assert_eq!((found.connections, found.memory_bytes), (Some(3.0), Some(77.0)));
+        assert_eq!(found.state, State::Live);
+        // Nothing happened: no ratios.
+        let idle = row(server, Some(&now), &Seen { ..now.clone() });
+        assert_eq!((idle.operations_per_s, idle.hit_ratio), (None, None));
+        let later = seen(5, 4_000_000_000, &text(300, 200, 100, 60));
+        let idle = row(server, Some(&now), &later);
+        assert_eq!((idle.operations_per_s, idle.hit_ratio), (Some(0.0), None));
+        assert_eq!(idle.remote_per_operation, None);
+    }
+
+    #[test]
+    fn what_was_started_again_has_no_load_yet() {
+        let server = Server::Compute(0);
+        let before = seen(5, 1, &text(100, 50, 50, 10));
+        let restarted = row(server, Some(&before), &seen(6, 2_000_000_000, &text(300, 90, 90, 90)));
+        assert_eq!((restarted.operations_per_s, restarted.connections), (None, Some(3.0)));
+        // A new generation of the index counts some things from 0.
+        let again = row(server, Some(&before), &seen(5, 2_000_000_001, &text(300, 3, 4, 5)));
+        assert_eq!((again.hit_ratio, again.remote_per_operation), (None, None));
+        assert_eq!(again.operations_per_s, Some(100.0));
+        assert_eq!(row(server, None, &before).operations_per_s, None);
+    }
+
+    #[test]
+    fn whoever_says_nothing_has_a_line() {
+        let standing = Standing {
+            settings: Some(farleaf_cluster::records::SettingsRecord {
+                memory_servers: 1,
+                compute_servers: 2,
+                transport: farleaf_cluster::records::Transport::Tcp,
+                placement_level: 2,
+            }),
+            memory: Vec::new(),
+            compute: Vec::new(),
+            index: None,
+            map: None,
+        };
+        let silent = Seen { answer: Some(Err(Silence::TimedOut)), ..seen(1, 1, "") };
+        let plain = Seen { answer: None, ..seen(1, 1, "") };
+        let now = Look::from([(Server::Compute(1), silent), (Server::Compute(7), plain)]);
+        let rows = rows(&standing, &Look::new(), &now);
+        let states: Vec<_> = rows.iter().map(|row| (row.server, row.state.clone())).collect();
+        assert_eq!(states[0], (Server::Memory(0), State::Gone));
+        assert_eq!(states[1], (Server::Compute(0), State::Gone));
+        assert!(matches!(states[2], (Server::Compute(1), State::Silent(_))));
+        assert_eq!(states[3], (Server::Compute(7), State::NoMetrics));
+    }
+}

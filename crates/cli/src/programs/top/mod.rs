@@ -1,0 +1,171 @@
+//! `farleaf top`: what a cluster does, as it does it.
+//!
+//! The catalog is read on a thread of its own and the servers are asked at the same time, each with a bound, so that
+//! neither a catalog nor a server that says nothing keeps the others from being shown.
+
+mod draw;
+mod figures;
+
+use super::Place;
+use super::terminal::{KeysAlone, Screen};
+use crate::output::causes;
+use anyhow::Context;
+use clap::Args;
+use farleaf_cluster::catalog::{Catalog, open};
+use farleaf_cluster::clock::Clock;
+use farleaf_cluster::scrape::Scraper;
+use farleaf_cluster::status::Standing;
+use farleaf_cluster::stop::Stop;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use figures::{Look, look, rows};
+use std::io::{IsTerminal, Read, Write};
+use std::time::Duration;
+
+/// The options of `farleaf top`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  farleaf top --dir /tmp/farleaf\n  farleaf top --dir /tmp/farleaf --once\n\nIt asks every \
+    server's /metrics, so start them with --metrics. In a terminal q, Ctrl-C and SIGTERM end it.\n\noperations/s: what \
+    clients ask of a compute server; requests of a memory server. hits: leaves found in the cache. remote/op, bytes/op: \
+    remote operations, and the bytes that they move, for each operation of a client."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    place: Place,
+    /// How often it looks, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    interval: Duration,
+    /// Look twice, print what happened between, and end
+    #[arg(long)]
+    once: bool,
+    /// Show this many intervals and end [default: 1, or no end in a terminal]
+    #[arg(long, value_name = "N", conflicts_with = "once", value_parser = clap::value_parser!(u64).range(1..))]
+    iterations: Option<u64>,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = super::duration(text)?;
+    match interval >= Duration::from_millis(100) {
+        true => Ok(interval),
+        false => Err("expected at least 0.1 seconds".to_owned()),
+    }
+}
+
+/// How long servers and a catalog may take at least and at most, whatever the interval is.
+const SHORTEST_WAIT: Duration = Duration::from_millis(500);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// What the catalog says, as far as that is known.
+#[derive(Clone, Debug)]
+struct Known {
+    standing: Standing,
+    /// When that was, in nanoseconds.
+    at_ns: u64,
+    /// Why it is not known better.
+    trouble: Option<String>,
+}
+
+fn read(place: &Place, opened: &mut Option<Arc<dyn Catalog>>) -> anyhow::Result<Standing> {
+    let catalog = match opened.take() {
+        Some(catalog) => catalog,
+        None => {
+            let (address, token) = place.find()?;
+            open(&address, &token)?
+        }
+    };
+    let standing = Standing::read(&*catalog, &place.keys()?)?;
+    // After an error it is opened anew: it may be elsewhere.
+    *opened = Some(catalog);
+    Ok(standing)
+}
+
+/// Reads the catalog again and again; the first time before it returns.
+fn watch(
+    place: &Place,
+    every: Duration,
+    clock: Clock,
+    stop: &Stop,
+) -> anyhow::Result<Arc<Mutex<Known>>> {
+    let mut opened = None;
+    let standing = read(place, &mut opened)?;
+    let first = Known { standing, at_ns: clock.now_ns(), trouble: None };
+    let known = Arc::new(Mutex::new(first));
+    let (place, stop, shared) = (place.clone(), stop.clone(), Arc::clone(&known));
+    let work = move || {
+        while !stop.wait(every) {
+            let outcome = read(&place, &mut opened);
+            let mut known = lock(&shared);
+            match outcome {
+                Ok(standing) => {
+                    *known = Known { standing, at_ns: clock.now_ns(), trouble: None };
+                }
+                Err(error) => known.trouble = Some(causes(&error)),
+            }
+        }
+    };
+    // It may stand in a read when the program ends; nobody waits for it.
+    std::thread::Builder::new().name("catalog".into()).spawn(work)?;
+    Ok(known)
+}
+
+/// Ends the program by `q`.
+fn listen(stop: &Stop) -> anyhow::Result<()> {
+    let stop = stop.clone();
+    let work = move || {
+        let keys = std::io::stdin().lock().bytes().map_while(Result::ok);
+        for key in keys {
+            if key == b'q' || key == b'Q' {
+                return stop.raise();
+            }
+        }
+    };
+    std::thread::Builder::new().name("keys".into()).spawn(work)?;
+    Ok(())
+}
+
+/// Shows how a cluster does until it is told to end.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let stop = Stop::on_signals().context("signals cannot be caught")?;
+    let (clock, every) = (Clock::start(), arguments.interval);
+    let within = every.clamp(SHORTEST_WAIT, LONGEST_WAIT);
+    let known = watch(&arguments.place, every, clock, &stop)?;
+    let scraper = Scraper::new().context("there is nothing to ask servers with")?;
+    let is_live = std::io::stdout().is_terminal() && !arguments.once;
+    let mut left = match arguments.iterations {
+        None if is_live => u64::MAX,
+        iterations => iterations.unwrap_or(1),
+    };
+    let screen = is_live.then(Screen::begin).transpose()?;
+    let keys = screen.as_ref().and_then(|_| KeysAlone::begin());
+    if keys.is_some() {
+        listen(&stop)?;
+    }
+    let mut before = Look::new();
+    let mut is_first = true;
+    while left > 0 && !stop.is_raised() {
+        let began = clock.elapsed();
+        let Known { standing, at_ns, trouble } = lock(&known).clone();
+        let now = look(&scraper, &standing, within);
+        if is_live || !is_first {
+            let age_s = clock.now_ns().saturating_sub(at_ns) / 1_000_000_000;
+            let is_old = age_s > 2 * (every.as_secs() + LONGEST_WAIT.as_secs());
+            let late = is_old.then(|| "it does not answer".to_owned());
+            let trouble = trouble.or(late).map(|why| format!("{why}; as it was {age_s} s ago"));
+            let text = draw::text(&standing, trouble.as_deref(), &rows(&standing, &before, &now));
+            match &screen {
+                Some(screen) => screen.show(&text)?,
+                None => {
+                    let mut out = std::io::stdout().lock();
+                    writeln!(out, "{text}")?;
+                    out.flush()?;
+                }
+            }
+        }
+        left -= u64::from(!is_first);
+        (before, is_first) = (now, false);
+        if left > 0 {
+            stop.wait(every.saturating_sub(clock.elapsed().saturating_sub(began)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! Byte strings that nobody should send, to every port of a cluster of processes: who sends them is cut off, and nobody else
+//! notices. Half of the senders have no token; the others are let in, and make no sense from then on.
+//!
+//! `FARLEAF_HOSTILE_STRINGS` says how many each port gets; the seed is fixed. What an operator may do with the token,
+//! such as halting a compute server, is left out: that is no nonsense, and does what it says.
+
+use crate::launched::{Launched, eventually, text};
+use crate::serving::{DEADLINE, KEYS, compute, connect, serving, try_both};
+use farleaf::page::{Action, Fixed8, LeafEdit};
+use farleaf::wire::Ask;
+use farleaf_cluster::launch::Folder;
+use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::handshake::{
+    Identity, Initiator, InitiatorStep, MESSAGE_BYTES, NO_FENCES, Nonce, Role, Token, Wanted,
+};
+use farleaf_fabric::tcp::frame::{Piece, Request};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
+use rustix::process::Signal;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What a process may grow by, in bytes: connections and their buffers, not what was sent.
+const GROWTH_BYTES: u64 = 64 << 20;
+/// Keys that strings which happen to make sense may change, before they are mutated.
+const THEIR_KEY: u64 = 0x0123_4567_89ab_cdef;
+
+/// What answers at a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Catalog,
+    MemoryServer(u16),
+    ComputeServer(u16),
+    Metrics,
+}
+
+#[derive(Debug)]
+struct Port {
+    kind: Kind,
+    address: String,
+    pid: u32,
+}
+
+/// Closes a socket so that it waits for nothing, and there are ports left for the next. Every other time the server has
+/// seen all that was sent by then; otherwise it may be cut off in the middle.
+fn hang_up(mut socket: TcpStream, rng: &mut SmallRng) -> io::Result<()> {
+    if rng.random() {
+        socket.shutdown(Shutdown::Write)?;
+        let mut sink = [0; 4096];
+        // Being cut off is an end, too.
+        while socket.read(&mut sink).is_ok_and(|bytes| bytes > 0) {}
+    }
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
+    Ok(())
+}
+
+fn mutate(bytes: &mut Vec<u8>, from: usize, rng: &mut SmallRng) {
+    for _ in 0..rng.random_range(1..4) {
+        if bytes.len() <= from {
+            return;
+        }
+        let place = rng.random_range(from..bytes.len());
+        match rng.random_range(0..4) {
+            0 => bytes[place] ^= 1 << rng.random_range(0..8),
+            1 => bytes[place] = rng.random(),
+            2 => bytes.truncate(place),
+            _ => bytes.insert(place, [0, 1, 0x7f, 0x80, 0xff][rng.random_range(0..5)]),
+        }
+    }
+}
+
+fn random_bytes(rng: &mut SmallRng) -> Vec<u8> {
+    let mut bytes = vec![0; rng.random_range(0..300)];
+    rng.fill_bytes(&mut bytes);
+    bytes
+}
+
+fn initiator(port: &Port, token: &Token, rng: &mut SmallRng) -> Initiator {
+    let (me, role, number) = match port.kind {
+        Kind::MemoryServer(number) => (Role::ComputeServer, Role::MemoryServer, number),
+        Kind::ComputeServer(number) => (Role::Client, Role::ComputeServer, number),
+        Kind::Catalog | Kind::Metrics => (Role::Client, Role::Catalog, 0),
+    };
+    let me = Identity { role: me, number: 40_000 + rng.random::<u16>() / 4, epoch: rng.random() };
+    Initiator::new(token, me, NO_FENCES, Wanted { role, number }, Nonce::draw().unwrap(), u64::MAX)
+}
+
+fn connected(port: &Port) -> io::Result<TcpStream> {
+    let socket = TcpStream::connect(&port.address)?;
+    socket.set_read_timeout(Some(DEADLINE))?;
+    Ok(socket)
+}
+
+/// A connection that has been let in.
+fn let_in(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<TcpStream> {
+    let mut socket = connected(port)?;
+    let mut initiator = initiator(port, token, rng);
+    socket.write_all(initiator.hello())?;
+    loop {
+        let mut message = [0; MESSAGE_BYTES];
+        socket.read_exact(&mut message)?;
+        match initiator.receive(&message, 0).map_err(io::Error::other)? {
+            InitiatorStep::Send(proof) => socket.write_all(&proof)?,
+            InitiatorStep::Open { .. } => return Ok(socket),
+        }
+    }
+}
+
+/// A message to a compute server, without those that are orders.
+fn ask(rng: &mut SmallRng) -> Vec<u8> {
+    let key = THEIR_KEY;
+    let ask: Ask<Fixed8> = match rng.random_range(0..4) {
+        0 => Ask::Edit(LeafEdit { key, action: Action::Upsert(1) }),
+        1 => {
+            let (lower, upper) = (Bound::Included(key), Bound::Unbounded);
+            Ask::Scan { lower, upper, reverse: rng.random(), limit: rng.random() }
+        }
+        2 => Ask::UpsertAll { records: vec![(key, 2); rng.random_range(0..9)] },
+        _ => Ask::Map,
+    };
+    let mut bytes = ask.encode().to_vec();
+    mutate(&mut bytes, 1, rng);
+    bytes
+}
+
+/// A message to the catalog that, if it is understood, changes nothing of others.
+fn request(rng: &mut SmallRng) -> Vec<u8> {
+    let texts = [
+        r#"{"get":{"key":"farleaf/default/map"}}"#,
+        r#"{"list":{"prefix":"farleaf/","after":null}}"#,
+        r#"{"put_if":{"key":"nobody","expected":123456789,"value":"{}","lease":null}}"#,
+        r#"{"grant":{"term_ns":1000000}}"#,
+    ];
+    let mut bytes = texts[rng.random_range(0..texts.len())].as_bytes().to_vec();
+    mutate(&mut bytes, 0, rng);
+    bytes
+}
+
+fn is_order(message: &[u8]) -> bool {
+    let harmless =
+        |ask| matches!(ask, Ask::Edit(_) | Ask::Scan { .. } | Ask::UpsertAll { .. } | Ask::Map);
+    Ask::<Fixed8>::decode(message).is_some_and(|ask| !harmless(ask))
+}
+
+/// Strings for a port over one connection; how many were sent.
+fn send(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
+    if port.kind == Kind::Metrics {
+        let mut socket = connected(port)?;
+        let mut bytes = match rng.random_range(0..4) {
+            0 => random_bytes(rng),
+            1 => vec![b'a'; rng.random_range(0..100_000)],
+            _ => b"GET /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello".to_vec(),
+        };
+        mutate(&mut bytes, 0, rng);
+        let _ = socket.write_all(&bytes);
+        hang_up(socket, rng)?;
+        return Ok(1);
+    }
+    if rng.random() {
+        let mut socket = connected(port)?;
+        let mut bytes = match rng.random_range(0..3) {
+            0 => random_bytes(rng),
+            _ => initiator(port, token, rng).hello().to_vec(),
+        };
+        mutate(&mut bytes, 0, rng);
+        let _ = socket.write_all(&bytes);
+        hang_up(socket, rng)?;
+        return Ok(1);
+    }
+    let mut socket = let_in(port, token, rng)?;
+    let mut sent = 0;
+    for _ in 0..rng.random_range(1..16) {
+        let message = match (port.kind, rng.random_range(0..4)) {
+            (_, 0) | (Kind::MemoryServer(_), _) => random_bytes(rng),
+            (Kind::ComputeServer(_), _) => ask(rng),
+            _ => request(rng),
+        };
+        if is_order(&message) {
+            continue;
+        }
+        let piece = Piece {
+            at: GlobalAddr::from_bits(rng.random::<u64>() >> rng.random_range(0..64)),
+            whole: rng.random::<u32>() >> rng.random_range(0..32),
+            first: rng.random::<u32>() >> rng.random_range(0..32),
+            length: 8 << rng.random_range(0..8),
+        };
+        let (request, mutated) = match rng.random_range(0..8) {
+            0 => (Request::Read(piece), true),
+            1 => (Request::Call(&message), true),
+            _ => (Request::Call(&message), false),
+        };
+        let mut bytes = vec![0; request.frame_bytes()];
+        request.encode(rng.random(), &mut bytes);
+        if mutated {
+            // The head only: what is in a message has been mutated already.
+            mutate(&mut bytes, 0, rng);
+        }
+        sent += 1;
+        if socket.write_all(&bytes).is_err() {
+            break;
+        }
+    }
+    hang_up(socket, rng)?;
+    Ok(sent)
+}
+
+/// What a process has in memory now, in bytes.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+fn ports(cluster: &Launched) -> Vec<Port> {
+    let mut ports = Vec::new();
+    let mut add = |kind, address: &str, pid| {
+        ports.push(Port { kind, address: address.to_owned(), pid });
+    };
+    let memory = cluster.memory(0).unwrap();
+    let catalog = Folder(cluster.dir().into()).catalog().unwrap().to_string();
+    add(Kind::Catalog, &catalog, memory.pid);
+    add(Kind::MemoryServer(0), &memory.address, memory.pid);
+    add(Kind::Metrics, memory.metrics.as_ref().unwrap(), memory.pid);
+    let compute = compute(cluster, 1).unwrap();
+    add(Kind::ComputeServer(1), &compute.address, compute.pid);
+    add(Kind::Metrics, compute.metrics.as_ref().unwrap(), compute.pid);
+    ports
+}
+
+/// The sum of a family of what is served at `/metrics`.
+fn counted(address: &str, family: &str) -> Option<u64> {
+    let ask = || -> io::Result<String> {
+        let mut socket = TcpStream::connect(address)?;
+        socket.set_read_timeout(Some(DEADLINE))?;
+        socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    let answer = ask().ok()?;
+    let lines = answer.lines().filter(|line| line.starts_with(family));
+    lines.map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[test]
+fn strings_that_nobody_should_send_disturb_nobody() {
+    let count: u64 = std::env::var("FARLEAF_HOSTILE_STRINGS")
+        .map_or(10_000, |text| text.parse().expect("a number of byte strings"));
+    let mut cluster = serving("tcp", &["--metrics"]);
+    let token = cluster.token();
+    let connection = connect(&cluster, DEADLINE * 10);
+    for key in KEYS {
+        assert_eq!(try_both(&connection, key), [Ok(()), Ok(())]);
+    }
+    let ports = ports(&cluster);
+    let before: Vec<u64> = ports.iter().map(|port| resident(port.pid)).collect();
+    let (over, worked) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                for key in KEYS {
+                    assert_eq!(try_both(&connection, key), [Ok(()), Ok(())]);
+                    worked.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        let mut rng = SmallRng::seed_from_u64(1);
+        for port in &ports {
+            let (mut sent, mut failed) = (0, 0_u64);
+            while sent < count {
+                match send(port, &token, &mut rng) {
+                    Ok(strings) => sent += strings,
+                    Err(_) => failed += 1,
+                }
+                assert!(failed < 1000 + sent / 10, "{port:?}: {failed} were not let in");
+            }
+            println!("{port:?}: {sent} strings, {failed} connections refused");
+        }
+        over.store(true, Ordering::Release);
+    });
+    assert!(worked.load(Ordering::Relaxed) > 0);
+    for (port, before) in ports.iter().zip(before) {
+        let after = resident(port.pid);
+        println!("{port:?}: {before} bytes before, {after} after");
+        assert!(after < before + GROWTH_BYTES, "{port:?} grew from {before} to {after} bytes");
+    }
+    // Many strings got as far as what answers. A key of the other client is that of this compute server, every second one;
+    // it was looked up and changed.
+    let others = worked.load(Ordering::Relaxed) + 2;
+    for (port, family, others) in
+        [(2, "farleaf_requests_total", 0), (4, "farleaf_operations_total", others)]
+    {
+        let served = eventually("metrics", || counted(&ports[port].address, family));
+        println!("{family} {served}, {others} of others");
+        assert!(served > others + count / 32, "{family}: {served}, of others {others}");
+    }
+    let status = cluster.status();
+    assert_eq!(status.status.code(), Some(0), "{}", text(&status.stdout));
+    assert_eq!(cluster.end(Signal::TERM), Some(0), "nobody has died");
+}
