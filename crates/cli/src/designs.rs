@@ -14,6 +14,8 @@ use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
+#[cfg(feature = "verbs")]
+use farleaf_fabric_verbs::VerbsConfig;
 
 /// The index designs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -101,6 +103,9 @@ pub(crate) enum FabricConfig {
     Local(LocalConfig),
     /// Everything simulated.
     Sim(Box<SimConfig>),
+    /// Memory servers in this process, reached over its RDMA device.
+    #[cfg(feature = "verbs")]
+    Verbs(Box<VerbsConfig>),
 }
 
 /// What is done with a design on a fabric.
@@ -153,5 +158,7 @@ fn on_fabric<D: Design<Fixed8>, T: Task>(
     match fabric {
         FabricConfig::Local(config) => task.run::<D, _>(config, options),
         FabricConfig::Sim(config) => task.run::<D, _>(&**config, options),
+        #[cfg(feature = "verbs")]
+        FabricConfig::Verbs(config) => task.run::<D, _>(&**config, options),
     }
 }

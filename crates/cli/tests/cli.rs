@@ -58,6 +58,17 @@ fn small<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&SMALL, more].concat()
 }
 
+/// Where there is no RDMA device, one line says so, or what else is missing.
+#[test]
+fn verbs_without_a_device_end_with_one_line() {
+    let devices = std::fs::read_dir("/sys/class/infiniband");
+    if devices.is_ok_and(|mut devices| devices.next().is_some()) {
+        return;
+    }
+    let line = error(1, &small(&["--fabric", "verbs"]));
+    assert!(line.starts_with("error: no RDMA: "), "{line}");
+}
+
 #[test]
 fn bad_values_end_with_one_line_and_code_2() {
     let cases: &[(&[&str], &str)] = &[
@@ -89,6 +100,15 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--pool-bytes", "4096"], "is not possible"),
         (&["bench", "--server-cores", "2"], "needs --fabric sim"),
         (&["bench", "--fabric", "sim", "--server-threads", "2"], "needs --fabric local"),
+        (
+            &["bench", "--fabric", "verbs", "--server-threads", "0"],
+            "at least 1 on the verbs fabric",
+        ),
+        (&["bench", "--fabric", "verbs", "--server-cores", "2"], "needs --fabric sim"),
+        (
+            &["bench", "--fabric", "verbs", "--network-latency-ns", "5"],
+            "needs --fabric local or sim",
+        ),
         (&["bench", "--network-latency-ns", "2G"], "at most 1G"),
         (&["bench", "--trace", "x.csv", "--keys", "5"], "cannot be used with"),
         (&["bench", "--trace", "x.csv", "--threads", "2"], "by one client"),

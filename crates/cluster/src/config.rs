@@ -47,6 +47,13 @@ pub enum ConfigError {
     Settings(String),
 }
 
+/// This program was built without RDMA.
+#[cfg(not(feature = "verbs"))]
+pub(crate) fn without_verbs() -> ConfigError {
+    let why = "transport verbs is not in this program: it was built without the feature `verbs`";
+    ConfigError::Settings(why.to_owned())
+}
+
 /// The longest file of settings, in bytes.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
 /// The longest token, in bytes.

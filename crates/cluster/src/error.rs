@@ -27,12 +27,20 @@ pub enum ProgramError {
         /// What it said.
         error: io::Error,
     },
+    /// The transport cannot be used, by this program or on this machine, and no other is taken instead.
+    #[error("{0}")]
+    Transport(String),
     /// Anything else.
     #[error("{0}")]
     Failed(String),
 }
 
 impl ProgramError {
+    /// Says why the transport cannot be used.
+    pub(crate) fn transport(why: impl std::fmt::Display) -> Self {
+        Self::Transport(why.to_string())
+    }
+
     /// Says what was tried when the operating system refused.
     pub fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();

@@ -6,8 +6,11 @@ use crate::sync::AtomicU64;
 use crate::{FabricError, GlobalAddr};
 
 /// Says whether `bytes` bytes at `at` can be a verb's business at all, whatever server it names.
+///
+/// # Errors
+/// [`FabricError::Unaligned`] if not.
 #[inline]
-pub(crate) fn check_alignment(at: GlobalAddr, bytes: usize) -> Result<(), FabricError> {
+pub fn check_alignment(at: GlobalAddr, bytes: usize) -> Result<(), FabricError> {
     if at.offset().is_multiple_of(8) && bytes.is_multiple_of(8) && !at.is_swizzled() {
         return Ok(());
     }

@@ -35,6 +35,12 @@ impl Buffer {
         Self { memory, first_word, words, home: None }
     }
 
+    /// The memory that it is a piece of, for providers that must register it.
+    #[inline]
+    pub fn memory(&self) -> &Arc<Region> {
+        &self.memory
+    }
+
     /// The words.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {

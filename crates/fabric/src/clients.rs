@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 /// Runs a client for each of `compute_servers`, each on a thread of its own or all on the calling one. `run_thread` is
 /// given the numbers and compute servers of the clients of one thread.
-pub(crate) fn run_on_threads<T: Send>(
+pub fn run_on_threads<T: Send>(
     compute_servers: &[u16],
     on_one_thread: bool,
     run_thread: impl Fn(&[(usize, u16)]) -> Vec<Option<T>> + Sync,
@@ -31,7 +31,10 @@ pub(crate) fn run_on_threads<T: Send>(
 }
 
 /// Runs the clients of one thread over the endpoints that `open` gives for compute server and number.
-pub(crate) fn run_here<F, T, Fut: Future<Output = T>>(
+///
+/// # Panics
+/// If an operation never ends.
+pub fn run_here<F, T, Fut: Future<Output = T>>(
     driver: &impl Driver,
     clients: &[(usize, u16)],
     open: impl Fn(u16, usize) -> F,

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// The clock of one cluster.
 #[derive(Clone, Debug)]
-pub(crate) struct Clock {
+pub struct Clock {
     #[cfg(not(shuttle))]
     started: Instant,
     #[cfg(shuttle)]
@@ -23,13 +23,14 @@ pub(crate) struct Clock {
 #[cfg(not(shuttle))]
 impl Clock {
     /// A clock that starts now.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
         let started = Instant::now();
         Self { started }
     }
 
-    pub(crate) fn now_ns(&self) -> u64 {
+    /// Nanoseconds since it started.
+    pub fn now_ns(&self) -> u64 {
         #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
         let now = Instant::now();
         u64::try_from(now.duration_since(self.started).as_nanos()).unwrap_or(u64::MAX)
@@ -41,11 +42,13 @@ impl Clock {
 
 #[cfg(shuttle)]
 impl Clock {
-    pub(crate) fn start() -> Self {
+    /// A clock that starts now.
+    pub fn start() -> Self {
         Self { now_ns: Arc::new(AtomicU64::new(0)) }
     }
 
-    pub(crate) fn now_ns(&self) -> u64 {
+    /// Nanoseconds since it started.
+    pub fn now_ns(&self) -> u64 {
         self.now_ns.load(Ordering::Relaxed)
     }
 

@@ -17,19 +17,26 @@ pub mod conformance;
 mod counters;
 mod error;
 pub mod executor;
+#[cfg(not(any(loom, shuttle)))]
+mod gates;
 pub mod handshake;
 pub mod local;
 mod message;
+pub mod provider;
 mod region;
 mod service;
 #[cfg(not(any(loom, shuttle)))]
 pub mod shm;
 pub mod sim;
+#[cfg(not(any(loom, shuttle)))]
+mod sockets;
 pub mod sync;
 #[cfg(not(any(loom, shuttle)))]
 pub mod tcp;
 mod timers;
 mod verbs;
+#[cfg(not(any(loom, shuttle)))]
+mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
 pub use buffer::{Buffer, BufferPool};

@@ -11,7 +11,7 @@ use std::task::Waker;
 
 /// The clock of one client thread and the tasks that wait on it.
 #[derive(Debug)]
-pub(crate) struct Timers {
+pub struct Timers {
     clock: Clock,
     /// Deadlines in nanoseconds, with the place of their waker.
     heap: RefCell<BinaryHeap<Reverse<(u64, usize)>>>,
@@ -20,7 +20,8 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    pub(crate) fn new(clock: Clock) -> Self {
+    /// None yet, on `clock`.
+    pub fn new(clock: Clock) -> Self {
         Self {
             clock,
             heap: RefCell::default(),
@@ -29,12 +30,13 @@ impl Timers {
         }
     }
 
-    pub(crate) fn now_ns(&self) -> u64 {
+    /// What time it is.
+    pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()
     }
 
     /// Wakes `waker` once `at_ns` has come.
-    pub(crate) fn wake_at(&self, at_ns: u64, waker: Waker) {
+    pub fn wake_at(&self, at_ns: u64, waker: Waker) {
         let mut wakers = self.wakers.borrow_mut();
         let place = self.vacant.borrow_mut().pop().unwrap_or_else(|| {
             wakers.push(None);
@@ -45,7 +47,7 @@ impl Timers {
     }
 
     /// Wakes what is due.
-    pub(crate) fn progress(&self) -> Progress {
+    pub fn progress(&self) -> Progress {
         let mut heap = self.heap.borrow_mut();
         self.clock.all_wait(heap.peek().map(|&Reverse((at_ns, _))| at_ns));
         let now = self.now_ns();

@@ -146,7 +146,8 @@ pub(crate) struct Arguments {
     /// Cores of each memory server that serve RPCs, on `sim` [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) server_cores: Option<u16>,
-    /// Threads of each memory server that serve RPCs, on `local`; 0 serves them in the caller [default: 0]
+    /// Threads of each memory server that serve RPCs, on `local` and `verbs`; on `local`, 0 serves them in the caller
+    /// [default: 0 on `local`, 1 on `verbs`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub(super) server_threads: Option<u16>,
     /// Memory of each memory server, in bytes; taken from the system as it is used. The design `local` has
@@ -238,4 +239,7 @@ pub(crate) enum FabricName {
     Local,
     /// A simulated network and simulated processors, in virtual time
     Sim,
+    /// Threads of this process, with this machine's RDMA device between clients and memory servers
+    #[cfg(feature = "verbs")]
+    Verbs,
 }

@@ -47,6 +47,12 @@ pub(crate) fn measure(arguments: &Arguments) -> anyhow::Result<Report> {
 
 impl Plan {
     fn run(&self, index: DesignName) -> anyhow::Result<Report> {
+        #[cfg(feature = "verbs")]
+        if let designs::FabricConfig::Verbs(config) = &self.fabric {
+            // All of it stays in place as long as the device may reach it.
+            let bytes = self.pool_bytes.saturating_mul(self.report.memory_servers.into());
+            farleaf_fabric_verbs::probe(&config.device, bytes)?;
+        }
         designs::run(index, &self.index, &self.fabric, Bench(self))
     }
 }

@@ -20,6 +20,8 @@ use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
+#[cfg(feature = "verbs")]
+use farleaf_fabric_verbs::VerbsConfig;
 
 /// The cache of a compute server when nobody says how large.
 const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
@@ -29,6 +31,10 @@ const MOST_LOCAL_CLIENTS: u32 = 1024;
 
 /// Simulated clients, each with its histogram of latencies.
 const MOST_SIM_CLIENTS: u32 = 16_384;
+
+/// Endpoints that a memory server has room for.
+#[cfg(feature = "verbs")]
+const MOST_VERBS_CLIENTS: u32 = 128;
 
 /// Offsets on a memory server have 48 bits.
 const MOST_POOL_BYTES: u64 = 1 << 47;
@@ -127,10 +133,7 @@ impl Plan {
                 index: arguments.index.name().to_owned(),
                 workload: by_trace(arguments.workload.name.to_string()),
                 distribution: by_trace(distribution.to_string()),
-                fabric: match arguments.fabric {
-                    FabricName::Local => "local".to_owned(),
-                    FabricName::Sim => "sim".to_owned(),
-                },
+                fabric: name(arguments.fabric).to_owned(),
                 keys: loaded,
                 threads,
                 memory_servers: arguments.memory_servers,
@@ -147,14 +150,20 @@ impl Plan {
                 network_latency_ns: match &fabric {
                     FabricConfig::Local(config) => config.network_latency_ns,
                     FabricConfig::Sim(config) => 2 * config.network.one_way_ns,
+                    #[cfg(feature = "verbs")]
+                    FabricConfig::Verbs(_) => 0,
                 },
                 server_cores: match &fabric {
                     FabricConfig::Local(_) => None,
                     FabricConfig::Sim(config) => Some(config.cores_per_memory_server),
+                    #[cfg(feature = "verbs")]
+                    FabricConfig::Verbs(_) => None,
                 },
                 server_threads: match &fabric {
                     FabricConfig::Local(config) => Some(config.server_threads),
                     FabricConfig::Sim(_) => None,
+                    #[cfg(feature = "verbs")]
+                    FabricConfig::Verbs(config) => Some(config.server.threads),
                 },
                 hotspot_shift: arguments.shift_hotspot_at.map(|_| HotspotShifted {
                     at_ns: None,
@@ -206,11 +215,14 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
             "--trace is replayed by one client: leave --threads and --compute-servers out",
         );
     }
-    let (most, fabric) = match arguments.fabric {
-        FabricName::Local => (MOST_LOCAL_CLIENTS, "local"),
-        FabricName::Sim => (MOST_SIM_CLIENTS, "sim"),
+    let most = match arguments.fabric {
+        FabricName::Local => MOST_LOCAL_CLIENTS,
+        FabricName::Sim => MOST_SIM_CLIENTS,
+        #[cfg(feature = "verbs")]
+        FabricName::Verbs => MOST_VERBS_CLIENTS,
     };
     if clients > most {
+        let fabric = name(arguments.fabric);
         return usage(format!(
             "--threads times --compute-servers is {clients}: at most {most} on the {fabric} fabric"
         ));
@@ -227,16 +239,34 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
             placement.len()
         ));
     }
-    if arguments.fabric == FabricName::Local && arguments.server_cores.is_some() {
+    if arguments.fabric != FabricName::Sim && arguments.server_cores.is_some() {
         return usage("--server-cores needs --fabric sim");
     }
     if arguments.fabric == FabricName::Sim && arguments.server_threads.is_some() {
         return usage("--server-threads needs --fabric local");
     }
+    #[cfg(feature = "verbs")]
+    if arguments.fabric == FabricName::Verbs {
+        if arguments.network_latency_ns.is_some() {
+            return usage("--network-latency-ns needs --fabric local or sim");
+        }
+        if arguments.server_threads == Some(0) {
+            return usage("--server-threads is at least 1 on the verbs fabric");
+        }
+    }
     if arguments.network_latency_ns.is_some_and(|ns| ns > 1_000_000_000) {
         return usage("--network-latency-ns is at most 1G, a second");
     }
     Ok(())
+}
+
+fn name(fabric: FabricName) -> &'static str {
+    match fabric {
+        FabricName::Local => "local",
+        FabricName::Sim => "sim",
+        #[cfg(feature = "verbs")]
+        FabricName::Verbs => "verbs",
+    }
 }
 
 fn fabric(arguments: &Arguments) -> FabricConfig {
@@ -256,6 +286,12 @@ fn fabric(arguments: &Arguments) -> FabricConfig {
                 config.cores_per_memory_server = cores.into();
             }
             FabricConfig::Sim(Box::new(config))
+        }
+        #[cfg(feature = "verbs")]
+        FabricName::Verbs => {
+            let mut config = VerbsConfig { seed: arguments.seed, ..VerbsConfig::default() };
+            config.server.threads = usize::from(arguments.server_threads.unwrap_or(1));
+            FabricConfig::Verbs(Box::new(config))
         }
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// How many compute servers
     #[arg(long, value_name = "C", value_parser = servers)]
     compute_servers: u16,
-    /// Bytes of each memory server's pool, such as 4Gi; memory is taken as it is used
+    /// Bytes of each memory server's pool, such as 4Gi; memory is taken as it is used, over verbs at once
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pool_bytes: u64,
     /// Threads of each memory server

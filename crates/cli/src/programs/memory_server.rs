@@ -30,16 +30,16 @@ pub(crate) struct Arguments {
     /// How compute servers reach it: tcp, shm or verbs
     #[arg(long, value_name = "TRANSPORT")]
     transport: Transport,
-    /// Where it listens over tcp; the operating system chooses a port for 0
+    /// Where it listens over tcp, or RDMA connections are brought up; the operating system chooses a port for 0
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
     /// The path of the socket that it is reached by over shm
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Where others reach it over tcp, if not where it listens
+    /// Where others reach that, if not where it listens
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<String>,
-    /// Bytes of its pool, such as 64Gi; memory is taken as it is used
+    /// Bytes of its pool, such as 64Gi; memory is taken as it is used, over verbs at once
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pub(super) pool_bytes: u64,
     /// Subtrees of this level lie whole on one memory server

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod launched;
+mod rdma;
 mod serving;
 mod standing;
 mod watching;

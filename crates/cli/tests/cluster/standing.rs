@@ -180,23 +180,13 @@ fn memory_follows_the_generation_of_the_index() {
 /// From the index that everybody serves, over its loss, to the next one.
 #[test]
 fn a_whole_cluster_makes_its_index_anew_when_a_memory_server_has_died() {
-    ["tcp", "shm"].into_iter().for_each(loses_its_index);
+    ["tcp", "shm"].into_iter().for_each(|transport| loses_its_index(transport, &[]));
 }
 
-fn loses_its_index(transport: &str) {
-    let mut cluster = Launched::start(&[
-        "--transport",
-        transport,
-        "--memory-servers",
-        "2",
-        "--compute-servers",
-        "2",
-        "--cache-bytes",
-        "1Mi",
-        "--boundaries",
-        "1000",
-        "--restart",
-    ]);
+pub(crate) fn loses_its_index(transport: &str, more: &[&str]) {
+    let servers = ["--memory-servers", "2", "--compute-servers", "2", "--transport", transport];
+    let flags = ["--cache-bytes", "1Mi", "--boundaries", "1000", "--restart"];
+    let mut cluster = Launched::start(&[&servers[..], &flags, more].concat());
     let said = text(&cluster.status().stdout);
     for part in ["generation 1, ready", "..1000", "1000..", "compute server 1", "serves"] {
         assert!(said.contains(part), "{part}: {said}");
@@ -253,11 +243,6 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
     let cases: Vec<(Vec<String>, i32, &str)> = vec![
         (with(&["--token-file", &token]), 2, "--transport"),
         (with(&["--token-file", &token, "--transport", "udp"]), 2, "expected tcp, shm or verbs"),
-        (
-            with(&["--token-file", &token, "--transport", "verbs"]),
-            2,
-            "verbs is not in this program",
-        ),
         (with(&["--token-file", &token, "--transport", "shm"]), 2, "--socket PATH"),
         (with(&[&tcp[..], &["--token-file", &open_token]].concat()), 2, "run chmod 600 on it"),
         (with(&[&tcp[..], &["--token-file", &short_token]].concat()), 2, "a token of 6 bytes"),
@@ -328,27 +313,4 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
         assert_eq!(errors.len(), 1, "{arguments:?}: {said}");
         assert!(errors[0].contains(expected), "{arguments:?}: {said}");
     }
-}
-
-/// The launcher says who kept it from serving, and why.
-#[test]
-fn a_cluster_that_cannot_serve_says_why() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = farleaf(&[
-        "cluster",
-        "--dir",
-        folder.path().to_str().unwrap(),
-        "--transport",
-        "verbs",
-        "--memory-servers",
-        "1",
-        "--compute-servers",
-        "0",
-    ]);
-    assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stdout);
-    assert!(
-        said.contains("memory server 0 has died: exit code 2: error: transport verbs"),
-        "{said}"
-    );
 }

@@ -10,18 +10,17 @@
 mod front;
 mod index;
 mod metrics;
+mod reach;
 #[cfg(test)]
 mod tests;
 mod threads;
 
 use crate::catalog::{self, CatalogAddress};
-use crate::client::resolve;
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
 use crate::membership::Member;
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
-    Transport as TransportName,
 };
 use crate::stop::Stop;
 use farleaf::cache::CacheOptions;
@@ -29,12 +28,10 @@ use farleaf::page::Fixed8;
 use farleaf::partition::{ComputeServer, PartitionMap};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::handshake::{Role, Token};
-use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmDriver, ShmFabric};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::tcp::{
-    TcpCluster, TcpConfig, TcpDriver, TcpFabric, TcpServer, TcpServerConfig,
-};
+use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
 use front::Front;
+use reach::Reach;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -75,38 +72,6 @@ pub struct ComputeServerOptions {
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a program waits for its number and the catalog, beyond the term.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-impl Transport for TcpCluster {
-    type Fabric = TcpFabric;
-    type Driver = TcpDriver;
-
-    fn driver(&self) -> Result<TcpDriver, String> {
-        TcpCluster::driver(self).map_err(|error| error.to_string())
-    }
-
-    fn open(driver: &TcpDriver, compute_server: u16, number: usize) -> Result<TcpFabric, String> {
-        driver.open(compute_server, number).map_err(|error| error.to_string())
-    }
-}
-
-impl Transport for ShmCluster {
-    type Fabric = ShmFabric;
-    type Driver = ShmDriver;
-
-    fn driver(&self) -> Result<ShmDriver, String> {
-        ShmCluster::driver(self).map_err(|error| error.to_string())
-    }
-
-    fn open(driver: &ShmDriver, compute_server: u16, number: usize) -> Result<ShmFabric, String> {
-        driver.open(compute_server, number).map_err(|error| error.to_string())
-    }
-}
-
-/// The memory servers, over one transport.
-enum Reach {
-    Tcp(TcpCluster),
-    Shm(ShmCluster),
-}
 
 /// What the metrics of a compute server are made of.
 #[derive(Debug, Default)]
@@ -161,6 +126,8 @@ struct Program<'a> {
     front: Arc<Front>,
     watched: Arc<Watched>,
     serving: Option<Serving>,
+    /// Whether the cluster's transport is known to be one that can be used here.
+    is_reachable: bool,
     /// What was said last about why nobody is served.
     said: String,
 }
@@ -213,14 +180,30 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         member => member?,
     };
     tracing::info!("compute server {} listens at {address}", options.number);
-    let (serving, said) = (None, String::new());
-    let mut program = Program { options, token, keys, catalog, front, watched, serving, said };
+    let mut program = Program {
+        options,
+        token,
+        keys,
+        catalog,
+        front,
+        watched,
+        serving: None,
+        is_reachable: false,
+        said: String::new(),
+    };
+    let mut outcome = Ok(());
     while !stop.wait(LOOK) {
         if program.serving.as_ref().is_some_and(|serving| !serving.threads.are_alive()) {
             return failed(format!("a thread of compute server {} has failed", options.number));
         }
-        if let Err(error) = program.look() {
-            program.say(error.to_string());
+        match program.look() {
+            Ok(()) => {}
+            // No waiting helps.
+            Err(error @ ProgramError::Transport(_)) => {
+                outcome = Err(error);
+                break;
+            }
+            Err(error) => program.say(error.to_string()),
         }
         let generation = served(&program);
         if generation != published {
@@ -236,7 +219,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     drop(member);
     drop(metrics);
     server.stop();
-    ended
+    outcome.and(ended)
 }
 
 fn failed<T>(what: impl Into<String>) -> Result<T, ProgramError> {
@@ -273,6 +256,10 @@ impl Program<'_> {
             self.say("waiting for the cluster's settings".to_owned());
             return Ok(());
         };
+        if !self.is_reachable {
+            reach::check(settings.transport, self.options)?;
+            self.is_reachable = true;
+        }
         let index = records::get::<IndexRecord>(&*self.catalog, &self.keys.index())?;
         let generation = index.as_ref().map_or(0, |(index, _)| index.generation);
         let is_ready = index.as_ref().is_some_and(|(index, _)| index.state == IndexState::Ready);
@@ -307,33 +294,6 @@ impl Program<'_> {
             records::list(&*self.catalog, &self.keys.compute_prefix())?;
         let first = compute.iter().map(|record| record.number).min();
         Ok(first == Some(self.options.number))
-    }
-
-    /// The memory servers, over the cluster's transport and no other.
-    fn reach(
-        &self,
-        settings: &SettingsRecord,
-        memory: &[MemoryRecord],
-    ) -> Result<Reach, ProgramError> {
-        let timeout = self.options.request_timeout.as_nanos();
-        let timeout_ns = u64::try_from(timeout).unwrap_or(u64::MAX);
-        let addresses = memory.iter().map(|record| record.address.as_str());
-        Ok(match settings.transport {
-            TransportName::Tcp => {
-                let addresses = addresses.map(resolve).collect::<Result<Vec<_>, _>>()?;
-                let config = TcpConfig { timeout_ns, ..TcpConfig::default() };
-                Reach::Tcp(TcpCluster::connect(addresses, &self.token, config))
-            }
-            TransportName::Shm => {
-                let paths: Vec<PathBuf> = addresses.map(PathBuf::from).collect();
-                let config = ShmConfig { timeout_ns, ..ShmConfig::default() };
-                let cluster = ShmCluster::connect(&paths, &self.token, &config);
-                Reach::Shm(cluster.map_err(because)?)
-            }
-            transport => {
-                return failed(format!("this program reaches no memory server over {transport}"));
-            }
-        })
     }
 
     fn map(&self, settings: &SettingsRecord) -> Result<PartitionMap<u64>, ProgramError> {
@@ -400,9 +360,11 @@ impl Program<'_> {
         }
         let boundaries = self.map(settings)?.boundaries().to_vec();
         let level = settings.placement_level;
-        let created = match self.reach(settings, memory)? {
+        let created = match Reach::connect(settings.transport, memory, &self.token, self.options)? {
             Reach::Tcp(cluster) => index::create(&cluster, boundaries, level),
             Reach::Shm(cluster) => index::create(&cluster, boundaries, level),
+            #[cfg(feature = "verbs")]
+            Reach::Verbs(cluster) => index::create(&cluster, boundaries, level),
         };
         if let Err(error) = created {
             // Whatever there is of it: begin with empty memory.
@@ -428,9 +390,11 @@ impl Program<'_> {
         let map = self.map(settings)?;
         let server = ComputeServer::start(self.options.number, &self.options.cache, map);
         let server = Arc::new(server.map_err(because)?);
-        let threads = match self.reach(settings, memory)? {
+        let threads = match Reach::connect(settings.transport, memory, &self.token, self.options)? {
             Reach::Tcp(cluster) => self.start(server, cluster)?,
             Reach::Shm(cluster) => self.start(server, cluster)?,
+            #[cfg(feature = "verbs")]
+            Reach::Verbs(cluster) => self.start(server, cluster)?,
         };
         let shared = Arc::clone(&threads.shared);
         *lock(&self.watched.serving) = Some(Watching { shared });

@@ -8,10 +8,10 @@
 
 use super::cluster::Shared;
 use super::endpoint::{Endpoint, TcpFabric};
-use super::wake::WakeFd;
 use crate::executor::{Driver, Progress, Requests};
 use crate::sync::Arc;
 use crate::timers::Timers;
+use crate::wake::WakeFd;
 use rustix::event::{Timespec, epoll};
 use std::cell::{Cell, RefCell};
 use std::io;

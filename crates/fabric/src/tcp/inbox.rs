@@ -6,9 +6,9 @@
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
-use super::wake::WakeFd;
 use crate::Message;
 use crate::sync::{Mutex, lock};
+use crate::wake::WakeFd;
 use std::net::TcpStream;
 
 /// Which request of which connection an answer belongs to.

@@ -15,9 +15,9 @@ use super::queue::{ByteQueue, Flow};
 use crate::handshake::{
     Gather, HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Refusal, Wanted,
 };
+use crate::sockets::connect_socket;
 use crate::{Counters, FabricError, ServerId, Uncertainty};
 use rustix::event::epoll;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -398,18 +398,8 @@ fn take_completions(incoming: &mut ByteQueue, slots: &mut Slots, around: &Around
 }
 
 fn start_connecting(address: SocketAddr, around: &Around<'_>) -> io::Result<TcpStream> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    super::prepare(&socket)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
-        Err(errno) => return Err(errno.into()),
-    }
+    let socket = connect_socket(address)?;
     let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
     epoll::add(around.epoll, &socket, epoll::EventData::new_u64(around.token), flags)?;
-    Ok(TcpStream::from(socket))
+    Ok(socket)
 }

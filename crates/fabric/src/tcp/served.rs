@@ -12,10 +12,10 @@ use super::frame::{
     Completion, Decoded, HEADER_BYTES, Kind, MAX_FRAME_BYTES, NotDone, PIECE_BYTES, Piece, Request,
     decode_request, read_completion_frame,
 };
-use super::gates::{Gate, Gates};
 use super::inbox::{Inbox, Late, Place};
 use super::queue::{ByteQueue, Flow};
 use crate::access::check_access;
+use crate::gates::{Gate, Gates};
 use crate::handshake::{Gather, Identity, Responder, ResponderStep};
 use crate::region::{load_bytes, store_bytes};
 use crate::sync::{Arc, AtomicU64, Ordering};

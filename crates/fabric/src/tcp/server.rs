@@ -11,11 +11,12 @@
 //! *Thread safety*: the handle is for any number of threads.
 
 use super::calls::Calls;
-use super::gates::Gates;
 use super::inbox::{Content, Inbox, Late};
 use super::served::{Around, Next, Served, Tally, Totals};
 use crate::clock::Clock;
+use crate::gates::Gates;
 use crate::handshake::{Identity, Nonce, Refusal, Responder, Role, Token, draw_epoch};
+use crate::sockets::prepare_socket;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
@@ -374,7 +375,7 @@ impl<S: Calls> IoThread<S> {
         let place = (slot, self.slots[slot as usize].generation);
         let flags = epoll::EventFlags::IN;
         let data = epoll::EventData::new_u64(token_of(place));
-        let ready = super::prepare(&socket).and_then(|()| {
+        let ready = prepare_socket(&socket).and_then(|()| {
             epoll::add(&self.epoll, &socket, data, flags)?;
             Nonce::draw()
         });

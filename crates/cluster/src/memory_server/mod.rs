@@ -10,6 +10,8 @@
 //!
 //! *Thread safety*: [`run`] has the calling thread for itself.
 
+mod listening;
+
 use crate::catalog::{Catalog, CatalogAddress, EmbeddedCatalog, EmbeddedConfig, open};
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
@@ -21,11 +23,10 @@ use crate::stop::Stop;
 use farleaf::page::Fixed8;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf::wire::Usage;
+use farleaf_fabric::ServerId;
 use farleaf_fabric::handshake::Token;
-use farleaf_fabric::shm::{ShmServer, ShmServerConfig, ShmServerCounters};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::tcp::{TcpServer, TcpServerConfig, TcpServerCounters};
-use farleaf_fabric::{Backing, ServerId};
+use listening::{Counted, Listening, Place};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,11 +63,11 @@ pub struct MemoryServerOptions {
     pub number: u16,
     /// How compute servers reach it.
     pub transport: Transport,
-    /// Where it listens over tcp; with port 0 the operating system chooses.
+    /// Where it listens over tcp, and where connections are brought up over verbs; with port 0 the operating system chooses.
     pub listen: SocketAddr,
     /// The socket that it is reached by over shm.
     pub socket: Option<PathBuf>,
-    /// Where others reach it over tcp, if not where it listens.
+    /// Where others reach that, if not where it listens.
     pub advertise: Option<String>,
     /// Bytes of its pool.
     pub pool_bytes: usize,
@@ -88,94 +89,6 @@ pub struct MemoryServerOptions {
     pub servers: Option<(u16, u16)>,
 }
 
-/// What a listener has counted.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counted {
-    connections: u64,
-    welcomed: u64,
-    refused: u64,
-    requests: u64,
-}
-
-/// What serves a region over one transport.
-trait Listening: Send {
-    /// Where it is reached, on this machine.
-    fn place(&self) -> Place;
-    /// What it says of itself in the handshake.
-    fn epoch(&self) -> u64;
-    fn counted(&self) -> Counted;
-}
-
-impl Listening for TcpServer {
-    fn place(&self) -> Place {
-        Place::Address(self.local_address())
-    }
-
-    fn epoch(&self) -> u64 {
-        self.identity().epoch
-    }
-
-    fn counted(&self) -> Counted {
-        let counters = self.counters();
-        let TcpServerCounters { connections, welcomed, refused, requests } = counters;
-        Counted { connections, welcomed, refused, requests }
-    }
-}
-
-impl Listening for ShmServer {
-    fn place(&self) -> Place {
-        Place::Socket(self.path().to_owned())
-    }
-
-    fn epoch(&self) -> u64 {
-        self.identity().epoch
-    }
-
-    fn counted(&self) -> Counted {
-        let ShmServerCounters { connections, welcomed, refused, requests } = self.counters();
-        Counted { connections, welcomed, refused, requests }
-    }
-}
-
-/// Where a memory server is reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
-    /// Over tcp; with port 0 the operating system chooses.
-    Address(SocketAddr),
-    /// Over shm.
-    Socket(PathBuf),
-}
-
-impl Place {
-    /// Where these options want it.
-    fn wanted(options: &MemoryServerOptions) -> Result<Self, ConfigError> {
-        match (options.transport, &options.socket) {
-            (Transport::Tcp, _) => Ok(Self::Address(options.listen)),
-            (Transport::Shm, Some(path)) => Ok(Self::Socket(path.clone())),
-            (Transport::Shm, None) => {
-                let text = "transport shm needs the path of a socket: --socket PATH";
-                Err(ConfigError::Settings(text.to_owned()))
-            }
-            // There is no other that is taken instead.
-            (transport @ Transport::Verbs, _) => {
-                let text = format!("transport {transport} is not in this program");
-                Err(ConfigError::Settings(text))
-            }
-        }
-    }
-
-    /// What others are told.
-    fn advertised(&self, options: &MemoryServerOptions) -> Result<String, ConfigError> {
-        match self {
-            Self::Address(address) => config::advertised(*address, options.advertise.as_deref()),
-            Self::Socket(path) => path
-                .to_str()
-                .map(str::to_owned)
-                .ok_or_else(|| ConfigError::Settings(format!("{} is not UTF-8", path.display()))),
-        }
-    }
-}
-
 /// A region that is served.
 struct Pool {
     listening: Box<dyn Listening>,
@@ -193,41 +106,13 @@ impl Pool {
         let config = MemoryServerConfig {
             pool_bytes: options.pool_bytes,
             placement_level: options.placement_level,
-            backing: match place {
-                Place::Address(_) => Backing::Private,
-                Place::Socket(_) => Backing::Shared { huge_pages: false },
-            },
+            backing: place.backing(),
             ..MemoryServerConfig::default()
         };
         let service = MemoryServer::<Fixed8>::new(ServerId::new(options.number), &config)
             .map_err(|error| ProgramError::Failed(format!("the pool: {error}")))?;
         let service = Arc::new(service);
-        let listening: Box<dyn Listening> = match place {
-            Place::Address(listen) => {
-                let config = TcpServerConfig {
-                    number: options.number,
-                    io_threads: options.threads,
-                    connections: options.connections,
-                    ..TcpServerConfig::default()
-                };
-                let listener = TcpListener::bind(listen)
-                    .map_err(ProgramError::system(format!("cannot listen at {listen}")))?;
-                let server = TcpServer::start(listener, Arc::clone(&service), token, config);
-                Box::new(server.map_err(ProgramError::system("the listener"))?)
-            }
-            Place::Socket(path) => {
-                let config = ShmServerConfig {
-                    number: options.number,
-                    threads: options.threads,
-                    max_endpoints: options.connections,
-                    ..ShmServerConfig::default()
-                };
-                let server = ShmServer::start(path, Arc::clone(&service), token, config);
-                Box::new(server.map_err(|error| {
-                    ProgramError::Failed(format!("cannot serve at {}: {error}", path.display()))
-                })?)
-            }
-        };
+        let listening = place.serve(options, &service, token)?;
         Ok(Self { listening, service, generation })
     }
 
@@ -400,6 +285,15 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         }
     };
     let catalog = open(&place, &token)?;
+    if let Some((memory_servers, _)) = options.servers
+        && options.number >= memory_servers
+    {
+        let text = format!("there is no memory server {} of {memory_servers}", options.number);
+        return Err(ConfigError::Settings(text).into());
+    }
+    let generation = patiently(stop, || generation(&*catalog, &keys))?;
+    // First this, then the settings: what cannot be served is not what the cluster is made with.
+    let pool = Pool::start(options, &token, &wanted, generation)?;
     if let Some((memory_servers, compute_servers)) = options.servers {
         let mine = SettingsRecord {
             memory_servers,
@@ -407,14 +301,8 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
             transport: options.transport,
             placement_level: options.placement_level,
         };
-        if options.number >= memory_servers {
-            let text = format!("there is no memory server {} of {memory_servers}", options.number);
-            return Err(ConfigError::Settings(text).into());
-        }
         patiently(stop, || settings::agree(&*catalog, &keys, &mine))?;
     }
-    let generation = patiently(stop, || generation(&*catalog, &keys))?;
-    let pool = Pool::start(options, &token, &wanted, generation)?;
     let (place, epoch) = (pool.listening.place(), pool.listening.epoch());
     let advertised = place.advertised(options)?;
     let pool = Arc::new(Mutex::new(Some(pool)));

@@ -1,4 +1,5 @@
-//! Who is in: the connections that a server has let in, by endpoint, and what has been fenced.
+//! Who is in: the connections that a server has let in, by endpoint, and what has been fenced; for every provider whose
+//! clients come from elsewhere.
 //!
 //! *Invariants*: G1. a request is carried out only while its connection's gate is held and open. G2. of one endpoint at most
 //! one gate is open: who lets its next connection in, first closes the last. So once an endpoint has been welcomed again,
@@ -13,15 +14,16 @@ use std::collections::BTreeMap;
 
 /// One connection's right to have its requests carried out.
 #[derive(Debug)]
-pub(super) struct Gate {
-    pub(super) peer: Identity,
+pub struct Gate {
+    /// Whose it is.
+    pub peer: Identity,
     open: Mutex<bool>,
 }
 
 impl Gate {
     /// Holds the gate while requests are carried out; `None` if it is closed.
     #[inline]
-    pub(super) fn enter(&self) -> Option<MutexGuard<'_, bool>> {
+    pub fn enter(&self) -> Option<MutexGuard<'_, bool>> {
         let open = lock(&self.open);
         open.then_some(open)
     }
@@ -47,15 +49,19 @@ impl State {
     }
 }
 
+/// The gates of one server.
 #[derive(Debug, Default)]
-pub(super) struct Gates {
+pub struct Gates {
     state: Mutex<State>,
 }
 
 impl Gates {
     /// Lets a connection of `peer` in, which knows of `fences`; its gate and what its next connection
     /// must know. Everything that an earlier connection of it brought has been applied or will never be.
-    pub(super) fn admit(&self, peer: Identity, fences: u64) -> Result<(Arc<Gate>, u64), Refusal> {
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`] if its compute server was fenced since it came first.
+    pub fn admit(&self, peer: Identity, fences: u64) -> Result<(Arc<Gate>, u64), Refusal> {
         let mut state = lock(&self.state);
         let known = match peer.role {
             Role::ComputeServer => state.fences.get(&peer.number).copied().unwrap_or(0),
@@ -74,7 +80,7 @@ impl Gates {
     }
 
     /// Shuts out what endpoints `compute_server` has now. Whether there was any.
-    pub(super) fn fence(&self, compute_server: u16) -> bool {
+    pub fn fence(&self, compute_server: u16) -> bool {
         let mut state = lock(&self.state);
         *state.fences.entry(compute_server).or_insert(0) += 1;
         let out = state.take_out(|gate| {
@@ -86,7 +92,7 @@ impl Gates {
     }
 
     /// The connection has ended.
-    pub(super) fn leave(&self, gate: &Arc<Gate>) {
+    pub fn leave(&self, gate: &Arc<Gate>) {
         lock(&self.state).gates.retain(|other| !Arc::ptr_eq(other, gate));
     }
 }

@@ -1,0 +1,138 @@
+//! How a compute server reaches the memory servers: over the cluster's transport, and never over another in its place.
+//!
+//! *Thread safety*: any number of threads.
+
+use super::threads::Transport;
+use super::{ComputeServerOptions, because};
+use crate::client::resolve;
+#[cfg(not(feature = "verbs"))]
+use crate::config;
+use crate::error::ProgramError;
+use crate::records::{MemoryRecord, Transport as TransportName};
+use farleaf_fabric::handshake::Token;
+use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmDriver, ShmFabric};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpFabric};
+#[cfg(feature = "verbs")]
+use farleaf_fabric_verbs::{
+    DeviceChoice, VerbsCluster, VerbsConfig, VerbsDriver, VerbsFabric, probe,
+};
+use std::path::PathBuf;
+
+impl Transport for TcpCluster {
+    type Fabric = TcpFabric;
+    type Driver = TcpDriver;
+
+    fn driver(&self) -> Result<TcpDriver, String> {
+        TcpCluster::driver(self).map_err(|error| error.to_string())
+    }
+
+    fn open(driver: &TcpDriver, compute_server: u16, number: usize) -> Result<TcpFabric, String> {
+        driver.open(compute_server, number).map_err(|error| error.to_string())
+    }
+}
+
+impl Transport for ShmCluster {
+    type Fabric = ShmFabric;
+    type Driver = ShmDriver;
+
+    fn driver(&self) -> Result<ShmDriver, String> {
+        ShmCluster::driver(self).map_err(|error| error.to_string())
+    }
+
+    fn open(driver: &ShmDriver, compute_server: u16, number: usize) -> Result<ShmFabric, String> {
+        driver.open(compute_server, number).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl Transport for VerbsCluster {
+    type Fabric = VerbsFabric;
+    type Driver = VerbsDriver;
+
+    fn driver(&self) -> Result<VerbsDriver, String> {
+        VerbsCluster::driver(self).map_err(|error| error.to_string())
+    }
+
+    fn open(
+        driver: &VerbsDriver,
+        compute_server: u16,
+        number: usize,
+    ) -> Result<VerbsFabric, String> {
+        driver.open(compute_server, number).map_err(|error| error.to_string())
+    }
+}
+
+/// The memory servers, over one transport.
+pub(super) enum Reach {
+    Tcp(TcpCluster),
+    Shm(ShmCluster),
+    #[cfg(feature = "verbs")]
+    Verbs(VerbsCluster),
+}
+
+/// Registered memory of one thread besides the cache: scratch buffers, messages and queues, in bytes, rounded up.
+#[cfg(feature = "verbs")]
+const BYTES_OF_A_THREAD: u64 = 2 << 20;
+
+/// Whether this program can reach memory servers over `transport` at all, before it tries to.
+///
+/// # Errors
+/// [`ProgramError::Transport`], which says in one line what is missing.
+pub(super) fn check(
+    transport: TransportName,
+    options: &ComputeServerOptions,
+) -> Result<(), ProgramError> {
+    match transport {
+        TransportName::Tcp | TransportName::Shm => Ok(()),
+        #[cfg(feature = "verbs")]
+        TransportName::Verbs => {
+            let bytes = options.threads as u64 * BYTES_OF_A_THREAD + options.cache.bytes;
+            let bytes = usize::try_from(bytes).map_err(because)?;
+            // All of it: what cannot be locked would show as operations that fail.
+            probe(&DeviceChoice::default(), bytes).map(drop).map_err(ProgramError::transport)
+        }
+        #[cfg(not(feature = "verbs"))]
+        TransportName::Verbs => {
+            let _ = options;
+            Err(ProgramError::transport(config::without_verbs()))
+        }
+    }
+}
+
+impl Reach {
+    /// The memory servers of these records.
+    ///
+    /// # Errors
+    /// [`ProgramError`]: an address leads nowhere, or the transport cannot be used.
+    pub(super) fn connect(
+        transport: TransportName,
+        memory: &[MemoryRecord],
+        token: &Token,
+        options: &ComputeServerOptions,
+    ) -> Result<Self, ProgramError> {
+        let timeout = options.request_timeout.as_nanos();
+        let timeout_ns = u64::try_from(timeout).unwrap_or(u64::MAX);
+        let places = memory.iter().map(|record| record.address.as_str());
+        let addresses = || places.clone().map(resolve).collect::<Result<Vec<_>, _>>();
+        Ok(match transport {
+            TransportName::Tcp => {
+                let config = TcpConfig { timeout_ns, ..TcpConfig::default() };
+                Self::Tcp(TcpCluster::connect(addresses()?, token, config))
+            }
+            TransportName::Shm => {
+                let paths: Vec<PathBuf> = places.map(PathBuf::from).collect();
+                let config = ShmConfig { timeout_ns, ..ShmConfig::default() };
+                let cluster = ShmCluster::connect(&paths, token, &config);
+                Self::Shm(cluster.map_err(because)?)
+            }
+            #[cfg(feature = "verbs")]
+            TransportName::Verbs => {
+                let config = VerbsConfig { timeout_ns, ..VerbsConfig::default() };
+                let cluster = VerbsCluster::connect(addresses()?, token, config);
+                Self::Verbs(cluster.map_err(ProgramError::transport)?)
+            }
+            #[cfg(not(feature = "verbs"))]
+            TransportName::Verbs => return Err(ProgramError::transport(config::without_verbs())),
+        })
+    }
+}

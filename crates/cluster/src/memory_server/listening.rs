@@ -1,0 +1,201 @@
+//! What serves a memory server's region: one transport, the one that was asked for, and never another in its place.
+//!
+//! *Thread safety*: what is listening is for any number of threads.
+
+use super::MemoryServerOptions;
+use crate::config::{self, ConfigError};
+use crate::error::ProgramError;
+use crate::records::Transport;
+use farleaf::page::Fixed8;
+use farleaf::server::MemoryServer;
+use farleaf_fabric::Backing;
+use farleaf_fabric::handshake::Token;
+use farleaf_fabric::shm::{ShmServer, ShmServerConfig, ShmServerCounters};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::tcp::{TcpServer, TcpServerConfig, TcpServerCounters};
+#[cfg(feature = "verbs")]
+use farleaf_fabric_verbs::{
+    DeviceChoice, Missing, VerbsServer, VerbsServerConfig, VerbsServerCounters, probe,
+};
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+/// What a listener has counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted {
+    pub(super) connections: u64,
+    pub(super) welcomed: u64,
+    pub(super) refused: u64,
+    pub(super) requests: u64,
+}
+
+/// What serves a region over one transport.
+pub(super) trait Listening: Send {
+    /// Where it is reached, on this machine.
+    fn place(&self) -> Place;
+    /// What it says of itself in the handshake.
+    fn epoch(&self) -> u64;
+    fn counted(&self) -> Counted;
+}
+
+impl Listening for TcpServer {
+    fn place(&self) -> Place {
+        Place::Address(self.local_address())
+    }
+
+    fn epoch(&self) -> u64 {
+        self.identity().epoch
+    }
+
+    fn counted(&self) -> Counted {
+        let counters = self.counters();
+        let TcpServerCounters { connections, welcomed, refused, requests } = counters;
+        Counted { connections, welcomed, refused, requests }
+    }
+}
+
+impl Listening for ShmServer {
+    fn place(&self) -> Place {
+        Place::Socket(self.path().to_owned())
+    }
+
+    fn epoch(&self) -> u64 {
+        self.identity().epoch
+    }
+
+    fn counted(&self) -> Counted {
+        let ShmServerCounters { connections, welcomed, refused, requests } = self.counters();
+        Counted { connections, welcomed, refused, requests }
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl Listening for VerbsServer {
+    fn place(&self) -> Place {
+        Place::Entrance(self.local_address())
+    }
+
+    fn epoch(&self) -> u64 {
+        self.identity().epoch
+    }
+
+    fn counted(&self) -> Counted {
+        let VerbsServerCounters { connections, welcomed, refused, requests } = self.counters();
+        Counted { connections, welcomed, refused, requests }
+    }
+}
+
+/// Where a memory server is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Over tcp; with port 0 the operating system chooses.
+    Address(SocketAddr),
+    /// Over shm.
+    Socket(PathBuf),
+    /// Over verbs: where connections are brought up, as over tcp.
+    #[cfg(feature = "verbs")]
+    Entrance(SocketAddr),
+}
+
+impl Place {
+    /// Where these options want it.
+    ///
+    /// # Errors
+    /// [`ProgramError`]: the transport is not in this program, or this machine has nothing for it.
+    pub(super) fn wanted(options: &MemoryServerOptions) -> Result<Self, ProgramError> {
+        match (options.transport, &options.socket) {
+            (Transport::Tcp, _) => Ok(Self::Address(options.listen)),
+            (Transport::Shm, Some(path)) => Ok(Self::Socket(path.clone())),
+            (Transport::Shm, None) => {
+                let text = "transport shm needs the path of a socket: --socket PATH";
+                Err(ConfigError::Settings(text.to_owned()).into())
+            }
+            #[cfg(feature = "verbs")]
+            (Transport::Verbs, _) => {
+                // A page tells whether there is a device. Whether the pool can be locked, its own registration tells.
+                probe(&DeviceChoice::default(), 4096).map_err(ProgramError::transport)?;
+                Ok(Self::Entrance(options.listen))
+            }
+            #[cfg(not(feature = "verbs"))]
+            (Transport::Verbs, _) => Err(config::without_verbs().into()),
+        }
+    }
+
+    /// What others are told.
+    pub(super) fn advertised(&self, options: &MemoryServerOptions) -> Result<String, ConfigError> {
+        match self {
+            Self::Address(address) => config::advertised(*address, options.advertise.as_deref()),
+            #[cfg(feature = "verbs")]
+            Self::Entrance(address) => config::advertised(*address, options.advertise.as_deref()),
+            Self::Socket(path) => path
+                .to_str()
+                .map(str::to_owned)
+                .ok_or_else(|| ConfigError::Settings(format!("{} is not UTF-8", path.display()))),
+        }
+    }
+
+    /// What memory can be reached that way.
+    pub(super) fn backing(&self) -> Backing {
+        match self {
+            Self::Address(_) => Backing::Private,
+            Self::Socket(_) => Backing::Shared { huge_pages: false },
+            #[cfg(feature = "verbs")]
+            Self::Entrance(_) => Backing::Private,
+        }
+    }
+
+    /// Serves `service` there.
+    ///
+    /// # Errors
+    /// [`ProgramError`]: the address is taken, or the operating system or the device refuse.
+    pub(super) fn serve(
+        &self,
+        options: &MemoryServerOptions,
+        service: &Arc<MemoryServer<Fixed8>>,
+        token: &Token,
+    ) -> Result<Box<dyn Listening>, ProgramError> {
+        let service = Arc::clone(service);
+        let bind = |listen: &SocketAddr| {
+            let what = format!("cannot listen at {listen}");
+            TcpListener::bind(listen).map_err(ProgramError::system(what))
+        };
+        Ok(match self {
+            Self::Address(listen) => {
+                let config = TcpServerConfig {
+                    number: options.number,
+                    io_threads: options.threads,
+                    connections: options.connections,
+                    ..TcpServerConfig::default()
+                };
+                let server = TcpServer::start(bind(listen)?, service, token, config);
+                Box::new(server.map_err(ProgramError::system("the listener"))?)
+            }
+            Self::Socket(path) => {
+                let config = ShmServerConfig {
+                    number: options.number,
+                    threads: options.threads,
+                    max_endpoints: options.connections,
+                    ..ShmServerConfig::default()
+                };
+                let server = ShmServer::start(path, service, token, config);
+                Box::new(server.map_err(|error| {
+                    ProgramError::Failed(format!("cannot serve at {}: {error}", path.display()))
+                })?)
+            }
+            #[cfg(feature = "verbs")]
+            Self::Entrance(listen) => {
+                let config = VerbsServerConfig {
+                    number: options.number,
+                    threads: options.threads,
+                    connections: options.connections,
+                    ..VerbsServerConfig::default()
+                };
+                let server = VerbsServer::start(bind(listen)?, service, token, config);
+                Box::new(server.map_err(|error| match error.downcast::<Missing>() {
+                    Ok(missing) => ProgramError::transport(missing),
+                    Err(error) => ProgramError::system("the listener")(error),
+                })?)
+            }
+        })
+    }
+}

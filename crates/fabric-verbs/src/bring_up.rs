@@ -1,0 +1,189 @@
+//! What is said over the TCP connection by which an RDMA connection is brought up, after the handshake: 64 bytes a
+//! message, all numbers little-endian. The connection stays open as long as the RDMA connection is wanted: its end tells each
+//! side that the other is gone, and a fence goes over it.
+//!
+//! ```text
+//!  0 kind  u8         4 lid    u16       16 gid   16 bytes
+//!  1 link  u8         8 pair   u32       32 rkey  u32        of an answer
+//!  2 mtu   u8        12 psn    u32       40 base  u64
+//!  3 reads u8                            48 bytes u64
+//!                     8 id     u64       of a fence, and of the answer to it
+//!                    16 number u16       of a fence
+//! ```
+//!
+//! *Thread safety*: plain values.
+
+use farleaf_fabric::handshake::{HandshakeMessage, MESSAGE_BYTES};
+
+/// What carries a device's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Link {
+    InfiniBand = 1,
+    Ethernet = 2,
+}
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) link: Link,
+    /// The code of the longest packet.
+    pub(crate) mtu: u8,
+    /// How many READs and atomics it serves at a time.
+    pub(crate) reads: u8,
+    pub(crate) lid: u16,
+    pub(crate) pair: u32,
+    /// Where the numbers of its packets start.
+    pub(crate) psn: u32,
+    pub(crate) gid: [u8; 16],
+}
+
+/// The memory that a server lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lent {
+    pub(crate) rkey: u32,
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+}
+
+/// What is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// An endpoint wants to connect.
+    Offer(End),
+    /// The server is ready for it.
+    Answer(End, Lent),
+    /// Shut `compute_server` out.
+    Fence { id: u64, compute_server: u16 },
+    /// That is done.
+    Fenced { id: u64 },
+}
+
+const OFFER: u8 = 1;
+const ANSWER: u8 = 2;
+const FENCE: u8 = 3;
+const FENCED: u8 = 4;
+
+fn put_end(message: &mut HandshakeMessage, end: &End) {
+    message[1] = end.link as u8;
+    message[2] = end.mtu;
+    message[3] = end.reads;
+    message[4..6].copy_from_slice(&end.lid.to_le_bytes());
+    message[8..12].copy_from_slice(&end.pair.to_le_bytes());
+    message[12..16].copy_from_slice(&end.psn.to_le_bytes());
+    message[16..32].copy_from_slice(&end.gid);
+}
+
+fn take_end(message: &HandshakeMessage) -> Option<End> {
+    let link = match message[1] {
+        1 => Link::InfiniBand,
+        2 => Link::Ethernet,
+        _ => return None,
+    };
+    let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().expect("4 bytes"));
+    let (pair, psn) = (word(8), word(12));
+    if pair >> 24 != 0 || psn >> 24 != 0 || !(1..=5).contains(&message[2]) {
+        return None;
+    }
+    Some(End {
+        link,
+        mtu: message[2],
+        reads: message[3],
+        lid: u16::from_le_bytes([message[4], message[5]]),
+        pair,
+        psn,
+        gid: message[16..32].try_into().expect("16 bytes"),
+    })
+}
+
+impl Control {
+    pub(crate) fn encode(&self) -> HandshakeMessage {
+        let mut message = [0; MESSAGE_BYTES];
+        match self {
+            Self::Offer(end) => {
+                message[0] = OFFER;
+                put_end(&mut message, end);
+            }
+            Self::Answer(end, lent) => {
+                message[0] = ANSWER;
+                put_end(&mut message, end);
+                message[32..36].copy_from_slice(&lent.rkey.to_le_bytes());
+                message[40..48].copy_from_slice(&lent.base.to_le_bytes());
+                message[48..56].copy_from_slice(&lent.bytes.to_le_bytes());
+            }
+            Self::Fence { id, compute_server } => {
+                message[0] = FENCE;
+                message[8..16].copy_from_slice(&id.to_le_bytes());
+                message[16..18].copy_from_slice(&compute_server.to_le_bytes());
+            }
+            Self::Fenced { id } => {
+                message[0] = FENCED;
+                message[8..16].copy_from_slice(&id.to_le_bytes());
+            }
+        }
+        message
+    }
+
+    /// What `message` says, if it says anything.
+    pub(crate) fn decode(message: &HandshakeMessage) -> Option<Self> {
+        let word = |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("8 bytes"));
+        match message[0] {
+            OFFER => take_end(message).map(Self::Offer),
+            ANSWER => {
+                let rkey = u32::from_le_bytes(message[32..36].try_into().expect("4 bytes"));
+                let lent = Lent { rkey, base: word(40), bytes: word(48) };
+                // Addresses inside it must not wrap.
+                lent.base.checked_add(lent.bytes)?;
+                take_end(message).map(|end| Self::Answer(end, lent))
+            }
+            FENCE => {
+                let compute_server = u16::from_le_bytes([message[16], message[17]]);
+                Some(Self::Fence { id: word(8), compute_server })
+            }
+            FENCED => Some(Self::Fenced { id: word(8) }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END: End = End {
+        link: Link::Ethernet,
+        mtu: 5,
+        reads: 16,
+        lid: 0x1234,
+        pair: 0x00ab_cdef,
+        psn: 0x0012_3456,
+        gid: [7; 16],
+    };
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let lent = Lent { rkey: 0x8765_4321, base: 0x7fff_0000_1000, bytes: 1 << 40 };
+        for said in [
+            Control::Offer(END),
+            Control::Offer(End { link: Link::InfiniBand, ..END }),
+            Control::Answer(END, lent),
+            Control::Fence { id: u64::MAX - 3, compute_server: 0xfedc },
+            Control::Fenced { id: 77 },
+        ] {
+            assert_eq!(Control::decode(&said.encode()), Some(said));
+        }
+    }
+
+    #[test]
+    fn garbage_is_not_understood() {
+        assert_eq!(Control::decode(&[0; MESSAGE_BYTES]), None);
+        assert_eq!(Control::decode(&[0xff; MESSAGE_BYTES]), None);
+        for (at, byte) in [(1, 0), (1, 3), (2, 0), (2, 6), (11, 1), (15, 1)] {
+            let mut message = Control::Offer(END).encode();
+            message[at] = byte;
+            assert_eq!(Control::decode(&message), None, "byte {at}");
+        }
+        let lent = Lent { rkey: 1, base: u64::MAX - 10, bytes: 4096 };
+        assert_eq!(Control::decode(&Control::Answer(END, lent).encode()), None, "it wraps");
+    }
+}

@@ -1,0 +1,189 @@
+//! The client side of a whole cluster: addresses, the token, the device, what is known of the servers' epochs; and the
+//! provider, which starts the servers too.
+//!
+//! *Thread safety*: any number of threads.
+
+use crate::device::{Adapter, DeviceChoice, Missing, Patience};
+use crate::driver::VerbsDriver;
+use crate::endpoint::VerbsFabric;
+use crate::memory::Memory;
+use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
+use farleaf_fabric::handshake::Token;
+use farleaf_fabric::provider::{Clock, run_here, run_on_threads};
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
+use std::future::Future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+/// What the client side is like; and the servers, where the provider starts them.
+#[derive(Clone, Debug)]
+pub struct VerbsConfig {
+    /// The longest that an operation may take, in nanoseconds.
+    pub timeout_ns: u64,
+    /// The longest that it may take to connect over TCP with the handshake, and to be answered after that, in nanoseconds.
+    pub connect_timeout_ns: u64,
+    /// How many operations an endpoint may have in flight.
+    pub depth: usize,
+    /// How many messages of calls an endpoint may have under way to a server; no more than the servers grant.
+    pub window: usize,
+    /// How often a thread whose tasks all wait looks for completions before it blocks.
+    pub looks_before_waiting: u32,
+    /// Runs all clients of one call on one thread instead of a thread for each.
+    pub one_client_thread: bool,
+    /// Where randomness starts.
+    pub seed: u64,
+    /// The clients' device.
+    pub device: DeviceChoice,
+    /// How long they bear servers that do not answer.
+    pub patience: Patience,
+    /// What the servers are like that the provider starts.
+    pub server: VerbsServerConfig,
+}
+
+impl Default for VerbsConfig {
+    fn default() -> Self {
+        Self {
+            timeout_ns: 5_000_000_000,
+            connect_timeout_ns: 2_000_000_000,
+            depth: 256,
+            window: WINDOW,
+            looks_before_waiting: 0,
+            one_client_thread: false,
+            seed: 1,
+            device: DeviceChoice::default(),
+            patience: Patience::default(),
+            server: VerbsServerConfig::default(),
+        }
+    }
+}
+
+/// What all endpoints of a cluster share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: VerbsConfig,
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) token: Token,
+    pub(crate) clock: Clock,
+    pub(crate) adapter: Adapter,
+    pub(crate) memory: Memory,
+    /// The epoch of each server, 0 as long as nobody has connected to it.
+    epochs: Vec<AtomicU64>,
+}
+
+impl Shared {
+    /// Whether `epoch` is that of the `server` that this cluster has known from the start.
+    pub(crate) fn is_of_known_epoch(&self, server: ServerId, epoch: u64) -> bool {
+        let known = &self.epochs[server.index()];
+        match known.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(known) => known == epoch,
+        }
+    }
+}
+
+/// Memory servers over RDMA, as their clients see them.
+#[derive(Debug)]
+pub struct VerbsCluster {
+    shared: Arc<Shared>,
+    /// Those that the provider has started; none if they are elsewhere.
+    servers: Vec<VerbsServer>,
+}
+
+impl VerbsCluster {
+    /// The client side of servers elsewhere, numbered in the order of the addresses of their entrances. Connects to none yet:
+    /// an endpoint connects to a server when it first has something to send there.
+    ///
+    /// # Errors
+    /// [`Missing`], which says in one line what is missing for RDMA.
+    pub fn connect(
+        addresses: Vec<SocketAddr>,
+        token: &Token,
+        config: VerbsConfig,
+    ) -> Result<Self, Missing> {
+        let adapter = Adapter::open(&config.device)?;
+        let shared = Shared {
+            adapter,
+            epochs: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
+            config,
+            addresses,
+            token: token.clone(),
+            clock: Clock::start(),
+            memory: Memory::default(),
+        };
+        Ok(Self { shared: Arc::new(shared), servers: Vec::new() })
+    }
+
+    /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
+    /// an [`farleaf_fabric::executor::Executor`] of their own.
+    ///
+    /// # Errors
+    /// What the operating system says if there are no more file descriptors.
+    pub fn driver(&self) -> io::Result<VerbsDriver> {
+        VerbsDriver::new(&self.shared)
+    }
+
+    /// The servers that the provider has started.
+    pub fn servers(&self) -> &[VerbsServer] {
+        &self.servers
+    }
+
+    /// The epoch that `server` had when somebody of this cluster connected to it first.
+    pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
+        let epoch = self.shared.epochs.get(server.index())?.load(Ordering::Acquire);
+        (epoch != 0).then_some(epoch)
+    }
+}
+
+impl Provider for VerbsConfig {
+    type Cluster<S: RpcService> = VerbsCluster;
+
+    /// Starts the servers in this process: connections are brought up over the loopback interface, all else goes through
+    /// the device.
+    ///
+    /// # Panics
+    /// If RDMA cannot be used here ([`crate::probe`] says why beforehand), or if there are no sockets or threads to be had.
+    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> VerbsCluster {
+        let token = Token::draw().expect("the operating system has entropy");
+        let start = |(number, service): (u16, Arc<S>)| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            let config = VerbsServerConfig { number, ..self.server.clone() };
+            VerbsServer::start(listener, service, &token, config)
+        };
+        let servers: io::Result<Vec<_>> = (0..).zip(services).map(start).collect();
+        let servers = servers.unwrap_or_else(|error| panic!("a server does not start: {error}"));
+        let addresses = servers.iter().map(VerbsServer::local_address).collect();
+        let cluster = VerbsCluster::connect(addresses, &token, self.clone());
+        let cluster = cluster.unwrap_or_else(|missing| panic!("{missing}"));
+        VerbsCluster { servers, ..cluster }
+    }
+}
+
+impl Cluster for VerbsCluster {
+    type Fabric = VerbsFabric;
+
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
+            let driver = self.driver().expect("a client thread gets its file descriptors");
+            let open = |compute_server, number| {
+                driver.open(compute_server, number).expect("an endpoint gets its memory")
+            };
+            run_here(&driver, clients, open, &body)
+        })
+    }
+
+    /// Stops one that the provider has started; others are not within reach.
+    fn kill_memory_server(&self, server: ServerId) {
+        if let Some(server) = self.servers.get(server.index()) {
+            server.stop();
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Which device is used, by which port and address; and what is missing if there is none.
+//!
+//! *Thread safety*: any number of threads.
+
+use crate::bring_up::{End, Link};
+use crate::ffi;
+use crate::objects::{Context, Domain, Library, QueuePair, Registration};
+use farleaf_fabric::Region;
+use farleaf_fabric::sync::Arc;
+use std::fs;
+use std::io;
+use std::net::Ipv6Addr;
+use thiserror::Error;
+
+/// Which device to use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// The file name of libibverbs.
+    pub library: String,
+    /// The device's name; the first one if there is none.
+    pub device: Option<String>,
+    /// Its port, counted from 1.
+    pub port: u8,
+    /// The place of its address in the port's table. If there is none, the first RoCE v2 address that stands for one of
+    /// IPv4, or else the first other RoCE v2 address; on InfiniBand, 0.
+    pub address_index: Option<u32>,
+}
+
+impl Default for DeviceChoice {
+    fn default() -> Self {
+        Self { library: "libibverbs.so.1".into(), device: None, port: 1, address_index: None }
+    }
+}
+
+/// Why RDMA cannot be used here; each says what to do about it in one line.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Missing {
+    /// libibverbs cannot be loaded.
+    #[error(
+        "no RDMA: {library} cannot be loaded ({why}); Debian has it in libibverbs1 and ibverbs-providers"
+    )]
+    Library {
+        /// Its file name.
+        library: String,
+        /// What the loader says.
+        why: String,
+    },
+    /// There is no RDMA device at all.
+    #[error(
+        "no RDMA: there is no device (is there a NIC, or rdma_rxe, and its driver for libibverbs?)"
+    )]
+    AnyDevice,
+    /// There is none of that name.
+    #[error("no RDMA: there is no device {name}, only {there}", there = .there.join(", "))]
+    Device {
+        /// The name that was looked for.
+        name: String,
+        /// Those that there are.
+        there: Vec<String>,
+    },
+    /// The port is down.
+    #[error("no RDMA: port {port} of {device} is not active")]
+    Port {
+        /// The device.
+        device: String,
+        /// Its port.
+        port: u8,
+    },
+    /// The port has no address that is of use.
+    #[error(
+        "no RDMA: port {port} of {device} has no RoCE v2 address (give its network interface an IPv4 address)"
+    )]
+    Address {
+        /// The device.
+        device: String,
+        /// Its port.
+        port: u8,
+    },
+    /// The device has no atomics.
+    #[error("no RDMA: {device} has no CAS and no FETCH-ADD")]
+    Atomics {
+        /// The device.
+        device: String,
+    },
+    /// So much memory cannot be locked.
+    #[error(
+        "no RDMA: {bytes} bytes of memory cannot be registered ({why}); the limit of locked memory is {limit} (ulimit -l)",
+        limit = match .limit { Some(bytes) => format!("{bytes} bytes"), None => "unlimited".into() }
+    )]
+    LockedMemory {
+        /// How much was asked for.
+        bytes: usize,
+        /// The process's limit.
+        limit: Option<u64>,
+        /// What the operating system says.
+        why: io::Error,
+    },
+    /// Something else does not work.
+    #[error("no RDMA: {what} of {device}: {why}")]
+    Broken {
+        /// The device.
+        device: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the operating system says.
+        why: io::Error,
+    },
+}
+
+impl From<Missing> for io::Error {
+    fn from(missing: Missing) -> Self {
+        Self::other(missing)
+    }
+}
+
+/// What can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The device's name.
+    pub device: String,
+    /// Its port.
+    pub port: u8,
+    /// The port's address.
+    pub address: Ipv6Addr,
+}
+
+/// Says whether RDMA can be used here, with `bytes` bytes of registered memory.
+///
+/// # Errors
+/// [`Missing`], which says in one line what is missing.
+pub fn probe(choice: &DeviceChoice, bytes: usize) -> Result<Found, Missing> {
+    let adapter = Adapter::open(choice)?;
+    let region = Region::new(bytes.next_multiple_of(4096).max(4096));
+    let broken = |why| Missing::Broken {
+        device: adapter.context().name.clone(),
+        what: "memory for a trial",
+        why: io::Error::other(why),
+    };
+    let region = region.map_err(broken)?;
+    adapter.register(Arc::new(region), false)?;
+    Ok(Found {
+        device: adapter.context().name.clone(),
+        port: adapter.port,
+        address: Ipv6Addr::from(adapter.gid),
+    })
+}
+
+/// The most that a device can do of what is used here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Requests in one queue.
+    pub(crate) requests: usize,
+    /// Completions in one queue.
+    pub(crate) completions: usize,
+    /// Places in a shared receive queue.
+    pub(crate) shared_receives: usize,
+    /// READs and atomics of a peer that it serves at a time.
+    pub(crate) served_reads: u8,
+    /// READs and atomics that it has under way at a time.
+    pub(crate) own_reads: u8,
+    /// Bytes of one request.
+    pub(crate) message_bytes: usize,
+}
+
+/// An open device with what is needed to connect by it.
+#[derive(Debug)]
+pub(crate) struct Adapter {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) limits: Limits,
+    port: u8,
+    gid_index: u8,
+    gid: [u8; 16],
+    lid: u16,
+    mtu: u8,
+    link: Link,
+}
+
+impl Adapter {
+    pub(crate) fn open(choice: &DeviceChoice) -> Result<Self, Missing> {
+        let library = Library::load(&choice.library)
+            .map_err(|why| Missing::Library { library: choice.library.clone(), why })?;
+        let wanted = choice.device.as_deref();
+        let opened = library.open(wanted).map_err(|why| Missing::Broken {
+            device: wanted.unwrap_or("the first device").into(),
+            what: "opening",
+            why,
+        })?;
+        let context = opened.map_err(|there| no_device(wanted, there))?;
+        let device = context.name.clone();
+        let broken = |what| {
+            let device = device.clone();
+            move |why| Missing::Broken { device, what, why }
+        };
+        let context = Arc::new(context);
+        let can = context.attributes().map_err(broken("the attributes"))?;
+        if can.atomic_cap == ffi::ATOMIC_NONE {
+            return Err(Missing::Atomics { device });
+        }
+        let port = context.port(choice.port).map_err(broken("the port"))?;
+        if port.state != ffi::PORT_ACTIVE {
+            return Err(Missing::Port { device, port: choice.port });
+        }
+        let link = match port.link_layer {
+            ffi::LINK_LAYER_INFINIBAND => Link::InfiniBand,
+            _ => Link::Ethernet,
+        };
+        let index = match (choice.address_index, link) {
+            (Some(index), _) => Some(index),
+            (None, Link::InfiniBand) => Some(0),
+            (None, Link::Ethernet) => choose_address(&addresses(&context, choice.port, &port)),
+        };
+        let index = index.and_then(|index| u8::try_from(index).ok());
+        let Some(gid_index) = index else {
+            return Err(Missing::Address { device, port: choice.port });
+        };
+        let gid = context.gid(choice.port, gid_index.into()).map_err(broken("the address"))?;
+        let domain = Domain::new(&context).map_err(broken("a protection domain"))?;
+        let count = |of_device: i32| usize::try_from(of_device).unwrap_or(0);
+        let few = |of_device: i32| u8::try_from(of_device.clamp(1, 128)).unwrap_or(1);
+        let limits = Limits {
+            requests: count(can.max_qp_wr),
+            completions: count(can.max_cqe),
+            shared_receives: count(can.max_srq_wr),
+            served_reads: few(can.max_qp_rd_atom),
+            own_reads: few(can.max_qp_init_rd_atom),
+            message_bytes: port.max_msg_sz as usize,
+        };
+        let mtu = u8::try_from(port.active_mtu).unwrap_or(1);
+        Ok(Self { domain, limits, port: choice.port, gid_index, gid, lid: port.lid, mtu, link })
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        self.domain.context()
+    }
+
+    /// Registers all of `region`, for peers too if it is `shared`.
+    pub(crate) fn register(
+        &self,
+        region: Arc<Region>,
+        shared: bool,
+    ) -> Result<Registration, Missing> {
+        let bytes = region.bytes();
+        Registration::new(&self.domain, region, shared).map_err(|why| {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+            Missing::LockedMemory { bytes, limit: limit.current, why }
+        })
+    }
+
+    /// What the other side must know of `pair`, whose requests start at number `psn`.
+    pub(crate) fn end(&self, pair: &QueuePair, psn: u32) -> End {
+        End {
+            link: self.link,
+            mtu: self.mtu,
+            reads: self.limits.served_reads,
+            lid: self.lid,
+            pair: pair.number,
+            psn,
+            gid: self.gid,
+        }
+    }
+
+    /// Connects `pair`, whose own end is `own`, to `peer`. It can send and receive then.
+    pub(crate) fn connect(
+        &self,
+        pair: &QueuePair,
+        own: End,
+        peer: End,
+        patience: Patience,
+        serves: bool,
+    ) -> io::Result<()> {
+        if own.link != peer.link {
+            return Err(io::Error::other("one side is InfiniBand, the other is not"));
+        }
+        let remote = ffi::ACCESS_REMOTE_READ | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_ATOMIC;
+        let init = ffi::QpAttr {
+            qp_state: ffi::QPS_INIT,
+            qp_access_flags: if serves { remote as u32 } else { 0 },
+            port_num: self.port,
+            ..Default::default()
+        };
+        let mask = ffi::QP_STATE | ffi::QP_PKEY_INDEX | ffi::QP_PORT | ffi::QP_ACCESS_FLAGS;
+        pair.modify(init, mask)?;
+        let route = ffi::AhAttr {
+            dgid: peer.gid,
+            sgid_index: self.gid_index,
+            hop_limit: 64,
+            dlid: peer.lid,
+            is_global: u8::from(self.link == Link::Ethernet),
+            port_num: self.port,
+            ..Default::default()
+        };
+        let receiving = ffi::QpAttr {
+            qp_state: ffi::QPS_RTR,
+            path_mtu: own.mtu.min(peer.mtu).clamp(1, 5).into(),
+            rq_psn: peer.psn,
+            dest_qp_num: peer.pair,
+            ah_attr: route,
+            max_dest_rd_atomic: self.limits.served_reads,
+            min_rnr_timer: patience.receiver_not_ready_timer,
+            ..Default::default()
+        };
+        let mask = ffi::QP_STATE
+            | ffi::QP_AV
+            | ffi::QP_PATH_MTU
+            | ffi::QP_DEST_QPN
+            | ffi::QP_RQ_PSN
+            | ffi::QP_MAX_DEST_RD_ATOMIC
+            | ffi::QP_MIN_RNR_TIMER;
+        pair.modify(receiving, mask)?;
+        let sending = ffi::QpAttr {
+            qp_state: ffi::QPS_RTS,
+            sq_psn: own.psn,
+            max_rd_atomic: self.limits.own_reads.min(peer.reads).max(1),
+            timeout: patience.acknowledgement_timer.clamp(1, 31),
+            // 7 would mean for ever.
+            retry_cnt: patience.retries.min(6),
+            rnr_retry: patience.retries.min(6),
+            ..Default::default()
+        };
+        let mask = ffi::QP_STATE
+            | ffi::QP_TIMEOUT
+            | ffi::QP_RETRY_CNT
+            | ffi::QP_RNR_RETRY
+            | ffi::QP_SQ_PSN
+            | ffi::QP_MAX_RD_ATOMIC;
+        pair.modify(sending, mask)
+    }
+}
+
+/// How long a connection bears a peer that does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// After 4.096 µs × 2^this without an acknowledgement, a request is sent again; 1 to 31.
+    pub acknowledgement_timer: u8,
+    /// How often it is sent again before the connection counts as lost; at most 6.
+    pub retries: u8,
+    /// The code of how long a peer waits that was told that there is no place for its message: 12 is 0.64 ms, 20 is
+    /// 10.24 ms.
+    pub receiver_not_ready_timer: u8,
+}
+
+impl Default for Patience {
+    /// A peer that does not answer is given up after 3.8 s, before operations run into their deadlines. That is long, for the
+    /// sake of machines that stop now and then, as virtual ones do; the end of a process is told at once over the
+    /// connection that brought this one up.
+    fn default() -> Self {
+        Self { acknowledgement_timer: 17, retries: 6, receiver_not_ready_timer: 20 }
+    }
+}
+
+fn no_device(wanted: Option<&str>, there: Vec<String>) -> Missing {
+    match wanted {
+        Some(name) if !there.is_empty() => Missing::Device { name: name.into(), there },
+        _ => Missing::AnyDevice,
+    }
+}
+
+/// One entry of a port's table of addresses.
+#[derive(Clone, Copy, Debug)]
+struct Address {
+    index: u32,
+    gid: [u8; 16],
+    is_roce_v2: bool,
+}
+
+/// The port's addresses. Of which kind each is, only the file system of the kernel tells in all versions.
+fn addresses(context: &Context, port: u8, of_port: &ffi::PortAttr) -> Vec<Address> {
+    let count = u32::try_from(of_port.gid_tbl_len).unwrap_or(0).min(256);
+    let of_index = |index| {
+        let device = &context.name;
+        let path = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
+        let kind = fs::read_to_string(path).ok()?;
+        let gid = context.gid(port, index).ok()?;
+        Some(Address { index, gid, is_roce_v2: kind.trim() == "RoCE v2" })
+    };
+    (0..count).filter_map(of_index).collect()
+}
+
+fn choose_address(addresses: &[Address]) -> Option<u32> {
+    let good = |address: &&Address| address.is_roce_v2 && address.gid != [0; 16];
+    let is_ipv4 = |address: &&Address| Ipv6Addr::from(address.gid).to_ipv4_mapped().is_some();
+    let chosen = addresses.iter().filter(good).find(is_ipv4);
+    Some(chosen.or_else(|| addresses.iter().find(good))?.index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn a_missing_library_is_told_in_one_line() {
+        let library = "libibverbs-that-nobody-has.so.1".to_owned();
+        let choice = DeviceChoice { library, ..DeviceChoice::default() };
+        let missing = probe(&choice, 4096).unwrap_err();
+        assert!(matches!(missing, Missing::Library { .. }), "{missing}");
+        let line = missing.to_string();
+        assert!(line.contains("libibverbs-that-nobody-has.so.1") && !line.contains('\n'), "{line}");
+    }
+
+    /// Where there is neither library nor device, the probe says so; where there is a device, it finds it.
+    #[test]
+    fn what_is_here_is_told() {
+        let has_device =
+            fs::read_dir("/sys/class/infiniband").is_ok_and(|mut d| d.next().is_some());
+        match probe(&DeviceChoice::default(), 1 << 20) {
+            Ok(found) => assert!(has_device, "{found:?} out of nothing"),
+            Err(Missing::Library { .. }) => {}
+            Err(Missing::AnyDevice) => assert!(!has_device),
+            Err(other) => assert!(has_device, "{other}"),
+        }
+    }
+
+    #[test]
+    fn missing_devices_are_told_apart() {
+        assert!(matches!(no_device(None, Vec::new()), Missing::AnyDevice));
+        assert!(matches!(no_device(Some("mlx5_9"), Vec::new()), Missing::AnyDevice));
+        let there = vec!["mlx5_0".to_owned(), "rxe0".to_owned()];
+        let missing = no_device(Some("mlx5_9"), there);
+        assert_eq!(missing.to_string(), "no RDMA: there is no device mlx5_9, only mlx5_0, rxe0");
+    }
+
+    #[test]
+    fn a_limit_of_locked_memory_is_told() {
+        let why = io::Error::from_raw_os_error(12);
+        let missing = Missing::LockedMemory { bytes: 1 << 30, limit: Some(65_536), why };
+        let line = missing.to_string();
+        assert!(line.contains("1073741824 bytes") && line.contains("65536 bytes"), "{line}");
+    }
+
+    #[test]
+    fn an_address_of_ipv4_is_chosen_first() {
+        let gid = |address: Ipv6Addr| address.octets();
+        let local = gid("fe80::1".parse().unwrap());
+        let mapped = gid(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped());
+        let entry = |index, gid, is_roce_v2| Address { index, gid, is_roce_v2 };
+        let both = [entry(0, local, false), entry(1, local, true), entry(3, mapped, true)];
+        assert_eq!(choose_address(&both), Some(3));
+        assert_eq!(choose_address(&both[..2]), Some(1));
+        assert_eq!(choose_address(&[entry(2, mapped, false)]), None, "RoCE v1 is of no use");
+        assert_eq!(choose_address(&[entry(0, [0; 16], true)]), None, "an empty entry");
+    }
+}

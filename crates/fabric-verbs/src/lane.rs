@@ -1,0 +1,414 @@
+//! A server thread with its queues: the calls of the endpoints that fell to it. One-sided verbs pass it by.
+//!
+//! *Invariants*: N1. a place is lent to the device, or in work, or being sent from; it changes hands under the lock.
+//! N2. there are places for all messages that the endpoints of the lane may have under way, and as many again for answers whose
+//! completion is not known yet. N3. a queue pair is destroyed only after it has failed and its completions have been taken, and
+//! no completion of it is left when its number can be given to another. N4. a call of a pair that is gone is not answered.
+//!
+//! *Thread safety*: [`Lane::serve`] runs on one thread; the rest is for any.
+
+use crate::bring_up::End;
+use crate::device::{Adapter, Missing, Patience};
+use crate::ffi::Wc;
+use crate::objects::{Batch, Channel, Completions, Operation, QueuePair, Room, SharedReceives};
+use crate::piece::{Header, Kind, PIECE_BYTES};
+use crate::places::Places;
+use farleaf_fabric::provider::WakeFd;
+use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::{InlineCpu, MAX_MESSAGE_BYTES, Message, RpcService, now_or_never};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+
+/// Completions taken at a time.
+const COMPLETIONS: usize = 32;
+/// So many messages wait for the lane's thread before it takes more completions.
+const READY: usize = 256;
+/// The mark of a SEND in the id of a request; what has no mark is a receive.
+const SENT: u64 = 1 << 63;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The device may put a message there.
+    Lent,
+    /// Somebody works on its message.
+    Working,
+    /// Its answer is on its way over this pair.
+    Sending { pair: u32 },
+}
+
+#[derive(Debug)]
+struct Session {
+    pair: QueuePair,
+    /// Tells it from another of the same number.
+    serial: u64,
+    compute_server: u16,
+    /// Answers whose completion is not known.
+    sending: usize,
+    /// A request that has not come whole.
+    gathering: Option<(u64, Message)>,
+    /// Replies whose pieces have not all been asked for, the oldest first.
+    kept: VecDeque<(u64, Message)>,
+}
+
+/// A message that has come.
+#[derive(Clone, Copy, Debug)]
+struct Ready {
+    place: usize,
+    pair: u32,
+    bytes: usize,
+}
+
+/// A whole request.
+#[derive(Debug)]
+struct Call {
+    place: usize,
+    pair: u32,
+    serial: u64,
+    compute_server: u16,
+    id: u64,
+    request: Message,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sessions: BTreeMap<u32, Session>,
+    /// Each has the places of one session.
+    chunks: Vec<Places>,
+    places: Vec<(u32, Place)>,
+    /// How many places the sessions need.
+    needed: usize,
+    ready: VecDeque<Ready>,
+    batch: Batch,
+    serials: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Lane {
+    adapter: Arc<Adapter>,
+    channel: Arc<Channel>,
+    completions: Arc<Completions>,
+    receives: Arc<SharedReceives>,
+    wake: WakeFd,
+    /// Messages that an endpoint may have under way.
+    window: usize,
+    /// How many sessions there may be.
+    sessions: usize,
+    patience: Patience,
+    state: Mutex<State>,
+    stopped: AtomicBool,
+    requests: AtomicU64,
+}
+
+impl Lane {
+    /// A lane for `sessions` endpoints, or fewer if the device has no room for so many.
+    pub(crate) fn new(
+        adapter: &Arc<Adapter>,
+        sessions: usize,
+        window: usize,
+        patience: Patience,
+    ) -> io::Result<Self> {
+        let window = window.max(1);
+        let limits = adapter.limits;
+        // Each place is received into, or sent from.
+        let places = limits.shared_receives.min(limits.completions / 2);
+        let sessions = sessions.max(1).min(places / (2 * window));
+        if sessions == 0 || limits.requests < 2 * window {
+            return Err(io::Error::other("the device has no room for so wide a window"));
+        }
+        let places = sessions * 2 * window;
+        let channel = Channel::new(adapter.context())?;
+        let completions = Completions::new(&channel, 2 * places, 0)?;
+        let receives = SharedReceives::new(&adapter.domain, places)?;
+        Ok(Self {
+            adapter: Arc::clone(adapter),
+            channel,
+            completions,
+            receives,
+            wake: WakeFd::new()?,
+            window,
+            sessions,
+            patience,
+            state: Mutex::default(),
+            stopped: AtomicBool::new(false),
+            requests: AtomicU64::new(0),
+        })
+    }
+
+    /// Calls that have come.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Connects an endpoint; the number of its pair here, and what it must know.
+    pub(crate) fn open(&self, peer: End, psn: u32, compute_server: u16) -> io::Result<End> {
+        let mut state = lock(&self.state);
+        if state.sessions.len() >= self.sessions {
+            return Err(io::Error::other("there are as many endpoints as there may be"));
+        }
+        self.lend_more(&mut state)?;
+        let room = Room { sends: 2 * self.window, receives: 0 };
+        let receives = Some(Arc::clone(&self.receives));
+        let pair = QueuePair::new(&self.adapter.domain, &self.completions, receives, room)?;
+        let own = self.adapter.end(&pair, psn);
+        self.adapter.connect(&pair, own, peer, self.patience, true)?;
+        state.serials += 1;
+        state.needed += 2 * self.window;
+        let session = Session {
+            pair,
+            serial: state.serials,
+            compute_server,
+            sending: 0,
+            gathering: None,
+            kept: VecDeque::new(),
+        };
+        state.sessions.insert(own.pair, session);
+        Ok(own)
+    }
+
+    /// Makes places for one more session, if there are not enough.
+    fn lend_more(&self, state: &mut State) -> Result<(), Missing> {
+        let count = 2 * self.window;
+        if state.places.len() >= state.needed + count {
+            return Ok(());
+        }
+        state.chunks.push(Places::new(&self.adapter, count)?);
+        for _ in 0..count {
+            state.places.push((0, Place::Working));
+            self.lend(state, state.places.len() - 1);
+        }
+        Ok(())
+    }
+
+    /// Lends a place to the device.
+    fn lend(&self, state: &mut State, place: usize) {
+        let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
+        let (generation, holder) = &mut state.places[place];
+        *generation = generation.wrapping_add(1) & (u32::MAX >> 1);
+        *holder = Place::Lent;
+        let posted = self.receives.post(state.chunks[chunk].whole(within), place as u64);
+        // The queue has room for all places, and the memory is registered.
+        debug_assert!(posted.is_ok(), "lending a place: {posted:?}");
+    }
+
+    /// Shuts an endpoint out. When this returns, nothing that it sent takes effect any more.
+    pub(crate) fn close(&self, pair: u32) {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        let Some(session) = state.sessions.get(&pair) else { return };
+        session.pair.fail();
+        self.take_completions(state, usize::MAX);
+        drop(state.sessions.remove(&pair));
+        self.take_completions(state, usize::MAX);
+        state.needed -= 2 * self.window;
+        let ready = std::mem::take(&mut state.ready);
+        let (gone, stay) = ready.into_iter().partition::<VecDeque<_>, _>(|r| r.pair == pair);
+        state.ready = stay;
+        gone.iter().for_each(|ready| self.lend(state, ready.place));
+        for place in 0..state.places.len() {
+            if state.places[place].1 == (Place::Sending { pair }) {
+                self.lend(state, place);
+            }
+        }
+        drop(guard);
+        self.wake.wake();
+    }
+
+    /// Ends [`Lane::serve`].
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake.wake();
+    }
+
+    /// Answers calls until it is stopped.
+    pub(crate) fn serve<S: RpcService>(&self, service: &S, stripe: usize) {
+        let cpu = InlineCpu::new(stripe);
+        while let Some(call) = self.next() {
+            let mut reply = Message::new();
+            let (client, request) = (call.compute_server, &call.request);
+            now_or_never(service.handle(&cpu, client, request, &mut reply));
+            self.answer(&call, reply);
+            now_or_never(service.after_reply(&cpu));
+        }
+    }
+
+    /// The next call, or nothing once the lane has been stopped.
+    fn next(&self) -> Option<Call> {
+        let mut armed = false;
+        while !self.stopped.load(Ordering::Acquire) {
+            let mut state = lock(&self.state);
+            if state.ready.is_empty() {
+                self.take_completions(&mut state, READY);
+            }
+            while let Some(ready) = state.ready.pop_front() {
+                if let Some(call) = self.digest(&mut state, ready) {
+                    self.requests.fetch_add(1, Ordering::Relaxed);
+                    return Some(call);
+                }
+            }
+            drop(state);
+            // What has come before the queue was armed tells nothing: look once more before waiting.
+            if armed {
+                self.wait();
+            } else {
+                self.completions.arm().expect("a queue of the server works");
+            }
+            armed = !armed;
+        }
+        None
+    }
+
+    fn wait(&self) {
+        let mut fds =
+            [PollFd::new(&*self.channel, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => panic!("poll fails: {errno}"),
+        }
+        self.wake.clear();
+        while self.channel.next_event().is_some() {}
+    }
+
+    /// Takes completions until there are none, or `enough` messages wait.
+    fn take_completions(&self, state: &mut State, enough: usize) {
+        let mut found = [Wc::default(); COMPLETIONS];
+        while state.ready.len() < enough {
+            let count = self.completions.poll(&mut found).expect("a queue of the server works");
+            for done in &found[..count] {
+                let place = done.wr_id as u32 as usize;
+                if done.wr_id & SENT == 0 {
+                    state.places[place].1 = Place::Working;
+                    if done.status == 0 && state.sessions.contains_key(&done.qp_num) {
+                        let (pair, bytes) = (done.qp_num, done.byte_len as usize);
+                        state.ready.push_back(Ready { place, pair, bytes });
+                    } else {
+                        self.lend(state, place);
+                    }
+                    continue;
+                }
+                let (generation, holder) = state.places[place];
+                let is_current = u64::from(generation) == (done.wr_id & !SENT) >> 32;
+                if let Place::Sending { pair } = holder
+                    && is_current
+                {
+                    if let Some(session) = state.sessions.get_mut(&pair) {
+                        session.sending -= 1;
+                    }
+                    self.lend(state, place);
+                }
+            }
+            if count < found.len() {
+                return;
+            }
+        }
+    }
+
+    /// Looks at a message: a whole request, or something that is answered here.
+    fn digest(&self, state: &mut State, ready: Ready) -> Option<Call> {
+        let Ready { place, pair, bytes } = ready;
+        let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
+        let places = &state.chunks[chunk];
+        let Some(session) = state.sessions.get_mut(&pair) else {
+            self.lend(state, place);
+            return None;
+        };
+        let Some(header) = places.header(within, bytes) else {
+            // Who does not speak as agreed is not answered; its connection is lost.
+            session.pair.fail();
+            self.lend(state, place);
+            return None;
+        };
+        let (whole, first) = (header.whole as usize, header.first as usize);
+        let id = header.id;
+        match header.kind {
+            Kind::Request => {
+                if first == 0 && whole <= MAX_MESSAGE_BYTES {
+                    session.gathering = Some((id, Message::with_capacity(whole)));
+                }
+                let gathering = session.gathering.take();
+                let Some((_, mut request)) =
+                    gathering.filter(|(of, got)| *of == id && got.len() == first)
+                else {
+                    self.send(state, pair, place, &Header::bare(id, Kind::Gone), &[]);
+                    return None;
+                };
+                places.append_to(within, &header, &mut request);
+                if request.len() == whole {
+                    let (serial, compute_server) = (session.serial, session.compute_server);
+                    return Some(Call { place, pair, serial, compute_server, id, request });
+                }
+                session.gathering = Some((id, request));
+                self.send(state, pair, place, &Header::bare(id, Kind::GoOn), &[]);
+            }
+            Kind::More => {
+                let found = session.kept.iter().position(|(of, _)| *of == id);
+                let reply = found.and_then(|at| session.kept.remove(at));
+                let Some((_, reply)) = reply.filter(|(_, reply)| first < reply.len()) else {
+                    self.send(state, pair, place, &Header::bare(id, Kind::Gone), &[]);
+                    return None;
+                };
+                let header = Header::piece(id, Kind::Reply, reply.len(), first);
+                self.send(state, pair, place, &header, &reply);
+                if header.end() < reply.len() {
+                    self.keep(state, pair, id, reply);
+                }
+            }
+            Kind::GoOn | Kind::Reply | Kind::TooLarge | Kind::Gone => {
+                session.pair.fail();
+                self.lend(state, place);
+            }
+        }
+        None
+    }
+
+    /// Keeps a reply until its pieces have been asked for.
+    fn keep(&self, state: &mut State, pair: u32, id: u64, reply: Message) {
+        if let Some(session) = state.sessions.get_mut(&pair) {
+            if session.kept.len() >= self.window {
+                session.kept.pop_front();
+            }
+            session.kept.push_back((id, reply));
+        }
+    }
+
+    fn answer(&self, call: &Call, reply: Message) {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        let Call { place, pair, serial, id, .. } = *call;
+        if state.sessions.get(&pair).is_none_or(|session| session.serial != serial) {
+            return self.lend(state, place);
+        }
+        if reply.len() > MAX_MESSAGE_BYTES {
+            let whole = u32::try_from(reply.len()).unwrap_or(u32::MAX);
+            let header = Header { whole, ..Header::bare(id, Kind::TooLarge) };
+            return self.send(state, pair, place, &header, &[]);
+        }
+        let header = Header::piece(id, Kind::Reply, reply.len(), 0);
+        self.send(state, pair, place, &header, &reply);
+        if reply.len() > PIECE_BYTES {
+            self.keep(state, pair, id, reply);
+        }
+    }
+
+    /// Sends an answer from the place that its request came to.
+    fn send(&self, state: &mut State, pair: u32, place: usize, header: &Header, whole: &[u8]) {
+        let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
+        let Some(session) = state.sessions.get_mut(&pair) else {
+            return self.lend(state, place);
+        };
+        let local = state.chunks[chunk].put(within, header, whole);
+        let generation = u64::from(state.places[place].0);
+        let wr_id = SENT | generation << 32 | place as u64;
+        // An endpoint that keeps to its window never has so many answers on their way (N2).
+        let is_within = session.sending < 2 * self.window;
+        state.batch.push(wr_id, Operation::Send, local, true);
+        if is_within && session.pair.post(&mut state.batch).is_ok() {
+            session.sending += 1;
+            state.places[place].1 = Place::Sending { pair };
+        } else {
+            state.batch = Batch::default();
+            session.pair.fail();
+            self.lend(state, place);
+        }
+    }
+}

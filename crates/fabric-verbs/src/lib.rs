@@ -1,0 +1,34 @@
+//! `verbs`: memory servers over RDMA (InfiniBand, RoCE), on reliable connections through rdma-core's libibverbs, which
+//! is loaded at run time: this crate builds and starts without it, and [`probe`] says what is missing.
+//!
+//! READ, WRITE, CAS and FETCH-ADD are done by the devices alone, on the server's registered region; calls are
+//! messages between both sides' memory ([`VerbsServer`] has threads for them). Connections are brought up over
+//! TCP, with the same handshake as the provider `tcp`. `docs/internals/verbs.md` has the reasons.
+//!
+//! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
+
+mod bring_up;
+mod cluster;
+mod device;
+mod driver;
+mod endpoint;
+mod entrance;
+mod ffi;
+mod lane;
+mod link;
+mod memory;
+mod objects;
+#[cfg(test)]
+mod on_device;
+mod op;
+mod piece;
+mod places;
+mod server;
+mod wire;
+
+pub use cluster::{VerbsCluster, VerbsConfig};
+pub use device::{DeviceChoice, Found, Missing, Patience, probe};
+pub use driver::VerbsDriver;
+pub use endpoint::VerbsFabric;
+pub use op::VerbsOp;
+pub use server::{VerbsServer, VerbsServerConfig, VerbsServerCounters};

@@ -1,0 +1,132 @@
+//! The bytes of calls: messages of one size at most, each sent by a SEND into a place that the receiver has lent.
+//!
+//! A request or a reply that is longer than one message travels in pieces. Every message of an endpoint gets exactly
+//! one message of the server in return: so the endpoint, which has a bounded number of them under way, bounds both
+//! directions, and neither side ever lacks a place for what comes.
+//!
+//! ```text
+//!  0 id     u64   of the call, in every message about it
+//!  8 kind   u8    and 3 zeros
+//! 12 whole  u32   bytes of the whole request or reply
+//! 16 first  u32   where the piece begins in it
+//! 20 length u32   bytes of the piece, which follow
+//!
+//! endpoint                            server
+//!     request, all pieces but the last ─▶ ◀─ go on
+//!     request, the last piece          ─▶ ◀─ reply, its first piece   or: too large
+//!     more (from `first` on)           ─▶ ◀─ reply, that piece        or: gone
+//! ```
+//!
+//! *Thread safety*: plain values.
+
+/// The size of a message, and of the places for one, in bytes.
+pub(crate) const MESSAGE_BYTES: usize = 4096;
+/// Bytes before the piece.
+pub(crate) const HEADER_BYTES: usize = 24;
+/// The most bytes of a piece.
+pub(crate) const PIECE_BYTES: usize = MESSAGE_BYTES - HEADER_BYTES;
+
+const _: () = assert!(HEADER_BYTES.is_multiple_of(8) && MESSAGE_BYTES.is_multiple_of(8));
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Request = 1,
+    More = 2,
+    GoOn = 3,
+    Reply = 4,
+    TooLarge = 5,
+    Gone = 6,
+}
+
+/// What stands before the piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) id: u64,
+    pub(crate) kind: Kind,
+    pub(crate) whole: u32,
+    pub(crate) first: u32,
+    pub(crate) length: u32,
+}
+
+impl Header {
+    /// The header of a message without a piece.
+    pub(crate) fn bare(id: u64, kind: Kind) -> Self {
+        Self { id, kind, whole: 0, first: 0, length: 0 }
+    }
+
+    /// The header of the piece that begins at `first` of `whole` bytes.
+    pub(crate) fn piece(id: u64, kind: Kind, whole: usize, first: usize) -> Self {
+        let length = (whole - first).min(PIECE_BYTES);
+        Self { id, kind, whole: whole as u32, first: first as u32, length: length as u32 }
+    }
+
+    /// Where the piece ends in the whole.
+    pub(crate) fn end(&self) -> usize {
+        self.first as usize + self.length as usize
+    }
+
+    /// As words.
+    pub(crate) fn encode(&self) -> [u64; HEADER_BYTES / 8] {
+        [
+            self.id,
+            u64::from(self.kind as u8) | u64::from(self.whole) << 32,
+            u64::from(self.first) | u64::from(self.length) << 32,
+        ]
+    }
+
+    /// The header of a message of `bytes` bytes, if it is one.
+    pub(crate) fn decode(words: [u64; HEADER_BYTES / 8], bytes: usize) -> Option<Self> {
+        let kind = match words[1] as u32 {
+            1 => Kind::Request,
+            2 => Kind::More,
+            3 => Kind::GoOn,
+            4 => Kind::Reply,
+            5 => Kind::TooLarge,
+            6 => Kind::Gone,
+            _ => return None,
+        };
+        let (whole, first) = ((words[1] >> 32) as u32, words[2] as u32);
+        let header = Self { id: words[0], kind, whole, first, length: (words[2] >> 32) as u32 };
+        let length = header.length as usize;
+        let fits = length <= PIECE_BYTES && bytes == HEADER_BYTES + length;
+        let inside = header.length == 0 || header.end() <= whole as usize;
+        (fits && inside).then_some(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_come_back() {
+        let sizes = [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 128 * 1024];
+        for whole in sizes {
+            let mut first = 0;
+            loop {
+                let header = Header::piece(0xdead_beef_0000_0001, Kind::Request, whole, first);
+                let bytes = HEADER_BYTES + header.length as usize;
+                assert_eq!(Header::decode(header.encode(), bytes), Some(header));
+                assert_eq!(Header::decode(header.encode(), bytes + 1), None);
+                first = header.end();
+                if first == whole {
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_header_is_refused() {
+        let good = Header::piece(1, Kind::Reply, 100, 0);
+        let words = good.encode();
+        assert_eq!(Header::decode([words[0], words[1] & !0xff, words[2]], 124), None);
+        assert_eq!(Header::decode([words[0], words[1] | 0xff00, words[2]], 124), None);
+        let outside = Header { first: 60, ..good };
+        assert_eq!(Header::decode(outside.encode(), 124), None);
+        let huge = Header { whole: u32::MAX, length: u32::MAX - 5, ..good };
+        assert_eq!(Header::decode(huge.encode(), 124), None);
+    }
+}

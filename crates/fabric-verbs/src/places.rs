@@ -1,0 +1,86 @@
+//! Places: registered memory for messages, one message each.
+//!
+//! *Thread safety*: the words are atomics; who may touch which place is up to the owner of the places.
+
+use crate::device::{Adapter, Missing};
+use crate::objects::{Local, Registration, address_of};
+use crate::piece::{HEADER_BYTES, Header, MESSAGE_BYTES};
+use farleaf_fabric::Region;
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+
+const MESSAGE_WORDS: usize = MESSAGE_BYTES / 8;
+const HEADER_WORDS: usize = HEADER_BYTES / 8;
+
+#[derive(Debug)]
+pub(crate) struct Places(Registration);
+
+impl Places {
+    /// Places for `count` messages.
+    pub(crate) fn new(adapter: &Adapter, count: usize) -> Result<Self, Missing> {
+        let bytes = (count * MESSAGE_BYTES).next_multiple_of(4096);
+        let region = Region::new(bytes).map_err(|why| Missing::Broken {
+            device: adapter.context().name.clone(),
+            what: "memory for messages",
+            why: std::io::Error::other(why),
+        })?;
+        Ok(Self(adapter.register(Arc::new(region), false)?))
+    }
+
+    fn words(&self, place: usize) -> &[AtomicU64] {
+        &self.0.region().words()[place * MESSAGE_WORDS..(place + 1) * MESSAGE_WORDS]
+    }
+
+    /// The whole of a place, to receive into.
+    pub(crate) fn whole(&self, place: usize) -> Local {
+        self.local(place, MESSAGE_BYTES)
+    }
+
+    fn local(&self, place: usize, bytes: usize) -> Local {
+        let address = address_of(self.words(place));
+        Local { address, bytes: bytes as u32, lkey: self.0.lkey }
+    }
+
+    /// Puts a message into a place: `header`, and the piece of `whole` that it says. What to send.
+    pub(crate) fn put(&self, place: usize, header: &Header, whole: &[u8]) -> Local {
+        // A message without a piece may speak of any place in what it is about.
+        let piece = match header.length {
+            0 => &[],
+            _ => &whole[header.first as usize..header.end()],
+        };
+        let words = self.words(place);
+        for (word, value) in words.iter().zip(header.encode()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, bytes) in words[HEADER_WORDS..].iter().zip(piece.chunks(8)) {
+            let mut value = [0; 8];
+            value[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(value), Ordering::Relaxed);
+        }
+        self.local(place, HEADER_BYTES + piece.len())
+    }
+
+    /// The header of a message of `bytes` bytes, if it is one.
+    pub(crate) fn header(&self, place: usize, bytes: usize) -> Option<Header> {
+        let words = self.words(place);
+        let header = std::array::from_fn(|index| words[index].load(Ordering::Relaxed));
+        Header::decode(header, bytes)
+    }
+
+    /// Adds the piece that is in a place to `whole`, bytes that grow at their end.
+    pub(crate) fn append_to(
+        &self,
+        place: usize,
+        header: &Header,
+        whole: &mut farleaf_fabric::Message,
+    ) {
+        let mut left = header.length as usize;
+        for word in &self.words(place)[HEADER_WORDS..] {
+            if left == 0 {
+                break;
+            }
+            let bytes = word.load(Ordering::Relaxed).to_le_bytes();
+            whole.extend_from_slice(&bytes[..left.min(8)]);
+            left -= left.min(8);
+        }
+    }
+}

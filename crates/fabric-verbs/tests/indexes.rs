@@ -1,0 +1,83 @@
+//! Every index design over a device, against `BTreeMap`. Run in a virtual machine where there is no device:
+//! `scripts/soft-roce-vm` with this test's binary and `--ignored`.
+
+use farleaf::cache::{CacheOptions, OffloadName};
+use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf::index::conformance::{self, Setup};
+use farleaf::index::dex::DexOptions;
+use farleaf::index::fine::{Fine, FineOptions};
+use farleaf::index::hybrid::{Hybrid, HybridOptions};
+use farleaf::page::Fixed8;
+use farleaf::partition::Dex;
+use farleaf::server::MemoryServerConfig;
+use farleaf_fabric_verbs::VerbsConfig;
+
+/// Tiny pages make high trees of few keys, and most operations restructure something.
+type Tiny = Fixed8<16>;
+
+/// Little memory: all of it stays in place as long as the device may reach it.
+fn servers() -> MemoryServerConfig {
+    MemoryServerConfig { pool_bytes: 8 << 20, chunk_bytes: 1 << 14, ..Default::default() }
+}
+
+fn thirds() -> Vec<u64> {
+    vec![u64::MAX / 3, u64::MAX / 3 * 2]
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn coarse_on_verbs() {
+    let provider = &VerbsConfig::default();
+    let options = CoarseOptions { partitioning: Partitioning::Range { boundaries: thirds() } };
+    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    conformance::run::<Tiny, Coarse, _>(&setup);
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn fine_on_verbs() {
+    let provider = &VerbsConfig::default();
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    conformance::run::<Tiny, Fine, _>(&setup);
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn hybrid_on_verbs() {
+    let provider = &VerbsConfig::default();
+    let partitioning = Partitioning::Range { boundaries: thirds() };
+    let options = HybridOptions { chunk_nodes_log2: 4, partitioning };
+    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    conformance::run::<Tiny, Hybrid, _>(&setup);
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn dex_on_verbs() {
+    let provider = &VerbsConfig::default();
+    // As few frames as a cache can have: nearly every node that is asked for has to be brought.
+    let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
+    let options = DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 1,
+        ..DexOptions::with_boundaries(thirds(), few)
+    };
+    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    conformance::run::<Tiny, Dex, _>(&setup);
+}
+
+/// Whatever misses a node is left to memory servers, where the processor works on words that devices reach too.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn dex_offloading_on_verbs() {
+    let provider = &VerbsConfig { one_client_thread: true, ..VerbsConfig::default() };
+    let few = CacheOptions { bytes: 0, offload: OffloadName::Always, ..CacheOptions::default() };
+    let options = DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 2,
+        ..DexOptions::with_boundaries(vec![u64::MAX / 2], few)
+    };
+    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    conformance::run::<Tiny, Dex, _>(&setup);
+}

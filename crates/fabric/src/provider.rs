@@ -1,0 +1,14 @@
+//! What providers that run in real time are built of, for those that live in crates of their own.
+//!
+//! *Thread safety*: each says its own.
+
+pub use crate::access::check_alignment;
+pub use crate::clients::{run_here, run_on_threads};
+pub use crate::clock::Clock;
+#[cfg(not(any(loom, shuttle)))]
+pub use crate::gates::{Gate, Gates};
+#[cfg(not(any(loom, shuttle)))]
+pub use crate::sockets::{connect_socket, prepare_socket};
+pub use crate::timers::Timers;
+#[cfg(not(any(loom, shuttle)))]
+pub use crate::wake::WakeFd;
