@@ -138,7 +138,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "W,W,…", value_delimiter = ',', value_parser = units::positive)]
     pub(super) placement: Vec<u64>,
     /// What the clients and the memory servers run on
-    #[arg(long, value_enum, default_value = "local")]
+    #[arg(long, visible_alias = "transport", value_enum, default_value = "local")]
     pub(super) fabric: FabricName,
     /// A round trip, in nanoseconds [default: none on `local`, 1700 and what NICs take on `sim`]
     #[arg(long, value_name = "NS", value_parser = units::count)]
