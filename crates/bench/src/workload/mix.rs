@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_named_mixes_are_those_of_the_papers() {
-        assert_eq!(NAMED_MIXES.len(), 12, "theirs, and scans alone");
+        assert_eq!(NAMED_MIXES.len(), 13, "theirs, and scans and updates alone");
         assert!(NAMED_MIXES.iter().all(|mix| mix.total_weight() == 100));
         let mix = Mix::named("insert-intensive").unwrap();
         assert!((mix.insert_share() - 0.5).abs() < 1e-12);
