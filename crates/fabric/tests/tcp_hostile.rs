@@ -1,7 +1,7 @@
 //! What a listener of the provider `tcp` does with those who are no friends: it closes their connection, and nothing else.
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
 
-use farleaf_fabric::conformance::TestService;
+use farleaf_fabric::conformance::{TestService, mutate, random_bytes};
 use farleaf_fabric::handshake::{
     HandshakeError, Identity, Initiator, InitiatorStep, MESSAGE_BYTES, NO_FENCES, Nonce, Refusal,
     Role, Token, Wanted,
@@ -10,7 +10,7 @@ use farleaf_fabric::tcp::frame::{MAX_FRAME_BYTES, Piece, Request};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, FabricError, GlobalAddr, ServerId};
 use rand::rngs::SmallRng;
-use rand::{Rng, RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -342,27 +342,6 @@ fn hang_up(socket: &TcpStream) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
-fn mutate(bytes: &mut Vec<u8>, rng: &mut SmallRng) {
-    for _ in 0..rng.random_range(1..4) {
-        if bytes.is_empty() {
-            return;
-        }
-        let place = rng.random_range(0..bytes.len());
-        match rng.random_range(0..4) {
-            0 => bytes[place] ^= 1 << rng.random_range(0..8),
-            1 => bytes[place] = rng.random(),
-            2 => bytes.truncate(place),
-            _ => bytes.insert(place, [0, 1, 0x7f, 0x80, 0xff][rng.random_range(0..5)]),
-        }
-    }
-}
-
-fn random_bytes(rng: &mut SmallRng) -> Vec<u8> {
-    let mut bytes = vec![0; rng.random_range(0..300)];
-    rng.fill_bytes(&mut bytes);
-    bytes
-}
-
 /// Somebody without a token.
 fn hostile_stranger(address: SocketAddr, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
     let mut socket = TcpStream::connect(address)?;
@@ -370,7 +349,7 @@ fn hostile_stranger(address: SocketAddr, token: &Token, rng: &mut SmallRng) -> i
         0 => random_bytes(rng),
         _ => initiator(token, rng.random()).hello().to_vec(),
     };
-    mutate(&mut bytes, rng);
+    mutate(&mut bytes, 0, rng);
     socket.write_all(&bytes)?;
     hang_up(&socket);
     Ok(1)
@@ -401,7 +380,7 @@ fn hostile_peer(
             4 => frame(&Request::FetchAdd { at, delta: 1 }, rng.random()),
             _ => frame(&Request::Call(&random_bytes(rng)), rng.random()),
         };
-        mutate(&mut bytes, rng);
+        mutate(&mut bytes, 0, rng);
         sent += 1;
         if socket.write_all(&bytes).is_err() {
             break;

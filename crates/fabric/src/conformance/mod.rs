@@ -4,12 +4,14 @@
 //! Nothing here waits for a real duration or asserts one: what is slow on one provider is merely slow.
 
 mod connection;
+mod hostile;
 mod limits;
 mod rpc;
 mod service;
 mod verbs;
 
 pub use connection::{a_fence_shuts_out_one_compute_server, a_reset_settles_what_was_posted};
+pub use hostile::{mutate, random_bytes};
 pub use limits::{
     bad_addresses_are_refused, batches_ring_once, counters_are_exact, depth_is_bounded,
     dropped_operations_still_happen, killed_server_is_indeterminate, randomness_follows_the_seed,
