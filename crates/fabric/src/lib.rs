@@ -45,5 +45,5 @@ pub use counters::{CounterSnapshot, Counters};
 pub use error::{FabricError, Uncertainty};
 pub use message::{MAX_MESSAGE_BYTES, Message};
 pub use region::{Backing, Region, RegionError, prefetch};
-pub use service::{CostModel, Cpu, InlineCpu, RpcService, Work, now_or_never};
+pub use service::{CostModel, Cpu, InlineCpu, RpcService, Rule, Work, now_or_never};
 pub use verbs::Fabric;

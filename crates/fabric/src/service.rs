@@ -77,6 +77,17 @@ impl CostModel {
     }
 }
 
+/// A rule that a simulated cluster can be told to break. What the number means is for those above the fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rule(u16);
+
+impl Rule {
+    /// The rule of this number.
+    pub const fn new(number: u16) -> Self {
+        Self(number)
+    }
+}
+
 /// The processor that a memory server's code runs on.
 ///
 /// The code of a server never waits for the network or the clock: it charges its work, and waits for
@@ -88,6 +99,13 @@ pub trait Cpu {
 
     /// Lets the holder of a latch go on; `attempt` counts the waits for one latch from 0.
     fn pause(&self, attempt: u32) -> impl Future<Output = ()>;
+
+    /// Whether this processor's code breaks a rule on purpose; see [`crate::Fabric::breaks`].
+    #[inline(always)]
+    fn breaks(&self, rule: Rule) -> bool {
+        let _ = rule;
+        false
+    }
 
     /// A small number that tells apart threads that run at the same time, to spread counters over
     /// cache lines. Two threads may share it.

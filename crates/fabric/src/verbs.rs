@@ -1,6 +1,6 @@
 //! The trait that everything above the network is generic over.
 
-use crate::{Buffer, Counters, FabricError, GlobalAddr, Message, ServerId, Work};
+use crate::{Buffer, Counters, FabricError, GlobalAddr, Message, Rule, ServerId, Work};
 use std::future::Future;
 
 /// One endpoint of a compute server: verbs, RPC, time and randomness.
@@ -102,4 +102,11 @@ pub trait Fabric: Clone + 'static {
 
     /// How many operations may be in flight.
     fn depth(&self) -> usize;
+
+    /// Whether this endpoint's code breaks a rule on purpose. Only the simulator ever says so, to show that its checkers notice.
+    #[inline(always)]
+    fn breaks(&self, rule: Rule) -> bool {
+        let _ = rule;
+        false
+    }
 }

@@ -7,7 +7,8 @@ use farleaf::index::conformance::{self, Setup};
 use farleaf::index::fine::{Fine, FineIndex, FineOptions};
 use farleaf::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
-use farleaf::remote::{Backoff, Discipline, GRACE_NS, LinksBeforeSibling, SkipsChecksum, Sound};
+use farleaf::remote::{Backoff, GRACE_NS};
+use farleaf::rules::KnownRule;
 use farleaf::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
@@ -30,8 +31,9 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> FineIn
     <Fine as Design<L>>::open(fabric, &()).await.unwrap()
 }
 
-async fn open_with<F: Fabric, D: Discipline>(fabric: F) -> FineIndex<F, Tiny, D> {
-    <Fine<D> as Design<Tiny>>::open(fabric, &()).await.unwrap()
+/// A simulated cluster whose code has a bug.
+fn with_bug(bug: &str, config: SimConfig) -> SimConfig {
+    SimConfig { broken: Some(KnownRule::of_bug(bug).unwrap().rule), ..config }
 }
 
 fn number_from(variable: &str) -> Option<u64> {
@@ -276,9 +278,9 @@ fn heads_are_refreshed() {
 type Known = BTreeMap<u64, (Option<u64>, Option<Option<u64>>)>;
 
 /// A client that changes its own keys until it is told to stop, or dies.
-async fn write_for_ever<F: Fabric, D: Discipline>(
+async fn write_for_ever<F: Fabric>(
     fabric: &F,
-    index: &FineIndex<F, Tiny, D>,
+    index: &FineIndex<F, Tiny>,
     known: &std::sync::Mutex<Known>,
     base: u64,
     stop: &std::sync::Mutex<bool>,
@@ -298,16 +300,16 @@ async fn write_for_ever<F: Fabric, D: Discipline>(
     }
 }
 
-fn dying_holder<D: Discipline>(seed: u64, faults: Faults) {
-    let provider =
-        SimConfig { seed, faults, give_up_after_ns: 2_000_000_000, ..Default::default() };
+fn dying_holder(config: SimConfig) {
+    let seed = config.seed;
+    let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
-    let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Tiny, Fine<D>>();
+    let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Tiny, Fine>();
     let known: [std::sync::Mutex<Known>; 4] = Default::default();
     let stop = std::sync::Mutex::new(false);
     let (known, stop, control) = (&known, &stop, &cluster.control());
     cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
-        let index = open_with::<_, D>(fabric.clone()).await;
+        let index = open::<_, Tiny>(fabric.clone()).await;
         match client {
             // One of the two writers, and the collector, die.
             1 => drop(index.collect_in_background(100, || *stop.lock().unwrap()).await),
@@ -323,7 +325,7 @@ fn dying_holder<D: Discipline>(seed: u64, faults: Faults) {
         }
     });
     cluster.run(&[4], |fabric, _| async move {
-        let index = open_with::<_, D>(fabric.clone()).await;
+        let index = open::<_, Tiny>(fabric.clone()).await;
         for round in 0..2 {
             let contents: BTreeMap<u64, u64> =
                 index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
@@ -355,7 +357,7 @@ fn a_client_that_dies_half_way_harms_nobody() {
     let first = number_from("FARLEAF_SEED").unwrap_or(0);
     for seed in first..first + seeds(60) {
         println!("seed {seed}");
-        dying_holder::<Sound>(seed, Faults::rough());
+        dying_holder(rough(seed));
     }
 }
 
@@ -365,7 +367,7 @@ fn a_client_that_dies_leaves_late_messages() {
     let first = number_from("FARLEAF_SEED").unwrap_or(0);
     for seed in first..first + seeds(60) {
         println!("seed {seed}");
-        dying_holder::<Sound>(seed, losses());
+        dying_holder(SimConfig { faults: losses(), ..rough(seed) });
     }
 }
 
@@ -485,25 +487,30 @@ fn first_failure(seeds: u64, check: impl Fn(u64)) -> Option<u64> {
     (0..seeds).find(fails)
 }
 
-fn concurrent_owners<D: Discipline>(seed: u64) {
-    let (faults, give_up_after_ns) = (Faults::rough(), 2_000_000_000);
-    let provider = SimConfig { seed, faults, give_up_after_ns, ..Default::default() };
+/// A simulated cluster that does all that the contract allows.
+fn rough(seed: u64) -> SimConfig {
+    SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() }
+}
+
+fn concurrent_owners(config: SimConfig) {
+    let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
     let setup = setup(&provider, 3, 16 << 20, options);
-    conformance::concurrent_owners::<Tiny, Fine<D>, _>(&setup);
+    conformance::concurrent_owners::<Tiny, Fine, _>(&setup);
 }
 
 #[test]
 fn readers_that_do_not_check_the_sum_are_found() {
-    assert_eq!(first_failure(seeds(20), concurrent_owners::<Sound>), None);
-    assert!(first_failure(20, concurrent_owners::<SkipsChecksum>).is_some());
+    assert_eq!(first_failure(seeds(20), |seed| concurrent_owners(rough(seed))), None);
+    let with_bug = |seed| concurrent_owners(with_bug("skips_checksum", rough(seed)));
+    assert!(first_failure(20, with_bug).is_some());
 }
 
 /// As long as everybody lives, a sibling that is not there yet only makes readers wait. It is lost when the
 /// client that was to write it dies.
 #[test]
 fn a_page_that_points_to_nothing_yet_is_found() {
-    let check = |seed| dying_holder::<LinksBeforeSibling>(seed, Faults::rough());
+    let check = |seed| dying_holder(with_bug("links_before_sibling", rough(seed)));
     let seed = first_failure(600, check);
     println!("found by seed {seed:?}");
     assert!(seed.is_some());

@@ -11,19 +11,19 @@
 #![cfg(shuttle)]
 
 use farleaf::cache::{
-    AdmissionName, Cache, CacheCounters, CacheOptions, Discipline, FrameId, FrameState,
-    FreesFramesEarly, Mapped, SkipsFences, Sound, is_clean,
+    AdmissionName, Cache, CacheCounters, CacheOptions, FrameId, FrameState, Mapped, is_clean,
 };
 use farleaf::index::conformance::Setup;
 use farleaf::index::dex::DexOptions;
 use farleaf::index::{Design, Exchange, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::partition::{ComputePool, Dex, RoutedIndex};
+use farleaf::rules::KnownRule;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig, LocalFabric};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{
-    Buffer, Cluster, Counters, Fabric, FabricError, GlobalAddr, Message, ServerId, Work,
+    Buffer, Cluster, Counters, Fabric, FabricError, GlobalAddr, Message, Rule, ServerId, Work,
     now_or_never,
 };
 use shuttle::rand::{RngCore, thread_rng};
@@ -49,6 +49,8 @@ impl<L: Layout<Key = u64, Value = u64>> Pages for L {}
 struct Late<F> {
     inner: F,
     posted: Rc<RefCell<VecDeque<Posted>>>,
+    /// The rule that is broken, if one is.
+    broken: Option<Rule>,
 }
 
 /// The outcome of a WRITE, once it has one.
@@ -63,13 +65,14 @@ struct Posted {
 
 impl<F: Clone> Clone for Late<F> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), posted: Rc::clone(&self.posted) }
+        Self { inner: self.inner.clone(), posted: Rc::clone(&self.posted), broken: self.broken }
     }
 }
 
 impl<F: Fabric> Late<F> {
-    fn new(inner: F) -> Self {
-        Self { inner, posted: Rc::default() }
+    fn new(inner: F, bug: &str) -> Self {
+        let broken = KnownRule::of_bug(bug).map(|known| known.rule);
+        Self { inner, posted: Rc::default(), broken }
     }
 
     /// Lets all WRITEs take effect that were posted to `server`.
@@ -172,6 +175,10 @@ impl<F: Fabric> Fabric for Late<F> {
     fn depth(&self) -> usize {
         self.inner.depth()
     }
+
+    fn breaks(&self, rule: Rule) -> bool {
+        self.broken == Some(rule)
+    }
 }
 
 /// What clients do how often, in parts of the sum.
@@ -200,6 +207,8 @@ struct Scenario {
     mix: Mix,
     /// Where a second compute server's keys begin, if there is one.
     boundary: Option<u64>,
+    /// The planted bug, if there is one.
+    bug: &'static str,
 }
 
 /// Memory servers with a loaded index, and its compute side.
@@ -210,7 +219,7 @@ struct World<L: Pages> {
 }
 
 impl<L: Pages> World<L> {
-    fn new<D: Discipline>(records: u64, fill: f64, boundary: Option<u64>) -> Self {
+    fn new(records: u64, fill: f64, boundary: Option<u64>) -> Self {
         let mut dice = thread_rng();
         let provider = LocalConfig { depth: 8, seed: dice.next_u64(), ..LocalConfig::default() };
         let admission = match dice.next_u64() % 4 {
@@ -228,13 +237,13 @@ impl<L: Pages> World<L> {
         let server = MemoryServerConfig { pool_bytes: 112 << 10, ..Default::default() };
         let setup =
             Setup { provider: &provider, options: options.clone(), memory_servers: 2, server };
-        let memory = setup.with_index::<L, Dex<D>>();
-        let pool = <Dex<D> as Design<L>>::compute(&options).unwrap();
+        let memory = setup.with_index::<L, Dex>();
+        let pool = <Dex as Design<L>>::compute(&options).unwrap();
         let world = Self { memory, pool, options };
         world.memory.run_one(|fabric| {
             let pool = &world.pool;
             async move {
-                let index = open::<_, _, D>(fabric, pool).await;
+                let index = open(fabric, pool).await;
                 index.bulk_load((0..records).map(|number| (number * 2, 1)), fill).await.unwrap();
                 // Fill the frames.
                 assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), records as usize);
@@ -244,12 +253,12 @@ impl<L: Pages> World<L> {
     }
 
     /// Looks at everything when all clients have ended.
-    fn ends_as<D: Discipline>(&self, model: &Model) {
+    fn ends_as(&self, model: &Model) {
         let expected: Vec<(u64, u64)> = model.iter().map(|(&key, &value)| (key, value)).collect();
         let expected = &expected;
         self.pool.servers().iter().for_each(|server| frames_are_sound(server.dex().cache()));
         self.memory.run_one(|fabric| async move {
-            let index = open::<_, _, D>(fabric, &self.pool).await;
+            let index = open(fabric, &self.pool).await;
             let found = index.scan(&Scan::range(..)).await.unwrap();
             assert_eq!(found, *expected, "through the cache");
             for part in self.pool.servers() {
@@ -257,20 +266,17 @@ impl<L: Pages> World<L> {
             }
         });
         self.pool.servers().iter().for_each(|server| frames_are_sound(server.dex().cache()));
-        let others = <Dex<D> as Design<L>>::compute(&self.options).unwrap();
+        let others = <Dex as Design<L>>::compute(&self.options).unwrap();
         let others = &others;
         self.memory.run_one(|fabric| async move {
-            let found = open::<_, _, D>(fabric, others).await.scan(&Scan::range(..)).await.unwrap();
+            let found = open(fabric, others).await.scan(&Scan::range(..)).await.unwrap();
             assert_eq!(found, *expected, "in the pool");
         });
     }
 }
 
-async fn open<F: Fabric, L: Pages, D: Discipline>(
-    fabric: F,
-    pool: &Arc<ComputePool<L>>,
-) -> RoutedIndex<F, L, D> {
-    <Dex<D> as Design<L>>::open(fabric, pool).await.unwrap()
+async fn open<F: Fabric, L: Pages>(fabric: F, pool: &Arc<ComputePool<L>>) -> RoutedIndex<F, L> {
+    <Dex as Design<L>>::open(fabric, pool).await.unwrap()
 }
 
 /// inv. C1, C2, C5, C9, C10, C11, of a cache that nobody uses.
@@ -314,8 +320,8 @@ fn frames_are_sound<L: Pages>(cache: &Cache<L>) {
 }
 
 /// A client with keys of its own.
-struct Client<L: Pages, D: Discipline> {
-    index: RoutedIndex<Late<LocalFabric<MemoryServer<L>>>, L, D>,
+struct Client<L: Pages> {
+    index: RoutedIndex<Late<LocalFabric<MemoryServer<L>>>, L>,
     fabric: Late<LocalFabric<MemoryServer<L>>>,
     number: u64,
     scenario: Scenario,
@@ -327,7 +333,7 @@ struct Client<L: Pages, D: Discipline> {
     stamp: u64,
 }
 
-impl<L: Pages, D: Discipline> Client<L, D> {
+impl<L: Pages> Client<L> {
     fn below(&self, limit: u64) -> u64 {
         self.fabric.random() % limit
     }
@@ -392,13 +398,13 @@ impl<L: Pages, D: Discipline> Client<L, D> {
 }
 
 /// Plays one run of a scenario.
-fn play<L: Pages, D: Discipline>(scenario: Scenario) -> CacheCounters {
+fn play<L: Pages>(scenario: Scenario) -> CacheCounters {
     let Scenario { records, fill, clients, rounds, boundary, .. } = scenario;
-    let world = World::<L>::new::<D>(records, fill, boundary);
+    let world = World::<L>::new(records, fill, boundary);
     let pool = &world.pool;
     let ended = world.memory.run(&vec![0; clients as usize], |fabric, number| async move {
-        let (fabric, number) = (Late::new(fabric), number as u64);
-        let mut client = Client::<L, D> {
+        let (fabric, number) = (Late::new(fabric, scenario.bug), number as u64);
+        let mut client = Client::<L> {
             index: open(fabric.clone(), pool).await,
             fabric,
             number,
@@ -421,7 +427,7 @@ fn play<L: Pages, D: Discipline>(scenario: Scenario) -> CacheCounters {
         model.extend(its);
         counters += count;
     }
-    world.ends_as::<D>(&model);
+    world.ends_as(&model);
     counters
 }
 
@@ -461,12 +467,13 @@ const UPDATES: Scenario = Scenario {
     rounds: 12,
     mix: Mix { insert: 1, update: 5, get: 3, peek: 3, ..NOTHING },
     boundary: None,
+    bug: "",
 };
 
 /// More leaves than frames: clients take each other's from the cache.
 #[test]
 fn changes_beside_evictions() {
-    let done = in_many_orders(|| play::<Tiny, Sound>(UPDATES));
+    let done = in_many_orders(|| play::<Tiny>(UPDATES));
     assert!(done.evictions > 0 && done.write_backs > 0 && done.reheats > 0, "{done:?}");
 }
 
@@ -480,7 +487,7 @@ const SPLITS: Scenario = Scenario {
 /// Full leaves below full inner nodes.
 #[test]
 fn splits_beside_lookups() {
-    let done = in_many_orders(|| play::<Tiny, Sound>(SPLITS));
+    let done = in_many_orders(|| play::<Tiny>(SPLITS));
     assert!(done.splits > 0 && done.evictions > 0, "{done:?}");
 }
 
@@ -489,14 +496,14 @@ const REMOVALS: Scenario =
 
 #[test]
 fn merges_beside_lookups_and_updates() {
-    let done = in_many_orders(|| play::<Tiny, Sound>(REMOVALS));
+    let done = in_many_orders(|| play::<Tiny>(REMOVALS));
     assert!(done.merges > 0 && done.evictions > 0, "{done:?}");
 }
 
 #[test]
 fn neighbours_are_evened_out_beside_lookups_and_updates() {
     let scenario = Scenario { records: 150, fill: 1.0, ..REMOVALS };
-    let done = in_many_orders(move || play::<Small, Sound>(scenario));
+    let done = in_many_orders(move || play::<Small>(scenario));
     assert!(done.borrows > 0 && done.evictions > 0, "{done:?}");
 }
 
@@ -506,14 +513,14 @@ fn neighbours_are_evened_out_beside_lookups_and_updates() {
 fn lookups_beside_shifts() {
     let mix = Mix { insert: 4, remove: 4, get: 8, ..NOTHING };
     let scenario = Scenario { records: 9, fill: 0.8, rounds: 16, mix, ..UPDATES };
-    in_many_orders(move || play::<Small, Sound>(scenario));
+    in_many_orders(move || play::<Small>(scenario));
 }
 
 /// inv. C14: no acknowledged change is lost.
 #[test]
 fn write_backs_beside_changes() {
     let mix = Mix { update: 6, get: 3, peek: 2, flush: 2, ..NOTHING };
-    let done = in_many_orders(move || play::<Tiny, Sound>(Scenario { mix, ..UPDATES }));
+    let done = in_many_orders(move || play::<Tiny>(Scenario { mix, ..UPDATES }));
     assert!(done.write_backs > 0, "{done:?}");
 }
 
@@ -527,7 +534,7 @@ const SHARED: Scenario = Scenario {
 /// inv. C9: two compute servers split nodes that both have copies of, and hot nodes change parents.
 #[test]
 fn shared_nodes_become_old() {
-    let done = in_many_orders(|| play::<Tiny, Sound>(SHARED));
+    let done = in_many_orders(|| play::<Tiny>(SHARED));
     assert!(done.shared_splits > 0 && done.refreshes > 0 && done.evictions > 0, "{done:?}");
 }
 
@@ -536,11 +543,11 @@ fn shared_nodes_become_old() {
 fn one_hot_key() {
     in_many_orders(|| {
         const KEY: u64 = 20;
-        let world = World::<Tiny>::new::<Sound>(24, 0.7, None);
+        let world = World::<Tiny>::new(24, 0.7, None);
         let pool = &world.pool;
         let ended = world.memory.run(&[0; 3], |fabric, _| async move {
-            let fabric = Late::new(fabric);
-            let index = open::<_, _, Sound>(fabric.clone(), pool).await;
+            let fabric = Late::new(fabric, "");
+            let index = open(fabric.clone(), pool).await;
             let (mut held, mut done) = (1, 0);
             for _ in 0..5 {
                 match index.compare_exchange(&KEY, &held, &(held + 1)).await.unwrap() {
@@ -564,7 +571,7 @@ fn one_hot_key() {
         }
         let mut model: Model = (0..24).map(|number| (number * 2, 1)).collect();
         model.insert(KEY, 1 + sum);
-        world.ends_as::<Sound>(&model);
+        world.ends_as(&model);
         counters
     });
 }
@@ -573,12 +580,12 @@ fn one_hot_key() {
 #[test]
 #[should_panic(expected = "left == right")]
 fn canary_frees_frames_early() {
-    in_many_orders(|| play::<Tiny, FreesFramesEarly>(UPDATES));
+    in_many_orders(|| play::<Tiny>(Scenario { bug: "frees_frames_early", ..UPDATES }));
 }
 
 /// A canary: it must be noticed that descents believe old parents. (A scan goes round and round then.)
 #[test]
 #[should_panic]
 fn canary_skips_fences() {
-    in_many_orders(|| play::<Tiny, SkipsFences>(SHARED));
+    in_many_orders(|| play::<Tiny>(Scenario { bug: "skips_fences", ..SHARED }));
 }

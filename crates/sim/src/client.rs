@@ -7,7 +7,8 @@
 //!
 //! *Thread safety*: a [`Board`] is shared by all clients of a run.
 
-use crate::history::{Action, Outcome, Recorder};
+use crate::crash::DeathAt;
+use crate::history::{Action, Outcome, Recorder, Ticket};
 use crate::scenario::{ErrorKind, LoadSpec, Scenario};
 use crate::workload::{self, Stream};
 use farleaf::cache::CacheCounters;
@@ -40,6 +41,10 @@ pub(crate) struct Board {
     /// What caches did for those handles that have been closed.
     cache: Mutex<CacheCounters>,
     balanced: AtomicUsize,
+    /// When the compute servers die first, if not as the seed says.
+    death: Option<DeathAt>,
+    /// WRITEs of clients, in scenarios with crashes.
+    writes: AtomicUsize,
 }
 
 /// What was counted in a run.
@@ -49,23 +54,64 @@ pub(crate) struct Counts {
     pub(crate) cache: CacheCounters,
     /// How often the balancer moved keys.
     pub(crate) balanced: u64,
+    /// WRITEs of clients, in scenarios with crashes.
+    pub(crate) writes: u64,
 }
 
 impl Board {
-    pub(crate) fn new(scenario: &Scenario, clients: usize) -> Self {
+    pub(crate) fn new(scenario: &Scenario, death: Option<DeathAt>) -> Self {
         let initial = match scenario.workload.load {
             LoadSpec::Insert => BTreeMap::new(),
             LoadSpec::Bulk => workload::initial_contents(&scenario.workload),
         };
+        Self { death, ..Self::of_round(scenario, initial) }
+    }
+
+    /// The board of a round that begins with these contents.
+    pub(crate) fn of_round(scenario: &Scenario, initial: BTreeMap<u64, u64>) -> Self {
+        let cluster = &scenario.cluster;
+        let clients = cluster.compute_servers * cluster.clients_per_compute_server;
         Self {
             recorder: Recorder::new(initial),
             fault: Mutex::new(None),
             allowed: scenario.allowed_errors.clone(),
             loaded: AtomicBool::new(false),
-            active: AtomicUsize::new(clients),
+            active: AtomicUsize::new(clients.into()),
             over: AtomicBool::new(false),
             cache: Mutex::default(),
             balanced: AtomicUsize::new(0),
+            death: None,
+            writes: AtomicUsize::new(0),
+        }
+    }
+
+    /// When the compute servers die first, if not as the seed says.
+    pub(crate) fn death(&self) -> Option<DeathAt> {
+        self.death
+    }
+
+    /// Adds what was counted in a round, and its WRITEs.
+    pub(crate) fn add_counts(&self, round: &Self, writes: u64) {
+        *lock(&self.cache) += *lock(&round.cache);
+        self.writes.fetch_add(writes as usize, Ordering::AcqRel);
+    }
+
+    /// The first contents are in.
+    pub(crate) fn let_clients_begin(&self) {
+        self.loaded.store(true, Ordering::Release);
+    }
+
+    /// Waits until the first contents are in.
+    pub(crate) async fn wait_for_load(&self, fabric: &impl Fabric) {
+        while !self.loaded.load(Ordering::Acquire) {
+            fabric.sleep(LOOK_AGAIN_NS).await;
+        }
+    }
+
+    /// Waits until all clients have ended or died, or something else has happened.
+    pub(crate) async fn wait_for_clients_or(&self, fabric: &impl Fabric, other: impl Fn() -> bool) {
+        while self.active.load(Ordering::Acquire) > 0 && !other() {
+            fabric.sleep(LOOK_AGAIN_NS).await;
         }
     }
 
@@ -82,7 +128,8 @@ impl Board {
     /// What was counted in the run.
     pub(crate) fn counts(&self) -> Counts {
         let balanced = self.balanced.load(Ordering::Acquire) as u64;
-        Counts { cache: *lock(&self.cache), balanced }
+        let writes = self.writes.load(Ordering::Acquire) as u64;
+        Counts { cache: *lock(&self.cache), balanced, writes }
     }
 
     pub(crate) fn fault(&self) -> Option<String> {
@@ -98,13 +145,14 @@ impl Board {
             IndexError::Indeterminate(_) => ErrorKind::Indeterminate,
             IndexError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             IndexError::Contended { .. } => ErrorKind::Contended,
+            IndexError::Damaged { .. } => ErrorKind::Damaged,
             _ => return false,
         };
         self.allowed.contains(&kind)
     }
 
     /// Carries an action out and records it.
-    async fn perform<I>(
+    pub(crate) async fn perform<I>(
         &self,
         fabric: &impl Fabric,
         index: &I,
@@ -115,21 +163,46 @@ impl Board {
         I: RangeIndex<Key = u64, Value = u64>,
     {
         let ticket = self.recorder.invoke(client, action.clone(), fabric.now_ns());
-        let outcome = match execute(index, action).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                if !self.allows(&error) {
-                    self.report(format!("an error that must not happen here: {action}: {error}"));
-                }
-                Outcome::of_error(&error)
+        let answer = execute(index, action).await;
+        self.finish(fabric, action, ticket, answer)
+    }
+
+    /// Records an action without an answer that is carried out otherwise.
+    pub(crate) async fn record<E: Into<IndexError>>(
+        &self,
+        fabric: &impl Fabric,
+        client: u32,
+        action: &Action,
+        work: impl Future<Output = Result<(), E>>,
+    ) -> Outcome {
+        let ticket = self.recorder.invoke(client, action.clone(), fabric.now_ns());
+        let answer = work.await.map(|()| Outcome::Done).map_err(Into::into);
+        self.finish(fabric, action, ticket, answer)
+    }
+
+    fn finish(
+        &self,
+        fabric: &impl Fabric,
+        action: &Action,
+        ticket: Ticket,
+        answer: Result<Outcome, IndexError>,
+    ) -> Outcome {
+        let outcome = answer.unwrap_or_else(|error| {
+            if !self.allows(&error) {
+                self.report(format!("an error that must not happen here: {action}: {error}"));
             }
-        };
+            Outcome::of_error(&error)
+        });
         self.recorder.finish(ticket, outcome.clone(), fabric.now_ns());
         outcome
     }
 
     /// Opens the index, again and again if need be.
-    async fn open<L, De, F>(&self, fabric: &F, compute: &De::Compute) -> Option<De::Index<F>>
+    pub(crate) async fn open<L, De, F>(
+        &self,
+        fabric: &F,
+        compute: &De::Compute,
+    ) -> Option<De::Index<F>>
     where
         L: Layout<Key = u64, Value = u64>,
         De: Design<L>,
@@ -150,7 +223,7 @@ impl Board {
 }
 
 /// Counts a client out, whether it ends or dies.
-struct Active<'a>(&'a Board);
+pub(crate) struct Active<'a>(pub(crate) &'a Board);
 
 impl Drop for Active<'_> {
     fn drop(&mut self) {
@@ -159,7 +232,7 @@ impl Drop for Active<'_> {
 }
 
 /// Says that the observer has ended, however it does.
-struct Over<'a>(&'a Board);
+pub(crate) struct Over<'a>(pub(crate) &'a Board);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
@@ -190,30 +263,33 @@ where
             index.collect().await?;
             Outcome::Done
         }
+        Action::Flush => {
+            index.flush().await?;
+            Outcome::Done
+        }
     })
 }
 
-/// One client: as many streams of operations as it keeps in flight, over one handle.
+/// One client: as many streams of operations as it keeps in flight, over one handle. The history numbers the streams of all
+/// clients from `first` on.
 pub(crate) async fn client<L, De, F>(
     fabric: F,
     compute: &De::Compute,
     board: &Board,
     scenario: &Scenario,
     seed: u64,
-    number: usize,
+    (number, first): (usize, usize),
 ) where
     L: Layout<Key = u64, Value = u64>,
     De: Design<L>,
     F: Fabric,
 {
     let _active = Active(board);
-    while !board.loaded.load(Ordering::Acquire) {
-        fabric.sleep(LOOK_AGAIN_NS).await;
-    }
+    board.wait_for_load(&fabric).await;
     let Some(index) = board.open::<L, De, F>(&fabric, compute).await else { return };
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
     let streams = (number * in_flight..(number + 1) * in_flight).map(|stream| {
-        let stream = Stream::new(&scenario.workload, seed, stream as u32);
+        let stream = Stream::new(&scenario.workload, seed, (first + stream) as u32);
         drive(&fabric, &index, board, stream)
     });
     join_all(streams).await;
@@ -235,7 +311,7 @@ where
 }
 
 /// Runs futures of one task until all have ended.
-async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Output = ()> + 'a>) {
+pub(crate) async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Output = ()> + 'a>) {
     let mut left: Vec<Pin<Box<dyn Future<Output = ()> + 'a>>> =
         futures.map(|future| Box::pin(future) as Pin<Box<_>>).collect();
     poll_fn(|context| {
@@ -261,14 +337,37 @@ pub(crate) async fn observer<L, De, F>(
     let _over = Over(board);
     let Some(index) = board.open::<L, De, F>(&fabric, compute).await else {
         board.report("the observer cannot open the index".to_owned());
-        board.loaded.store(true, Ordering::Release);
-        return;
+        return board.let_clients_begin();
     };
+    load(&fabric, &index, board, scenario, number).await;
+    board.let_clients_begin();
+    let mut undeclared: Vec<&Death> = deaths.iter().collect();
+    while board.active.load(Ordering::Acquire) > 0 || !undeclared.is_empty() {
+        fabric.sleep(LOOK_AGAIN_NS).await;
+        let known = undeclared.extract_if(.., |death| death.known_at_ns <= fabric.now_ns());
+        for death in known.collect::<Vec<_>>() {
+            declare(&index, board, death.compute_server).await;
+        }
+    }
+    read_everything(&fabric, &index, board, scenario, number).await;
+    *lock(&board.cache) += index.cache_counters();
+}
+
+/// Puts the first contents in.
+pub(crate) async fn load<I>(
+    fabric: &impl Fabric,
+    index: &I,
+    board: &Board,
+    scenario: &Scenario,
+    number: u32,
+) where
+    I: RangeIndex<Key = u64, Value = u64>,
+{
     let first = workload::initial_contents(&scenario.workload);
     match scenario.workload.load {
         LoadSpec::Insert => {
             for (key, value) in first {
-                board.perform(&fabric, &index, number, &Action::Insert(key, value)).await;
+                board.perform(fabric, index, number, &Action::Insert(key, value)).await;
             }
         }
         LoadSpec::Bulk => {
@@ -279,27 +378,29 @@ pub(crate) async fn observer<L, De, F>(
             }
         }
     }
-    board.loaded.store(true, Ordering::Release);
-    let mut undeclared: Vec<&Death> = deaths.iter().collect();
-    while board.active.load(Ordering::Acquire) > 0 || !undeclared.is_empty() {
-        fabric.sleep(LOOK_AGAIN_NS).await;
-        let known = undeclared.extract_if(.., |death| death.known_at_ns <= fabric.now_ns());
-        for death in known.collect::<Vec<_>>() {
-            declare(&index, board, death.compute_server).await;
-        }
-    }
+}
+
+/// Reads the contents, before and after a collection.
+pub(crate) async fn read_everything<I>(
+    fabric: &impl Fabric,
+    index: &I,
+    board: &Board,
+    scenario: &Scenario,
+    number: u32,
+) where
+    I: RangeIndex<Key = u64, Value = u64>,
+{
     let everything = Scan::range(..);
-    let again = |action| retry(&fabric, &index, board, number, action);
+    let again = |action| retry(fabric, index, board, number, action);
     again(Action::Scan(everything.clone())).await;
     again(Action::Collect).await;
     if !again(Action::Scan(everything.reverse())).await {
         // Some memory server is dead: read what the others hold.
         for place in 0..scenario.workload.key_space {
             let key = workload::key_at(place, scenario.workload.key_space);
-            board.perform(&fabric, &index, number, &Action::Get(key)).await;
+            board.perform(fabric, index, number, &Action::Get(key)).await;
         }
     }
-    *lock(&board.cache) += index.cache_counters();
 }
 
 /// A compute server's death, and when it becomes known.

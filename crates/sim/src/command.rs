@@ -1,7 +1,7 @@
 //! The command `farleaf sim`: plays scenarios with consecutive seeds, and says how to replay what fails.
 
 use crate::run::{RunOutcome, run_seed};
-use crate::scenario::{Canary, SCENARIOS, Scenario, ScenarioError};
+use crate::scenario::{SCENARIOS, Scenario, ScenarioError};
 use std::io::{self, Write};
 use std::path::Path;
 use thiserror::Error;
@@ -98,7 +98,7 @@ fn select(scenario: &str) -> Result<Vec<Scenario>, CommandError> {
     let mut selected = Vec::new();
     for (name, text) in SCENARIOS {
         let scenario = Scenario::parse(name, text)?;
-        if (scenario.canary != Canary::None) == with_canary {
+        if scenario.canary.is_some() == with_canary {
             selected.push(scenario);
         }
     }

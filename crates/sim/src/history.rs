@@ -42,6 +42,8 @@ pub enum Action {
     Scan(Scan<u64>),
     /// Housekeeping; changes no contents.
     Collect,
+    /// Everything that was acknowledged before shall survive a crash.
+    Flush,
 }
 
 /// What an operation came to.
@@ -57,7 +59,7 @@ pub enum Outcome {
     Value(Option<u64>),
     /// The answer of an insert, update or remove: whether it changed anything.
     Applied(bool),
-    /// An upsert or a collection is done.
+    /// An upsert, a collection or a flush is done.
     Done,
     /// The answer of a compare-exchange.
     Exchange(Exchange<u64>),
@@ -205,6 +207,11 @@ impl Recorder {
         operation.outcome = outcome;
     }
 
+    /// Adds the operations of a round of the run that was recorded for itself.
+    pub fn append(&self, round: &History) {
+        lock(&self.state).history.operations.extend_from_slice(&round.operations);
+    }
+
     /// What was recorded so far.
     pub fn take(&self) -> History {
         std::mem::take(&mut lock(&self.state).history)
@@ -271,6 +278,7 @@ impl Fnv {
                 self.bound(scan.upper);
             }
             Action::Collect => self.word(9),
+            Action::Flush => self.word(10),
         }
     }
 
@@ -332,6 +340,7 @@ impl fmt::Display for Action {
                 }
             }
             Self::Collect => f.write_str("collect"),
+            Self::Flush => f.write_str("flush"),
         }
     }
 }

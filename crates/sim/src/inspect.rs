@@ -6,7 +6,7 @@
 //! cache. A node may have too much, never too little: so a page is asked only about the keys that its parents
 //! route to it. An inner page that is just being written, so that its checksum does not fit, is passed over.
 //!
-//! *What holds when all is written back*: fences are exactly what the parents say, keys lie within them, and no
+//! *What holds when all is written back*, unless a crash came before: fences are exactly what the parents say, keys lie within them, and no
 //! node is met twice.
 //!
 //! *Thread safety*: plain functions over atomics, between two steps of the simulator.
@@ -16,7 +16,6 @@ use crate::scenario::Scenario;
 use crate::workload;
 use farleaf::page::{Layout, NodeCarver, Page, ScanWindow, Superblock};
 use farleaf::server::MemoryServer;
-use farleaf::server::tree::Discipline;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, RpcService};
 use rand::RngExt;
@@ -33,23 +32,26 @@ pub(crate) enum Expect {
     WellFormed,
     /// One to which nothing is added any more.
     Exact,
+    /// The same after a crash: nodes that nobody has brought since may have more than their parents lead to them for.
+    Settled,
 }
 
 /// The memory servers' regions, as one tree.
-pub(crate) struct Pool<L: Layout, D: Discipline> {
-    servers: Vec<Arc<MemoryServer<L, D>>>,
+pub(crate) struct Pool<L: Layout> {
+    servers: Vec<Arc<MemoryServer<L>>>,
     /// Servers that may be dead: what is on them counts no more.
     doomed: BTreeSet<u16>,
 }
 
-impl<L, D> Pool<L, D>
-where
-    L: Layout<Key = u64, Value = u64>,
-    D: Discipline,
-{
-    pub(crate) fn new(servers: &[Arc<MemoryServer<L, D>>], scenario: &Scenario) -> Self {
+impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
+    pub(crate) fn new(servers: &[Arc<MemoryServer<L>>], scenario: &Scenario) -> Self {
         let doomed = scenario.faults.kill_memory_server.iter().map(|death| death.server).collect();
         Self { servers: servers.to_vec(), doomed }
+    }
+
+    /// Whether the page at an address says that it is a leaf.
+    pub(crate) fn is_leaf(&self, at: GlobalAddr) -> bool {
+        self.page(at).is_ok_and(|page| page.level() == 0)
     }
 
     /// The page at an address, if there can be one.
@@ -84,7 +86,7 @@ where
             }
             let is_inner = level.is_none_or(|level| level > 0);
             if is_inner && !page.is_of_one_piece() {
-                if expect == Expect::Exact {
+                if expect != Expect::WellFormed {
                     return Err(format!("{}: its checksum does not fit", path()));
                 }
                 continue;
@@ -97,12 +99,15 @@ where
             }
             let fences = (L::low(page), L::high(page));
             // A leaf has no checksum: half a WRITE can have changed one of the two words of an infinite fence.
-            let end = fences.1.filter(|end| *end != u64::MAX || expect == Expect::Exact);
+            let end = fences.1.filter(|end| *end != u64::MAX || expect != Expect::WellFormed);
             let covers = fences.0 <= low && end.is_none_or(|end| high.is_some_and(|h| h <= end));
             if !covers || (expect == Expect::Exact && fences != (low, high)) {
                 return Err(format!("{}: its fences are {fences:?}", path()));
             }
             if page.level() == 0 {
+                if expect != Expect::WellFormed && !page.stamp_fits() {
+                    return Err(format!("{}: its stamp does not fit", path()));
+                }
                 let upper = high.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
                 let lower = Bound::Included(&low);
                 let window = ScanWindow { lower, upper, reverse: false, limit: usize::MAX };

@@ -11,6 +11,7 @@
 pub mod checker;
 mod client;
 mod command;
+mod crash;
 pub mod history;
 mod inspect;
 mod run;
@@ -18,5 +19,6 @@ pub mod scenario;
 mod workload;
 
 pub use command::{CommandError, run_command};
-pub use run::{RunOutcome, RunReport, run_and_keep, run_seed};
+pub use crash::DeathAt;
+pub use run::{RunOutcome, RunReport, run_and_keep, run_seed, run_with_death};
 pub use scenario::{SCENARIOS, Scenario, ScenarioError};

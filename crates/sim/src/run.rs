@@ -8,25 +8,24 @@
 
 use crate::checker::{Verdict, check};
 use crate::client::{Board, Counts, Death, client, observer};
+use crate::crash::{self, DeathAt};
 use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool};
 use crate::scenario::{
-    AdmissionSpec, Canary, CoolingSpec, DesignSpec, ErrorKind, OffloadSpec, PartitioningSpec,
-    Scenario, VictimSpec,
+    AdmissionSpec, CoolingSpec, DesignSpec, ErrorKind, OffloadSpec, PartitioningSpec, Scenario,
+    VictimSpec,
 };
 use crate::workload;
 use farleaf::cache::{
-    self, AdmissionName, CacheCounters, CacheOptions, CoolingName, OffloadName, VictimName,
+    AdmissionName, CacheCounters, CacheOptions, CoolingName, OffloadName, VictimName,
 };
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::dex::{BalanceOptions, DexOptions};
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::index::{Design, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf::index::{Background, Design, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::partition::{ComputePool, Dex};
-use farleaf::remote;
-use farleaf::server::tree::{self, Discipline};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimConfig};
@@ -69,13 +68,25 @@ pub struct RunReport {
     pub cache: CacheCounters,
     /// How often the balancer moved keys.
     pub balanced: u64,
+    /// WRITEs of clients, in scenarios with crashes.
+    pub writes: u64,
     /// How it ended.
     pub outcome: RunOutcome,
 }
 
 /// Plays `scenario` with `seed`.
 pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
-    let (history, Counts { cache, balanced }, outcome) = run_and_count(scenario, seed);
+    report(scenario, seed, None)
+}
+
+/// The same, but that the compute servers die once, at this moment, in a scenario in which they crash.
+pub fn run_with_death(scenario: &Scenario, seed: u64, death: DeathAt) -> RunReport {
+    report(scenario, seed, Some(death))
+}
+
+fn report(scenario: &Scenario, seed: u64, death: Option<DeathAt>) -> RunReport {
+    let (history, counts, outcome) = run_and_count(scenario, seed, death);
+    let Counts { cache, balanced, writes } = counts;
     let count = |counts: fn(&Outcome) -> bool| {
         history.operations.iter().filter(|operation| counts(&operation.outcome)).count()
     };
@@ -88,19 +99,23 @@ pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
         failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
         cache,
         balanced,
+        writes,
         outcome,
     }
 }
 
 /// Plays `scenario` with `seed`, and returns what the clients did and saw.
 pub fn run_and_keep(scenario: &Scenario, seed: u64) -> (History, RunOutcome) {
-    let (history, _, outcome) = run_and_count(scenario, seed);
+    let (history, _, outcome) = run_and_count(scenario, seed, None);
     (history, outcome)
 }
 
-fn run_and_count(scenario: &Scenario, seed: u64) -> (History, Counts, RunOutcome) {
-    let clients = scenario.cluster.compute_servers * scenario.cluster.clients_per_compute_server;
-    let board = Board::new(scenario, clients.into());
+fn run_and_count(
+    scenario: &Scenario,
+    seed: u64,
+    death: Option<DeathAt>,
+) -> (History, Counts, RunOutcome) {
+    let board = Board::new(scenario, death);
     // A panic of the code under test is a finding like any other, and the history up to it is part of
     // the evidence. Everything that the panic could have left half done goes away here, but for the
     // board, which is whole after each of its steps.
@@ -113,7 +128,9 @@ fn run_and_count(scenario: &Scenario, seed: u64) -> (History, Counts, RunOutcome
         Err(format!("panic: {}", text.unwrap_or("without a message")))
     });
     let history = board.recorder.take();
-    let outcome = match (structure, check(&history), board.fault()) {
+    // Rounds between crashes are histories of their own, which have been checked.
+    let verdict = if scenario.crash.is_some() { Verdict::Holds } else { check(&history) };
+    let outcome = match (structure, verdict, board.fault()) {
         // What the clients saw says more than what became of the index.
         (_, Verdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),
         (.., Some(fault)) => RunOutcome::Violation(fault),
@@ -123,20 +140,16 @@ fn run_and_count(scenario: &Scenario, seed: u64) -> (History, Counts, RunOutcome
     (history, board.counts(), outcome)
 }
 
-/// Picks the code for the scenario's page size and canary. A scenario that has been checked fits.
+/// Picks the code for the scenario's page size. A scenario that has been checked fits.
 fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
-    match (scenario.canary, scenario.cluster.page_words) {
-        (Canary::None, 24) => play_design::<Fixed8<24>>(scenario, seed, board),
-        (Canary::None, 40) => play_design::<Fixed8<40>>(scenario, seed, board),
-        (Canary::None, 128) => play_design::<Fixed8<128>>(scenario, seed, board),
-        (Canary::None, 16) => play_design::<Tiny>(scenario, seed, board),
-        (_, 16) => play_canary(scenario, seed, board),
-        (_, words) => Err(format!("no code for pages of {words} words")),
+    match scenario.cluster.page_words {
+        16 => play_design::<Fixed8<16>>(scenario, seed, board),
+        24 => play_design::<Fixed8<24>>(scenario, seed, board),
+        40 => play_design::<Fixed8<40>>(scenario, seed, board),
+        128 => play_design::<Fixed8<128>>(scenario, seed, board),
+        words => Err(format!("no code for pages of {words} words")),
     }
 }
-
-/// The pages of canaries.
-type Tiny = Fixed8<16>;
 
 fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
@@ -145,66 +158,17 @@ where
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
             let options = coarse_options(scenario, *partitioning);
-            play_on::<L, tree::Sound, Coarse>(scenario, seed, board, &options)
+            play_on::<L, Coarse>(scenario, seed, board, &options)
         }
         DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
             let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
-            play_on::<L, tree::Sound, Fine>(scenario, seed, board, &options)
+            play_on::<L, Fine>(scenario, seed, board, &options)
         }
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
             let options = hybrid_options(scenario, *chunk_nodes_log2);
-            play_on::<L, tree::Sound, Hybrid>(scenario, seed, board, &options)
+            play_on::<L, Hybrid>(scenario, seed, board, &options)
         }
-        DesignSpec::Dex { .. } => play_dex::<L, cache::Sound>(scenario, seed, board),
-    }
-}
-
-/// Plays with the planted bug that the scenario asks for.
-fn play_canary(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
-    match (&scenario.design, scenario.canary) {
-        (DesignSpec::Coarse { partitioning }, Canary::SkipsValidation) => {
-            let options = coarse_options(scenario, *partitioning);
-            play_on::<Tiny, tree::SkipsValidation, Coarse>(scenario, seed, board, &options)
-        }
-        (DesignSpec::Fine { .. } | DesignSpec::Hybrid { .. }, Canary::SkipsChecksum) => {
-            play_one_sided_canary::<remote::SkipsChecksum>(scenario, seed, board)
-        }
-        (DesignSpec::Fine { .. } | DesignSpec::Hybrid { .. }, Canary::LinksBeforeSibling) => {
-            play_one_sided_canary::<remote::LinksBeforeSibling>(scenario, seed, board)
-        }
-        (DesignSpec::Dex { .. }, Canary::SkipsFences) => {
-            play_dex::<Tiny, cache::SkipsFences>(scenario, seed, board)
-        }
-        (DesignSpec::Dex { .. }, Canary::KeepsChangedCopies) => {
-            play_dex::<Tiny, cache::KeepsChangedCopies>(scenario, seed, board)
-        }
-        (DesignSpec::Dex { .. }, Canary::LeavesInHaste) => {
-            play_dex::<Tiny, cache::LeavesInHaste>(scenario, seed, board)
-        }
-        (DesignSpec::Dex { .. }, Canary::FreesFramesEarly) => {
-            play_dex::<Tiny, cache::FreesFramesEarly>(scenario, seed, board)
-        }
-        (design, canary) => Err(format!("{design:?} has no canary {canary:?}")),
-    }
-}
-
-/// Plays a design whose clients break a rule of the one-sided protocol.
-fn play_one_sided_canary<D: remote::Discipline>(
-    scenario: &Scenario,
-    seed: u64,
-    board: &Board,
-) -> Result<(), String> {
-    match &scenario.design {
-        DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
-            let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
-            play_on::<Tiny, tree::Sound, Fine<D>>(scenario, seed, board, &options)
-        }
-        DesignSpec::Hybrid { chunk_nodes_log2 } => {
-            let options = hybrid_options(scenario, *chunk_nodes_log2);
-            play_on::<Tiny, tree::Sound, Hybrid<D>>(scenario, seed, board, &options)
-        }
-        DesignSpec::Coarse { .. } => Err("the coarse-grained design is not one-sided".to_owned()),
-        DesignSpec::Dex { .. } => Err("DEX has canaries of its own".to_owned()),
+        DesignSpec::Dex { .. } => play_dex::<L>(scenario, seed, board),
     }
 }
 
@@ -228,7 +192,7 @@ fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOptions {
     FineOptions { chunk_nodes_log2, leaves_per_head }
 }
 
-fn play_on<L, D, De>(
+fn play_on<L, De>(
     scenario: &Scenario,
     seed: u64,
     board: &Board,
@@ -236,35 +200,35 @@ fn play_on<L, D, De>(
 ) -> Result<(), String>
 where
     L: Layout<Key = u64, Value = u64>,
-    D: Discipline,
     De: Design<L>,
 {
-    let servers = start::<L, D, De>(scenario, options)?;
+    let servers = start::<L, De>(scenario, options)?;
     let compute = De::compute(options).map_err(|error| format!("no compute side: {error}"))?;
-    simulate::<L, D, De, _>(scenario, seed, board, &servers, &compute, (0, async |_, _| {}));
+    simulate::<L, De, _>(scenario, seed, board, &servers, &compute, (0, async |_, _| {}));
     Ok(())
 }
 
 /// Plays DEX, and looks at its tree meanwhile and at the end.
-fn play_dex<L, C>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+fn play_dex<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
     L: Layout<Key = u64, Value = u64>,
-    C: cache::Discipline,
 {
+    if scenario.crash.is_some() {
+        return crash::play::<L>(scenario, seed, board);
+    }
     let options = dex_options::<L>(scenario)?;
-    let servers = start::<L, tree::Sound, Dex<C>>(scenario, &options)?;
-    let compute = <Dex<C> as Design<L>>::compute(&options)
+    let servers = start::<L, Dex>(scenario, &options)?;
+    let compute = <Dex as Design<L>>::compute(&options)
         .map_err(|error| format!("no compute side: {error}"))?;
     let pool = Pool::new(&servers, scenario);
     let beside = async |fabric, number: usize| match number {
         0 => pool.watch(fabric, board, seed).await,
-        1 => mover::<L, C, _>(fabric, &compute, board, scenario, seed).await,
-        2 => balancer::<L, C, _>(fabric, &compute, board, scenario).await,
-        _ => grower::<L, C, _>(fabric, &compute, board, scenario, seed).await,
+        1 => mover::<L, _>(fabric, &compute, board, scenario, seed).await,
+        2 => balancer::<L, _>(fabric, &compute, board, scenario).await,
+        _ => grower::<L, _>(fabric, &compute, board, scenario, seed).await,
     };
     let beside = (4, beside);
-    let cluster =
-        simulate::<L, tree::Sound, Dex<C>, _>(scenario, seed, board, &servers, &compute, beside);
+    let cluster = simulate::<L, Dex, _>(scenario, seed, board, &servers, &compute, beside);
     if board.fault().is_some() {
         return Ok(());
     }
@@ -275,7 +239,7 @@ where
     // When all is written back, the pool has exactly what the index says.
     let observer = scenario.cluster.compute_servers;
     let mut flushed = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
-        let index = <Dex<C> as Design<L>>::open(fabric, &compute).await?;
+        let index = <Dex as Design<L>>::open(fabric, &compute).await?;
         for part in 0..compute.servers().len() as u16 {
             index.part(part).flush().await?;
         }
@@ -296,7 +260,7 @@ fn at_the_end(fault: String) -> String {
     format!("at the end, in the pool: {fault}")
 }
 
-fn dex_options<L>(scenario: &Scenario) -> Result<DexOptions<u64>, String>
+pub(crate) fn dex_options<L>(scenario: &Scenario) -> Result<DexOptions<u64>, String>
 where
     L: Layout<Key = u64, Value = u64>,
 {
@@ -312,6 +276,7 @@ where
         spare_compute_servers,
         spare_memory_servers,
         balance_window_ns,
+        write_back_ns,
         ..
     } = scenario.design
     else {
@@ -335,6 +300,7 @@ where
             OffloadSpec::Always => OffloadName::Always,
             OffloadSpec::CostAware => OffloadName::CostAware,
         },
+        write_back_ns,
         victims: match victims {
             VictimSpec::Unused => VictimName::Unused,
             VictimSpec::Random => VictimName::Random,
@@ -364,14 +330,13 @@ where
     })
 }
 
+/// Memory servers, by number.
+pub(crate) type Servers<L> = Vec<Arc<MemoryServer<L>>>;
+
 /// The memory servers, with the empty index.
-fn start<L, D, De>(
-    scenario: &Scenario,
-    options: &De::Options,
-) -> Result<Vec<Arc<MemoryServer<L, D>>>, String>
+pub(crate) fn start<L, De>(scenario: &Scenario, options: &De::Options) -> Result<Servers<L>, String>
 where
     L: Layout<Key = u64, Value = u64>,
-    D: Discipline,
     De: Design<L>,
 {
     let cluster = &scenario.cluster;
@@ -380,7 +345,7 @@ where
         chunk_bytes: cluster.chunk_bytes,
         ..MemoryServerConfig::default()
     };
-    let servers: Vec<Arc<MemoryServer<L, D>>> = (0..cluster.memory_servers)
+    let servers: Servers<L> = (0..cluster.memory_servers)
         .map(|number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new))
         .collect::<Result<_, _>>()
         .map_err(|error| format!("no memory servers: {error}"))?;
@@ -392,7 +357,7 @@ where
 }
 
 /// Moves keys between compute servers at random moments, as often as the scenario says.
-async fn mover<L, C, F>(
+pub(crate) async fn mover<L, F>(
     fabric: F,
     compute: &Arc<ComputePool<L>>,
     board: &Board,
@@ -400,13 +365,12 @@ async fn mover<L, C, F>(
     seed: u64,
 ) where
     L: Layout<Key = u64, Value = u64>,
-    C: cache::Discipline,
     F: Fabric,
 {
     let DesignSpec::Dex { moves, .. } = scenario.design else { return };
     let key_space = scenario.workload.key_space;
     let mut rng = workload::rng(seed, u64::MAX / 3);
-    let index = match <Dex<C> as Design<L>>::open(fabric.clone(), compute).await {
+    let index = match <Dex as Design<L>>::open(fabric.clone(), compute).await {
         Ok(index) if moves > 0 => index,
         _ => return,
     };
@@ -431,7 +395,7 @@ async fn mover<L, C, F>(
 }
 
 /// Adds the memory servers that are not used yet, one after the other at random moments.
-async fn grower<L, C, F>(
+async fn grower<L, F>(
     fabric: F,
     compute: &Arc<ComputePool<L>>,
     board: &Board,
@@ -439,14 +403,13 @@ async fn grower<L, C, F>(
     seed: u64,
 ) where
     L: Layout<Key = u64, Value = u64>,
-    C: cache::Discipline,
     F: Fabric,
 {
     let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
         return;
     };
     let mut rng = workload::rng(seed, u64::MAX / 5);
-    let Ok(index) = <Dex<C> as Design<L>>::open(fabric.clone(), compute).await else { return };
+    let Ok(index) = <Dex as Design<L>>::open(fabric.clone(), compute).await else { return };
     for _ in 0..spares {
         fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
         if let Err(error) = index.add_memory_server() {
@@ -456,25 +419,24 @@ async fn grower<L, C, F>(
 }
 
 /// Balances load among compute servers, if the scenario says so.
-async fn balancer<L, C, F>(
+async fn balancer<L, F>(
     fabric: F,
     compute: &Arc<ComputePool<L>>,
     board: &Board,
     scenario: &Scenario,
 ) where
     L: Layout<Key = u64, Value = u64>,
-    C: cache::Discipline,
     F: Fabric,
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
-    let Ok(index) = <Dex<C> as Design<L>>::open(fabric, compute).await else { return };
+    let Ok(index) = <Dex as Design<L>>::open(fabric, compute).await else { return };
     let report = |moved: Result<Reshaped, IndexError>| match moved {
         Ok(_) => board.count_balanced(),
         Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
         Err(error) if board.allows(&error) => {}
         Err(error) => board.report(format!("load cannot be balanced: {error}")),
     };
-    let balanced = index.balance(&|| board.is_over(), &report).await;
+    let balanced = index.background(Background::Balance, &|| board.is_over(), &report).await;
     balanced.unwrap_or_else(|error| board.report(format!("there is no balancer: {error}")));
 }
 
@@ -488,32 +450,36 @@ const LONGEST_UNTIL_GROWTH_NS: u64 = 600_000;
 /// The longest time between two moves of keys, in nanoseconds.
 const MAX_PAUSE_NS: u64 = 100_000;
 
-/// Plays the scenario, and beside it so many more tasks, which are numbered from 0.
-fn simulate<L, D, De, B>(
-    scenario: &Scenario,
-    seed: u64,
-    board: &Board,
-    servers: &[Arc<MemoryServer<L, D>>],
-    compute: &De::Compute,
-    (others, beside): (usize, B),
-) -> SimCluster<MemoryServer<L, D>>
-where
-    L: Layout<Key = u64, Value = u64>,
-    D: Discipline,
-    De: Design<L>,
-    B: AsyncFn(<SimCluster<MemoryServer<L, D>> as Cluster>::Fabric, usize) + Sync,
-{
-    let cluster = &scenario.cluster;
-    let mut rng = workload::rng(seed, 0);
-    let sim = SimConfig {
+/// The simulated cluster of one run.
+pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfig {
+    SimConfig {
         seed: rng.random(),
         network: scenario.network.model(),
         cost: scenario.cost(|limit| rng.random_range(0..=limit)),
-        cores_per_memory_server: cluster.cores_per_memory_server,
+        cores_per_memory_server: scenario.cluster.cores_per_memory_server,
         faults: scenario.faults.faults(|limit| rng.random_range(0..=limit)),
+        broken: scenario.canary.as_ref().map(|canary| canary.0.rule),
         give_up_after_ns: GIVE_UP_AFTER_NS,
         ..SimConfig::default()
-    };
+    }
+}
+
+/// Plays the scenario, and beside it so many more tasks, which are numbered from 0.
+fn simulate<L, De, B>(
+    scenario: &Scenario,
+    seed: u64,
+    board: &Board,
+    servers: &[Arc<MemoryServer<L>>],
+    compute: &De::Compute,
+    (others, beside): (usize, B),
+) -> SimCluster<MemoryServer<L>>
+where
+    L: Layout<Key = u64, Value = u64>,
+    De: Design<L>,
+    B: AsyncFn(<SimCluster<MemoryServer<L>> as Cluster>::Fabric, usize) + Sync,
+{
+    let cluster = &scenario.cluster;
+    let sim = sim_config(scenario, &mut workload::rng(seed, 0));
     let known_after_ns = scenario.faults.declare_dead_after_ns;
     let death = |&(compute_server, at_ns): &(u16, u64)| Death {
         compute_server,
@@ -530,7 +496,7 @@ where
     let simulated = sim.start(servers.to_vec());
     simulated.run(&endpoints, async |fabric, number| {
         if number < clients {
-            client::<L, De, _>(fabric, compute, board, scenario, seed, number).await;
+            client::<L, De, _>(fabric, compute, board, scenario, seed, (number, 0)).await;
         } else if number == clients {
             let number = number as u32 * u32::from(cluster.in_flight_per_client);
             observer::<L, De, _>(fabric, compute, board, scenario, number, &deaths).await;

@@ -4,6 +4,7 @@
 //! file that is not in it. Options carry their units in their names.
 
 use farleaf::cache::CacheOptions;
+use farleaf::rules::{KnownRule, RULES};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel};
 use serde::Deserialize;
@@ -11,10 +12,19 @@ use thiserror::Error;
 
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
+    (
+        "canary-dex-believed-torn-leaf",
+        include_str!("../scenarios/canary-dex-believed-torn-leaf.toml"),
+    ),
     ("canary-dex-early-free", include_str!("../scenarios/canary-dex-early-free.toml")),
     ("canary-dex-kept-copy", include_str!("../scenarios/canary-dex-kept-copy.toml")),
+    ("canary-dex-kept-strays", include_str!("../scenarios/canary-dex-kept-strays.toml")),
     ("canary-dex-left-in-haste", include_str!("../scenarios/canary-dex-left-in-haste.toml")),
     ("canary-dex-skipped-fences", include_str!("../scenarios/canary-dex-skipped-fences.toml")),
+    (
+        "canary-dex-unlogged-inner-node",
+        include_str!("../scenarios/canary-dex-unlogged-inner-node.toml"),
+    ),
     ("canary-fine-parent-first", include_str!("../scenarios/canary-fine-parent-first.toml")),
     (
         "canary-fine-skipped-checksum",
@@ -45,6 +55,18 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-calm", include_str!("../scenarios/dex-calm.toml")),
     ("dex-churn", include_str!("../scenarios/dex-churn.toml")),
     ("dex-coin", include_str!("../scenarios/dex-coin.toml")),
+    ("dex-crash", include_str!("../scenarios/dex-crash.toml")),
+    ("dex-crash-bulk", include_str!("../scenarios/dex-crash-bulk.toml")),
+    ("dex-crash-by-age", include_str!("../scenarios/dex-crash-by-age.toml")),
+    ("dex-crash-churn", include_str!("../scenarios/dex-crash-churn.toml")),
+    ("dex-crash-few-frames", include_str!("../scenarios/dex-crash-few-frames.toml")),
+    ("dex-crash-no-cache", include_str!("../scenarios/dex-crash-no-cache.toml")),
+    ("dex-crash-offload", include_str!("../scenarios/dex-crash-offload.toml")),
+    ("dex-crash-one", include_str!("../scenarios/dex-crash-one.toml")),
+    ("dex-crash-one-torn", include_str!("../scenarios/dex-crash-one-torn.toml")),
+    ("dex-crash-shared", include_str!("../scenarios/dex-crash-shared.toml")),
+    ("dex-crash-shared-torn", include_str!("../scenarios/dex-crash-shared-torn.toml")),
+    ("dex-crash-torn", include_str!("../scenarios/dex-crash-torn.toml")),
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
     ("dex-grows", include_str!("../scenarios/dex-grows.toml")),
     ("dex-grows-offload", include_str!("../scenarios/dex-grows-offload.toml")),
@@ -92,9 +114,6 @@ pub const SCENARIOS: &[(&str, &str)] = &[
 /// Page sizes that scenarios can ask for, in words: code is compiled for each.
 pub const PAGE_WORDS: &[usize] = &[16, 24, 40, 128];
 
-/// Page sizes for scenarios with a canary.
-pub const CANARY_PAGE_WORDS: &[usize] = &[16];
-
 /// Why a scenario cannot be played.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("scenario {name}: {what}")]
@@ -116,7 +135,7 @@ pub struct Scenario {
     pub description: String,
     /// A bug that is put in, and that the checkers must find.
     #[serde(default)]
-    pub canary: Canary,
+    pub canary: Option<Canary>,
     /// Errors that operations may end in; any other is a violation.
     #[serde(default)]
     pub allowed_errors: Vec<ErrorKind>,
@@ -136,33 +155,45 @@ pub struct Scenario {
     pub faults: FaultSpec,
     /// What clients do.
     pub workload: WorkloadSpec,
+    /// How the compute servers die together, if they do.
+    #[serde(default)]
+    pub crash: Option<CrashSpec>,
+}
+
+/// Compute servers that die together and come back with empty caches. What they find then is checked: every way to a key
+/// gives one answer, and nothing that was acknowledged before a completed flush is lost.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CrashSpec {
+    /// How often they die. After the last time they live on.
+    pub rounds: u16,
+    /// They die at one of their first so many WRITEs; the seed says at which. If they do not post so many, they die when
+    /// their clients have ended.
+    pub max_writes: u64,
+    /// Which die; all, if none is named. If some live on, each client asks only for keys of its compute server, and the dead
+    /// begin their next lives while the others work.
+    #[serde(default)]
+    pub servers: Vec<u16>,
 }
 
 fn usual() -> u64 {
     1
 }
 
-/// Bugs that can be planted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Canary {
-    /// None: the code as it is.
-    #[default]
-    None,
-    /// Readers of a memory server do not validate the versions of pages.
-    SkipsValidation,
-    /// One-sided readers do not check that their copy of a page is of one piece.
-    SkipsChecksum,
-    /// A one-sided split writes the page that points to the new sibling before the sibling.
-    LinksBeforeSibling,
-    /// DEX's descents believe their parents, however old those are.
-    SkipsFences,
-    /// DEX uses a frame again while its write-back is still in flight.
-    FreesFramesEarly,
-    /// DEX keeps the copy of a leaf that a memory server has changed.
-    KeepsChangedCopies,
-    /// DEX gives keys up while leaves of theirs are still being brought.
-    LeavesInHaste,
+/// A planted bug, by its name in [`farleaf::rules`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Canary(pub &'static KnownRule);
+
+impl TryFrom<String> for Canary {
+    type Error = String;
+
+    fn try_from(bug: String) -> Result<Self, String> {
+        let known = || RULES.iter().map(|known| known.bug).collect::<Vec<_>>().join(", ");
+        KnownRule::of_bug(&bug)
+            .map(Self)
+            .ok_or_else(|| format!("`{bug}` is no bug that can be planted; there are {}", known()))
+    }
 }
 
 /// Kinds of errors that a scenario can expect.
@@ -175,6 +206,8 @@ pub enum ErrorKind {
     OutOfMemory,
     /// The operation lost against others too often.
     Contended,
+    /// A page is damaged.
+    Damaged,
 }
 
 /// The servers.
@@ -257,6 +290,10 @@ pub enum DesignSpec {
         /// Memory servers that hold no nodes at first; from random moments on they do.
         #[serde(default)]
         spare_memory_servers: u16,
+        /// For how long a node may be dirty before it is written back, by a task on each compute server; 0 is for as long as
+        /// it stays.
+        #[serde(default)]
+        write_back_ns: u64,
         /// How long loads are counted before keys move from who does most; 0 is without balancing.
         #[serde(default)]
         balance_window_ns: u64,
@@ -483,6 +520,7 @@ pub struct Weights {
     pub scan: u32,
     pub reverse_scan: u32,
     pub collect: u32,
+    pub flush: u32,
 }
 
 /// How often which key is asked for.
@@ -554,9 +592,8 @@ impl Scenario {
 
     fn check(&self) -> Result<(), String> {
         let (cluster, workload, faults) = (&self.cluster, &self.workload, &self.faults);
-        let sizes = if self.canary == Canary::None { PAGE_WORDS } else { CANARY_PAGE_WORDS };
-        if !sizes.contains(&cluster.page_words) {
-            return Err(format!("page_words must be one of {sizes:?}"));
+        if !PAGE_WORDS.contains(&cluster.page_words) {
+            return Err(format!("page_words must be one of {PAGE_WORDS:?}"));
         }
         let positive = [
             ("memory_servers", u64::from(cluster.memory_servers)),
@@ -626,15 +663,28 @@ impl Scenario {
     fn check_dex(&self) -> Result<(), String> {
         let DesignSpec::Dex { admission, cache_frames, spare_memory_servers, .. } = &self.design
         else {
-            return Ok(());
+            return match self.crash {
+                Some(_) => Err("only dex has caches that a crash can lose".to_owned()),
+                None => Ok(()),
+            };
         };
+        if self.crash.is_some()
+            && (self.faults.loses_messages() || !self.faults.kill_memory_server.is_empty())
+        {
+            return Err("a crash is checked on a network that loses nothing".to_owned());
+        }
         if *spare_memory_servers >= self.cluster.memory_servers {
             return Err("spare_memory_servers must leave one of memory_servers".to_owned());
         }
         if !self.faults.kill_compute_server.is_empty() {
             // What a compute server has not written back is lost with it, which no checker can tell from a
             // bug; and the caches of all of them are in one process.
-            return Err("compute servers of dex do not die in scenarios".to_owned());
+            return Err("compute servers of dex die only together: [crash]".to_owned());
+        }
+        if let Some(crash) = &self.crash
+            && crash.servers.iter().any(|server| *server >= self.cluster.compute_servers)
+        {
+            return Err("crash: a server's number is too large".to_owned());
         }
         if self.workload.key_space <= u64::from(self.cluster.compute_servers) {
             return Err("key_space must be more than compute_servers".to_owned());

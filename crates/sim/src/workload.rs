@@ -72,6 +72,7 @@ impl Stream {
             scan,
             reverse_scan,
             collect,
+            flush,
         } = self.spec.weights;
         let weights = [
             get,
@@ -84,6 +85,7 @@ impl Stream {
             scan,
             reverse_scan,
             collect,
+            flush,
         ];
         let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
         let mut ticket = self.rng.random_range(0..total);
@@ -109,7 +111,8 @@ impl Stream {
             }
             7 => Action::Scan(self.scan()),
             8 => Action::Scan(self.scan().reverse()),
-            _ => Action::Collect,
+            9 => Action::Collect,
+            _ => Action::Flush,
         };
         self.done += 1;
         Some(action)

@@ -21,7 +21,7 @@ fn every_file_is_registered_and_fits() {
     assert_eq!(files, registered, "scenarios/ and the registry, in alphabetical order");
     for (name, text) in SCENARIOS {
         let scenario = Scenario::parse(name, text).unwrap();
-        let is_canary = scenario.canary != farleaf_sim::scenario::Canary::None;
+        let is_canary = scenario.canary.is_some();
         assert_eq!(name.starts_with("canary-"), is_canary, "{name}");
         assert!(!scenario.description.is_empty(), "{name}");
     }

@@ -8,7 +8,7 @@
 use super::moment::{Due, Gate};
 use super::{Amount, Moment, Run};
 use crate::table::duration;
-use farleaf::index::{IndexError, RangeIndex, Reshape, Reshaped};
+use farleaf::index::{Background, IndexError, RangeIndex, Reshape, Reshaped};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::cell::RefCell;
@@ -175,7 +175,8 @@ impl<'a> Beside<'a> {
             let at_ns = began_ns.saturating_sub(origin_ns);
             made.borrow_mut().push(Made { at_ns, by_balancer: true, change: None, outcome });
         };
-        if let Err(error) = index.balance(&|| self.is_over(), &report).await {
+        if let Err(error) = index.background(Background::Balance, &|| self.is_over(), &report).await
+        {
             report(Err(error));
         }
         made.into_inner()

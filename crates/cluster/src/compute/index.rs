@@ -8,15 +8,11 @@ use farleaf::cache::CacheOptions;
 use farleaf::index::dex::DexOptions;
 use farleaf::index::{Design, IndexError};
 use farleaf::page::Fixed8;
-use farleaf::partition::Dex;
-use farleaf::remote::RpcClient;
-use farleaf::wire::Request;
-use farleaf_fabric::{Cluster, Fabric, ServerId};
+use farleaf::partition::{Dex, begin_life};
+use farleaf_fabric::Cluster;
 
 /// Whoever looks after the whole index has an endpoint of no compute server.
 const NOBODY: u16 = 0x7ffe;
-/// The memory server that knows the compute servers' clients.
-const REGISTRAR: ServerId = ServerId::new(0);
 
 fn run<C: Cluster, Fut: Future<Output = Result<(), IndexError>>>(
     cluster: &C,
@@ -38,17 +34,10 @@ pub(super) fn create<C: Cluster>(
     run(cluster, async |fabric| <Dex as Design<Fixed8>>::create(&fabric, options).await)
 }
 
-/// Whatever this compute server was before: nothing of that takes effect any more, and others may finish or undo what
-/// it was at.
+/// Ends whatever life this compute server had before, so that another can begin.
 pub(super) fn end_former_life<C: Cluster>(
     cluster: &C,
     compute_server: u16,
 ) -> Result<(), ProgramError> {
-    run(cluster, async |fabric| {
-        for number in 0..fabric.memory_servers() {
-            fabric.fence(ServerId::new(number), compute_server).await?;
-        }
-        let client = RpcClient::<_, Fixed8>::new(fabric);
-        Ok(client.expect_done(REGISTRAR, &Request::DeclareDead { compute_server }).await?)
-    })
+    run(cluster, async |fabric| begin_life::<_, Fixed8>(fabric, compute_server).await)
 }

@@ -2,7 +2,7 @@
 //!
 //! `docs/internals/cost-model.md` says where the default figures come from.
 
-use crate::CostModel;
+use crate::{CostModel, Rule};
 
 /// A simulated cluster. Two runs with equal settings and equal clients do exactly the same.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub struct SimConfig {
     pub cores_per_memory_server: usize,
     /// What goes wrong.
     pub faults: Faults,
+    /// A rule that the code above breaks.
+    pub broken: Option<Rule>,
     /// How many operations an endpoint may have in flight.
     pub depth: usize,
     /// How long `sleep(0)` takes, in nanoseconds: a turn of the poll loop. At least 1, because a task
@@ -35,6 +37,7 @@ impl Default for SimConfig {
             cost: CostModel::default(),
             cores_per_memory_server: 4,
             faults: Faults::default(),
+            broken: None,
             depth: 256,
             yield_ns: 20,
             give_up_after_ns: 0,
@@ -98,6 +101,18 @@ impl NetworkModel {
             + self.message_ns(received_bytes)
             + 2 * self.one_way_ns
     }
+}
+
+/// What becomes of the messages that a compute server has on their way when it dies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LastWords {
+    /// Each connection carries some of them, as chance has it, up to a part of a torn verb.
+    #[default]
+    Some,
+    /// None takes effect.
+    None,
+    /// All of them do.
+    All,
 }
 
 /// What goes wrong. The default is: nothing.

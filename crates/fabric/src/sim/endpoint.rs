@@ -1,5 +1,6 @@
 //! An endpoint of the simulator: one thread of a compute server.
 
+use super::config::SimConfig;
 use super::events::Until;
 use super::network::Connection;
 use super::op::{Body, Op, SimOp};
@@ -7,7 +8,7 @@ use super::world::{Shared, World};
 use crate::access::check_alignment;
 use crate::{
     Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
-    ServerId, Uncertainty, Work,
+    Rule, ServerId, Uncertainty, Work,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -56,6 +57,7 @@ pub struct SimFabric {
     own: Rc<Own>,
     depth: usize,
     memory_servers: u16,
+    broken: Option<Rule>,
 }
 
 #[derive(Debug)]
@@ -66,11 +68,12 @@ struct Own {
 
 impl SimFabric {
     pub(super) fn new(world: &Shared, compute_server: u16) -> Self {
-        let (number, seed, depth, servers) = {
+        let (number, servers, config) = {
             let mut world = world.borrow_mut();
             world.endpoints += 1;
-            (world.endpoints, world.config.seed, world.config.depth, world.memory.len())
+            (world.endpoints, world.memory.len(), world.config.clone())
         };
+        let SimConfig { seed, depth, broken, .. } = config;
         let buffers =
             BufferPool::new(depth, BUFFER_BYTES).expect("an endpoint's scratch buffers are small");
         let seed = seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -90,6 +93,7 @@ impl SimFabric {
             own: Rc::new(Own { buffers, rng: RefCell::new(SmallRng::seed_from_u64(seed)) }),
             depth,
             memory_servers: u16::try_from(servers).unwrap_or(ServerId::LIMIT),
+            broken,
         }
     }
 
@@ -113,8 +117,13 @@ impl SimFabric {
         };
         endpoint.in_flight.set(endpoint.in_flight.get() + 1);
         let leave_ns = endpoint.occupy(now_ns, cost_ns);
+        let is_last = body.is_write() && world.is_last_write(endpoint.compute_server);
         let op = Op::new(endpoint, server, deadline_ns, body);
         world.post(Rc::clone(&op), leave_ns);
+        if is_last {
+            // What the thread does until it waits next is nobody's any more.
+            world.fulfil_doom();
+        }
         SimOp::in_flight(op, finish)
     }
 
@@ -293,5 +302,9 @@ impl Fabric for SimFabric {
 
     fn depth(&self) -> usize {
         self.depth
+    }
+
+    fn breaks(&self, rule: Rule) -> bool {
+        self.broken == Some(rule)
     }
 }

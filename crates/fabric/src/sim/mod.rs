@@ -19,20 +19,20 @@ mod statistics;
 mod tearing;
 mod world;
 
-pub use config::{Faults, NetworkModel, SimConfig};
+pub use config::{Faults, LastWords, NetworkModel, SimConfig};
 pub use endpoint::SimFabric;
 pub use op::SimOp;
 pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};
 
 use crate::executor::{BoxTask, Driver, Executor, Progress, Requests};
-use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use crate::{Cluster, Provider, RpcService, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use world::{Group, Shared, Step, World};
+use world::{Doom, Group, Shared, Step, World};
 
 impl Provider for SimConfig {
     type Cluster<S: RpcService> = SimCluster<S>;
@@ -96,10 +96,30 @@ impl<S: RpcService> SimCluster<S> {
         self.control.clone()
     }
 
-    /// Stops a compute server for good: its clients end, and its messages that are on their way may
-    /// or may not take effect.
+    /// Stops a compute server: its clients end, and its messages that are on their way may or may not take effect.
     pub fn kill_compute_server(&self, server: u16) {
         self.control.kill_compute_server(server);
+    }
+
+    /// Stops compute servers together at the moment at which they post a WRITE, after `writes` others of theirs.
+    pub fn kill_compute_servers_at_write(
+        &self,
+        servers: Vec<u16>,
+        writes: u64,
+        last_words: LastWords,
+    ) {
+        self.world.borrow_mut().doom = Some(Doom { servers, writes_left: writes, last_words });
+    }
+
+    /// Whether such a death is still to come: then so many WRITEs come before it. It is called off.
+    pub fn call_off_death(&self) -> Option<u64> {
+        self.world.borrow_mut().doom.take().map(|doom| doom.writes_left)
+    }
+
+    /// Ends a compute server's life, if it has not died yet, and begins another: clients can be opened on it again. Nothing of
+    /// its former life is left but messages on their way, until it is fenced. For the time between two runs.
+    pub fn restart_compute_server(&self, server: u16) {
+        self.world.borrow_mut().restart_compute_server(server);
     }
 }
 
@@ -176,6 +196,8 @@ pub struct SimControl(Arc<Orders>);
 
 #[derive(Debug, Default)]
 struct Orders {
+    /// How many servers have died.
+    deaths: AtomicU64,
     any: AtomicBool,
     kill: Mutex<Vec<Group>>,
 }
@@ -186,9 +208,14 @@ impl SimControl {
         self.order(Group::Memory(server.number()));
     }
 
-    /// Stops a compute server for good, with all its clients.
+    /// Stops a compute server, with all its clients.
     pub fn kill_compute_server(&self, server: u16) {
         self.order(Group::Compute(server));
+    }
+
+    /// How many servers have died so far, by whatever cause.
+    pub fn deaths(&self) -> u64 {
+        self.0.deaths.load(Ordering::Acquire)
     }
 
     fn order(&self, group: Group) {
@@ -258,6 +285,7 @@ impl Driver for SimDriver<'_> {
             }
             std::mem::take(&mut world.died)
         };
+        self.control.0.deaths.fetch_add(died.len() as u64, Ordering::AcqRel);
         for group in &died {
             if let Group::Memory(server) = group {
                 self.cores[usize::from(*server)].iter().for_each(CoreTask::stop);

@@ -12,7 +12,7 @@ use super::op::Op;
 use super::world::Shared;
 use crate::region::Region;
 use crate::sync::Arc;
-use crate::{Cpu, Message, RpcService, Work};
+use crate::{Cpu, Message, RpcService, Rule, Work};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -80,6 +80,7 @@ struct SimCpu {
     world: Shared,
     server: usize,
     core: usize,
+    broken: Option<Rule>,
 }
 
 impl Cpu for SimCpu {
@@ -100,6 +101,10 @@ impl Cpu for SimCpu {
         self.charge(Work::Spin).await;
     }
 
+    fn breaks(&self, rule: Rule) -> bool {
+        self.broken == Some(rule)
+    }
+
     fn stripe(&self) -> usize {
         self.core
     }
@@ -112,7 +117,8 @@ pub(super) async fn run_core<S: RpcService>(
     server: usize,
     core: usize,
 ) {
-    let cpu = SimCpu { world: Rc::clone(&world), server, core };
+    let broken = world.borrow().config.broken;
+    let cpu = SimCpu { world: Rc::clone(&world), server, core, broken };
     loop {
         let op = next_request(&world, server, core).await;
         cpu.charge(Work::Dispatch).await;

@@ -9,7 +9,7 @@
 //! message is lost or a server found dead. `Deadline` and `Lost` end an operation whose completion has
 //! not come; what is still on its way then goes on, and may take effect later (contract F7).
 
-use super::config::SimConfig;
+use super::config::{LastWords, SimConfig};
 use super::endpoint::EndpointState;
 use super::events::{Event, Events};
 use super::network::Nic;
@@ -36,7 +36,18 @@ const BOOK_AHEAD_NS: u64 = 1_000;
 #[derive(Debug)]
 pub(super) struct ComputeServer {
     pub(super) alive: bool,
+    /// Endpoints up to this number belong to lives that have ended.
+    ended: u64,
     pub(super) nic: Nic,
+}
+
+/// Compute servers that die together at one of their WRITEs.
+#[derive(Debug)]
+pub(super) struct Doom {
+    pub(super) servers: Vec<u16>,
+    /// How many WRITEs they may still post before it.
+    pub(super) writes_left: u64,
+    pub(super) last_words: LastWords,
 }
 
 #[derive(Debug)]
@@ -49,6 +60,9 @@ pub(super) struct World {
     /// Executor groups of servers that died since the executor last asked.
     pub(super) died: Vec<Group>,
     pub(super) endpoints: u64,
+    pub(super) doom: Option<Doom>,
+    /// What becomes of what dead compute servers had on its way.
+    last_words: LastWords,
     pub(super) give_up_at_ns: u64,
     /// Whether the last event woke a task.
     woke: bool,
@@ -107,6 +121,8 @@ impl World {
             memory,
             died: Vec::new(),
             endpoints: 0,
+            doom: None,
+            last_words: LastWords::default(),
             give_up_at_ns: u64::MAX,
             woke: false,
         }
@@ -116,7 +132,7 @@ impl World {
     pub(super) fn compute_server(&mut self, server: u16) -> &mut ComputeServer {
         let needed = usize::from(server) + 1;
         while self.compute.len() < needed {
-            self.compute.push(ComputeServer { alive: true, nic: Nic::default() });
+            self.compute.push(ComputeServer { alive: true, ended: 0, nic: Nic::default() });
         }
         &mut self.compute[usize::from(server)]
     }
@@ -147,9 +163,7 @@ impl World {
             }
             Event::Depart(op) => {
                 op.endpoint.departing.set(op.endpoint.departing.get() - 1);
-                if self.sender_lives(&op.endpoint) {
-                    self.depart(&op, self.events.now_ns());
-                }
+                self.depart(&op, self.events.now_ns());
             }
             Event::Arrive(op) => self.arrive(op),
             Event::Enqueue(op) => self.enqueue(op),
@@ -157,7 +171,7 @@ impl World {
             Event::ReplyArrive(op) => {
                 let cost_ns = self.reply_ns(&op);
                 let sender = usize::from(op.endpoint.compute_server);
-                if self.compute[sender].alive {
+                if self.sender_lives(&op.endpoint) {
                     let receive = &mut self.compute[sender].nic.receive;
                     let there_ns = receive.take(self.events.now_ns(), cost_ns) + cost_ns;
                     self.events.schedule(there_ns, Event::Complete(op));
@@ -182,7 +196,35 @@ impl World {
     }
 
     fn sender_lives(&self, endpoint: &EndpointState) -> bool {
-        self.compute[usize::from(endpoint.compute_server)].alive
+        endpoint.number > self.compute[usize::from(endpoint.compute_server)].ended
+    }
+
+    /// Counts a WRITE that an endpoint posts, if that may be the last of its compute server; whether it is.
+    pub(super) fn is_last_write(&mut self, compute_server: u16) -> bool {
+        let Some(doom) = &mut self.doom else { return false };
+        if !doom.servers.contains(&compute_server) {
+            return false;
+        }
+        if doom.writes_left > 0 {
+            doom.writes_left -= 1;
+            return false;
+        }
+        true
+    }
+
+    /// Lets those die together whose last WRITE has just been posted.
+    pub(super) fn fulfil_doom(&mut self) {
+        let Some(doom) = self.doom.take() else { return };
+        self.last_words = doom.last_words;
+        for server in doom.servers {
+            self.kill_compute_server(server);
+        }
+    }
+
+    /// A compute server ends, if it has not yet, and is there again with nothing of what it had.
+    pub(super) fn restart_compute_server(&mut self, server: u16) {
+        self.kill_compute_server(server);
+        self.compute_server(server).alive = true;
     }
 
     /// The endpoint's thread posts `op`, and gets to it at `leave_ns`.
@@ -200,6 +242,9 @@ impl World {
 
     /// The request leaves through the compute server's port.
     fn depart(&mut self, op: &Rc<Op>, at_ns: u64) {
+        if !self.sender_lives(&op.endpoint) {
+            return;
+        }
         let (sent_bytes, is_call, is_write) = {
             let body = &op.state.borrow().body;
             (body.sent_bytes(), body.is_call(), body.is_write())
@@ -321,9 +366,13 @@ impl World {
         }
     }
 
-    /// Whether what a dead compute server sent stops here: a coin for each piece, until it falls once.
+    /// Whether what a dead compute server sent stops here: by chance, until it has stopped once.
     fn is_cut(&mut self, op: &Op) -> bool {
-        let cut = self.rng.random_bool(0.5);
+        let cut = match self.last_words {
+            LastWords::Some => self.rng.random_bool(0.5),
+            LastWords::None => true,
+            LastWords::All => false,
+        };
         let connection = &mut op.endpoint.connections.borrow_mut()[op.server.index()];
         connection.cut |= cut;
         connection.cut
@@ -429,7 +478,9 @@ impl World {
     }
 
     pub(super) fn kill_compute_server(&mut self, server: u16) {
-        self.compute_server(server).alive = false;
+        let endpoints = self.endpoints;
+        let killed = self.compute_server(server);
+        (killed.alive, killed.ended) = (false, endpoints);
         self.died.push(Group::Compute(server));
         self.woke = true;
     }

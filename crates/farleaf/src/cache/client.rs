@@ -9,16 +9,15 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::{
-    Admit, Attached, Cache, CacheCounters, Cooled, Discipline, FrameId, IoMark, LiveCounters,
-    Mapped, MovingAverage, OffloadName, Ownership, Seen, Spare, WalkMark, is_clean, mark_clean,
-    mark_dirty, slot_range,
+    Admit, Attached, Cache, CacheCounters, Cooled, FrameId, IoMark, LiveCounters, Mapped,
+    MovingAverage, OffloadName, OwnedRange, Ownership, Seen, Spare, WalkMark, is_clean, mark_clean,
 };
-use crate::page::{Layout, LeafOutcome, Page, Probe, Reach};
+use crate::page::{Layout, LeafOutcome, Page, Probe, Reach, slot_range};
 use crate::remote::{Miss, PageClient, Pointer, RemoteError};
+use crate::rules;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
 use std::cell::RefCell;
-use std::marker::PhantomData;
 use std::rc::Rc;
 
 /// Why an attempt of an operation did not get through.
@@ -32,6 +31,8 @@ pub enum Detour {
     Refresh,
     /// The memory server will not do it: go on from the root, without asking it.
     Here,
+    /// The page here is not of one piece. Unless the way to it is old, a WRITE of it stopped half-way.
+    Torn(GlobalAddr),
     /// The keys are another compute server's by now.
     Moved,
     /// It cannot succeed.
@@ -69,7 +70,7 @@ const SAMPLES: u32 = 8;
 
 /// One handle's access to a cache.
 #[derive(Debug)]
-pub struct CacheClient<F: Fabric, L: Layout, D: Discipline> {
+pub struct CacheClient<F: Fabric, L: Layout> {
     pub(super) cache: Arc<Cache<L>>,
     pages: Rc<PageClient<F, L>>,
     /// Free frames that this handle keeps; locked.
@@ -77,10 +78,9 @@ pub struct CacheClient<F: Fabric, L: Layout, D: Discipline> {
     pub(crate) counters: LiveCounters,
     /// How long READs of nodes took lately, if that is of interest.
     pub(crate) read_ns: Option<MovingAverage>,
-    discipline: PhantomData<D>,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
+impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Access to `cache` over the endpoint of `pages`.
     pub fn new(cache: Arc<Cache<L>>, pages: Rc<PageClient<F, L>>) -> Self {
         let timed = cache.options().offload == OffloadName::CostAware;
@@ -90,7 +90,6 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             pages,
             kept: RefCell::default(),
             counters: LiveCounters::default(),
-            discipline: PhantomData,
         }
     }
 
@@ -228,13 +227,14 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         }
     }
 
-    /// The right to bring the node at `address` in, to which the child word at `slot` of `parent` points.
+    /// The right to bring the node at `address` in, to which the child word at `slot` of `parent` points; and the keys
+    /// that the parent leads to it for.
     async fn begin<'a>(
         &'a self,
         parent: Seen<'_, L>,
         slot: usize,
         address: GlobalAddr,
-    ) -> Result<(Spare<'a, L>, IoMark<'a>), Detour> {
+    ) -> Result<(Spare<'a, L>, IoMark<'a>, OwnedRange<L::Key>), Detour> {
         // Two cache misses at once, not one after the other; the second is used after the READ.
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
@@ -244,6 +244,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
         }
         let spare = self.spare().await?; // C16
+        let (low, high) = slot_range(parent.page, slot);
         // A node that is merged away or moved meanwhile changes the parent first.
         let is_there = || parent.is_valid() && self.may_bring(parent, slot).is_ok();
         match self.cache.mapping.begin_io(address.to_bits(), is_there) {
@@ -252,7 +253,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
                 if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
                     self.cache.arena().prefetch(frame);
                 }
-                Ok((spare, mark))
+                Ok((spare, mark, OwnedRange { low, high }))
             }
             Err(found) => {
                 self.keep(spare);
@@ -378,8 +379,45 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Detour> {
-        let (spare, mark) = self.begin(parent, slot, address).await?;
-        self.bring_marked_leaf((spare, mark), Some((parent, slot)), address, probe, work).await
+        let (spare, mark, keys) = self.begin(parent, slot, address).await?;
+        let place = (address, &keys);
+        self.bring_marked_leaf((spare, mark), Some((parent, slot)), place, probe, work).await
+    }
+
+    /// Checks a leaf that was read into a frame, and takes out what does not count (D7): what it has beyond the keys that
+    /// its parent leads to it for.
+    fn accept_leaf(
+        &self,
+        spare: &Spare<'_, L>,
+        (address, keys): (GlobalAddr, &OwnedRange<L::Key>),
+    ) -> Result<(), Detour> {
+        let page = spare.page();
+        if page.address() != address || page.level() != 0 {
+            return Err(Detour::Refresh);
+        }
+        if !page.stamp_fits() && !self.fabric().breaks(rules::STAMPS_CHECKED) {
+            return Err(Detour::Torn(address)); // D8
+        }
+        mark_clean(page);
+        self.trim(spare, keys)
+    }
+
+    /// Takes out of an exclusive node what it has beyond the keys that its parent leads to it for (D7).
+    fn trim(&self, spare: &Spare<'_, L>, keys: &OwnedRange<L::Key>) -> Result<(), Detour> {
+        let page = spare.page();
+        let found = OwnedRange { low: L::low(page), high: L::high(page) };
+        let fits = keys.covers(&found.low, found.high.as_ref());
+        if fits || self.fabric().breaks(rules::STRAYS_TRIMMED) {
+            return Ok(());
+        }
+        let counts = found.within(keys);
+        if counts.is_empty() {
+            return Err(Detour::Refresh); // another node by now
+        }
+        L::trim(page, &counts.low, counts.high.as_ref());
+        self.mark_dirty(spare.frame(), page, 1..L::PAGE_WORDS);
+        LiveCounters::count(&self.counters.trims);
+        Ok(())
     }
 
     /// The same for who has the mark already. Without a parent the leaf does not become hot.
@@ -387,30 +425,33 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         &'a self,
         (spare, mark): (Spare<'a, L>, IoMark<'a>),
         below: Option<(Seen<'_, L>, usize)>,
-        address: GlobalAddr,
+        (address, keys): (GlobalAddr, &OwnedRange<L::Key>),
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Detour> {
         let spare = self.read_into(spare, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
         let page = spare.page();
-        mark_clean(page);
         if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
             let leaving = self.cache.arena().page(frame).address();
             self.cache.mapping.prefetch(leaving.to_bits());
         }
-        let fits = page.address() == address
-            && page.level() == 0
-            && (!D::CHECKS_FENCES || L::reach(page, probe) == Reach::Inside);
-        if !fits {
+        self.accept_leaf(&spare, (address, keys))?;
+        if L::reach(page, probe) != Reach::Inside && !self.fabric().breaks(rules::FENCES) {
             return Err(Detour::Refresh);
         }
         let outcome = work(page);
         if let LeafOutcome::Changed(_, words) = &outcome {
             LiveCounters::count(&self.counters.write_throughs);
+            // With what was taken out of it, if something was.
+            let words = match is_clean(page) {
+                true => words.clone(),
+                false => 1..L::PAGE_WORDS,
+            };
+            mark_clean(page);
             if let Err(detour) = self.write_leaf(address, page, words.clone()).await {
                 // The change is made here and nowhere else: the leaf stays, dirty.
-                mark_dirty(page, words.clone());
+                self.mark_dirty(spare.frame(), page, words);
                 self.after_failed_write(spare.frame(), &detour);
             }
         }
@@ -420,7 +461,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             admit => admit,
         };
         match (admit, &outcome, below) {
-            _ if !is_clean(page) => self.cache.publish_detached(spare, mark),
+            _ if !is_clean(page) => self.admit_dirty(spare, mark, below),
             // Whoever will split it needs it.
             (Admit::Private, LeafOutcome::Full, _) | (Admit::Cold, ..) | (Admit::Hot, _, None) => {
                 self.admit_cold(spare, mark).await;
@@ -438,9 +479,39 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         Ok(outcome)
     }
 
+    /// A dirty node can only be hot.
+    fn admit_dirty<'a>(
+        &'a self,
+        spare: Spare<'a, L>,
+        mark: IoMark<'a>,
+        below: Option<(Seen<'_, L>, usize)>,
+    ) {
+        let refused = match below {
+            Some((parent, slot)) => self.cache.publish_hot(spare, mark, parent, slot).err(),
+            None => Some((spare, mark)),
+        };
+        if let Some((spare, mark)) = refused {
+            self.cache.publish_detached(spare, mark);
+        }
+    }
+
     async fn admit_cold<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) {
         let oldest = self.cache.publish_cold(spare, mark);
         self.drop_oldest(oldest).await;
+    }
+
+    /// Below its parent, if that is still as it was.
+    async fn admit_hot<'a>(
+        &'a self,
+        spare: Spare<'a, L>,
+        mark: IoMark<'a>,
+        below: (Seen<'_, L>, usize),
+    ) {
+        if !is_clean(spare.page()) {
+            self.admit_dirty(spare, mark, Some(below));
+        } else if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, below.0, below.1) {
+            self.admit_cold(spare, mark).await;
+        }
     }
 
     /// Brings the inner node at `address` in, hot.
@@ -455,7 +526,8 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         probe: Probe<'_, L::Key>,
     ) -> Result<(), Detour> {
         let level = parent.page.level().saturating_sub(1);
-        let (spare, mark) = self.begin(parent, slot, address).await?;
+        let (spare, mark, keys) = self.begin(parent, slot, address).await?;
+        let is_exclusive = self.cache.owned().of(&keys.low, keys.high.as_ref()) == Ownership::All;
         let posted_ns = self.timed();
         let copy = match self.pages.read(Pointer::fixed(address)).await {
             Ok(copy) => {
@@ -463,21 +535,29 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
                 copy
             }
             // No inner node is there: the parent is old, and the node has been freed and used again (D3).
+            Err(Miss::Restart) if is_exclusive => return Err(Detour::Torn(address)),
             Err(Miss::Restart) => return Err(Detour::Refresh),
             Err(miss) => return Err(miss.into()),
         };
         LiveCounters::count(&self.counters.inner_misses);
         let fits = copy.page().level() == level
-            && (!D::CHECKS_FENCES || L::reach(copy.page(), probe) == Reach::Inside);
+            && (L::reach(copy.page(), probe) == Reach::Inside
+                || self.fabric().breaks(rules::FENCES));
         if !fits {
             return Err(Detour::Refresh);
         }
-        spare.page().copy_all_but_latch(copy.page());
-        mark_clean(spare.page());
-        self.cache.arena().set_remote_word(spare.frame(), copy.word().to_bits());
-        if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, parent, slot) {
-            self.admit_cold(spare, mark).await;
+        let page = spare.page();
+        page.copy_all_but_latch(copy.page());
+        mark_clean(page);
+        if is_exclusive {
+            self.trim(&spare, &keys)?;
         }
+        if !is_clean(page) && copy.word().is_locked() {
+            // Another has split it while it was shared, and is not done: it is about to cut this half itself.
+            return Err(Detour::Busy);
+        }
+        self.cache.arena().set_remote_word(spare.frame(), copy.word().to_bits());
+        self.admit_hot(spare, mark, (parent, slot)).await;
         Err(Detour::Again)
     }
 
@@ -491,16 +571,11 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         slot: usize,
         address: GlobalAddr,
     ) -> Result<(), Detour> {
-        let (spare, mark) = self.begin(parent, slot, address).await?;
+        let (spare, mark, keys) = self.begin(parent, slot, address).await?;
         let spare = self.read_into(spare, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
-        mark_clean(spare.page());
-        if spare.page().address() != address || spare.page().level() != 0 {
-            return Err(Detour::Refresh);
-        }
-        if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, parent, slot) {
-            self.admit_cold(spare, mark).await;
-        }
+        self.accept_leaf(&spare, (address, &keys))?;
+        self.admit_hot(spare, mark, (parent, slot)).await;
         Err(Detour::Again)
     }
 
@@ -539,7 +614,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> Drop for CacheClient<F, L, D> {
+impl<F: Fabric, L: Layout> Drop for CacheClient<F, L> {
     fn drop(&mut self) {
         for frame in self.kept.borrow_mut().drain(..) {
             self.cache.give_free(frame);

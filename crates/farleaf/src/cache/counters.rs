@@ -62,6 +62,8 @@ counters! {
     merges,
     /// Pairs of neighbours that were evened out.
     borrows,
+    /// Nodes that had more in the pool than their parents led to them for: a compute server has died.
+    trims,
     /// Shared nodes that had become old and were read again.
     refreshes,
     /// Operations that memory servers did.

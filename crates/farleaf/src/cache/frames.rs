@@ -11,10 +11,10 @@
 //! *Thread safety*: any number of threads.
 
 use super::{
-    Admission, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
+    Admission, Ages, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
     OffloadName, Owned, OwnedRange, Ownership, Swip, Victims, is_clean,
 };
-use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version, lies_within};
+use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version, lies_within, slot_range};
 use crate::remote::Image;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
@@ -34,6 +34,8 @@ pub struct Cache<L: Layout> {
     fresh: AtomicU64,
     /// The keys whose leaves may come here (C20).
     owned: Owned<L::Key>,
+    /// Since when nodes have been dirty.
+    ages: Ages,
     options: CacheOptions,
 }
 
@@ -70,6 +72,15 @@ impl<'a, L: Layout> Seen<'a, L> {
     }
 }
 
+/// What of a cache the pool does not have yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dirt {
+    /// The bytes of the nodes that have changed.
+    pub bytes: u64,
+    /// For how long one of them has been dirty at most, in nanoseconds; 0 if nodes are not written back by age.
+    pub oldest_ns: u64,
+}
+
 /// A free frame in the hands of one operation; dropped, it is free for others.
 #[derive(Debug)]
 pub struct Spare<'a, L: Layout> {
@@ -100,12 +111,6 @@ impl<L: Layout> Drop for Spare<'_, L> {
     fn drop(&mut self) {
         self.cache.give_free(self.frame);
     }
-}
-
-/// What a parent leads to its child at `slot` for: from the first key to before the second, which may be infinite.
-pub(crate) fn slot_range<L: Layout>(parent: Page<'_, L>, slot: usize) -> (L::Key, Option<L::Key>) {
-    let low = if slot == 0 { L::low(parent) } else { L::inner_key(parent, slot) };
-    (low, L::inner_end(parent, slot))
 }
 
 /// Whether a child lies within what its parent leads to it for.
@@ -156,6 +161,7 @@ impl<L: Layout> Cache<L> {
             free: Mutex::default(),
             fresh: AtomicU64::new(0),
             owned: Owned::new(owned),
+            ages: Ages::new(options.write_back_ns, frames),
             options: *options,
         })
     }
@@ -180,6 +186,27 @@ impl<L: Layout> Cache<L> {
     /// The structure of those that cool.
     pub fn cooling(&self) -> &dyn Cooling {
         &*self.cooling
+    }
+
+    /// Since when nodes have been dirty, if they are written back by age.
+    pub(crate) fn ages(&self) -> &Ages {
+        &self.ages
+    }
+
+    /// What the pool does not have yet, as of now by a fabric's clock.
+    pub fn dirt(&self, now_ns: u64) -> Dirt {
+        let page_bytes = L::PAGE_WORDS as u64 * 8;
+        if self.ages.limit_ns() == 0 {
+            let frames = self.unwritten_frames().len() as u64;
+            return Dirt { bytes: frames * page_bytes, oldest_ns: 0 };
+        }
+        let queued = self.ages.queued().into_iter();
+        let dirty =
+            queued.filter(|(_, frame)| self.is_unwritten(*frame)).map(|(since_ns, _)| since_ns);
+        let (frames, oldest) = dirty.fold((0, now_ns), |(count, oldest): (u64, u64), since_ns| {
+            (count + 1, oldest.min(since_ns))
+        });
+        Dirt { bytes: frames * page_bytes, oldest_ns: now_ns - oldest }
     }
 
     /// The choices that it was made with.
@@ -265,11 +292,15 @@ impl<L: Layout> Cache<L> {
         })
     }
 
-    /// A copy of a page as the pool has it, or will: no frames in its child words, and no note. Under its latch;
+    /// A copy of a page as the pool has it, or will: no frames in its child words, no note, and nothing left over where an
+    /// inner page has no entries. Under its latch;
     /// word 0 is whatever the frame has.
     pub fn image(&self, page: Page<'_, L>) -> Image<L> {
         let image = Image::of(page);
         image.page().set_note(0);
+        if page.level() > 0 {
+            L::clear_unused(image.page());
+        }
         for (slot, child) in self.swizzled(page) {
             // The child stays in its frame as long as the parent points to it (C9).
             L::inner_set_child(image.page(), slot, self.arena.page(child).address());
@@ -726,10 +757,21 @@ impl<L: Layout> Cache<L> {
         node.is_valid().then_some((node, lies))
     }
 
-    /// Every frame that holds a dirty node, at this moment.
-    pub(crate) fn dirty_frames(&self) -> Vec<FrameId> {
-        let held = |frame: &FrameId| self.is_held(*frame) && !is_clean(self.arena.page(*frame));
-        (0..self.touched() as u32).map(FrameId::new).filter(held).collect()
+    /// Every frame whose node the pool does not have as it is, at this moment.
+    pub(crate) fn unwritten_frames(&self) -> Vec<FrameId> {
+        let unwritten = |frame: &FrameId| self.is_unwritten(*frame);
+        (0..self.touched() as u32).map(FrameId::new).filter(unwritten).collect()
+    }
+
+    /// Whether the node in a frame is dirty, or a WRITE of it is in flight.
+    pub(crate) fn is_unwritten(&self, frame: FrameId) -> bool {
+        if !self.is_held(frame) {
+            return false; // a node that cools is clean
+        }
+        // A latched one is about to be the one or the other.
+        let Some(node) = self.seen(frame) else { return true };
+        let unwritten = !is_clean(node.page) || self.arena.is_writing(frame);
+        unwritten || !node.is_valid()
     }
 
     /// Takes a latched node out of the cache, whatever its state; its frame is free, and stays locked.

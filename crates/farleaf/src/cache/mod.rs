@@ -6,12 +6,12 @@
 //! writes them back and lets them cool; the oldest of those that cool leave. `docs/internals/cache.md` draws
 //! it and numbers the invariants (C1 …).
 
+mod ages;
 mod average;
 mod client;
 mod cooling;
 mod counters;
 mod dirty;
-mod discipline;
 mod frame;
 mod frames;
 mod mapping;
@@ -21,17 +21,14 @@ mod policy;
 mod swip;
 mod write_back;
 
+pub(crate) use ages::Ages;
 pub use average::MovingAverage;
 pub use client::{CacheClient, Detour};
 pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
 pub use counters::{CacheCounters, LiveCounters};
 pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
-pub use discipline::{
-    Discipline, FreesFramesEarly, KeepsChangedCopies, LeavesInHaste, SkipsFences, Sound,
-};
 pub use frame::{Arena, FrameId, FrameState};
-pub(crate) use frames::slot_range;
-pub use frames::{Attached, Cache, Cooled, Seen, Spare};
+pub use frames::{Attached, Cache, Cooled, Dirt, Seen, Spare};
 pub(crate) use mapping::WalkMark;
 pub use mapping::{IoMark, Mapped, Mapping};
 pub use options::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};

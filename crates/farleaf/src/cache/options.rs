@@ -75,6 +75,9 @@ pub struct CacheOptions {
     pub victims: VictimName,
     /// What is left to memory servers.
     pub offload: OffloadName,
+    /// Nodes are written back before they have been dirty for so long, in nanoseconds, by those who run
+    /// [`crate::index::Background::WriteBack`]; 0 is never: they stay until their frames are needed.
+    pub write_back_ns: u64,
     /// How many leaves a scan reads together at most, as far as it needs so many and there are frames for them; with 1
     /// it reads one after the other.
     pub scan_ahead: u32,
@@ -90,6 +93,7 @@ impl Default for CacheOptions {
             cooling: CoolingName::default(),
             victims: VictimName::default(),
             offload: OffloadName::default(),
+            write_back_ns: 0,
             scan_ahead: 16,
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::page::lies_within;
+use crate::page::{lies_within, narrowed};
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// A compute server's range of keys.
@@ -50,6 +50,14 @@ impl<K: Ord + Clone> OwnedRange<K> {
     /// Whether the range has all keys from `low`, inclusive, to `high`, exclusive.
     pub fn covers(&self, low: &K, high: Option<&K>) -> bool {
         self.of(low, high) == Ownership::All
+    }
+
+    /// The keys that both ranges have.
+    #[must_use]
+    pub fn within(&self, other: &Self) -> Self {
+        let keys = |range: &Self| (range.low.clone(), range.high.clone());
+        let (low, high) = narrowed(keys(self), keys(other));
+        Self { low, high }
     }
 
     /// How much of the keys from `low`, inclusive, to `high`, exclusive, it has.
@@ -115,6 +123,10 @@ mod tests {
         assert_eq!(range.of(&19, None), Ownership::Part);
         assert_eq!(range.of(&20, None), Ownership::None);
         assert_eq!(range.of(&0, Some(&10)), Ownership::None);
+        let open = OwnedRange { low: 15, high: None };
+        assert_eq!(range.within(&open), OwnedRange { low: 15, high: Some(20) });
+        assert_eq!(open.within(&range), OwnedRange { low: 15, high: Some(20) });
+        assert!(range.within(&OwnedRange { low: 20, high: None }).is_empty());
         let empty = OwnedRange::empty(10);
         assert!(empty.is_empty() && !empty.has(&10));
         assert_eq!(empty.of(&0, None), Ownership::None);

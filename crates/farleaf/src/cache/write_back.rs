@@ -6,29 +6,34 @@
 //! - C15. After a WRITE of unknown outcome the connection is reset before the node is written again, so that
 //!   nothing can land late. If that fails the node stays as it is for good: the memory server is out of reach.
 //!
+//! A leaf leaves as the range of its words that changed, with its stamp if keys are among them (D8). An inner node leaves
+//! whole and sealed, and with a log entry unless nothing leads to it yet (D9).
+//!
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{
-    CacheClient, Detour, Discipline, FrameId, LiveCounters, dirty_words, mark_clean, mark_dirty,
+    CacheClient, Detour, FrameId, LiveCounters, dirty_words, is_clean, mark_clean, mark_dirty,
 };
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
-use crate::remote::Image;
+use crate::remote::{Image, LogSlot, RemoteError};
+use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use std::ops::Range;
 
 /// How often a WRITE of unknown outcome is posted again.
 const WRITE_RETRIES: u32 = 16;
 
-impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
-    /// Copies words of a page to a buffer of the endpoint; nothing if it has none left.
+impl<F: Fabric, L: Layout> CacheClient<F, L> {
+    /// Copies words of a leaf to a buffer of the endpoint; nothing if it has none left.
     fn copy_out(&self, page: Page<'_, L>, words: Range<usize>) -> Option<Buffer> {
         let buffer = self.fabric().buffer(words.len() * 8).ok()?;
         buffer.copy_from(&page.words()[words.clone()]);
-        // The note and the mark are the frame's own.
-        for own in [SIBLING_WORD, MARK_WORD] {
-            if words.contains(&own) {
-                buffer.set(own - words.start, 0);
-            }
+        // The note and the mark are the frame's own. Whatever changes the header or a key also changes word 5.
+        if words.contains(&SIBLING_WORD) {
+            buffer.set(SIBLING_WORD - words.start, L::leaf_sum(page));
+        }
+        if words.contains(&MARK_WORD) {
+            buffer.set(MARK_WORD - words.start, 0);
         }
         Some(buffer)
     }
@@ -54,21 +59,99 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
         self.write_to_the_end(place, || self.copy_out(page, words.clone())).await
     }
 
-    /// WRITEs an exclusive inner node as it is in `page`, under its latch; it is the next version of itself,
-    /// which is returned.
+    /// WRITEs an inner node that nothing leads to yet; it is the next version of what was there, which is returned.
+    ///
+    /// # Errors
+    /// As [`CacheClient::write_leaf`].
+    pub(crate) async fn write_new_inner(
+        &self,
+        at: GlobalAddr,
+        image: &Image<L>,
+        found: LockWord,
+    ) -> Result<LockWord, Detour> {
+        let word = found.next_by(found.owner());
+        image.page().seal(word);
+        self.write_to_the_end(at, || self.image_out(image)).await?;
+        Ok(word)
+    }
+
+    /// WRITEs the next version of an exclusive inner node, under its latch, and an entry before it (D9); returns the
+    /// version. `before` is the node as the pool has it, if that is known, and `word` its word 0.
     ///
     /// # Errors
     /// As [`CacheClient::write_leaf`].
     pub(crate) async fn write_inner(
         &self,
         at: GlobalAddr,
+        before: Option<&Image<L>>,
         image: &Image<L>,
-        before: LockWord,
+        word: LockWord,
     ) -> Result<LockWord, Detour> {
-        let word = before.next_by(before.owner());
-        image.page().seal(word);
-        self.write_to_the_end(at, || self.image_out(image)).await?;
+        let slot = self.log_slot(at).await?;
+        let word = self.seal(image, word, slot.as_ref());
+        self.write_logged(slot, at, before, image).await?;
         Ok(word)
+    }
+
+    /// Seals the next version of an inner node, which `slot`'s client writes.
+    fn seal(&self, image: &Image<L>, word: LockWord, slot: Option<&LogSlot<'_>>) -> LockWord {
+        let next = word.next_by(slot.map_or(word.owner(), LogSlot::owner));
+        image.page().seal(next);
+        next
+    }
+
+    /// WRITEs a sealed inner node after an entry in `slot`, until that is known to have happened. The entry stays until the
+    /// node is whole.
+    async fn write_logged(
+        &self,
+        slot: Option<LogSlot<'_>>,
+        at: GlobalAddr,
+        before: Option<&Image<L>>,
+        image: &Image<L>,
+    ) -> Result<(), Detour> {
+        let Some(mut slot) = slot else {
+            return self.write_to_the_end(at, || self.image_out(image)).await;
+        };
+        for _ in 0..WRITE_RETRIES {
+            let posted = self.pages().post_logged(&slot, at, before.map(Image::page), image);
+            let Ok([entry, page]) = posted else { break };
+            slot.keep = true;
+            let (entry, page) = (entry.await, page.await);
+            match entry.and(page) {
+                Ok(_) => {
+                    slot.keep = false;
+                    return Ok(());
+                }
+                Err(error) => self.before_rewrite(at, error).await?,
+            }
+        }
+        Err(Detour::Busy)
+    }
+
+    /// A slot of this endpoint's log, on the server of the page at `at`; none if nothing is logged.
+    async fn log_slot(&self, at: GlobalAddr) -> Result<Option<LogSlot<'_>>, Detour> {
+        if self.fabric().breaks(rules::INNER_NODES_LOGGED) {
+            return Ok(None);
+        }
+        self.pages().prepare_log(at.server()).await?;
+        match self.pages().slot(at.server()).await {
+            Ok(slot) => Ok(Some(slot)),
+            Err(RemoteError::Contended { .. }) => Err(Detour::Busy),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What comes before a WRITE is posted again that has not ended well (C15).
+    async fn before_rewrite(&self, place: GlobalAddr, error: FabricError) -> Result<(), Detour> {
+        match error {
+            FabricError::QueueFull { .. } => self.fabric().sleep(0).await,
+            FabricError::Indeterminate { .. } => {
+                self.fabric().counters().count_retry();
+                self.fabric().reset(place.server()).await?;
+            }
+            error => return Err(error.into()),
+        }
+        Ok(())
     }
 
     /// WRITEs what `copy` copies until that is known to have happened (C15).
@@ -81,15 +164,21 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             let buffer = copy().ok_or(Detour::Busy)?;
             match self.fabric().write(place, buffer).await {
                 Ok(_) => return Ok(()),
-                Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
-                Err(FabricError::Indeterminate { .. }) => {
-                    self.fabric().counters().count_retry();
-                    self.fabric().reset(place.server()).await?;
-                }
-                Err(error) => return Err(error.into()),
+                Err(error) => self.before_rewrite(place, error).await?,
             }
         }
         Err(Detour::Busy)
+    }
+
+    /// Adds words of a node in a frame to those that the pool does not have. Under the frame's latch.
+    #[inline]
+    pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: Range<usize>) {
+        let was_clean = is_clean(page);
+        mark_dirty(page, words);
+        let ages = self.cache.ages();
+        if was_clean && ages.limit_ns() > 0 {
+            ages.note(frame, self.fabric().now_ns());
+        }
     }
 
     /// Writes a hot node back, if it is dirty and nobody else does. It can be read and changed meanwhile.
@@ -99,37 +188,66 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
     pub async fn write_back(&self, frame: FrameId) -> Result<(), Detour> {
         let cache = &*self.cache;
         let node = cache.seen(frame).ok_or(Detour::Busy)?;
-        let guard = node.lock().ok_or(Detour::Busy)?;
-        let words = dirty_words(node.page);
-        if !cache.is_held(frame) || cache.arena().is_writing(frame) || words.is_empty() {
+        let (at, level) = (node.page.address(), node.page.level());
+        if !node.is_valid() {
             return Err(Detour::Busy);
         }
-        let (at, level) = (node.page.address(), node.page.level());
-        let posted = if level == 0 {
-            let buffer = self.copy_out(node.page, words.clone()).ok_or(Detour::Busy)?;
-            self.fabric().write(at.plus(words.start as u64 * 8), buffer)
-        } else {
-            // An inner node leaves whole and sealed: another may read it when the boundaries have moved.
-            let before = LockWord::from_bits(cache.arena().remote_word(frame));
-            let word = before.next_by(before.owner());
-            let image = cache.image(node.page);
-            image.page().seal(word);
-            let buffer = self.image_out(&image).ok_or(Detour::Busy)?;
-            cache.arena().set_remote_word(frame, word.to_bits());
-            self.fabric().write(at, buffer)
-        };
-        mark_clean(node.page);
-        cache.arena().set_writing(frame, true);
+        if level > 0 {
+            return self.write_back_inner(frame, at).await;
+        }
+        let guard = node.lock().ok_or(Detour::Busy)?;
+        let words = self.words_to_write(frame, node.page)?;
+        let buffer = self.copy_out(node.page, words.clone()).ok_or(Detour::Busy)?;
+        let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
+        self.begin_write_back(frame, node.page, guard);
+        if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
+            && let Err(error) = posted.await
+        {
+            self.settle_write_back(frame, at, words, &error).await?;
+            return Err(Detour::Busy);
+        }
+        cache.arena().set_writing(frame, false);
+        Ok(())
+    }
+
+    /// What of a latched node is dirty, if it can be written back now.
+    fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<Range<usize>, Detour> {
+        let words = dirty_words(page);
+        let is_free = self.cache.is_held(frame) && !self.cache.arena().is_writing(frame);
+        if is_free && !words.is_empty() { Ok(words) } else { Err(Detour::Busy) }
+    }
+
+    fn begin_write_back(&self, frame: FrameId, page: Page<'_, L>, guard: Exclusive<'_>) {
+        mark_clean(page);
+        self.cache.arena().set_writing(frame, true);
         drop(guard);
         LiveCounters::count(&self.counters.write_backs);
-        if D::AWAITS_WRITE_BACK {
-            match posted.await {
-                Ok(_) => {}
-                Err(error) => {
-                    self.settle_write_back(frame, at, words, &error).await?;
-                    return Err(Detour::Busy);
-                }
+    }
+
+    /// An inner node leaves whole and sealed: another may read it when the boundaries have moved.
+    async fn write_back_inner(&self, frame: FrameId, at: GlobalAddr) -> Result<(), Detour> {
+        let cache = &*self.cache;
+        // Before the latch: slots are waited for.
+        let slot = self.log_slot(at).await?;
+        let node = cache.seen(frame).ok_or(Detour::Busy)?;
+        let guard = node.lock().ok_or(Detour::Busy)?;
+        let words = self.words_to_write(frame, node.page)?;
+        if node.page.address() != at {
+            return Err(Detour::Busy);
+        }
+        let image = cache.image(node.page);
+        let before = LockWord::from_bits(cache.arena().remote_word(frame));
+        let word = self.seal(&image, before, slot.as_ref());
+        cache.arena().set_remote_word(frame, word.to_bits());
+        self.begin_write_back(frame, node.page, guard);
+        // What the pool has is not known: the frame has changed since.
+        if let Err(detour) = self.write_logged(slot, at, None, &image).await {
+            if detour == Detour::Busy {
+                let (page, _guard) = self.lock_frame(frame).await;
+                self.mark_dirty(frame, page, words);
+                cache.arena().set_writing(frame, false);
             }
+            return Err(detour);
         }
         cache.arena().set_writing(frame, false);
         Ok(())
@@ -149,7 +267,7 @@ impl<F: Fabric, L: Layout, D: Discipline> CacheClient<F, L, D> {
             self.fabric().reset(at.server()).await?; // C15
         }
         let (page, _guard) = self.lock_frame(frame).await;
-        mark_dirty(page, words);
+        self.mark_dirty(frame, page, words);
         self.cache.arena().set_writing(frame, false);
         Ok(())
     }

@@ -327,6 +327,12 @@ impl<F: Fabric, L: Layout> RangeIndex for ClientIndex<F, L> {
         self.load_all(records, fill).await
     }
 
+    async fn flush(&self) -> Result<(), IndexError> {
+        let owners = self.map().owners().to_vec();
+        let flushed = owners.iter().map(|owner| self.ask_owner(|_| *owner, &Ask::Flush, true));
+        all(flushed).await.into_iter().try_for_each(|outcome| outcome.map(drop))
+    }
+
     async fn collect(&self) -> Result<(), IndexError> {
         let owners = self.map().owners().to_vec();
         for owner in owners {

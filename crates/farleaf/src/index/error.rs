@@ -3,7 +3,7 @@
 use crate::page::SuperblockError;
 use crate::remote::{BadShares, RemoteError};
 use crate::wire::{Refusal, Trouble};
-use farleaf_fabric::{FabricError, ServerId};
+use farleaf_fabric::{FabricError, GlobalAddr, ServerId};
 use thiserror::Error;
 
 /// Why an operation has no answer.
@@ -26,6 +26,13 @@ pub enum IndexError {
     Contended {
         /// How often it was tried again.
         retries: u32,
+    },
+    /// A page on the way is neither of one piece nor being written: a WRITE of it stopped half-way when its compute
+    /// server died. What the page held is lost.
+    #[error("the page at {at:?} is damaged: a write of it stopped half-way")]
+    Damaged {
+        /// The page.
+        at: GlobalAddr,
     },
     /// The fabric did not carry out the operation.
     #[error(transparent)]
@@ -85,6 +92,7 @@ impl From<RemoteError> for IndexError {
             RemoteError::OutOfMemory { server } => Self::OutOfMemory { server },
             RemoteError::Indeterminate(error) => Self::Indeterminate(error),
             RemoteError::Contended { retries } => Self::Contended { retries },
+            RemoteError::Damaged { at } => Self::Damaged { at },
             RemoteError::Moved => Self::Contended { retries: 0 },
             RemoteError::Fabric(error) => Self::Fabric(error),
             RemoteError::Refused { server, refusal } => Self::Refused { server, refusal },

@@ -12,5 +12,5 @@ mod reshape;
 
 pub use bulk::{Ascending, check_fill};
 pub use error::IndexError;
-pub use range_index::{Design, Exchange, RangeIndex, Records, Scan};
+pub use range_index::{Background, Design, Exchange, RangeIndex, Records, Scan};
 pub use reshape::{KeyRange, Reshape, Reshaped};

@@ -83,6 +83,12 @@ pub trait RangeIndex {
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 
+    /// Returns when the memory servers have everything that was acknowledged before the call. Designs whose clients cache no
+    /// changes have nothing to do.
+    fn flush(&self) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
+
     /// Runs the design's housekeeping (collection of deleted records, rebalancing) to its end, instead of
     /// waiting for it to happen by the way.
     fn collect(&self) -> impl Future<Output = Result<(), IndexError>>;
@@ -117,21 +123,37 @@ pub trait RangeIndex {
         async { refused() }
     }
 
-    /// Moves keys from compute servers that do much more than others, until `ended`; tells `report` of each move and of
-    /// each that failed. One such task for an index is enough.
-    fn balance(
+    /// Does work of the design beside its operations until `ended`, or until there is none; tells `report` what was changed,
+    /// and what failed.
+    fn background(
         &self,
+        work: Background,
         ended: &dyn Fn() -> bool,
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) -> impl Future<Output = Result<(), IndexError>> {
         let _ = (ended, report);
-        async { refused() }
+        async move {
+            match work {
+                Background::WriteBack => Ok(()),
+                Background::Balance => refused(),
+            }
+        }
     }
 
     /// What the cache did for this handle so far; nothing, for designs that have none.
     fn cache_counters(&self) -> CacheCounters {
         CacheCounters::default()
     }
+}
+
+/// Work that a design does beside its operations, in tasks of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Background {
+    /// Changes go to the memory servers before they have been in a cache for too long. For any number of tasks of a compute
+    /// server.
+    WriteBack,
+    /// Keys move from compute servers that do much more than others. For one task of an index.
+    Balance,
 }
 
 /// Keys with their values.

@@ -31,6 +31,19 @@ pub(crate) fn sum_of(words: impl Iterator<Item = u64>) -> u64 {
     words.enumerate().fold(0, |sum, (place, word)| sum.wrapping_add(mix(place, word)))
 }
 
+/// A sum over `words` that costs a cache miss little: one multiplication for two words, folded and chained.
+#[inline]
+pub(super) fn chained_sum(mut words: impl Iterator<Item = u64>) -> u64 {
+    let mut sum = 0x9e37_79b9_7f4a_7c15_u64;
+    while let Some(first) = words.next() {
+        let second = words.next().unwrap_or(0xd6e8_feb8_6659_fd93);
+        let first = u128::from(first ^ 0x2d35_8dcc_aa6c_78a5);
+        let product = first * u128::from(second ^ 0x8bb8_4b93_962e_acc9);
+        sum = sum.rotate_left(23) ^ (product as u64) ^ (product >> 64) as u64;
+    }
+    sum
+}
+
 impl<L: Layout> Page<'_, L> {
     fn sum(self, word: LockWord) -> u64 {
         let mut sum = mix(0, word.version());
@@ -47,7 +60,13 @@ impl<L: Layout> Page<'_, L> {
     }
 
     /// Puts `word` into word 0, and the checksum of the page as it then is into word 7.
+    ///
+    /// The checksum is over all words. Those that no entry of an inner page uses are made zero: a log entry has only the words
+    /// that change, so the others must be what they are in the pool, and not what a frame has left over.
     pub fn seal(self, word: LockWord) {
+        if self.level() > 0 {
+            L::clear_unused(self);
+        }
         self.store(0, word.to_bits());
         self.store(CHECKSUM_WORD, self.sum(word));
     }

@@ -13,8 +13,9 @@
 //!
 //! *Thread safety*: that of [`super::Page`].
 
+use super::checksum::chained_sum;
 use super::layout::{Layout, LeafInsert, Probe, Reach, ScanWindow};
-use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, Page};
+use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::{Bound, Range};
 
@@ -375,6 +376,11 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         page.store(HEADER_WORDS + slot, *key);
     }
 
+    fn clear_unused(page: View<'_, WORDS>) {
+        let set = if page.level() == 0 { Self::set_record } else { Self::set_entry };
+        (page.count()..Self::CAPACITY).for_each(|slot| set(page, slot, 0, 0));
+    }
+
     fn split_copy(left: View<'_, WORDS>, right: View<'_, WORDS>, right_at: GlobalAddr) -> u64 {
         let count = left.count();
         let middle = count / 2;
@@ -391,6 +397,35 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         let middle = left.count() / 2;
         left.store(DELETED_WORD, left.load(DELETED_WORD) & ((1 << middle) - 1));
         left.set_count(middle);
+    }
+
+    fn trim(page: View<'_, WORDS>, low: &u64, high: Option<&u64>) {
+        let count = page.count();
+        let before =
+            |key: u64| Self::partition(count, |slot| Self::key_of(page, slot), |k| k < key);
+        let is_leaf = page.level() == 0;
+        let first = match is_leaf {
+            true => before(*low),
+            false => Self::inner_slot(page, Probe::At(low)),
+        };
+        let end = high.map_or(count, |high| before(*high)).max(first);
+        Self::copy_entries(page, first..end, page, 0);
+        let kept = end - first;
+        page.set_count(kept);
+        let bits = page.load(DELETED_WORD) >> first;
+        page.store(DELETED_WORD, if kept == 0 { 0 } else { bits & u64::MAX >> (64 - kept) });
+        Self::set_low(page, low);
+        Self::set_high(page, high);
+        if !is_leaf && kept > 0 {
+            Self::inner_set_key(page, 0, low); // P5
+        }
+    }
+
+    fn leaf_sum(page: View<'_, WORDS>) -> u64 {
+        let header = [SELF_WORD, LOW_WORD, HIGH_WORD, META_WORD, DELETED_WORD];
+        let header = header.map(|word| page.load(word));
+        let keys = (0..page.count()).map(|slot| Self::record_key(page, slot));
+        chained_sum(header.into_iter().chain(keys))
     }
 
     fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {

@@ -74,6 +74,24 @@ impl<K: Ord> ScanWindow<'_, K> {
     }
 }
 
+/// The part of a scan's bounds that lies between `low`, inclusive, and `high`, exclusive (`None`: infinite).
+pub fn clipped<'k, K: Ord>(
+    (lower, upper): (Bound<&'k K>, Bound<&'k K>),
+    (low, high): (&'k K, Option<&'k K>),
+) -> (Bound<&'k K>, Bound<&'k K>) {
+    let lower = match lower {
+        Bound::Included(key) | Bound::Excluded(key) if key >= low => lower,
+        _ => Bound::Included(low),
+    };
+    let upper = match (upper, high) {
+        (_, None) => upper,
+        (Bound::Included(key), Some(high)) if key < high => upper,
+        (Bound::Excluded(key), Some(high)) if key <= high => upper,
+        (_, Some(high)) => Bound::Excluded(high),
+    };
+    (lower, upper)
+}
+
 /// Whether the keys from a low one, inclusive, to a high one, exclusive (`None`: infinite), lie within others.
 pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> bool {
     let ends = match (keys.1, others.1) {
@@ -180,6 +198,9 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Inner: changes the lowest key of the subtree at a slot.
     fn inner_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key);
 
+    /// Makes the words that no entry uses zero. So pages with equal entries have equal words, wherever they have been.
+    fn clear_unused(page: Page<'_, Self>);
+
     /// The first third of a split: fills `right`, formatted by this, with the upper half of `left` and
     /// returns the separator. `left` stays as it is.
     fn split_copy(left: Page<'_, Self>, right: Page<'_, Self>, right_at: GlobalAddr) -> Self::Key;
@@ -190,6 +211,12 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         Self::set_high(left, Some(separator));
         left.set_sibling(right_at);
     }
+    /// Takes out everything that does not lie between `low`, inclusive, and `high`, exclusive (`None`: infinite), and
+    /// makes these the fences. Some key between them must lie within the old fences.
+    fn trim(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>);
+    /// Leaf: a sum over everything but the values, which change alone: the header, with which records are deleted, and the
+    /// keys. A leaf that is a mixture of two states that differ in these does not have the sum of either.
+    fn leaf_sum(page: Page<'_, Self>) -> u64;
     /// Whether the live entries of both fit one page.
     fn fits_merged(left: Page<'_, Self>, right: Page<'_, Self>) -> bool;
     /// Appends all of `right` to `left`, its neighbour to the left, which then covers both and is

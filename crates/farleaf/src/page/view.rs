@@ -20,13 +20,14 @@ pub const HEADER_WORDS: usize = 8;
 /// No tree is higher: 2^8 entries a node would be more than enough for 2^64 keys.
 pub const MAX_LEVEL: u8 = 63;
 
-const SELF_WORD: usize = 1;
+pub(super) const SELF_WORD: usize = 1;
 pub(super) const LOW_WORD: usize = 2;
 pub(super) const HIGH_WORD: usize = 3;
 /// The checksum, or in a cache's frame the mark.
 pub(crate) const MARK_WORD: usize = 7;
 pub(crate) const META_WORD: usize = 4;
-/// The right sibling's address, or in a cache's frame the cache's note.
+/// The right sibling's address. Designs without siblings keep the stamp of a leaf there, and a cache its note while
+/// the page is in a frame.
 pub(crate) const SIBLING_WORD: usize = 5;
 pub(super) const DELETED_WORD: usize = 6;
 
@@ -157,6 +158,25 @@ impl<'a, L: Layout> Page<'a, L> {
     /// Sets the right sibling.
     pub fn set_sibling(self, sibling: GlobalAddr) {
         self.store(SIBLING_WORD, sibling.to_bits());
+    }
+
+    /// The stamp of a leaf in the pool: [`Layout::leaf_sum`] of the leaf as a whole WRITE of it left it. Only leaves
+    /// without siblings have one.
+    #[inline]
+    pub fn stamp(self) -> u64 {
+        self.load(SIBLING_WORD)
+    }
+
+    /// Makes the stamp fit the leaf.
+    pub fn set_stamp(self) {
+        self.store(SIBLING_WORD, L::leaf_sum(self));
+    }
+
+    /// Whether the stamp fits the leaf: it does not if a WRITE of the leaf stopped half-way.
+    #[inline]
+    #[must_use]
+    pub fn stamp_fits(self) -> bool {
+        self.stamp() == L::leaf_sum(self)
     }
 
     /// What a cache has noted in the page in its frame: word 5, as pages in frames have no siblings. It never

@@ -4,6 +4,21 @@ use super::layout::{Layout, Probe, Reach};
 use super::view::Page;
 use farleaf_fabric::GlobalAddr;
 
+/// The keys that `parent` leads to its child at `slot` for: from the first to before the second, which may be infinite.
+pub fn slot_range<L: Layout>(parent: Page<'_, L>, slot: usize) -> (L::Key, Option<L::Key>) {
+    let low = if slot == 0 { L::low(parent) } else { L::inner_key(parent, slot) };
+    (low, L::inner_end(parent, slot))
+}
+
+/// The keys that both ranges have: a way down leads to a node for the keys that each of its slots has.
+pub fn narrowed<K: Ord>(one: (K, Option<K>), other: (K, Option<K>)) -> (K, Option<K>) {
+    let high = match (one.1, other.1) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    };
+    (one.0.max(other.0), high)
+}
+
 /// Where a descent goes from a page. Only to be trusted once the page's version has been validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {

@@ -3,7 +3,6 @@
 //! *Thread safety*: belongs to its handle's thread. One for an index is enough: two would undo what the other does.
 
 use super::{BalancePolicy, RoutedIndex};
-use crate::cache::Discipline;
 use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
 use farleaf_fabric::Fabric;
@@ -13,14 +12,14 @@ const NAP_NS: u64 = 10_000_000;
 
 /// A balancer.
 #[derive(Debug)]
-pub struct Balancer<'a, F: Fabric, L: Layout, D: Discipline> {
-    index: &'a RoutedIndex<F, L, D>,
+pub struct Balancer<'a, F: Fabric, L: Layout> {
+    index: &'a RoutedIndex<F, L>,
     policy: BalancePolicy<L::Key>,
 }
 
-impl<'a, F: Fabric, L: Layout, D: Discipline> Balancer<'a, F, L, D> {
+impl<'a, F: Fabric, L: Layout> Balancer<'a, F, L> {
     /// A balancer that has seen nothing yet, with the options of the index.
-    pub fn new(index: &'a RoutedIndex<F, L, D>) -> Self {
+    pub fn new(index: &'a RoutedIndex<F, L>) -> Self {
         Self { index, policy: BalancePolicy::new(index.pool.options().balance.clone()) }
     }
 

@@ -37,16 +37,42 @@ impl<L: Layout> ComputePool<L> {
     /// [`IndexError::InvalidArgument`] if the boundaries make no sense or there is no memory for the caches.
     pub fn new(options: &DexOptions<L::Key>) -> Result<Self, IndexError> {
         let map = Arc::new(PartitionMap::new::<L>(1, options.boundaries.clone())?);
+        let servers = map.ranges() + options.spare_compute_servers;
         let memory = Arc::new(MemoryUse::all_but(options.spare_memory_servers));
-        let servers = (0..map.ranges() + options.spare_compute_servers).map(|number| {
+        Self::with_map(options, servers, map, memory)
+    }
+
+    /// The same compute servers after some of them have died: the caches of these are empty, and the map is the last one that
+    /// was published. For when no operation is under way.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if there is no memory for the caches.
+    pub fn restarted(&self, dead: impl Fn(u16) -> bool) -> Result<Self, IndexError> {
+        let servers = self.servers.len() as u16;
+        let mut pool =
+            Self::with_map(&self.options, servers, self.map(), Arc::clone(&self.memory))?;
+        for (after, before) in pool.servers.iter_mut().zip(&self.servers) {
+            if !dead(before.number()) {
+                *after = Arc::clone(before);
+            }
+        }
+        Ok(pool)
+    }
+
+    fn with_map(
+        options: &DexOptions<L::Key>,
+        servers: u16,
+        map: Arc<PartitionMap<L::Key>>,
+        memory: Arc<MemoryUse>,
+    ) -> Result<Self, IndexError> {
+        let servers = (0..servers).map(|number| {
             let dex = DexServer::new(&options.cache, map.range_of(number)).map_err(|_| {
                 IndexError::InvalidArgument("there is no memory for a cache of this size")
             })?;
             Ok(Arc::new(ComputeServer::new(number, dex.sharing(&memory), Arc::clone(&map))))
         });
-        let servers = servers.collect::<Result<_, IndexError>>()?;
         Ok(Self {
-            servers,
+            servers: servers.collect::<Result<_, IndexError>>()?,
             map: Mutex::new(map),
             moving: AtomicBool::new(false),
             memory,

@@ -1,7 +1,6 @@
 //! DEX as one of the index designs: how an index is made, and how handles on it are opened.
 
 use super::{ComputePool, RoutedIndex};
-use crate::cache::{Discipline, Sound};
 use crate::index::dex::{Builder, DexOptions, MemoryUse, of_word};
 use crate::index::{Design, IndexError};
 use crate::page::{DesignId, Layout};
@@ -9,11 +8,10 @@ use crate::remote::{Image, PageClient, RpcClient};
 use crate::wire::{Refusal, Reply, Request};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use std::marker::PhantomData;
 
 /// The DEX design.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Dex<D = Sound>(PhantomData<D>);
+pub struct Dex;
 
 /// Where the root is.
 const ROOT_SERVER: ServerId = ServerId::new(0);
@@ -21,11 +19,23 @@ const ROOT_SERVER: ServerId = ServerId::new(0);
 /// How full inner nodes are when an empty index is made.
 const EMPTY_FILL: f64 = 0.7;
 
-impl<L: Layout, D: Discipline> Design<L> for Dex<D> {
+/// Access to the pages of the index that the memory servers hold, the root's address, and the placement level.
+pub(super) async fn open_pool<F: Fabric, L: Layout>(
+    fabric: F,
+) -> Result<(PageClient<F, L>, GlobalAddr, u8), IndexError> {
+    let found = RpcClient::<F, L>::new(fabric.clone()).superblock(ROOT_SERVER).await?;
+    let word = found
+        .options_of(DesignId::Dex)
+        .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
+    let (chunk_bytes, placement_level) = of_word(word);
+    Ok((PageClient::new(fabric, chunk_bytes), found.root, placement_level))
+}
+
+impl<L: Layout> Design<L> for Dex {
     const NAME: &'static str = "dex";
     type Options = DexOptions<L::Key>;
     type Compute = Arc<ComputePool<L>>;
-    type Index<F: Fabric> = RoutedIndex<F, L, D>;
+    type Index<F: Fabric> = RoutedIndex<F, L>;
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
         Ok(Arc::new(ComputePool::new(options)?))
@@ -69,15 +79,9 @@ impl<L: Layout, D: Discipline> Design<L> for Dex<D> {
     async fn open<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
-    ) -> Result<RoutedIndex<F, L, D>, IndexError> {
-        let rpc = RpcClient::<F, L>::new(fabric.clone());
-        let found = rpc.superblock(ROOT_SERVER).await?;
-        let word = found
-            .options_of(DesignId::Dex)
-            .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
-        let (chunk_bytes, placement_level) = of_word(word);
-        let pages = PageClient::new(fabric, chunk_bytes);
-        Ok(RoutedIndex::open(compute, pages, found.root, placement_level).await?)
+    ) -> Result<RoutedIndex<F, L>, IndexError> {
+        let (pages, root, placement_level) = open_pool(fabric).await?;
+        Ok(RoutedIndex::open(compute, pages, root, placement_level).await?)
     }
 
     fn cached_bytes(compute: &Self::Compute) -> u64 {

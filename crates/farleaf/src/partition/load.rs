@@ -4,15 +4,15 @@
 //! *Thread safety*: private to one task.
 
 use super::{PartitionMap, RoutedIndex};
-use crate::cache::Discipline;
 use crate::index::dex::{Boundaries, Builder, Built, equal_boundaries};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
-use crate::page::Layout;
+use crate::page::{Layout, Page, ScanWindow, clipped, narrowed, slot_range};
 use crate::remote::{Change, Image, Miss, PageClient, Pointer, RemoteError};
 use crate::wire::Refusal;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use std::ops::Bound;
 
-impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
+impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     pub(super) async fn load_all(
         &self,
         records: impl Iterator<Item = (L::Key, L::Value)>,
@@ -117,23 +117,37 @@ async fn try_replace_root<F: Fabric, L: Layout>(
     Ok(pages.commit(Change::new(locked, &copy, image)).await?)
 }
 
+/// A node, and the keys that its parents lead to it for: what it has beyond them does not count (D7).
+type Led<K> = (GlobalAddr, (K, Option<K>));
+
+/// The children of an inner page to which its parents lead for these keys.
+fn children<L: Layout>(
+    page: Page<'_, L>,
+    keys: &(L::Key, Option<L::Key>),
+) -> impl Iterator<Item = Led<L::Key>> {
+    (0..page.count()).filter_map(move |slot| {
+        let keys = narrowed(slot_range(page, slot), keys.clone());
+        let has_any = keys.1.as_ref().is_none_or(|high| keys.0 < *high);
+        has_any.then(|| (L::inner_child(page, slot), keys))
+    })
+}
+
 /// The nodes of the tree below the root, as the pool has it.
 pub(super) async fn nodes_below<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
 ) -> Result<Vec<GlobalAddr>, IndexError> {
     let mut nodes = Vec::new();
-    let mut inner = vec![root];
-    while let Some(at) = inner.pop() {
+    let mut inner: Vec<Led<L::Key>> = vec![(root, (L::min_key(), None))];
+    while let Some((at, keys)) = inner.pop() {
         let copy = match pages.read(Pointer::fixed(at)).await {
             Ok(copy) => copy,
             Err(Miss::Failed(error)) => return Err(error.into()),
             Err(Miss::Restart) => return Err(RemoteError::Contended { retries: 1 }.into()),
         };
         let page = copy.page();
-        for slot in 0..page.count() {
-            let child = L::inner_child(page, slot);
-            nodes.push(child);
+        for child in children(page, &keys) {
+            nodes.push(child.0);
             if page.level() > 1 {
                 inner.push(child);
             }
@@ -147,15 +161,23 @@ pub(super) async fn is_empty<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
 ) -> Result<bool, IndexError> {
-    let mut nodes = vec![root];
-    while let Some(at) = nodes.pop() {
-        // A leaf that was written back in part has no checksum that holds.
+    let mut nodes: Vec<Led<L::Key>> = vec![(root, (L::min_key(), None))];
+    while let Some((at, keys)) = nodes.pop() {
+        // A leaf that was written back in part has no checksum that holds, but a stamp.
         let copy = pages.read_raw(at).await?;
         let page = copy.page();
-        match page.level() {
-            0 if page.live_count() > 0 => return Ok(false),
-            0 => {}
-            _ => nodes.extend((0..page.count()).map(|slot| L::inner_child(page, slot))),
+        if page.level() > 0 {
+            nodes.extend(children(page, &keys));
+            continue;
+        }
+        if !page.stamp_fits() {
+            return Err(RemoteError::Damaged { at }.into());
+        }
+        let unbounded = (Bound::Unbounded, Bound::Unbounded);
+        let (lower, upper) = clipped(unbounded, (&keys.0, keys.1.as_ref()));
+        let window = ScanWindow { lower, upper, reverse: false, limit: 1 };
+        if L::leaf_collect(page, &window, &mut Vec::new()) > 0 {
+            return Ok(false);
         }
     }
     Ok(true)

@@ -8,7 +8,7 @@
 //! *Thread safety*: belongs to its endpoint's thread; moves of several handles exclude each other.
 
 use super::RoutedIndex;
-use crate::cache::{AdmissionName, Discipline};
+use crate::cache::AdmissionName;
 use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
 use farleaf_fabric::Fabric;
@@ -16,7 +16,7 @@ use farleaf_fabric::Fabric;
 /// How often a boundary is tried that leaves do not keep.
 const ATTEMPTS: u32 = 16;
 
-impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
+impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: those on the other's side of the
     /// boundary between leaves that is nearest to `near`, or all. Operations go on meanwhile; those on these keys wait.
     ///

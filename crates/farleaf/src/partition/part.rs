@@ -3,7 +3,7 @@
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
 use super::ComputeServer;
-use crate::cache::{Discipline, OwnedRange, Sound};
+use crate::cache::OwnedRange;
 use crate::index::IndexError;
 use crate::index::dex::DexIndex;
 use crate::page::Layout;
@@ -15,9 +15,9 @@ use std::rc::Rc;
 
 /// One compute server, as a handle of this process reaches it.
 #[derive(Debug)]
-pub(super) struct Part<F: Fabric, L: Layout, D: Discipline = Sound> {
+pub(super) struct Part<F: Fabric, L: Layout> {
     pub(super) server: Arc<ComputeServer<L>>,
-    pub(super) index: DexIndex<F, L, D>,
+    pub(super) index: DexIndex<F, L>,
     /// Its range as of this epoch.
     range: RefCell<OwnedRange<L::Key>>,
     epoch: Cell<u64>,
@@ -26,7 +26,7 @@ pub(super) struct Part<F: Fabric, L: Layout, D: Discipline = Sound> {
     one_in: u32,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> Part<F, L, D> {
+impl<F: Fabric, L: Layout> Part<F, L> {
     /// A handle on `server`'s part of the index with its root at `root`.
     pub(super) async fn open(
         server: &Arc<ComputeServer<L>>,

@@ -7,9 +7,11 @@
 
 use super::part::Part;
 use super::{Balancer, ComputePool, PartitionMap};
-use crate::cache::{CacheCounters, Discipline, OwnedRange, Sound};
+use crate::cache::{CacheCounters, OwnedRange};
 use crate::index::dex::DexIndex;
-use crate::index::{Exchange, IndexError, KeyRange, RangeIndex, Records, Reshape, Reshaped, Scan};
+use crate::index::{
+    Background, Exchange, IndexError, KeyRange, RangeIndex, Records, Reshape, Reshaped, Scan,
+};
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};
 use crate::together::all;
@@ -21,13 +23,13 @@ use std::rc::Rc;
 
 /// A client's handle.
 #[derive(Debug)]
-pub struct RoutedIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
+pub struct RoutedIndex<F: Fabric, L: Layout> {
     pub(super) pool: Arc<ComputePool<L>>,
     pub(super) pages: Rc<PageClient<F, L>>,
     pub(super) root: GlobalAddr,
     /// The map that this client goes by.
     route: RefCell<Arc<PartitionMap<L::Key>>>,
-    pub(super) parts: Vec<Part<F, L, D>>,
+    pub(super) parts: Vec<Part<F, L>>,
 }
 
 /// How long an operation waits for keys that move.
@@ -46,7 +48,7 @@ struct Patience {
 /// Lookups of one multi-get that are in flight together.
 const LOOKUPS_TOGETHER: usize = 32;
 
-impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
+impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     pub(super) async fn open(
         pool: &Arc<ComputePool<L>>,
         pages: PageClient<F, L>,
@@ -67,7 +69,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
     ///
     /// # Panics
     /// If there is no such compute server.
-    pub fn part(&self, compute_server: u16) -> &DexIndex<F, L, D> {
+    pub fn part(&self, compute_server: u16) -> &DexIndex<F, L> {
         &self.parts[usize::from(compute_server)].index
     }
 
@@ -83,7 +85,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
 
     /// The part of the owner of `key`, who accepts the operation.
     #[inline]
-    async fn find_owner(&self, key: &L::Key) -> Result<&DexIndex<F, L, D>, IndexError> {
+    async fn find_owner(&self, key: &L::Key) -> Result<&DexIndex<F, L>, IndexError> {
         self.pages.fabric().charge(Work::Client).await;
         let part = &self.parts[usize::from(self.owner(key))];
         match part.accept(key) {
@@ -97,7 +99,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
         &self,
         key: &L::Key,
         patience: &mut Patience,
-    ) -> Result<&DexIndex<F, L, D>, IndexError> {
+    ) -> Result<&DexIndex<F, L>, IndexError> {
         loop {
             self.wait_for_map(patience).await?;
             let part = &self.parts[usize::from(self.owner(key))];
@@ -111,7 +113,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
     async fn at_owner<'a, T, W: Future<Output = Result<T, RemoteError>>>(
         &'a self,
         key: &L::Key,
-        work: impl Fn(&'a DexIndex<F, L, D>) -> W,
+        work: impl Fn(&'a DexIndex<F, L>) -> W,
     ) -> Result<T, IndexError> {
         match work(self.find_owner(key).await?).await {
             Err(RemoteError::Moved) => {}
@@ -180,7 +182,7 @@ impl<F: Fabric, L: Layout, D: Discipline> RoutedIndex<F, L, D> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
+impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
     type Key = L::Key;
     type Value = L::Value;
 
@@ -267,6 +269,13 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
         self.load_all(records, fill).await
     }
 
+    async fn flush(&self) -> Result<(), IndexError> {
+        for part in &self.parts {
+            part.index.flush().await?;
+        }
+        Ok(())
+    }
+
     async fn collect(&self) -> Result<(), IndexError> {
         for part in &self.parts {
             match part.index.collect().await {
@@ -300,12 +309,25 @@ impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for RoutedIndex<F, L, D> {
         }
     }
 
-    async fn balance(
+    /// Balancing is for the whole index. What is dirty is written back by a handle on a compute server's endpoint for that
+    /// one, by another handle for all.
+    async fn background(
         &self,
+        work: Background,
         ended: &dyn Fn() -> bool,
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) -> Result<(), IndexError> {
-        Balancer::new(self).run(ended, report).await;
+        match work {
+            Background::Balance => Balancer::new(self).run(ended, report).await,
+            Background::WriteBack => {
+                let here = usize::from(self.pages.fabric().compute_server());
+                let parts = match self.parts.get(here) {
+                    Some(part) => std::slice::from_ref(part),
+                    None => &self.parts,
+                };
+                all(parts.iter().map(|part| part.index.write_back_by_age(ended))).await;
+            }
+        }
         Ok(())
     }
 

@@ -5,25 +5,24 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
+use super::design::open_pool;
 use super::load::{is_empty, nodes_below, replace_root};
 use super::part::Part;
 use super::routed::go_behind;
 use super::{ComputeServer, PartitionMap};
 use crate::cache::CacheCounters;
-use crate::index::dex::{Builder, of_word};
+use crate::index::dex::Builder;
 use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
-use crate::page::{DesignId, Layout, LeafEdit};
-use crate::remote::{PageClient, RemoteError, RpcClient};
+use crate::page::{Layout, LeafEdit};
+use crate::remote::{PageClient, RemoteError};
 use crate::wire::{Ask, Refusal, SCAN_REPLY_RECORDS, Told, Trouble};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::ops::Bound;
 use std::rc::Rc;
 
 /// One operation in so many tells what the load is.
 const SAMPLED_ONE_IN: u32 = 64;
-/// Where the root is.
-const ROOT_SERVER: ServerId = ServerId::new(0);
 /// How long a compute server has halted at the longest that hears nothing more.
 const LONGEST_HALT_NS: u64 = 20_000_000_000;
 /// How much of that must be left when a tree is replaced.
@@ -51,6 +50,7 @@ pub fn trouble(error: &IndexError) -> Trouble {
         IndexError::Refused { refusal: Refusal::NotEmpty, .. } => Trouble::NotEmpty,
         IndexError::NotSorted { .. } => Trouble::NotSorted,
         IndexError::InvalidArgument(_) => Trouble::Malformed,
+        IndexError::Damaged { .. } => Trouble::Damaged,
         _ => Trouble::Damaged,
     }
 }
@@ -61,15 +61,10 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     /// # Errors
     /// [`IndexError`] if the memory servers hold no index, or cannot be reached.
     pub async fn open(server: &Arc<ComputeServer<L>>, fabric: F) -> Result<Self, IndexError> {
-        let found = RpcClient::<F, L>::new(fabric.clone()).superblock(ROOT_SERVER).await?;
-        let word = found
-            .options_of(DesignId::Dex)
-            .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
-        let (chunk_bytes, placement_level) = of_word(word);
-        let pages = Rc::new(PageClient::new(fabric, chunk_bytes));
-        let part =
-            Part::open(server, &pages, (found.root, placement_level), SAMPLED_ONE_IN).await?;
-        Ok(Self { pages, root: found.root, placement_level, part })
+        let (pages, root, placement_level) = open_pool(fabric).await?;
+        let pages = Rc::new(pages);
+        let part = Part::open(server, &pages, (root, placement_level), SAMPLED_ONE_IN).await?;
+        Ok(Self { pages, root, placement_level, part })
     }
 
     /// What the cache did for this thread.
@@ -120,6 +115,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
             }
             Ask::UpsertAll { records } => self.upsert_all(&records).await,
+            Ask::Flush => self.told(self.part.index.flush().await.map_err(IndexError::from)),
             Ask::Collect => {
                 let collected = self.part.index.collect().await;
                 self.told(collected.map_err(IndexError::from))

@@ -5,15 +5,18 @@
 //! pages that lose keys before those that gain them: so that a reader who reads through a lock (V1) never
 //! finds a key in a page that others can change it past.
 //!
+//! A page that only this client's compute server reads and changes needs no lock: its entry and the page go out together
+//! ([`PageClient::post_logged`]).
+//!
 //! *Invariants*: W1. the entry is there before a word of a page changes. W2. nobody can validate a page, and
 //! so nobody can lock it, before every word of its WRITE has landed. W3. when a commit returns `Ok`, every
 //! page is written.
 
 use super::identity::Slot;
 use super::redo::{MAX_PAGES, Redo, RedoPage};
-use super::{Discipline, Image, Locked, PageClient, PageCopy, RemoteError};
-use crate::page::{Layout, LockWord};
-use farleaf_fabric::Fabric;
+use super::{Image, Locked, PageClient, PageCopy, RemoteError};
+use crate::page::{Layout, LockWord, Page};
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 
 /// A page that this client holds, as it was and as it is to be.
 #[derive(Debug)]
@@ -38,7 +41,7 @@ impl<'a, L: Layout> Change<'a, L> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Writes and unlocks one page.
     ///
     /// # Errors
@@ -98,12 +101,39 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         Ok(())
     }
 
+    /// Posts the WRITEs of a page that no other client reads or changes: of an entry in `slot`, which is on the page's
+    /// server, and of the whole page. So a page that is left half written can be completed ([`PageClient::half_written`]).
+    /// `before` is the page as the pool has it, if that is known.
+    ///
+    /// # Errors
+    /// [`FabricError`] if there are no buffers.
+    pub(crate) fn post_logged(
+        &self,
+        slot: &Slot<'_>,
+        at: GlobalAddr,
+        before: Option<Page<'_, L>>,
+        after: &Image<L>,
+    ) -> Result<[F::Op<Buffer>; 2], FabricError> {
+        let redo = match before {
+            Some(before) => RedoPage::between(at, before, after.page()),
+            None => RedoPage::whole(at, after.page()),
+        };
+        let owner = after.page().lock_word().owner();
+        let words = Redo { owner, pages: vec![redo] }.words();
+        // Both buffers before the first post: nothing must come between the two.
+        let entry = self.fabric().buffer(words.len() * 8)?;
+        let page = self.fabric().buffer(Self::PAGE_BYTES)?;
+        words.into_iter().enumerate().for_each(|(index, word)| entry.set(index, word));
+        page.copy_from(after.words());
+        Ok([self.fabric().write(slot.at, entry), self.fabric().write(at, page)])
+    }
+
     /// Posts the WRITE of the log entry.
     pub(super) async fn post_entry(
         &self,
         slot: &Slot<'_>,
         changes: &[Change<'_, L>],
-    ) -> Result<F::Op<farleaf_fabric::Buffer>, RemoteError> {
+    ) -> Result<F::Op<Buffer>, RemoteError> {
         let owner = changes[0].locked.word.owner();
         let pages = changes.iter().map(|change| change.redo.clone()).collect();
         let words = Redo { owner, pages }.words();

@@ -1,6 +1,6 @@
 //! The change of one page: made on a private image, locked, written.
 
-use super::{Change, Discipline, Image, Miss, PageClient, PageCopy};
+use super::{Change, Image, Miss, PageClient, PageCopy};
 use crate::page::{Layout, Page};
 use farleaf_fabric::{Fabric, Work};
 
@@ -15,7 +15,7 @@ pub enum Edit<T> {
     Full,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Applies `edit` to the page that `copy` is of, if it is still as in the copy: one CAS and three WRITEs,
     /// or nothing at all if the edit changes nothing.
     ///

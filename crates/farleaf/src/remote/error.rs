@@ -2,7 +2,7 @@
 
 use crate::page::SuperblockError;
 use crate::wire::Refusal;
-use farleaf_fabric::{FabricError, ServerId};
+use farleaf_fabric::{FabricError, GlobalAddr, ServerId};
 use thiserror::Error;
 
 /// Why an exchange with a memory server did not succeed.
@@ -25,6 +25,12 @@ pub enum RemoteError {
     Contended {
         /// How often it was tried again.
         retries: u32,
+    },
+    /// A page is neither of one piece nor being written: a WRITE of it stopped half-way.
+    #[error("the page at {at:?} is damaged: a write of it stopped half-way")]
+    Damaged {
+        /// The page.
+        at: GlobalAddr,
     },
     /// The keys are another compute server's by now.
     #[error("the keys have moved to another compute server")]

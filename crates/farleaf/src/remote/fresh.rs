@@ -6,7 +6,7 @@
 //!
 //! *Thread safety*: private to one task.
 
-use super::{Discipline, Image, PageClient, RemoteError};
+use super::{Image, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use std::collections::VecDeque;
@@ -47,21 +47,21 @@ impl<F: Fabric> fmt::Debug for FreshNode<F> {
 }
 
 /// Writes new pages.
-pub struct FreshWriter<'a, F: Fabric, L: Layout, D: Discipline> {
-    pages: &'a PageClient<F, L, D>,
+pub struct FreshWriter<'a, F: Fabric, L: Layout> {
+    pages: &'a PageClient<F, L>,
     in_flight: VecDeque<Written<F, L>>,
     nodes: Vec<GlobalAddr>,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> fmt::Debug for FreshWriter<'_, F, L, D> {
+impl<F: Fabric, L: Layout> fmt::Debug for FreshWriter<'_, F, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FreshWriter").field("nodes", &self.nodes.len()).finish_non_exhaustive()
     }
 }
 
-impl<'a, F: Fabric, L: Layout, D: Discipline> FreshWriter<'a, F, L, D> {
+impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     /// A writer without any page yet.
-    pub fn new(pages: &'a PageClient<F, L, D>) -> Self {
+    pub fn new(pages: &'a PageClient<F, L>) -> Self {
         Self { pages, in_flight: VecDeque::new(), nodes: Vec::new() }
     }
 

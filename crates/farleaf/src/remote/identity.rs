@@ -1,7 +1,7 @@
 //! Who this client is: its number, and where its log is on each memory server. Both are asked for once,
 //! when the first change needs them: who only reads never asks.
 
-use super::{Discipline, PageClient, RemoteError};
+use super::{PageClient, RemoteError};
 use crate::page::Layout;
 use crate::wire::{LOG_SLOTS, Reply, Request, TICKETS, Ticket, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -25,24 +25,31 @@ pub(super) struct Identity {
 struct Log {
     at: GlobalAddr,
     used: u64,
+    /// Of those that are used: the ones that no operation will free, because their pages may not be written.
+    kept: u64,
 }
 
 /// A slot of this client's log: free again when dropped.
 #[derive(Debug)]
-pub(super) struct Slot<'a> {
+pub(crate) struct Slot<'a> {
     identity: &'a Identity,
     server: ServerId,
     number: u64,
     pub(super) at: GlobalAddr,
     /// The entry may still be needed: the slot stays in use.
-    pub(super) keep: bool,
+    pub(crate) keep: bool,
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        if !self.keep {
-            self.identity.free(self.server, self.number);
-        }
+        self.identity.free(self.server, self.number, self.keep);
+    }
+}
+
+impl Slot<'_> {
+    /// The client whose log this is a slot of.
+    pub(crate) fn owner(&self) -> u16 {
+        self.identity.owner.get()
     }
 }
 
@@ -57,14 +64,20 @@ impl Identity {
         Some(self.owner.get()).filter(|owner| *owner != 0)
     }
 
-    /// All slots are free: no commit is under way or in doubt.
-    pub(super) fn free_all(&self) {
-        self.logs.borrow_mut().iter_mut().flatten().for_each(|log| log.used = 0);
+    /// Frees the slots that were kept: all of their pages are written by now.
+    pub(super) fn free_kept(&self) {
+        for log in self.logs.borrow_mut().iter_mut().flatten() {
+            log.used &= !log.kept;
+            log.kept = 0;
+        }
     }
 
-    fn free(&self, server: ServerId, number: u64) {
+    fn free(&self, server: ServerId, number: u64, keep: bool) {
         if let Some(log) = &mut self.logs.borrow_mut()[server.index()] {
-            log.used &= !(1 << number);
+            match keep {
+                true => log.kept |= 1 << number,
+                false => log.used &= !(1 << number),
+            }
         }
     }
 
@@ -79,7 +92,7 @@ impl Identity {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// A ticket for a change that is left to a memory server; none while too many are in use.
     pub(crate) async fn take_ticket(&self) -> Result<Option<Ticket>, RemoteError> {
         let owner = self.owner().await?;
@@ -133,7 +146,7 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
     }
 
     /// Makes sure of this client's log on `server`; one RPC the first time.
-    pub(super) async fn prepare_log(&self, server: ServerId) -> Result<u16, RemoteError> {
+    pub(crate) async fn prepare_log(&self, server: ServerId) -> Result<u16, RemoteError> {
         let owner = self.owner().await?;
         let known = |identity: &Identity| {
             identity.logs.borrow().get(server.index()).is_none_or(|log| log.is_some())
@@ -141,7 +154,8 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         if !known(&self.identity) {
             let at = self.log_of(owner, server, true).await?;
             if !known(&self.identity) {
-                self.identity.logs.borrow_mut()[server.index()] = Some(Log { at, used: 0 });
+                self.identity.logs.borrow_mut()[server.index()] =
+                    Some(Log { at, used: 0, kept: 0 });
             }
         }
         Ok(owner)
@@ -149,7 +163,7 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
 
     /// A slot of this client's log on `server`, which has been prepared. Waits while all are in use: each is
     /// for a round trip or two.
-    pub(super) async fn slot(&self, server: ServerId) -> Result<Slot<'_>, RemoteError> {
+    pub(crate) async fn slot(&self, server: ServerId) -> Result<Slot<'_>, RemoteError> {
         let mut waits = 0;
         loop {
             if let Some(slot) = self.identity.take(server, log_slot_bytes::<L>()) {

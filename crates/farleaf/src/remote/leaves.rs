@@ -9,7 +9,7 @@
 //! *Thread safety*: private to one task.
 
 use super::heads::listed;
-use super::{Discipline, Miss, PageClient, PageCopy, PendingRead, Pointer};
+use super::{Miss, PageClient, PageCopy, PendingRead, Pointer};
 use crate::page::Layout;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::collections::VecDeque;
@@ -19,14 +19,14 @@ use std::fmt;
 const MAX_STEPS: usize = 64;
 
 /// Leaves in flight, and the way along them.
-pub struct LeafStream<'a, F: Fabric, L: Layout, D: Discipline> {
-    pages: &'a PageClient<F, L, D>,
+pub struct LeafStream<'a, F: Fabric, L: Layout> {
+    pages: &'a PageClient<F, L>,
     ahead: VecDeque<Ahead<F, L>>,
     /// How many leaves a head's list may bring into flight.
     window: usize,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> fmt::Debug for LeafStream<'_, F, L, D> {
+impl<F: Fabric, L: Layout> fmt::Debug for LeafStream<'_, F, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeafStream").field("in_flight", &self.ahead.len()).finish_non_exhaustive()
     }
@@ -44,9 +44,9 @@ struct Ahead<F: Fabric, L> {
     fresh: bool,
 }
 
-impl<'a, F: Fabric, L: Layout, D: Discipline> LeafStream<'a, F, L, D> {
+impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
     /// A walk with nothing in flight yet.
-    pub fn new(pages: &'a PageClient<F, L, D>) -> Self {
+    pub fn new(pages: &'a PageClient<F, L>) -> Self {
         Self { pages, ahead: VecDeque::new(), window: 0 }
     }
 

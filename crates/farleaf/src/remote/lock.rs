@@ -12,7 +12,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::pages::READ_RETRIES;
-use super::{Backoff, Discipline, Miss, PageClient, PageCopy, RemoteError};
+use super::{Backoff, Miss, PageClient, PageCopy, RemoteError};
 use crate::page::{Layout, LockWord};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
 use std::cell::RefCell;
@@ -66,7 +66,7 @@ impl Drop for Hold<'_> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Marks a page as held by an operation of this client (K2).
     pub(super) fn hold(&self, at: GlobalAddr) -> Option<Hold<'_>> {
         // Not `then_some`: a mark that is made and dropped would take the other operation's away.
@@ -207,8 +207,8 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
             }
         }
         if self.held.borrow().is_empty() {
-            // No commit is under way, and none is in doubt: whatever slots they kept are free.
-            self.identity.free_all();
+            // No commit is in doubt any more.
+            self.identity.free_kept();
         }
     }
 }

@@ -13,11 +13,9 @@
 
 use super::identity::Identity;
 use super::lock::Doubt;
-use super::{
-    Backoff, Discipline, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient,
-    Sound,
-};
+use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
 use crate::page::{Layout, LockWord, NodeCarver};
+use crate::rules;
 use crate::wire::{Reply, Request};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
@@ -40,7 +38,7 @@ const BUSY_WAIT_NS: u64 = 500;
 
 /// One client's access to pages.
 #[derive(Debug)]
-pub struct PageClient<F: Fabric, L: Layout, D: Discipline = Sound> {
+pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) rpc: RpcClient<F, L>,
     nodes: NodeAllocator<F, L>,
     pub(super) identity: Identity,
@@ -56,7 +54,6 @@ pub struct PageClient<F: Fabric, L: Layout, D: Discipline = Sound> {
     backoff: Cell<Backoff>,
     /// Freed nodes with the moment from which they can be used again.
     resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
-    discipline: PhantomData<D>,
 }
 
 /// A READ of a page that has been posted.
@@ -79,7 +76,7 @@ impl<F: Fabric> PendingRead<F> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Bytes of a page.
     pub const PAGE_BYTES: usize = L::PAGE_WORDS * 8;
 
@@ -95,7 +92,6 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
             suspect: Cell::new(None),
             backoff: Cell::new(Backoff::default()),
             resting: RefCell::default(),
-            discipline: PhantomData,
         }
     }
 
@@ -206,7 +202,8 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
             // pages.
             self.suspect.set(Some((copy.at, word)));
         }
-        (!D::CHECKS_SUM || page.is_of_one_piece()) && page.address() == copy.at
+        (page.is_of_one_piece() || self.fabric().breaks(rules::CHECKSUMS))
+            && page.address() == copy.at
     }
 
     #[cold]

@@ -1,8 +1,8 @@
 //! Pages that a dead client left locked or half written.
 //!
 //! Who is held up by a page for long asks memory server 0 whether its owner has been declared dead. If so,
-//! it shuts the dead one's compute server out of all memory servers, so that nothing of it lands any more,
-//! and looks for the page in the dead one's log. With `t` the version that an entry makes of the page, the
+//! it shuts the dead one's compute server out of all memory servers, so that nothing of it lands any more
+//! (unless that has been done: the compute server may live again), and looks for the page in the dead one's log. With `t` the version that an entry makes of the page, the
 //! page belongs to the entry if its word is
 //!
 //! - `locked, owner, t-1`: the lock is held, some of the body may be written;
@@ -21,7 +21,7 @@
 use super::identity::REGISTRAR;
 use super::pages::READ_RETRIES;
 use super::redo::{Redo, RedoPage};
-use super::{Change, Discipline, Image, Miss, PageClient, RemoteError};
+use super::{Change, Image, Miss, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
 use crate::wire::{LOG_SLOTS, Refusal, Reply, Request, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -32,14 +32,23 @@ struct Gone {
     owner: u16,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// All clients that `compute_server` has registered so far are dead. Whoever says so must know it: they
     /// are shut out.
     ///
     /// # Errors
     /// [`RemoteError`] if memory server 0 does not answer.
     pub async fn declare_dead(&self, compute_server: u16) -> Result<(), RemoteError> {
-        let request = Request::DeclareDead { compute_server };
+        self.tell_dead(compute_server, false).await
+    }
+
+    /// The same for those that are shut out of all memory servers already: from now on that compute server may live again.
+    pub(crate) async fn declare_fenced(&self, compute_server: u16) -> Result<(), RemoteError> {
+        self.tell_dead(compute_server, true).await
+    }
+
+    async fn tell_dead(&self, compute_server: u16, fenced: bool) -> Result<(), RemoteError> {
+        let request = Request::DeclareDead { compute_server, fenced };
         // Saying it twice is no harm.
         match self.rpc.ask_harmless(REGISTRAR, &request).await? {
             Reply::Done => Ok(()),
@@ -47,7 +56,7 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         }
     }
 
-    fn all_servers(&self) -> impl Iterator<Item = ServerId> + use<F, L, D> {
+    fn all_servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
         (0..self.fabric().memory_servers()).map(ServerId::new)
     }
 
@@ -64,15 +73,20 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
             return Ok(());
         }
         let state = match self.rpc.ask_harmless(REGISTRAR, &Request::OwnerState { owner }).await {
-            Ok(Reply::Owner { dead, compute_server, .. }) => dead.then_some(compute_server),
+            Ok(Reply::Owner { dead, compute_server, fenced, .. }) => {
+                dead.then_some((compute_server, fenced))
+            }
             Ok(_) => return Err(RemoteError::BadReply { server: REGISTRAR }),
             // Without an answer nobody is dead.
             Err(RemoteError::Indeterminate(_) | RemoteError::Refused { .. }) => None,
             Err(error) => return Err(error),
         };
-        let Some(compute_server) = state else { return Ok(()) };
-        for server in self.all_servers() {
-            self.retrying(async || Ok(self.fabric().fence(server, compute_server).await?)).await?;
+        let Some((compute_server, fenced)) = state else { return Ok(()) };
+        if !fenced {
+            for server in self.all_servers() {
+                let fence = async || Ok(self.fabric().fence(server, compute_server).await?);
+                self.retrying(fence).await?;
+            }
         }
         match self.recover(Gone { owner }, at).await {
             Ok(()) | Err(Miss::Restart) => Ok(()),
@@ -140,6 +154,67 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
             drop(self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await);
         }
         Ok(())
+    }
+
+    /// The clients of a compute server that were declared dead, the latest first.
+    async fn dead_owners(&self, compute_server: u16) -> Result<Vec<u16>, RemoteError> {
+        let request = Request::DeadOwners { compute_server };
+        match self.rpc.ask_harmless(REGISTRAR, &request).await? {
+            Reply::Owners(owners) => Ok(owners),
+            _ => Err(RemoteError::BadReply { server: REGISTRAR }),
+        }
+    }
+
+    /// Finishes every change of locked pages that clients of a dead compute server have logged. Its next life does so before it
+    /// touches the nodes below: what was finished later would undo what it has done there since.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server does not answer.
+    pub(crate) async fn finish_all(&self, compute_server: u16) -> Result<(), RemoteError> {
+        for owner in self.dead_owners(compute_server).await? {
+            for page in self.log_entries(owner).await?.iter().flat_map(|entry| &entry.pages) {
+                let word = self.fresh_word(page.at).await?;
+                if !word.is_locked() || word.owner() != owner {
+                    continue; // it was finished; the page may be another node's by now
+                }
+                let mut backoff = self.backoff();
+                // Others may be at it.
+                while let Err(miss) = self.recover(Gone { owner }, page.at).await {
+                    match miss {
+                        Miss::Restart => self.before_retry(&mut backoff).await?,
+                        Miss::Failed(error) => return Err(error),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages that a dead compute server left half written without holding their locks ([`PageClient::post_logged`]),
+    /// each as it was to be; upper levels first. A page that nothing leads to any more can be among them. The compute
+    /// server is shut out of all memory servers.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server does not answer.
+    pub(crate) async fn half_written(
+        &self,
+        compute_server: u16,
+    ) -> Result<Vec<(GlobalAddr, Image<L>)>, RemoteError> {
+        let mut pages = Vec::new();
+        for owner in self.dead_owners(compute_server).await? {
+            for redo in self.log_entries(owner).await?.iter().flat_map(|entry| &entry.pages) {
+                let found = self.read_raw(redo.at).await?;
+                let (page, word) = (found.page(), found.word());
+                let is_target =
+                    word.version() == redo.version || word.version() + 1 == redo.version;
+                if word.is_locked() || page.is_of_one_piece() || page.level() == 0 || !is_target {
+                    continue;
+                }
+                pages.extend(redo.apply(page).map(|image| (redo.at, image)));
+            }
+        }
+        pages.sort_by_key(|(_, image)| std::cmp::Reverse(image.page().level()));
+        Ok(pages)
     }
 
     /// All whole entries of a client's log, on all memory servers.

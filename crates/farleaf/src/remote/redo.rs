@@ -69,6 +69,12 @@ impl RedoPage {
         Self { at, version: after.lock_word().version(), runs }
     }
 
+    /// The whole of a sealed image, for a page whose words in the pool are not known here.
+    pub(super) fn whole<L: Layout>(at: GlobalAddr, after: Page<'_, L>) -> Self {
+        let words = after.words()[1..].iter().map(|word| word.load(Ordering::Relaxed));
+        Self { at, version: after.lock_word().version(), runs: vec![(1, words.collect())] }
+    }
+
     /// The page as after, made from what is there; `None` if that is not what the entry was made for.
     pub(super) fn apply<L: Layout>(&self, found: Page<'_, L>) -> Option<Image<L>> {
         let image = Image::of(found);

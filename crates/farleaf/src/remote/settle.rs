@@ -7,12 +7,12 @@
 
 use super::identity::Slot;
 use super::pages::READ_RETRIES;
-use super::{Backoff, Change, Discipline, PageClient, RemoteError};
+use super::{Backoff, Change, PageClient, RemoteError};
 use crate::page::Layout;
 use farleaf_fabric::{Fabric, ServerId};
 use std::collections::BTreeSet;
 
-impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Brings a commit to its end (W3).
     ///
     /// # Errors

@@ -4,8 +4,9 @@
 //! before the page that points to it. S3. the separator goes into the parent afterwards; until then the
 //! sibling is found through the page that was split.
 
-use super::{Change, Discipline, Image, Miss, PageClient, PageCopy, RemoteError};
+use super::{Change, Image, Miss, PageClient, PageCopy, RemoteError};
 use crate::page::{Layout, LeafInsert, LockWord, Page};
+use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
 /// What a full page had no room for.
@@ -63,7 +64,7 @@ impl<L: Layout> Halves<L> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
+impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Splits the page that `copy` is of, which is not the root, with `node` as its new sibling, and adds
     /// `entry` to the half that it belongs to.
     ///
@@ -121,7 +122,7 @@ impl<F: Fabric, L: Layout, D: Discipline> PageClient<F, L, D> {
         fresh: &[(GlobalAddr, LockWord, &Image<L>)],
         change: Change<'_, L>,
     ) -> Result<(), RemoteError> {
-        if !D::SIBLING_FIRST {
+        if self.fabric().breaks(rules::SIBLING_FIRST) {
             self.commit(change).await?;
             return self.write_fresh(fresh).await;
         }

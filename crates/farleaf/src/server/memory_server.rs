@@ -6,11 +6,11 @@
 //! *Thread safety*: any number of threads, through `&self`.
 
 use super::chunks::ChunkAllocator;
-use super::owners::Owners;
-use super::tree::{Discipline, Loader, Sound, Tree};
+use super::owners::{Owner, Owners};
+use super::tree::{Loader, Tree};
 use super::walks::{Stretch, Walks};
 use crate::page::{DesignId, Layout, NodeCarver, Page, Superblock};
-use crate::wire::{GIVE_BACK_NODES, Refusal, Reply, Request, Share, Usage};
+use crate::wire::{DEAD_OWNERS, GIVE_BACK_NODES, Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
     Backing, Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId,
@@ -44,11 +44,11 @@ impl Default for MemoryServerConfig {
 
 /// A memory server with pages of layout `L`.
 #[derive(Debug)]
-pub struct MemoryServer<L: Layout, D: Discipline = Sound> {
+pub struct MemoryServer<L: Layout> {
     id: ServerId,
     region: Arc<Region>,
     chunks: Arc<ChunkAllocator>,
-    tree: Tree<L, D>,
+    tree: Tree<L>,
     share: OnceLock<Share<L::Key>>,
     load: Mutex<Option<Loader<L>>>,
     owners: Owners,
@@ -59,7 +59,7 @@ pub struct MemoryServer<L: Layout, D: Discipline = Sound> {
     claim: Mutex<()>,
 }
 
-impl<L: Layout, D: Discipline> MemoryServer<L, D> {
+impl<L: Layout> MemoryServer<L> {
     /// A memory server with an empty pool.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
     }
 
     /// The server's own tree, to be called directly.
-    pub fn tree(&self) -> &Tree<L, D> {
+    pub fn tree(&self) -> &Tree<L> {
         &self.tree
     }
 
@@ -285,20 +285,24 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
             Request::Claim { options, root } => self.claim(options, root)?,
             Request::Register => {
                 let owner = self.owners.register(client)?;
-                Reply::Owner { owner, compute_server: client, dead: false }
+                Reply::Owner { owner, compute_server: client, dead: false, fenced: false }
             }
             Request::LogArea { owner, create } => {
                 let chunks = create.then_some(&*self.chunks);
                 let (at, bytes) = self.owners.log_area(owner, Self::log_bytes(), chunks)?;
                 Reply::Chunk { at, bytes }
             }
-            Request::DeclareDead { compute_server } => {
-                self.owners.declare_dead(compute_server);
+            Request::DeclareDead { compute_server, fenced } => {
+                self.owners.declare_dead(compute_server, fenced);
                 Reply::Done
+            }
+            Request::DeadOwners { compute_server } => {
+                Reply::Owners(self.owners.dead_of(compute_server, DEAD_OWNERS))
             }
             Request::OwnerState { owner } => {
                 let state = self.owners.state(owner)?;
-                Reply::Owner { owner, compute_server: state.compute_server, dead: state.dead }
+                let Owner { compute_server, dead, fenced } = state;
+                Reply::Owner { owner, compute_server, dead, fenced }
             }
             Request::LoadBegin { fill_permille } => {
                 let mut load = lock(&self.load);
@@ -329,7 +333,7 @@ impl<L: Layout, D: Discipline> MemoryServer<L, D> {
     }
 }
 
-impl<L: Layout, D: Discipline> RpcService for MemoryServer<L, D> {
+impl<L: Layout> RpcService for MemoryServer<L> {
     fn region(&self) -> &Arc<Region> {
         &self.region
     }

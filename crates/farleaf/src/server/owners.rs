@@ -23,6 +23,8 @@ pub struct Owner {
     pub compute_server: u16,
     /// Whether it has been declared dead.
     pub dead: bool,
+    /// Whether it has been declared to be shut out of all memory servers.
+    pub fenced: bool,
 }
 
 /// The clients, as one memory server knows them.
@@ -43,7 +45,7 @@ impl Owners {
         if registered.len() >= usize::from(LockWord::OWNER_LIMIT) {
             return Err(Refusal::OutOfMemory);
         }
-        registered.push(Owner { compute_server, dead: false });
+        registered.push(Owner { compute_server, dead: false, fenced: false });
         Ok(registered.len() as u16)
     }
 
@@ -56,11 +58,22 @@ impl Owners {
         lock(&self.registered).get(place).copied().ok_or(Refusal::NoSuchOwner)
     }
 
-    /// All clients of a compute server are dead; those that it registers later are not.
-    pub fn declare_dead(&self, compute_server: u16) {
+    /// All clients of a compute server are dead, and perhaps shut out of all memory servers; those that it registers later are
+    /// not.
+    pub fn declare_dead(&self, compute_server: u16, fenced: bool) {
         for owner in lock(&self.registered).iter_mut() {
-            owner.dead |= owner.compute_server == compute_server;
+            if owner.compute_server == compute_server {
+                (owner.dead, owner.fenced) = (true, owner.fenced || fenced);
+            }
         }
+    }
+
+    /// The dead clients of a compute server, the latest first, `most` at most.
+    pub fn dead_of(&self, compute_server: u16, most: usize) -> Vec<u16> {
+        let registered = lock(&self.registered);
+        let is_dead = |owner: &Owner| owner.dead && owner.compute_server == compute_server;
+        let dead = registered.iter().enumerate().rev().filter(|(_, owner)| is_dead(owner));
+        dead.map(|(place, _)| place as u16 + 1).take(most).collect()
     }
 
     /// The log of a client on this server; a new one of `bytes` bytes from `chunks`, if it has none yet.
@@ -98,11 +111,16 @@ mod tests {
         let owners = Owners::default();
         let chunks = ChunkAllocator::new(ServerId::new(0), 8192);
         let (first, second) = (owners.register(4).unwrap(), owners.register(5).unwrap());
-        owners.declare_dead(4);
+        owners.declare_dead(4, false);
         let third = owners.register(4).unwrap();
         assert_eq!([first, second, third], [1, 2, 3]);
         let dead = |owner| owners.state(owner).unwrap().dead;
         assert_eq!([dead(1), dead(2), dead(3)], [true, false, false]);
+        assert!(!owners.state(1).unwrap().fenced);
+        owners.declare_dead(4, true);
+        assert!(owners.state(1).unwrap().fenced && !owners.state(2).unwrap().fenced);
+        assert_eq!((owners.dead_of(4, 9), owners.dead_of(4, 1)), (vec![3, 1], vec![3]));
+        assert_eq!(owners.dead_of(5, 9), Vec::<u16>::new());
         assert_eq!(owners.state(0), Err(Refusal::NoSuchOwner));
         assert_eq!(owners.state(4), Err(Refusal::NoSuchOwner));
 

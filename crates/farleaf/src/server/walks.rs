@@ -11,7 +11,10 @@
 //!
 //! *Thread safety*: any number of threads; changes of leaves one after the other.
 
-use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, Page, Probe, Reach, ScanWindow};
+use crate::page::{
+    Answer, Layout, LeafEdit, LeafOutcome, Page, Probe, Reach, ScanWindow, clipped, narrowed,
+    slot_range,
+};
 use crate::wire::{Refusal, Reply, SCAN_REPLY_RECORDS, Ticket};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
@@ -27,6 +30,13 @@ struct Last<V> {
     number: u32,
     /// The reply, if something was done before it was closed.
     done: Option<(Option<GlobalAddr>, Answer<V>)>,
+}
+
+/// A leaf, and the keys that the way leads to it for: it may have more (D7).
+struct Found<'a, L: Layout> {
+    at: GlobalAddr,
+    page: Page<'a, L>,
+    keys: (L::Key, Option<L::Key>),
 }
 
 /// By client and slot.
@@ -54,15 +64,16 @@ pub(super) struct Stretch<K> {
 }
 
 impl<L: Layout> Walks<L> {
-    /// The leaf below `node` that the probe lies in.
+    /// The leaf below `node` that the probe lies in, and the keys that the way leads to it for.
     async fn leaf<'a, C: Cpu>(
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
         node: GlobalAddr,
         level: u8,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(GlobalAddr, Page<'a, L>), Refusal> {
+    ) -> Result<Found<'a, L>, Refusal> {
         let (mut at, mut level) = (node, level);
+        let mut keys = None;
         loop {
             let page = page_at(at).ok_or(Refusal::NotHere)?;
             cpu.charge(Work::VisitNode).await;
@@ -72,10 +83,14 @@ impl<L: Layout> Walks<L> {
             if !fits {
                 return Err(Refusal::NotHere);
             }
+            let fences = (L::low(page), L::high(page));
+            let led = keys.map_or(fences.clone(), |keys| narrowed(keys, fences));
             if level == 0 {
-                return Ok((at, page));
+                return Ok(Found { at, page, keys: led });
             }
-            at = L::inner_child(page, L::inner_slot(page, probe));
+            let slot = L::inner_slot(page, probe);
+            keys = Some(narrowed(led, slot_range(page, slot)));
+            at = L::inner_child(page, slot);
             level -= 1;
         }
     }
@@ -107,10 +122,12 @@ impl<L: Layout> Walks<L> {
         edit: &LeafEdit<L>,
         ticket: Option<Ticket>,
     ) -> Result<Reply<L>, Refusal> {
-        let (at, page) = Self::leaf(cpu, page_at, node, level, Probe::At(&edit.key)).await?;
+        let found = Self::leaf(cpu, page_at, node, level, Probe::At(&edit.key)).await?;
+        let Found { at, page, .. } = found;
         if !edit.changes() {
-            return match Self::read(cpu, page, || edit.apply(page)).await? {
-                LeafOutcome::Nothing(answer) => Ok(Reply::Walked { leaf: None, answer }),
+            let look = || page.stamp_fits().then(|| edit.apply(page));
+            return match Self::read(cpu, page, look).await? {
+                Some(LeafOutcome::Nothing(answer)) => Ok(Reply::Walked { leaf: None, answer }),
                 _ => Err(Refusal::Damaged),
             };
         }
@@ -124,12 +141,18 @@ impl<L: Layout> Walks<L> {
         // All changes hold the tickets, so nobody else has the latch, unless the page is none of a leaf.
         let version = page.latch().optimistic().ok_or(Refusal::NotHere)?;
         let _guard = page.latch().try_lock(version, 0).ok_or(Refusal::NotHere)?;
+        if !page.stamp_fits() {
+            return Err(Refusal::Damaged); // D8
+        }
         if edit.would_leave_sparse(page) {
             return Err(Refusal::Restructures); // W3
         }
         let (leaf, answer) = match edit.apply(page) {
             LeafOutcome::Nothing(answer) => (None, answer),
-            LeafOutcome::Changed(answer, _) => (Some(at), answer),
+            LeafOutcome::Changed(answer, _) => {
+                page.set_stamp();
+                (Some(at), answer)
+            }
             LeafOutcome::Full => return Err(Refusal::Restructures), // W3
         };
         let done = Some((leaf, answer.clone()));
@@ -185,22 +208,28 @@ impl<L: Layout> Walks<L> {
                 Bound::Excluded(key) => Probe::Before(key),
                 Bound::Unbounded => Probe::Last,
             };
-            let (_, page) = Self::leaf(cpu, &page_at, node, level, probe).await?;
+            let Found { page, keys, .. } = Self::leaf(cpu, &page_at, node, level, probe).await?;
             let had = records.len();
-            let (lower, upper) = (lower.as_ref(), upper.as_ref());
+            // What the leaf has beyond the keys that led to it does not count (D7).
+            let wanted = (lower.as_ref(), upper.as_ref());
+            let (lower, upper) = clipped(wanted, (&keys.0, keys.1.as_ref()));
             let window = ScanWindow { lower, upper, reverse, limit: limit - had };
             let collect = || {
                 records.truncate(had);
-                L::leaf_collect(page, &window, &mut records)
+                L::leaf_collect(page, &window, &mut records);
+                page.stamp_fits()
             };
-            Self::read(cpu, page, collect).await?;
+            if !Self::read(cpu, page, collect).await? {
+                return Err(Refusal::Damaged); // D8
+            }
             cpu.charge(Work::CopyRecords((records.len() - had) as u32)).await;
             let full = records.len() >= limit;
+            let asked = ScanWindow { lower: wanted.0, upper: wanted.1, reverse, limit };
             let next = match reverse {
-                false => L::high(page).filter(|end| high.as_ref().is_none_or(|high| end < high)),
-                true => Some(L::low(page)).filter(|start| *start > low),
+                false => keys.1.filter(|end| high.as_ref().is_none_or(|high| end < high)),
+                true => Some(keys.0).filter(|start| *start > low),
             };
-            let next = next.filter(|fence| window.goes_behind(fence));
+            let next = next.filter(|fence| asked.goes_behind(fence));
             match next {
                 Some(key) if !full => {
                     place = if reverse { Bound::Excluded(key) } else { Bound::Included(key) };

@@ -35,6 +35,8 @@ pub enum Ask<L: Layout> {
     Map,
     /// Housekeeping, to its end.
     Collect,
+    /// Write back everything that was acknowledged before.
+    Flush,
     /// Serve nobody from now on, and write back what the memory servers do not have: the tree is about to be replaced.
     /// A compute server that hears nothing more serves again after a while.
     Halt,
@@ -182,6 +184,7 @@ impl<L: Layout> Ask<L> {
             }
             Self::LoadEnd => to.push(9),
             Self::LoadAbort => to.push(10),
+            Self::Flush => to.push(11),
         }
         to
     }
@@ -206,6 +209,7 @@ impl<L: Layout> Ask<L> {
             8 => Self::LoadAppend { records: take_records::<L>(&mut from)? },
             9 => Self::LoadEnd,
             10 => Self::LoadAbort,
+            11 => Self::Flush,
             _ => return None,
         };
         whole(ask, from)
@@ -298,6 +302,7 @@ mod tests {
             Ask::LoadBegin { fill_permille: 700 },
             Ask::LoadAppend { records: vec![(u64::MAX, 0)] },
             Ask::LoadEnd,
+            Ask::Flush,
         ];
         for ask in asks {
             let message = ask.encode();

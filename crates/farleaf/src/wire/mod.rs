@@ -126,11 +126,20 @@ pub enum Request<L: Layout> {
     DeclareDead {
         /// The compute server.
         compute_server: u16,
+        /// They are shut out of all memory servers already: whoever finishes what they were at must not fence the compute
+        /// server, which may have begun another life.
+        fenced: bool,
     },
     /// Whether a client has been declared dead; of memory server 0. Answered by [`Reply::Owner`].
     OwnerState {
         /// The client.
         owner: u16,
+    },
+    /// The clients of a compute server that were declared dead, the latest first, [`DEAD_OWNERS`] at most; of memory
+    /// server 0. Answered by [`Reply::Owners`].
+    DeadOwners {
+        /// The compute server.
+        compute_server: u16,
     },
     /// Nodes that nobody can reach any more, to be handed out again as chunks.
     GiveBack {
@@ -202,6 +211,9 @@ pub const fn log_slot_bytes<L: Layout>() -> u64 {
     let words = 8 + 3 * (L::PAGE_WORDS + 8);
     (words as u64 * 8).next_multiple_of(1024)
 }
+
+/// The most clients that [`Reply::Owners`] names: those of the last lives of a compute server.
+pub const DEAD_OWNERS: usize = 256;
 
 /// The most nodes that one request gives back.
 pub const GIVE_BACK_NODES: usize = 1024;
@@ -284,7 +296,11 @@ pub enum Reply<L: Layout> {
         compute_server: u16,
         /// Whether it has been declared dead.
         dead: bool,
+        /// Whether it has been declared to be shut out of all memory servers.
+        fenced: bool,
     },
+    /// The numbers of clients.
+    Owners(Vec<u16>),
     /// No.
     Refused(Refusal),
 }
@@ -457,9 +473,10 @@ impl<L: Layout> Request<L> {
                 to.extend_from_slice(&owner.to_le_bytes());
                 to.push(u8::from(*create));
             }
-            Self::DeclareDead { compute_server } => {
+            Self::DeclareDead { compute_server, fenced } => {
                 to.push(19);
                 to.extend_from_slice(&compute_server.to_le_bytes());
+                to.push(u8::from(*fenced));
             }
             Self::OwnerState { owner } => {
                 to.push(20);
@@ -488,6 +505,10 @@ impl<L: Layout> Request<L> {
             Self::CloseTicket { ticket } => {
                 to.push(24);
                 put_ticket(ticket, &mut to);
+            }
+            Self::DeadOwners { compute_server } => {
+                to.push(25);
+                to.extend_from_slice(&compute_server.to_le_bytes());
             }
         }
         to
@@ -535,7 +556,10 @@ impl<L: Layout> Request<L> {
             },
             17 => Self::Register,
             18 => Self::LogArea { owner: take_u16(&mut from)?, create: take_bool(&mut from)? },
-            19 => Self::DeclareDead { compute_server: take_u16(&mut from)? },
+            19 => Self::DeclareDead {
+                compute_server: take_u16(&mut from)?,
+                fenced: take_bool(&mut from)?,
+            },
             20 => Self::OwnerState { owner: take_u16(&mut from)? },
             21 => {
                 let mut nodes = Vec::with_capacity(from.len() / 8);
@@ -559,6 +583,7 @@ impl<L: Layout> Request<L> {
                 limit: take_u32(&mut from)?,
             },
             24 => Self::CloseTicket { ticket: take_ticket(&mut from)? },
+            25 => Self::DeadOwners { compute_server: take_u16(&mut from)? },
             _ => return None,
         };
         whole(request, from)
@@ -599,17 +624,21 @@ impl<L: Layout> Reply<L> {
                     to.extend_from_slice(&field.to_le_bytes());
                 }
             }
-            Self::Owner { owner, compute_server, dead } => {
+            Self::Owner { owner, compute_server, dead, fenced } => {
                 to.push(9);
                 to.extend_from_slice(&owner.to_le_bytes());
                 to.extend_from_slice(&compute_server.to_le_bytes());
-                to.push(u8::from(*dead));
+                to.extend_from_slice(&[u8::from(*dead), u8::from(*fenced)]);
             }
             Self::Walked { leaf, answer } => {
                 to.push(10);
                 put_option(leaf.as_ref(), to, |leaf, to| put_address(*leaf, to));
                 to.push(u8::from(answer.applied) | u8::from(answer.sparse) << 1);
                 put_option(answer.found.as_ref(), to, L::put_value);
+            }
+            Self::Owners(owners) => {
+                to.push(11);
+                owners.iter().for_each(|owner| to.extend_from_slice(&owner.to_le_bytes()));
             }
             Self::Refused(refusal) => {
                 let number = REFUSALS.iter().position(|other| other == refusal).unwrap_or(0);
@@ -647,6 +676,7 @@ impl<L: Layout> Reply<L> {
                 owner: take_u16(&mut from)?,
                 compute_server: take_u16(&mut from)?,
                 dead: take_bool(&mut from)?,
+                fenced: take_bool(&mut from)?,
             },
             10 => {
                 let leaf = take_option(&mut from, take_address)?;
@@ -654,6 +684,13 @@ impl<L: Layout> Reply<L> {
                 let found = take_option(&mut from, L::take_value)?;
                 let (applied, sparse) = (flags & 1 != 0, flags & 2 != 0);
                 Self::Walked { leaf, answer: Answer { applied, found, sparse } }
+            }
+            11 => {
+                let mut owners = Vec::with_capacity(from.len() / 2);
+                while !from.is_empty() {
+                    owners.push(take_u16(&mut from)?);
+                }
+                Self::Owners(owners)
             }
             8 => Self::Refused(*REFUSALS.get(take_u8(&mut from)? as usize)?),
             _ => return None,

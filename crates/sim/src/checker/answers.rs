@@ -29,7 +29,7 @@ fn fault(operation: &Operation) -> Option<&'static str> {
         }
         (Action::Get(_), Outcome::Value(_))
         | (Action::Insert(..) | Action::Update(..) | Action::Remove(_), Outcome::Applied(_))
-        | (Action::Upsert(..) | Action::Collect, Outcome::Done)
+        | (Action::Upsert(..) | Action::Collect | Action::Flush, Outcome::Done)
         | (Action::CompareExchange { .. }, Outcome::Exchange(_))
         | (Action::MultiGet(_), Outcome::Values(_))
         | (Action::Scan(_), Outcome::Records(_)) => true,

@@ -238,7 +238,9 @@ fn answer(action: &Action, state: &mut Option<u64>) -> Outcome {
             Outcome::Exchange(Exchange::Exchanged)
         }
         Action::CompareExchange { .. } => Outcome::Exchange(Exchange::Differs(*state)),
-        Action::MultiGet(_) | Action::Scan(_) | Action::Collect => unreachable!("single keys only"),
+        Action::MultiGet(_) | Action::Scan(_) | Action::Collect | Action::Flush => {
+            unreachable!("single keys only")
+        }
     }
 }
 

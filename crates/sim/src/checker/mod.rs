@@ -6,12 +6,14 @@
 mod answers;
 #[cfg(test)]
 mod fixtures;
+mod kept;
 mod linearizable;
 mod observations;
 mod scan;
 
 use crate::history::History;
 
+pub use kept::{check_kept, values_written};
 pub use linearizable::{DEFAULT_BUDGET, check_linearizable};
 pub use scan::check_scans;
 

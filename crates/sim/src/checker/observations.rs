@@ -111,7 +111,7 @@ fn named_keys(history: &History) -> BTreeSet<u64> {
                 keys.insert(*key);
             }
             Action::MultiGet(several) => keys.extend(several),
-            Action::Scan(_) | Action::Collect => {}
+            Action::Scan(_) | Action::Collect | Action::Flush => {}
         }
         if let Outcome::Records(records) = &operation.outcome {
             keys.extend(records.iter().map(|(key, _)| *key));
@@ -136,7 +136,7 @@ fn single(action: &Action, outcome: &Outcome) -> Option<(u64, Step)> {
         Action::CompareExchange { key, expected, new } => {
             (key, change(Requires::Value(expected), Some(new)), Present)
         }
-        Action::MultiGet(_) | Action::Scan(_) | Action::Collect => return None,
+        Action::MultiGet(_) | Action::Scan(_) | Action::Collect | Action::Flush => return None,
     };
     let step = match outcome {
         Outcome::Applied(true) | Outcome::Done | Outcome::Exchange(Exchange::Exchanged) => {

@@ -4,13 +4,13 @@
 
 use super::DexIndex;
 use super::descend::{Offer, Place};
-use crate::cache::{Detour, Discipline, LiveCounters, mark_dirty};
+use crate::cache::{Detour, LiveCounters};
 use crate::index::Exchange;
 use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, Page, Probe};
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, Work};
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The value of `key`.
     ///
     /// # Errors
@@ -103,6 +103,9 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
 
     /// Does `edit` to the leaf of its key, making room as long as it finds none.
     async fn run(&self, edit: &LeafEdit<L>) -> Result<Answer<L::Value>, RemoteError> {
+        if edit.changes() && self.client.cache().ages().is_behind() {
+            Box::pin(self.help_to_write_back()).await;
+        }
         let probe = Probe::At(&edit.key);
         let mut attempts = None;
         let mut offer = if self.offload.is_on() { Offer::Edit } else { Offer::Nothing };
@@ -144,7 +147,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                     let guard = leaf.lock().ok_or(Detour::Busy)?;
                     let outcome = edit.apply(leaf.page);
                     if let LeafOutcome::Changed(_, words) = &outcome {
-                        mark_dirty(leaf.page, words.clone());
+                        self.client.mark_dirty(leaf.frame, leaf.page, words.clone());
                     }
                     drop(guard);
                     outcome

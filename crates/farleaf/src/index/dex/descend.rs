@@ -7,9 +7,10 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, LiveCounters, Seen, Swip};
-use crate::page::{Layout, LeafOutcome, Page, Probe, Reach};
+use crate::cache::{Detour, LiveCounters, OwnedRange, Seen, Swip};
+use crate::page::{Layout, LeafOutcome, MAX_LEVEL, Page, Probe, Reach, slot_range};
 use crate::remote::RemoteError;
+use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 
 /// A node and the child word that led to it. The root has no parent.
@@ -60,7 +61,7 @@ enum Child<'a, L: Layout> {
     Elsewhere(GlobalAddr),
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The root, as it is now.
     #[inline]
     pub(super) fn seen_root(&self) -> Result<Seen<'_, L>, Detour> {
@@ -109,7 +110,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     #[inline(always)]
     fn check(&self, node: Seen<'_, L>, level: u8, probe: Probe<'_, L::Key>) -> Result<(), Detour> {
         let fits = node.page.level() == level
-            && (!D::CHECKS_FENCES || L::reach(node.page, probe) == Reach::Inside);
+            && (L::reach(node.page, probe) == Reach::Inside || self.fabric().breaks(rules::FENCES));
         if fits {
             return Ok(());
         }
@@ -151,6 +152,29 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             }
             level -= 1;
         }
+    }
+
+    /// The keys that the hot nodes above lead to `target` for, which is on the way of `probe`.
+    pub(super) fn keys_led_to(
+        &self,
+        target: Seen<'_, L>,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<OwnedRange<L::Key>, Detour> {
+        let mut node = self.seen_root()?;
+        let mut keys = OwnedRange { low: L::min_key(), high: None };
+        for _ in 0..MAX_LEVEL {
+            if node.frame == target.frame {
+                break;
+            }
+            let (slot, child) = self.look_down(node, probe)?;
+            let (low, high) = slot_range(node.page, slot);
+            keys = OwnedRange { low, high }.within(&keys);
+            match child {
+                Child::Hot(child) if node.is_valid() => node = child,
+                _ => return Err(Detour::Busy),
+            }
+        }
+        if node.frame == target.frame && target.is_valid() { Ok(keys) } else { Err(Detour::Busy) }
     }
 
     /// The node at `level` that the probe lies in, hot, and its parent: for those who restructure.

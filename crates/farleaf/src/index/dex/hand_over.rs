@@ -19,21 +19,22 @@
 //! *Thread safety*: belongs to its endpoint's thread. One move at a time is the caller's affair.
 
 use super::{DexIndex, FRAMES_TOGETHER};
-use crate::cache::{Detour, Discipline, FrameId, FrameState, OwnedRange, Ownership, is_clean};
+use crate::cache::{Detour, FrameId, FrameState, OwnedRange, Ownership, is_clean};
 use crate::page::{Layout, Page, Probe};
 use crate::remote::{Miss, Pointer, RemoteError};
+use crate::rules;
 use crate::together::all;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// Puts a range back that was given up, unless it is kept given up.
-struct GivenUp<'a, F: Fabric, L: Layout, D: Discipline> {
-    index: &'a DexIndex<F, L, D>,
+struct GivenUp<'a, F: Fabric, L: Layout> {
+    index: &'a DexIndex<F, L>,
     before: Option<OwnedRange<L::Key>>,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> Drop for GivenUp<'_, F, L, D> {
+impl<F: Fabric, L: Layout> Drop for GivenUp<'_, F, L> {
     fn drop(&mut self) {
         if let Some(before) = self.before.take() {
             self.index.server.set_range(before);
@@ -52,7 +53,7 @@ enum Swept {
     Later,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The low fence of the leaf of `key`.
     ///
     /// # Errors
@@ -74,10 +75,10 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let before = self.server.range();
         self.server.set_range(rest.clone());
         let mut given_up = GivenUp { index: self, before: Some(before) };
-        if !rest.is_empty() && !self.keeps_boundary(keys, rest).await {
+        if !rest.is_empty() && !self.keeps_boundary(keys, rest).await? {
             return Ok(false); // H1
         }
-        if D::WAITS_FOR_MARKS {
+        if !self.fabric().breaks(rules::MARKS_AWAITED) {
             self.wait_for_marks().await?;
         }
         self.sweep(|frame| self.clear(frame, keys)).await?;
@@ -86,13 +87,20 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     }
 
     /// Whether a leaf of what is kept ends where the keys begin, or the other way round.
-    async fn keeps_boundary(&self, keys: &OwnedRange<L::Key>, rest: &OwnedRange<L::Key>) -> bool {
-        if rest.high.as_ref() == Some(&keys.low) {
-            let high = self.read_leaf(Probe::Before(&keys.low), |page| L::high(page)).await;
-            high == Ok(Some(keys.low.clone()))
+    async fn keeps_boundary(
+        &self,
+        keys: &OwnedRange<L::Key>,
+        rest: &OwnedRange<L::Key>,
+    ) -> Result<bool, RemoteError> {
+        let (found, boundary) = if rest.high.as_ref() == Some(&keys.low) {
+            (self.read_leaf(Probe::Before(&keys.low), |page| L::high(page)).await, &keys.low)
         } else {
-            let low = self.read_leaf(Probe::At(&rest.low), |page| L::low(page)).await;
-            low == Ok(rest.low.clone())
+            (self.read_leaf(Probe::At(&rest.low), |page| Some(L::low(page))).await, &rest.low)
+        };
+        match found {
+            Ok(fence) => Ok(fence.as_ref() == Some(boundary)),
+            Err(error @ RemoteError::Damaged { .. }) => Err(error),
+            Err(_) => Ok(false),
         }
     }
 
@@ -186,7 +194,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         }
         let Some((node, lies)) = cache.lies_in(frame, held) else { return Ok(Swept::Later) };
         let (address, level) = (node.page.address(), node.page.level());
-        let foreign = grown.of(&L::low(node.page), L::high(node.page).as_ref()) == Ownership::None;
+        let then = grown.of(&L::low(node.page), L::high(node.page).as_ref());
+        let foreign = then == Ownership::None;
         if !node.is_valid() {
             return Ok(Swept::Later);
         }
@@ -197,6 +206,10 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let pinned = cache.arena().state(frame) == FrameState::Pinned;
         if cache.is_held(frame) && !foreign {
             match self.client.pages().read(Pointer::fixed(address)).await {
+                // Whoever holds it is about to change it, or has died: nobody looks for its lock once it is exclusive.
+                Ok(copy) if copy.word().is_locked() && then == Ownership::All => {
+                    return Ok(Swept::Later);
+                }
                 Ok(copy) if copy.page().level() == level || pinned => {
                     return match self.install(frame, address, copy.page(), copy.word()) {
                         Ok(_) => {

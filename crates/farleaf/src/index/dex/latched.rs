@@ -3,7 +3,7 @@
 //! *Thread safety*: the latch is the right to change the node.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, FrameId, Ownership, Seen, is_clean, mark_dirty};
+use crate::cache::{Detour, FrameId, Ownership, Seen, is_clean};
 use crate::page::{Exclusive, Layout, LockWord, Page};
 use crate::remote::{Image, PageCopy};
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -28,7 +28,7 @@ impl<L: Layout> Latched<'_, L> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Latches a node that is to be restructured.
     pub(super) fn latch<'a>(&self, node: Seen<'a, L>) -> Result<Latched<'a, L>, Detour> {
         let cache = self.client.cache();
@@ -82,11 +82,14 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let written = if node.is_leaf() {
             self.client.write_leaf(node.at(), image.page(), 1..L::PAGE_WORDS).await
         } else {
-            let word = self.client.write_inner(node.at(), image, self.word_of(node)).await;
+            // A clean frame has what the pool has.
+            let before = is_clean(node.page).then(|| self.client.cache().image(node.page));
+            let held = self.word_of(node);
+            let word = self.client.write_inner(node.at(), before.as_ref(), image, held).await;
             word.map(|word| self.set_word(node, word))
         };
         if let Err(detour) = &written {
-            mark_dirty(node.page, 1..L::PAGE_WORDS);
+            self.client.mark_dirty(node.frame, node.page, 1..L::PAGE_WORDS);
             self.client.after_failed_write(node.frame, detour);
         }
         written

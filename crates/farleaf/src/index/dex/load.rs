@@ -8,7 +8,7 @@
 //! *Thread safety*: private to one task.
 
 use crate::page::{Layout, LeafInsert, MAX_LEVEL};
-use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError, Sound};
+use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
 /// How full inner nodes are at least.
@@ -23,7 +23,7 @@ struct Open<F: Fabric, L: Layout> {
 /// A tree under construction.
 pub(crate) struct Builder<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
-    writer: FreshWriter<'a, F, L, Sound>,
+    writer: FreshWriter<'a, F, L>,
     /// Records per leaf.
     fill: usize,
     /// Children per inner node: there are few insertions into these, and every compute server has its frames
@@ -117,6 +117,9 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
             self.subtrees += 1;
         }
         L::set_high(image.page(), high);
+        if level == 0 {
+            image.page().set_stamp();
+        }
         let entry = (L::low(image.page()), node.at());
         self.writer.write(node, image).await?;
         Ok(Some(entry))

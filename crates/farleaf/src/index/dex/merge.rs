@@ -13,10 +13,8 @@
 use super::DexIndex;
 use super::descend::Below;
 use super::latched::Latched;
-use crate::cache::{
-    Detour, Discipline, LiveCounters, Ownership, Seen, mark_clean, mark_dirty, slot_range,
-};
-use crate::page::{Layout, Page, Probe, least_entries};
+use crate::cache::{Detour, LiveCounters, Ownership, Seen, mark_clean};
+use crate::page::{Layout, Page, Probe, least_entries, slot_range};
 use crate::remote::{Image, RemoteError};
 use farleaf_fabric::{Fabric, Work};
 
@@ -37,7 +35,7 @@ enum Tidied {
     Merged,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Merges or evens out the leaf of `key`, and the nodes above it as far as that leaves them with too little.
     pub(super) async fn tidy(&self, key: &L::Key) -> Result<(), RemoteError> {
         let _unsettled = self.unsettle();
@@ -156,7 +154,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let remove = |page: Page<'_, L>| L::inner_remove(page, right_slot);
         if let Err(detour) = self.write_parent_alone(&parent, lock, remove).await {
             // The gainer in the pool reaches too far: what is here must replace it before it is read again.
-            mark_dirty(left.page, 1..L::PAGE_WORDS);
+            self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
             return Err(detour);
         }
         LiveCounters::count(&self.client.counters.merges);
@@ -192,14 +190,14 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let move_boundary = |page: Page<'_, L>| L::inner_set_key(page, right_slot, &separator);
         if let Err(detour) = self.write_parent_alone(&parent, lock, move_boundary).await {
             // The gainer in the pool has too much, which nobody is led to.
-            mark_dirty(gainer.page, 1..L::PAGE_WORDS);
+            self.client.mark_dirty(gainer.frame, gainer.page, 1..L::PAGE_WORDS);
             return Err(detour);
         }
         LiveCounters::count(&self.client.counters.borrows);
         left.page.copy_all_but_latch(lower.page());
         right.page.copy_all_but_latch(upper.page());
         let loser = if left_gains { &right } else { &left };
-        mark_dirty(loser.page, 1..L::PAGE_WORDS);
+        self.client.mark_dirty(loser.frame, loser.page, 1..L::PAGE_WORDS);
         cache.adopt(left.frame);
         cache.adopt(right.frame);
         move_boundary(parent.page);

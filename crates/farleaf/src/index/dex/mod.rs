@@ -17,15 +17,23 @@
 //!   lead to a node that has been freed and used again: its level, its fences or its checksum give it away, and a
 //!   copy of it from before is taken out of the cache when it is used again here.
 //! - D4. Restructuring latches from the top down and left before right, and gives way instead of waiting.
+//! - D7. What a leaf or an exclusive inner node has beyond the keys that its parent leads to it for does not count: who brings
+//!   such a node takes it out. So whatever a dead compute server left of D2's orders undone, every way to a key gives one
+//!   answer.
+//! - D8. A leaf whose stamp does not fit is damaged: a WRITE of it stopped half-way.
+//! - D9. An exclusive inner node goes to the pool after a log entry that says the same, unless nothing leads to it yet; the
+//!   next life of its compute server completes what is half written before it serves (`mend.rs`).
 //!
 //! *Thread safety*: a [`DexServer`] is shared by the threads of its compute server; a [`DexIndex`] belongs to
 //! its endpoint's thread, and operations of one may overlap.
 
+mod background;
 mod change;
 mod descend;
 mod hand_over;
 mod latched;
 mod load;
+mod mend;
 mod merge;
 mod nodes;
 mod offload;
@@ -42,12 +50,13 @@ use placement::Placement;
 use scan::LeafSizes;
 
 pub(crate) use load::{Builder, Built, equal_boundaries};
+pub(crate) use mend::mend;
 pub(crate) use options::of_word;
 pub use options::{BalanceOptions, Boundaries, DexOptions};
 pub use placement::MemoryUse;
 pub use server::DexServer;
 
-use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, Discipline, FrameId, Sound};
+use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, FrameId};
 use crate::page::{Layout, Probe};
 use crate::remote::{Backoff, PageClient, Pointer, RemoteError};
 use crate::together::all;
@@ -60,9 +69,9 @@ const FRAMES_TOGETHER: usize = 64;
 
 /// A handle on one compute server's part of the index.
 #[derive(Debug)]
-pub struct DexIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
+pub struct DexIndex<F: Fabric, L: Layout> {
     server: Arc<DexServer<L>>,
-    client: CacheClient<F, L, D>,
+    client: CacheClient<F, L>,
     root: GlobalAddr,
     root_frame: FrameId,
     placement_level: u8,
@@ -81,14 +90,17 @@ struct Attempts {
     backoff: Backoff,
     again: u32,
     busy: u32,
+    torn: u32,
 }
 
 /// Attempts at once before an operation begins to wait between them.
 const EAGER: u32 = 3;
+/// How often a page is met that is not of one piece, though the way to it has been read again, before it counts as damaged.
+const MOST_TORN: u32 = 3;
 /// No operation has so many nodes to bring or to make on its way.
 const MOST_AGAIN: u32 = 20_000;
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// A handle on `server`'s part of the index with its root at `root`.
     ///
     /// # Errors
@@ -129,25 +141,36 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         self.client.counters()
     }
 
-    /// Writes everything back that the pool does not have yet.
+    /// Writes back what the pool does not have yet: when this returns it has every change that was made before the call.
     ///
     /// # Errors
     /// [`RemoteError`] if something cannot be written.
     pub async fn flush(&self) -> Result<(), RemoteError> {
+        let cache = self.client.cache();
+        // Frames that become dirty later have changes that were made later.
+        let mut frames = cache.unwritten_frames();
         let mut attempts = self.attempts();
         loop {
-            let dirty = self.client.cache().dirty_frames();
-            if dirty.is_empty() {
-                return Ok(());
-            }
-            for together in dirty.chunks(FRAMES_TOGETHER) {
+            let mut left = Vec::new();
+            for together in frames.chunks(FRAMES_TOGETHER) {
                 let written = together.iter().map(|frame| self.client.write_back(*frame));
-                for outcome in all(written).await {
-                    if let Err(Detour::Failed(error)) = outcome {
-                        return Err(error);
+                for (frame, outcome) in together.iter().zip(all(written).await) {
+                    match outcome {
+                        Ok(()) => {}
+                        Err(Detour::Failed(error)) => return Err(error),
+                        // A WRITE that began before the call may lack a change; once the frame is clean, none is missing.
+                        Err(_) if cache.is_unwritten(*frame) => left.push(*frame),
+                        Err(_) => {}
                     }
                 }
             }
+            if left.is_empty() {
+                return Ok(());
+            }
+            if left.len() < frames.len() {
+                attempts = self.attempts();
+            }
+            frames = left;
             self.after(&mut attempts, Detour::Busy, Probe::Last).await?;
         }
     }
@@ -181,7 +204,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     }
 
     fn attempts(&self) -> Attempts {
-        Attempts { backoff: self.client.pages().backoff(), again: 0, busy: 0 }
+        Attempts { backoff: self.client.pages().backoff(), again: 0, busy: 0, torn: 0 }
     }
 
     /// What follows from an attempt that did not get through: the next one, or the end.
@@ -192,13 +215,19 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         detour: Detour,
         probe: Probe<'_, L::Key>,
     ) -> Result<(), RemoteError> {
+        if let Detour::Torn(_) = detour {
+            attempts.torn += 1;
+        }
         match detour {
             Detour::Failed(error) => return Err(error),
             Detour::Again if attempts.again < MOST_AGAIN => {
                 attempts.again += 1;
                 return Ok(());
             }
-            Detour::Refresh => match self.refresh(probe).await {
+            Detour::Torn(at) if attempts.torn >= MOST_TORN => {
+                return Err(RemoteError::Damaged { at });
+            }
+            Detour::Refresh | Detour::Torn(_) => match self.refresh(probe).await {
                 Err(Detour::Failed(error)) => return Err(error),
                 // If it changed nothing, somebody is about to: wait below.
                 Ok(true) => return Ok(()),

@@ -7,7 +7,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{DexIndex, DexServer};
-use crate::cache::{Detour, Discipline, IoMark, Mapped};
+use crate::cache::{Detour, IoMark, Mapped};
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -46,7 +46,7 @@ impl<L: Layout> Drop for Taken<'_, L> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// A node for `level`, near `neighbour`.
     ///
     /// # Errors

@@ -16,11 +16,12 @@
 
 use super::DexIndex;
 use super::descend::{Missing, Offer};
-use super::scan::next_fence;
-use crate::cache::{Detour, Discipline, LiveCounters, MovingAverage, OffloadName, Seen};
-use crate::index::Records;
-use crate::page::{Answer, Layout, LeafEdit, ScanWindow};
+use super::scan::{next_fence, within};
+use crate::cache::{Detour, LiveCounters, MovingAverage, OffloadName, OwnedRange, Seen};
+use crate::index::{Records, Scan};
+use crate::page::{Answer, Layout, LeafEdit, ScanWindow, slot_range};
 use crate::remote::RemoteError;
+use crate::rules;
 use crate::wire::{Reply, Request};
 use farleaf_fabric::Fabric;
 
@@ -111,7 +112,7 @@ pub(super) struct OffloadedScan<L: Layout> {
     pub(super) fence: Option<L::Key>,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Whether what is offered should be left to the memory server, as the node at `level` is missing to which the
     /// child word at `slot` of `parent` points.
     #[cold]
@@ -188,7 +189,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let answer = match outcome {
             Ok(Reply::Walked { leaf, answer }) => {
                 if let Some(leaf) = leaf
-                    && D::DROPS_CHANGED_COPIES
+                    && !self.fabric().breaks(rules::CHANGED_COPIES_DROPPED)
                 {
                     self.client.drop_copy(leaf).await;
                 }
@@ -220,6 +221,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     ) -> Result<OffloadedScan<L>, Detour> {
         let Missing { parent, slot, address, level } = missing;
         let fence = next_fence(parent.page, slot, window.reverse);
+        // The node may reach further than its parent leads to it for (D7).
+        let (low, high) = slot_range(parent.page, slot);
+        let (lower, upper) = (window.lower.cloned(), window.upper.cloned());
+        let wanted = Scan { lower, upper, reverse: window.reverse, limit: window.limit };
+        let wanted = within(&wanted, &OwnedRange { low, high });
         // Nothing can happen late: a mark that ends with this is enough.
         let mark = self.client.begin_remote(parent, slot, address)?;
         if self.client.cache().arena().detached() > 0 {
@@ -228,8 +234,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let request = Request::WalkScan {
             node: address,
             level,
-            lower: window.lower.cloned(),
-            upper: window.upper.cloned(),
+            lower: wanted.lower,
+            upper: wanted.upper,
             reverse: window.reverse,
             limit: window.limit.min(RECORDS_AT_ONCE) as u32,
         };

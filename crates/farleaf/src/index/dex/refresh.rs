@@ -7,12 +7,12 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, FrameId, LiveCounters, Swip};
+use crate::cache::{Detour, FrameId, LiveCounters, Swip};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::Pointer;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Reads the shared nodes on the way of `probe` again; says whether one had changed.
     pub(super) async fn refresh(&self, probe: Probe<'_, L::Key>) -> Result<bool, Detour> {
         let cache = self.client.cache();

@@ -13,9 +13,9 @@
 use super::DexIndex;
 use super::descend::{Offer, Place};
 use super::offload::OffloadedScan;
-use crate::cache::{Detour, Discipline, OwnedRange, Seen};
+use crate::cache::{Detour, OwnedRange, Seen};
 use crate::index::{Records, Scan};
-use crate::page::{Layout, Page, Probe, ScanWindow};
+use crate::page::{Layout, Page, Probe, ScanWindow, clipped};
 use crate::remote::RemoteError;
 use crate::together::all;
 use farleaf_fabric::{Fabric, Work};
@@ -145,7 +145,7 @@ pub(super) fn next_fence<L: Layout>(
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Appends the records of the owned range that `scan` asks for, at most until `out` has `scan.limit`; returns that
     /// range, as it was when the scan began.
     ///
@@ -255,7 +255,12 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
                 return Ok(Step::Offloaded(below));
             }
             Place::Elsewhere { parent, slot, address } if together > 1 => {
-                let places = self.next_places(part, parent.page, slot, together);
+                // An old copy of a shared node may lead to leaves that have been merged away below its other half.
+                let led = match self.server.shares(parent.page) {
+                    true => self.keys_led_to(parent, probe)?,
+                    false => OwnedRange { low: L::min_key(), high: None },
+                };
+                let places = self.next_places(part, (parent.page, slot), &led, together);
                 if !parent.is_valid() {
                     return Err(Detour::Busy);
                 }
@@ -270,12 +275,12 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     }
 
     /// The place of a part and those that follow it below the same level-1 node, at most so many, as far as the scan
-    /// goes.
+    /// goes and within the keys that the node is `led` to for.
     fn next_places(
         &self,
         part: &Part<'_, L::Key>,
-        parent: Page<'_, L>,
-        slot: usize,
+        (parent, slot): (Page<'_, L>, usize),
+        led: &OwnedRange<L::Key>,
         most: usize,
     ) -> Vec<Bound<L::Key>> {
         let mut places = Vec::with_capacity(most);
@@ -286,7 +291,11 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             if is_last {
                 break;
             }
-            let fence = next_fence(parent, at, part.scan.reverse);
+            let is_led = |fence: &L::Key| match part.scan.reverse {
+                true => *fence > led.low,
+                false => led.has(fence),
+            };
+            let fence = next_fence(parent, at, part.scan.reverse).filter(is_led);
             let Some(place) = part.behind(fence) else { break };
             places.push(place);
             at = if part.scan.reverse { at - 1 } else { at + 1 };
@@ -343,18 +352,10 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
 }
 
 /// The part of a scan that lies in a range.
-fn within<K: Clone + Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> Scan<K> {
-    let lower = match &scan.lower {
-        Bound::Included(key) | Bound::Excluded(key) if *key >= range.low => scan.lower.clone(),
-        _ => Bound::Included(range.low.clone()),
-    };
-    let upper = match (&scan.upper, &range.high) {
-        (_, None) => scan.upper.clone(),
-        (Bound::Included(key), Some(high)) if key < high => scan.upper.clone(),
-        (Bound::Excluded(key), Some(high)) if key <= high => scan.upper.clone(),
-        (_, Some(high)) => Bound::Excluded(high.clone()),
-    };
-    Scan { lower, upper, ..*scan }
+pub(super) fn within<K: Clone + Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> Scan<K> {
+    let bounds = (scan.lower.as_ref(), scan.upper.as_ref());
+    let (lower, upper) = clipped(bounds, (&range.low, range.high.as_ref()));
+    Scan { lower: lower.cloned(), upper: upper.cloned(), ..*scan }
 }
 
 /// Where an ascending scan begins.

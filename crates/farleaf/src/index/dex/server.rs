@@ -4,9 +4,7 @@
 
 use super::placement::MemoryUse;
 use super::uncached::Unsettled;
-use crate::cache::{
-    Cache, CacheClient, CacheOptions, Discipline, FrameId, OwnedRange, Ownership, mark_clean,
-};
+use crate::cache::{Cache, CacheClient, CacheOptions, FrameId, OwnedRange, Ownership, mark_clean};
 use crate::page::{Layout, Page};
 use crate::remote::{PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
@@ -82,9 +80,9 @@ impl<L: Layout> DexServer<L> {
     }
 
     /// The root's frame; the first who asks reads it.
-    pub(super) async fn root_frame<F: Fabric, D: Discipline>(
+    pub(super) async fn root_frame<F: Fabric>(
         &self,
-        client: &CacheClient<F, L, D>,
+        client: &CacheClient<F, L>,
         root: GlobalAddr,
     ) -> Result<FrameId, RemoteError> {
         let mut backoff = client.pages().backoff();

@@ -10,7 +10,7 @@
 use super::DexIndex;
 use super::latched::Latched;
 use super::nodes::NewNode;
-use crate::cache::{Detour, Discipline, LiveCounters, Seen, Swip, mark_clean, mark_dirty};
+use crate::cache::{Detour, LiveCounters, Seen, Swip, mark_clean};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::{Change, Image, Locked, PageCopy};
 use farleaf_fabric::{Fabric, ServerId, Work};
@@ -23,7 +23,7 @@ fn is_full<L: Layout>(page: Page<'_, L>) -> bool {
 /// A remote lock on a shared node, with the copy that it was taken by.
 type Held<'a, L> = (Locked<'a>, PageCopy<L>);
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Splits the topmost full node on the way of `probe`, if there is one.
     ///
     /// # Errors
@@ -99,13 +99,15 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         page: Page<'_, L>,
     ) -> Result<LockWord, Detour> {
         if page.level() == 0 {
+            // What was in the frame before stays here.
+            L::clear_unused(page);
             self.client.write_leaf(node.at(), page, 1..L::PAGE_WORDS).await?;
             return Ok(LockWord::from_bits(0));
         }
         // The node's versions go on from its former life.
         let found = self.client.pages().fresh_word(node.at()).await?;
         let image = self.client.cache().image(page);
-        self.client.write_inner(node.at(), &image, found).await
+        self.client.write_new_inner(node.at(), &image, found).await
     }
 
     fn count_split(&self, shared: bool) {
@@ -164,7 +166,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         self.count_split(child.shared);
         truncate(child.page);
         if !child.shared {
-            mark_dirty(child.page, 1..L::PAGE_WORDS);
+            self.client.mark_dirty(child.frame, child.page, 1..L::PAGE_WORDS);
         }
         cache.adopt(spare.frame());
         let frame = cache.publish_new(spare, mark, parent.frame);

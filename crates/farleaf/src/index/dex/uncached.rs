@@ -17,9 +17,10 @@
 //! *Thread safety*: [`Unsettled`] is for any number of threads; the rest belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{Detour, Discipline, IoMark, LiveCounters, Mapped};
-use crate::page::{Layout, LeafOutcome, Page, Probe, Reach};
+use crate::cache::{Detour, IoMark, LiveCounters, Mapped, OwnedRange};
+use crate::page::{Layout, LeafOutcome, Page, Probe, Reach, slot_range};
 use crate::remote::Pointer;
+use crate::rules;
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
@@ -76,7 +77,7 @@ impl Drop for Change<'_> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Says that leaves come into frames, and change there, as long as the guard lives.
     pub(super) fn unsettle(&self) -> Option<Change<'_>> {
         self.uncached.then(|| self.server.unsettled().begin())
@@ -86,7 +87,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     pub(super) async fn get_in_pool(&self, key: &L::Key) -> Option<Option<L::Value>> {
         let probe = Probe::At(key);
         let before = self.server.unsettled().settled()?;
-        let at = self.walk(probe).await.ok()?;
+        let (at, _) = self.walk(probe).await.ok()?;
         if let Mapped::Frame(_) = self.client.cache().mapping().get(at.to_bits()) {
             return None;
         }
@@ -97,7 +98,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         let page = Page::<L>::new(buffer.words());
         let fits = page.address() == at
             && page.level() == 0
-            && (!D::CHECKS_FENCES || L::reach(page, probe) == Reach::Inside);
+            && page.stamp_fits()
+            && (L::reach(page, probe) == Reach::Inside || self.fabric().breaks(rules::FENCES));
         let found = L::leaf_get(page, key);
         (fits && self.server.unsettled().is_still(before)).then_some(found)
     }
@@ -124,7 +126,7 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
     ) -> Result<Option<LeafOutcome<T>>, Detour> {
         let unsettled = self.server.unsettled();
         let merged = unsettled.merged();
-        let at = self.walk(probe).await?;
+        let (at, keys) = self.walk(probe).await?;
         let spare = self.client.spare().await?; // C16
         let Some(mark) = self.mark_leaf(at, merged).await? else { return Ok(None) };
         self.charge(Work::VisitNode).await;
@@ -138,7 +140,8 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             }
             outcome
         };
-        let outcome = self.client.bring_marked_leaf((spare, mark), None, at, probe, work).await;
+        let place = (at, &keys);
+        let outcome = self.client.bring_marked_leaf((spare, mark), None, place, probe, work).await;
         drop(change);
         match outcome {
             Ok(outcome) => Ok(Some(outcome)),
@@ -148,9 +151,13 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
         }
     }
 
-    /// The address of the leaf that the probe lies in.
-    async fn walk(&self, probe: Probe<'_, L::Key>) -> Result<GlobalAddr, Detour> {
+    /// The address of the leaf that the probe lies in, and the keys that the nodes above lead to it for.
+    async fn walk(
+        &self,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(GlobalAddr, OwnedRange<L::Key>), Detour> {
         let mut at = self.root;
+        let mut keys = OwnedRange { low: L::min_key(), high: None };
         let mut expected = None;
         loop {
             let copy = self.client.pages().read(Pointer::fixed(at)).await?;
@@ -159,13 +166,16 @@ impl<F: Fabric, L: Layout, D: Discipline> DexIndex<F, L, D> {
             let page = copy.page();
             let level = page.level();
             let fits = expected.map_or(level > 0, |expected| level == expected)
-                && (!D::CHECKS_FENCES || L::reach(page, probe) == Reach::Inside);
+                && (L::reach(page, probe) == Reach::Inside || self.fabric().breaks(rules::FENCES));
             if !fits {
                 return Err(Detour::Busy);
             }
-            at = L::inner_child(page, L::inner_slot(page, probe));
+            let slot = L::inner_slot(page, probe);
+            let (low, high) = slot_range(page, slot);
+            keys = OwnedRange { low, high }.within(&keys);
+            at = L::inner_child(page, slot);
             if level == 1 {
-                return Ok(at);
+                return Ok((at, keys));
             }
             expected = Some(level - 1);
         }

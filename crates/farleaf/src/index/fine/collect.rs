@@ -14,7 +14,7 @@
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
 use crate::page::{Layout, MAX_LEVEL, Page, Probe};
-use crate::remote::{Change, Discipline, Edit, Image, Miss, PageCopy};
+use crate::remote::{Change, Edit, Image, Miss, PageCopy};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
 /// Passes after which a collection stops at the latest: each empties a level more.
@@ -48,7 +48,7 @@ enum Pair<K> {
     Rebalanced(K),
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// Collects all that there is to collect.
     pub(super) async fn collect_all(&self) -> Result<(), IndexError> {
         self.pages.settle_doubts().await;

@@ -3,14 +3,14 @@
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
 use crate::page::{Layout, Probe, Step, step};
-use crate::remote::{Discipline, Miss, PageCopy, Pointer};
+use crate::remote::{Miss, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::collections::BTreeMap;
 
 /// Siblings that one descent follows on a level. More would mean that nobody installs separators.
 const MAX_STEPS: usize = 10_000;
 
-impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+impl<F: Fabric, L: Layout> FineIndex<F, L> {
     pub(super) fn root_pointer(&self) -> Pointer {
         Pointer::fixed(self.root)
     }

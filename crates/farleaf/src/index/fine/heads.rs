@@ -4,13 +4,13 @@
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
 use crate::page::{Layout, Page, Probe};
-use crate::remote::{Change, Discipline, Edit, Image, Miss, PageCopy, head_image, head_leaves};
+use crate::remote::{Change, Edit, Image, Miss, PageCopy, head_image, head_leaves};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
 /// Leaves, each with its low key and address.
 type Leaves<K> = Vec<(K, GlobalAddr)>;
 
-impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// Goes along the leaves once: adds heads that are missing, removes those that stand too close, and
     /// rewrites those whose list is out of date.
     pub(super) async fn refresh_heads(&self) -> Result<(), IndexError> {

@@ -7,9 +7,7 @@
 use super::{FineIndex, attempts};
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, LeafInsert, LockWord, Page};
-use crate::remote::{
-    Change, Discipline, Image, Miss, PageClient, RemoteError, head_image, head_leaves,
-};
+use crate::remote::{Change, Image, Miss, PageClient, RemoteError, head_image, head_leaves};
 use crate::wire::Refusal;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use std::collections::VecDeque;
@@ -37,8 +35,8 @@ struct Written<F: Fabric, L> {
 }
 
 /// A load under way.
-struct Load<'a, F: Fabric, L: Layout, D: Discipline> {
-    pages: &'a PageClient<F, L, D>,
+struct Load<'a, F: Fabric, L: Layout> {
+    pages: &'a PageClient<F, L>,
     /// Entries per page.
     fill: usize,
     leaves_per_head: usize,
@@ -53,7 +51,7 @@ struct Load<'a, F: Fabric, L: Layout, D: Discipline> {
 /// How often a WRITE of unknown outcome is posted again.
 const WRITE_RETRIES: u32 = 16;
 
-impl<F: Fabric, L: Layout, D: Discipline> Load<'_, F, L, D> {
+impl<F: Fabric, L: Layout> Load<'_, F, L> {
     async fn node(&mut self, number: u64) -> Result<(GlobalAddr, F::Op<Buffer>), RemoteError> {
         let servers = u64::from(self.pages.fabric().memory_servers());
         let at = self.pages.take_node(ServerId::new((number % servers) as u16)).await?;
@@ -229,7 +227,7 @@ impl<F: Fabric, L: Layout, D: Discipline> Load<'_, F, L, D> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+impl<F: Fabric, L: Layout> FineIndex<F, L> {
     pub(super) async fn load_all(
         &self,
         records: impl Iterator<Item = (L::Key, L::Value)>,

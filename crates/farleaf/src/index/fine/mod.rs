@@ -29,25 +29,24 @@ pub use options::FineOptions;
 
 use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::{DesignId, Layout, LeafInsert, Page, Superblock};
-use crate::remote::{Discipline, Edit, Entry, Image, PageClient, RpcClient, Sound};
+use crate::remote::{Edit, Entry, Image, PageClient, RpcClient};
 use crate::wire::{Refusal, Reply, Request, Usage};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::Cell;
 use std::future::Future;
-use std::marker::PhantomData;
 
 /// The fine-grained design.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Fine<D = Sound>(PhantomData<D>);
+pub struct Fine;
 
 /// Where the root is.
 const ROOT_SERVER: ServerId = ServerId::new(0);
 
-impl<L: Layout, D: Discipline> Design<L> for Fine<D> {
+impl<L: Layout> Design<L> for Fine {
     const NAME: &'static str = "fine";
     type Options = FineOptions;
     type Compute = ();
-    type Index<F: Fabric> = FineIndex<F, L, D>;
+    type Index<F: Fabric> = FineIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &FineOptions) -> Result<(), IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
@@ -56,7 +55,7 @@ impl<L: Layout, D: Discipline> Design<L> for Fine<D> {
             let refusal = Refusal::TreeExists;
             return Err(IndexError::Refused { server: ROOT_SERVER, refusal });
         }
-        let pages = PageClient::<F, L, D>::new(fabric.clone(), options.chunk_bytes());
+        let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
         let root = pages.take_node(ROOT_SERVER).await?;
         let image = Image::<L>::empty();
         image.page().format_empty(root, 0, &L::min_key(), None);
@@ -80,7 +79,7 @@ impl<L: Layout, D: Discipline> Design<L> for Fine<D> {
         Ok(())
     }
 
-    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<FineIndex<F, L, D>, IndexError> {
+    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<FineIndex<F, L>, IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         let mut root = GlobalAddr::NULL;
         let mut options = FineOptions::default();
@@ -107,8 +106,8 @@ async fn superblock<F: Fabric, L: Layout>(
 
 /// A handle on a fine-grained index.
 #[derive(Debug)]
-pub struct FineIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
-    pages: PageClient<F, L, D>,
+pub struct FineIndex<F: Fabric, L: Layout> {
+    pages: PageClient<F, L>,
     options: FineOptions,
     root: GlobalAddr,
     /// The root's level when it was last read.
@@ -133,9 +132,9 @@ macro_rules! attempts {
 }
 use attempts;
 
-impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// The pages below, for tests and tools.
-    pub fn pages(&self) -> &PageClient<F, L, D> {
+    pub fn pages(&self) -> &PageClient<F, L> {
         &self.pages
     }
 
@@ -156,7 +155,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
     }
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> RangeIndex for FineIndex<F, L, D> {
+impl<F: Fabric, L: Layout> RangeIndex for FineIndex<F, L> {
     type Key = L::Key;
     type Value = L::Value;
 

@@ -7,7 +7,7 @@
 use super::FineIndex;
 use crate::index::{IndexError, Records, Scan};
 use crate::page::{Layout, Probe, Reach, ScanWindow};
-use crate::remote::{Discipline, LeafStream, Miss, PageCopy};
+use crate::remote::{LeafStream, Miss, PageCopy};
 use farleaf_fabric::{Fabric, Work};
 use std::ops::Bound;
 
@@ -19,7 +19,7 @@ struct Progress<K> {
     done: bool,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+impl<F: Fabric, L: Layout> FineIndex<F, L> {
     pub(super) async fn scan_all(
         &self,
         scan: &Scan<L::Key>,
@@ -121,7 +121,7 @@ impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
         &self,
         start: &L::Key,
         scan: &Scan<L::Key>,
-        stream: &mut LeafStream<'_, F, L, D>,
+        stream: &mut LeafStream<'_, F, L>,
         taken: usize,
     ) -> Result<PageCopy<L>, Miss> {
         if self.root_level.get() == 0 {

@@ -3,7 +3,7 @@
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
 use crate::page::{Layout, Page, Probe};
-use crate::remote::{Discipline, Edit, Entry, Miss, PageCopy, Pointer, RemoteError, Separator};
+use crate::remote::{Edit, Entry, Miss, PageCopy, Pointer, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 /// What an attempt came to.
@@ -13,7 +13,7 @@ enum Attempt<T> {
     Full,
 }
 
-impl<F: Fabric, L: Layout, D: Discipline> FineIndex<F, L, D> {
+impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// Applies `edit` to the leaf of `key`. If there is no room, splits the leaf and adds the record of
     /// `entry` to it, whose outcome comes with it.
     pub(super) async fn change<T: Clone>(

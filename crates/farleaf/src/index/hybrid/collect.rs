@@ -14,7 +14,7 @@
 use super::HybridIndex;
 use crate::index::IndexError;
 use crate::page::{Layout, Page, Probe};
-use crate::remote::{Change, Discipline, Edit, Image, Locked, Miss, PageCopy, RemoteError};
+use crate::remote::{Change, Edit, Image, Locked, Miss, PageCopy, RemoteError};
 use crate::wire::{Reply, Request};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::ops::Bound;
@@ -26,7 +26,7 @@ const LEAVES_AHEAD: usize = 16;
 #[derive(Clone, Debug)]
 pub struct CollectCursor<K>(K);
 
-impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
+impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// Collects all that there is to collect.
     pub(super) async fn collect_all(&self) -> Result<(), IndexError> {
         self.pages.settle_doubts().await;

@@ -8,7 +8,7 @@
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, LeafInsert, Probe};
-use crate::remote::{Change, Discipline, FreshNode, FreshWriter, Image, Miss, RemoteError};
+use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, RemoteError};
 use crate::wire::{Refusal, Request};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 
@@ -23,9 +23,9 @@ struct Open<F: Fabric, L> {
 }
 
 /// A load under way.
-struct Load<'a, F: Fabric, L: Layout, D: Discipline> {
-    index: &'a HybridIndex<F, L, D>,
-    writer: FreshWriter<'a, F, L, D>,
+struct Load<'a, F: Fabric, L: Layout> {
+    index: &'a HybridIndex<F, L>,
+    writer: FreshWriter<'a, F, L>,
     /// Records per leaf.
     fill: usize,
     fill_permille: u16,
@@ -38,7 +38,7 @@ struct Load<'a, F: Fabric, L: Layout, D: Discipline> {
     begun: Vec<ServerId>,
 }
 
-impl<'a, F: Fabric, L: Layout<Value = u64>, D: Discipline> Load<'a, F, L, D> {
+impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     fn part(&self, share: usize) -> &'a Part<L::Key> {
         &self.index.parts[share]
     }
@@ -172,7 +172,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>, D: Discipline> Load<'a, F, L, D> {
     }
 }
 
-impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
+impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     pub(super) async fn load_all(
         &self,
         records: impl Iterator<Item = (L::Key, L::Value)>,

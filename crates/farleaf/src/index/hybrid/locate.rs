@@ -4,7 +4,7 @@
 use super::{HybridIndex, Part};
 use crate::index::IndexError;
 use crate::page::{Layout, Probe, Step, step};
-use crate::remote::{Discipline, Miss, PageCopy, Pointer, RemoteError};
+use crate::remote::{Miss, PageCopy, Pointer, RemoteError};
 use crate::wire::{Reply, Request};
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub(super) struct Asked<F: Fabric, L: Layout> {
     operation: F::Op<Message>,
 }
 
-impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
+impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// Whose share the probe is in.
     pub(super) fn server_of(&self, probe: Probe<'_, L::Key>) -> ServerId {
         let at_or_below = match probe {

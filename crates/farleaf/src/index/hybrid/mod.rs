@@ -36,28 +36,26 @@ pub use options::HybridOptions;
 use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::{DesignId, Layout, LeafInsert, Page};
 use crate::remote::{
-    Discipline, Edit, Entry, Image, Miss, PageClient, Partitioning, RemoteError, RpcClient,
-    ShareMap, Sound,
+    Edit, Entry, Image, Miss, PageClient, Partitioning, RemoteError, RpcClient, ShareMap,
 };
 use crate::wire::{Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
-use std::marker::PhantomData;
 
 /// The hybrid design.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Hybrid<D = Sound>(PhantomData<D>);
+pub struct Hybrid;
 
-impl<L: Layout<Value = u64>, D: Discipline> Design<L> for Hybrid<D> {
+impl<L: Layout<Value = u64>> Design<L> for Hybrid {
     const NAME: &'static str = "hybrid";
     type Options = HybridOptions<L::Key>;
     type Compute = ();
-    type Index<F: Fabric> = HybridIndex<F, L, D>;
+    type Index<F: Fabric> = HybridIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
         let word = options.to_word();
-        let pages = PageClient::<F, L, D>::new(fabric.clone(), options::chunk_bytes(word));
+        let pages = PageClient::<F, L>::new(fabric.clone(), options::chunk_bytes(word));
         if options.partitioning == Partitioning::Hash {
             return Err(IndexError::InvalidArgument("the hybrid design divides keys by ranges"));
         }
@@ -160,17 +158,17 @@ struct Part<K> {
 
 /// A handle on a hybrid index.
 #[derive(Debug)]
-pub struct HybridIndex<F: Fabric, L: Layout, D: Discipline = Sound> {
-    pages: PageClient<F, L, D>,
+pub struct HybridIndex<F: Fabric, L: Layout> {
+    pages: PageClient<F, L>,
     /// By memory server.
     parts: Vec<Part<L::Key>>,
     /// Leaves of this client's making that the servers have refused to note, so far.
     owed: RefCell<Vec<(L::Key, GlobalAddr)>>,
 }
 
-impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
+impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// The leaves below, for tests and tools.
-    pub fn pages(&self) -> &PageClient<F, L, D> {
+    pub fn pages(&self) -> &PageClient<F, L> {
         &self.pages
     }
 
@@ -189,7 +187,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
         Ok(usages)
     }
 
-    fn servers(&self) -> impl Iterator<Item = ServerId> + use<F, L, D> {
+    fn servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
         (0..self.parts.len() as u16).map(ServerId::new)
     }
 
@@ -209,7 +207,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
     }
 }
 
-impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> RangeIndex for HybridIndex<F, L, D> {
+impl<F: Fabric, L: Layout<Value = u64>> RangeIndex for HybridIndex<F, L> {
     type Key = L::Key;
     type Value = L::Value;
 

@@ -8,7 +8,7 @@ use super::HybridIndex;
 use super::locate::Named;
 use crate::index::{IndexError, Records, Scan};
 use crate::page::{Layout, Probe, Reach, ScanWindow};
-use crate::remote::{Discipline, LeafStream, Miss, PageCopy, Pointer};
+use crate::remote::{LeafStream, Miss, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -33,7 +33,7 @@ struct Following {
     more: bool,
 }
 
-impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
+impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     pub(super) async fn scan_all(
         &self,
         scan: &Scan<L::Key>,
@@ -111,7 +111,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
         let (floor, mut following) = self.ask_up(server, &start, scan, window).await?;
         let mut stream = LeafStream::new(&self.pages);
         stream.read_ahead(floor, true);
-        let mut refill = |stream: &mut LeafStream<'_, F, L, D>, window| {
+        let mut refill = |stream: &mut LeafStream<'_, F, L>, window| {
             let mut posting = false;
             // Several with one doorbell, as soon as half of them are in.
             while (posting || stream.in_flight() <= window / 2)
@@ -184,7 +184,7 @@ impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
     async fn first_leaf(
         &self,
         start: &L::Key,
-        stream: &mut LeafStream<'_, F, L, D>,
+        stream: &mut LeafStream<'_, F, L>,
     ) -> Result<PageCopy<L>, Miss> {
         let mut leaf = stream.first().await?;
         self.pages.fabric().charge(Work::VisitNode).await;

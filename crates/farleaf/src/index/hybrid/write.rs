@@ -3,11 +3,11 @@
 use super::HybridIndex;
 use crate::index::IndexError;
 use crate::page::{Layout, Page, Probe};
-use crate::remote::{Discipline, Edit, Entry, Miss, PageCopy, Pointer, RemoteError};
+use crate::remote::{Edit, Entry, Miss, PageCopy, Pointer, RemoteError};
 use crate::wire::Request;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
-impl<F: Fabric, L: Layout<Value = u64>, D: Discipline> HybridIndex<F, L, D> {
+impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// Applies `edit` to the leaf of `key`. If there is no room, splits the leaf and adds the record of
     /// `entry` to it, whose outcome comes with it.
     pub(super) async fn change<T: Clone>(

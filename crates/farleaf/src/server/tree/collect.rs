@@ -11,7 +11,7 @@
 //! marked dead before its latch is let go, and freed only through epochs.
 
 use super::descend::{Found, restarting};
-use super::{Discipline, Fail, Tree};
+use super::{Fail, Tree};
 use crate::page::{Layout, Page, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
@@ -68,7 +68,7 @@ enum Pair {
     Rebalanced,
 }
 
-impl<L: Layout, D: Discipline> Tree<L, D> {
+impl<L: Layout> Tree<L> {
     /// Removals after which a step, the children of one parent, falls due: so that the garbage stays
     /// at a few hundredths of the records.
     const STEP_DEBT: u64 = {
@@ -156,7 +156,8 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
         loop {
             let count = parent.page.count();
             if slot + 1 < count {
-                let (left, right) = (self.child(&parent, slot)?, self.child(&parent, slot + 1)?);
+                let (left, right) =
+                    (self.child(cpu, &parent, slot)?, self.child(cpu, &parent, slot + 1)?);
                 self.compact_if_needed(cpu, level, left).await?;
                 if Self::too_empty(left, right) {
                     let pair = self.join(cpu, &parent, slot).await?;
@@ -170,11 +171,11 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
                 continue;
             }
             if slot < count {
-                let last = self.child(&parent, slot)?;
+                let last = self.child(cpu, &parent, slot)?;
                 self.compact_if_needed(cpu, level, last).await?;
             }
             let next = L::high(parent.page);
-            self.validate(&parent)?;
+            self.validate(cpu, &parent)?;
             return Ok(next);
         }
     }
@@ -188,9 +189,14 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
     }
 
     /// The child at a slot, as far as the parent is still as it was found.
-    fn child<'a>(&'a self, parent: &Found<'_, L>, slot: usize) -> Result<Page<'a, L>, Fail> {
+    fn child<'a, C: Cpu>(
+        &'a self,
+        cpu: &C,
+        parent: &Found<'_, L>,
+        slot: usize,
+    ) -> Result<Page<'a, L>, Fail> {
         let at = L::inner_child(parent.page, slot);
-        self.validate(parent)?;
+        self.validate(cpu, parent)?;
         Ok(self.page(at).ok_or(Refusal::Damaged)?)
     }
 
@@ -275,7 +281,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
             return self.compact_if_needed(cpu, 0, page).await;
         }
         if page.count() != 1 {
-            return self.validate(&root);
+            return self.validate(cpu, &root);
         }
         let root_guard = self.lock_found(&root)?;
         let child_at: GlobalAddr = L::inner_child(page, 0);

@@ -1,7 +1,8 @@
 //! Descents: from the root to a node, coupling versions on the way.
 
-use super::{Discipline, Fail, MAX_RESTARTS, MAX_SPINS, Tree};
+use super::{Fail, MAX_RESTARTS, MAX_SPINS, Tree};
 use crate::page::{Exclusive, Layout, Page, Probe, Step, Version, step};
+use crate::rules;
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
 
@@ -13,7 +14,7 @@ pub(super) struct Found<'a, L: Layout> {
     pub(super) version: Version,
 }
 
-impl<L: Layout, D: Discipline> Tree<L, D> {
+impl<L: Layout> Tree<L> {
     /// The version of a page that nobody holds; waits, but not for ever.
     #[inline]
     pub(super) async fn version<C: Cpu>(
@@ -25,7 +26,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
             if let Some(version) = page.latch().optimistic() {
                 return Ok(version);
             }
-            if !D::VALIDATES {
+            if cpu.breaks(rules::VALIDATION) {
                 return Version::of_word(0).ok_or(Fail::Restart);
             }
             cpu.pause(attempt).await;
@@ -35,11 +36,11 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
 
     /// Restarts unless `found` is still as it was when its version was taken.
     #[inline]
-    pub(super) fn validate(&self, found: &Found<'_, L>) -> Result<(), Fail> {
-        if D::VALIDATES && !found.page.latch().validate(found.version) {
-            return Err(Fail::Restart);
+    pub(super) fn validate<C: Cpu>(&self, cpu: &C, found: &Found<'_, L>) -> Result<(), Fail> {
+        match found.page.latch().validate(found.version) || cpu.breaks(rules::VALIDATION) {
+            true => Ok(()),
+            false => Err(Fail::Restart),
         }
-        Ok(())
     }
 
     /// Locks the page as it was found, or restarts.
@@ -76,7 +77,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
         let page = self.page(to).ok_or(Refusal::Damaged)?;
         prefetch(page.words());
         let version = self.version(cpu, page).await?;
-        self.validate(found)?;
+        self.validate(cpu, found)?;
         Ok(Found { at: to, page, version })
     }
 
@@ -96,7 +97,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
             cpu.charge(Work::VisitNode).await;
             let step = step(found.page, probe, target);
             // Before its address is followed: what an invalid page says is no address.
-            self.validate(&found)?;
+            self.validate(cpu, &found)?;
             match step {
                 Step::Here => return Ok(found),
                 Step::Child(to) | Step::Right(to) => {

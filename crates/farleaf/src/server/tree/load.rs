@@ -5,7 +5,7 @@
 //! shown, and the others are refused.
 
 use super::descend::restarting;
-use super::{Discipline, Fail, Tree};
+use super::{Fail, Tree};
 use crate::page::{Layout, LeafInsert, Page};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr};
@@ -21,7 +21,7 @@ pub struct Loader<L: Layout> {
     last: Option<L::Key>,
 }
 
-impl<L: Layout, D: Discipline> Tree<L, D> {
+impl<L: Layout> Tree<L> {
     /// Starts a load with pages filled to `fill_permille` thousandths.
     ///
     /// # Errors

@@ -38,30 +38,6 @@ use crate::wire::Refusal;
 use collect::Collector;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
-use std::marker::PhantomData;
-
-/// Which of the protocol's checks are carried out.
-///
-/// [`Sound`] carries out all of them; the others each leave one out, so that the simulator can show that
-/// its checkers notice. The choice is made at compile time and costs the sound tree nothing.
-pub trait Discipline: Copy + Send + Sync + std::fmt::Debug + 'static {
-    /// Readers wait for latches and validate versions.
-    const VALIDATES: bool = true;
-}
-
-/// The whole protocol.
-#[derive(Clone, Copy, Debug)]
-pub struct Sound;
-
-impl Discipline for Sound {}
-
-/// A planted bug: readers take what they see, latched or not.
-#[derive(Clone, Copy, Debug)]
-pub struct SkipsValidation;
-
-impl Discipline for SkipsValidation {
-    const VALIDATES: bool = false;
-}
 
 /// Restarts after which an operation gives up, with [`Refusal::Contended`].
 pub const MAX_RESTARTS: u32 = 10_000;
@@ -85,17 +61,16 @@ impl From<Refusal> for Fail {
 
 /// A tree in one region.
 #[derive(Debug)]
-pub struct Tree<L: Layout, D: Discipline = Sound> {
+pub struct Tree<L: Layout> {
     server: ServerId,
     region: Arc<Region>,
     nodes: NodePool,
     epochs: Epochs,
     collector: Collector<L::Key>,
     deleted: AtomicU64,
-    discipline: PhantomData<(L, D)>,
 }
 
-impl<L: Layout, D: Discipline> Tree<L, D> {
+impl<L: Layout> Tree<L> {
     /// No tree yet, in a region that has a superblock.
     pub(super) fn new(
         server: ServerId,
@@ -110,7 +85,6 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
             epochs: Epochs::new(),
             collector: Collector::default(),
             deleted: AtomicU64::new(0),
-            discipline: PhantomData,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::descend::restarting;
 use super::split::Entry;
-use super::{Discipline, Fail, Tree};
+use super::{Fail, Tree};
 use crate::page::{Layout, LeafInsert, Page, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, Work};
@@ -16,7 +16,7 @@ pub(super) enum Existing {
     Replace,
 }
 
-impl<L: Layout, D: Discipline> Tree<L, D> {
+impl<L: Layout> Tree<L> {
     /// The value of `key`.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
     async fn try_get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<L::Value>, Fail> {
         let leaf = self.descend(cpu, Probe::At(key), 0).await?;
         let value = L::leaf_get(leaf.page, key);
-        self.validate(&leaf)?;
+        self.validate(cpu, &leaf)?;
         Ok(value)
     }
 

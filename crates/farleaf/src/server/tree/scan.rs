@@ -1,7 +1,7 @@
 //! Range scans, forward along the siblings, backward along the low fences.
 
 use super::descend::{Found, restarting};
-use super::{Discipline, Fail, Tree};
+use super::{Fail, Tree};
 use crate::page::{Layout, Probe, ScanWindow};
 use crate::wire::{Refusal, SCAN_REPLY_RECORDS};
 use farleaf_fabric::{Cpu, Work};
@@ -24,7 +24,7 @@ struct Progress<L: Layout> {
     out: Vec<(L::Key, L::Value)>,
 }
 
-impl<L: Layout, D: Discipline> Tree<L, D> {
+impl<L: Layout> Tree<L> {
     /// Up to `limit` records between the bounds, and whether there may be more.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl<L: Layout, D: Discipline> Tree<L, D> {
             })
         };
         cpu.charge(Work::CopyRecords(copied as u32)).await;
-        self.validate(&leaf)?;
+        self.validate(cpu, &leaf)?;
         Ok(LeafPart { leaf, rest })
     }
 }

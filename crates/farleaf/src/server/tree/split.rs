@@ -5,7 +5,7 @@
 //! separator that cannot be installed costs readers a step to the right, nothing else.
 
 use super::descend::{Found, restarting};
-use super::{Discipline, Fail, Tree};
+use super::{Fail, Tree};
 use crate::page::{Exclusive, Layout, LeafInsert, Page, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
@@ -43,7 +43,7 @@ struct Separator<K> {
     child: GlobalAddr,
 }
 
-impl<L: Layout, D: Discipline> Tree<L, D> {
+impl<L: Layout> Tree<L> {
     /// Splits the locked node, adds `entry` to the right half of it, and lets the parents know.
     pub(super) async fn split_and_add<C: Cpu>(
         &self,

@@ -1,0 +1,191 @@
+//! Since when nodes have been dirty, for those who write them back when it has been too long.
+//!
+//! ```text
+//! frame → since when it is dirty, and whether it is queued          shards of queues, the longest dirty first
+//! ```
+//!
+//! *Invariants*
+//! - C21. A dirty frame is queued, or in the hands of somebody who took it out and queues it again unless the frame is clean
+//!   by then. So the oldest entry of all queues is at least as old as every dirty node.
+//! - C22. A frame is queued at most once: the queues are bounded by the frames.
+//!
+//! *Thread safety*: any number of threads. Who notes that a frame has become dirty holds its latch.
+
+use super::FrameId;
+use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Queues, so that threads meet rarely.
+const SHARDS: usize = 16;
+
+#[derive(Debug)]
+struct Age {
+    /// When the frame became dirty last.
+    since_ns: AtomicU64,
+    queued: AtomicBool,
+}
+
+type Queue = BinaryHeap<Reverse<(u64, FrameId)>>;
+
+/// The ages of a cache's dirty nodes.
+#[derive(Debug)]
+pub(crate) struct Ages {
+    /// Nodes are written back before they have been dirty for so long; 0 is never.
+    limit_ns: u64,
+    frames: Box<[Age]>,
+    shards: Box<[Mutex<Queue>]>,
+    /// Whether nodes have been dirty for longer than that.
+    behind: AtomicBool,
+}
+
+impl Ages {
+    pub(super) fn new(limit_ns: u64, frames: u32) -> Self {
+        let age = |_| Age { since_ns: AtomicU64::new(0), queued: AtomicBool::new(false) };
+        let frames = if limit_ns > 0 { frames } else { 0 };
+        Self {
+            limit_ns,
+            frames: (0..frames).map(age).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            behind: AtomicBool::new(false),
+        }
+    }
+
+    /// Nodes are written back before they have been dirty for so long; 0 is never.
+    #[inline]
+    pub(crate) fn limit_ns(&self) -> u64 {
+        self.limit_ns
+    }
+
+    /// Whether nodes have been dirty for too long, so that whoever changes more had better help.
+    #[inline]
+    pub(crate) fn is_behind(&self) -> bool {
+        self.behind.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_behind(&self, behind: bool) {
+        if self.is_behind() != behind {
+            self.behind.store(behind, Ordering::Relaxed);
+        }
+    }
+
+    fn shard(&self, frame: FrameId) -> &Mutex<Queue> {
+        &self.shards[frame.index() % SHARDS]
+    }
+
+    /// A frame has become dirty. For caches that have a limit.
+    pub(super) fn note(&self, frame: FrameId, now_ns: u64) {
+        self.frames[frame.index()].since_ns.store(now_ns, Ordering::Release);
+        self.queue(frame);
+    }
+
+    /// Queues a frame, if it is not queued.
+    pub(crate) fn queue(&self, frame: FrameId) {
+        let age = &self.frames[frame.index()];
+        if !age.queued.swap(true, Ordering::AcqRel) {
+            let since_ns = age.since_ns.load(Ordering::Acquire);
+            lock(self.shard(frame)).push(Reverse((since_ns, frame)));
+        }
+    }
+
+    /// Takes frames out that `is_dirty` and have been since `until_ns`, `most` at most. The caller queues those again that it
+    /// does not write back (C21). Queues are looked at from a random one on.
+    pub(crate) fn take(
+        &self,
+        until_ns: u64,
+        most: usize,
+        random: u64,
+        is_dirty: impl Fn(FrameId) -> bool,
+    ) -> Vec<FrameId> {
+        let mut taken = Vec::new();
+        let first = random as usize % SHARDS;
+        for shard in self.shards[first..].iter().chain(&self.shards[..first]) {
+            while taken.len() < most
+                && let Some(frame) = Self::pop(shard, until_ns)
+            {
+                let age = &self.frames[frame.index()];
+                // Whoever makes it dirty from here on queues it.
+                age.queued.swap(false, Ordering::AcqRel);
+                if !is_dirty(frame) {
+                    continue;
+                }
+                match age.since_ns.load(Ordering::Acquire) <= until_ns {
+                    true => taken.push(frame),
+                    false => self.queue(frame),
+                }
+            }
+        }
+        taken
+    }
+
+    fn pop(shard: &Mutex<Queue>, until_ns: u64) -> Option<FrameId> {
+        let mut queue = lock(shard);
+        match queue.peek() {
+            Some(Reverse((since_ns, _))) if *since_ns <= until_ns => {
+                queue.pop().map(|Reverse((_, frame))| frame)
+            }
+            _ => None,
+        }
+    }
+
+    /// Since when the oldest entry has been there; it may have been written back since.
+    pub(crate) fn oldest_ns(&self) -> Option<u64> {
+        let first =
+            |shard: &Mutex<Queue>| lock(shard).peek().map(|Reverse((since_ns, _))| *since_ns);
+        self.shards.iter().filter_map(first).min()
+    }
+
+    /// The frames that are queued: all that are dirty, and some that have been.
+    pub(crate) fn queued(&self) -> Vec<(u64, FrameId)> {
+        let entries = |shard: &Mutex<Queue>| {
+            lock(shard).iter().map(|Reverse(entry)| *entry).collect::<Vec<_>>()
+        };
+        self.shards.iter().flat_map(entries).collect()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_longest_dirty_come_first_and_none_is_forgotten() {
+        let ages = Ages::new(1_000, 64);
+        let dirty = RefCell::new(BTreeSet::new());
+        let is_dirty = |frame: FrameId| dirty.borrow().contains(&frame.number());
+        for (number, since_ns) in [(1, 10), (17, 20), (2, 30), (3, 40)] {
+            dirty.borrow_mut().insert(number);
+            ages.note(FrameId::new(number), since_ns);
+        }
+        let take = |until_ns| {
+            let mut taken = ages.take(until_ns, 10, 0, is_dirty);
+            taken.sort();
+            taken.into_iter().map(FrameId::number).collect::<Vec<_>>()
+        };
+        assert_eq!(ages.oldest_ns(), Some(10));
+        assert_eq!(take(9), []);
+        assert_eq!(take(20), [1, 17]);
+        // One was not written after all; another was, and is dirty again.
+        ages.queue(FrameId::new(1));
+        ages.note(FrameId::new(17), 50);
+        dirty.borrow_mut().remove(&2);
+        assert_eq!(take(40), [1, 3], "2 is clean by now");
+        assert_eq!((ages.oldest_ns(), take(100)), (Some(50), vec![17]));
+        assert_eq!(ages.oldest_ns(), None);
+    }
+
+    #[test]
+    fn a_frame_is_queued_once_and_under_its_last_age() {
+        let ages = Ages::new(1_000, 4);
+        let frame = FrameId::new(1);
+        for since_ns in [10, 20, 30] {
+            ages.note(frame, since_ns);
+        }
+        assert_eq!(ages.queued().len(), 1);
+        assert_eq!(ages.take(20, 10, 3, |_| true), [], "it is younger than its entry");
+        assert_eq!(ages.queued(), [(30, frame)]);
+        assert_eq!(ages.take(30, 10, 3, |_| true), [frame]);
+    }
+}

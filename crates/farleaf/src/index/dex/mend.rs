@@ -1,0 +1,96 @@
+//! What the next life of a compute server does before it serves: it completes the inner nodes that its last life left half
+//! written.
+//!
+//! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of two versions. A shared node
+//! is locked then, and whoever needs it recovers it. An exclusive node has no lock; its log entry (D9) makes it whole again.
+//! Nobody else writes such a node, but an old entry may name a page that was freed since and given to another compute server:
+//! so only what the tree leads to is completed.
+//!
+//! *Thread safety*: private to one task.
+
+use crate::page::{Layout, Page, Probe};
+use crate::remote::{Image, Miss, PageClient, Pointer, RemoteError};
+use farleaf_fabric::{Fabric, GlobalAddr};
+
+/// How often a WRITE of unknown outcome is posted again.
+const WRITE_RETRIES: u32 = 16;
+
+/// Completes what `compute_server`, which is dead and shut out, left half written in the tree below `root`; returns how
+/// many nodes that were.
+///
+/// # Errors
+/// [`RemoteError`] if a memory server does not answer.
+pub(crate) async fn mend<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+    compute_server: u16,
+) -> Result<u64, RemoteError> {
+    let mut mended = 0;
+    // Upper levels first: the way to a node leads through whole ones.
+    for (at, image) in pages.half_written(compute_server).await? {
+        if is_in_tree(pages, root, at, image.page()).await? {
+            write(pages, at, &image).await?;
+            mended += 1;
+        }
+    }
+    Ok(mended)
+}
+
+/// Whether the tree leads to the page at `at`, which is to be as `image`.
+async fn is_in_tree<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+    at: GlobalAddr,
+    image: Page<'_, L>,
+) -> Result<bool, RemoteError> {
+    let (low, high) = (L::low(image), L::high(image));
+    let last = high.as_ref().map_or(Probe::Last, Probe::Before);
+    // The parents may not know yet that one of its ends has moved.
+    for probe in [Probe::At(&low), last] {
+        if at == root || leads_to(pages, root, (at, image.level()), probe).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+async fn leads_to<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+    (at, level): (GlobalAddr, u8),
+    probe: Probe<'_, L::Key>,
+) -> Result<bool, RemoteError> {
+    let mut next = root;
+    loop {
+        let copy = match pages.read(Pointer::fixed(next)).await {
+            Ok(copy) => copy,
+            Err(Miss::Restart) => return Ok(false),
+            Err(Miss::Failed(error)) => return Err(error),
+        };
+        let page = copy.page();
+        if page.level() <= level {
+            return Ok(false);
+        }
+        next = L::inner_child(page, L::inner_slot(page, probe));
+        if page.level() == level + 1 {
+            return Ok(next == at);
+        }
+    }
+}
+
+async fn write<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    at: GlobalAddr,
+    image: &Image<L>,
+) -> Result<(), RemoteError> {
+    let mut outcome = Ok(());
+    for _ in 0..WRITE_RETRIES {
+        outcome = match pages.post_page(at, image).await?.await {
+            Ok(_) => return Ok(()),
+            Err(error) => Err(error.into()),
+        };
+        pages.fabric().counters().count_retry();
+        pages.fabric().reset(at.server()).await?;
+    }
+    outcome
+}

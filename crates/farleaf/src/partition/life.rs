@@ -1,0 +1,29 @@
+//! What comes before a compute server serves: the end of its former life.
+//!
+//! *Thread safety*: private to one task.
+
+use super::design::open_pool;
+use crate::index::IndexError;
+use crate::index::dex::mend;
+use crate::page::Layout;
+use farleaf_fabric::{Fabric, ServerId};
+
+/// Ends whatever life the compute server of this number had before: nothing of that takes effect any more, what it
+/// had logged of shared nodes is finished, and the inner nodes that it left half written are whole. For its next life, before that opens the
+/// index.
+///
+/// # Errors
+/// [`IndexError`] if a memory server does not answer, or they hold no index of DEX.
+pub async fn begin_life<F: Fabric, L: Layout>(
+    fabric: F,
+    compute_server: u16,
+) -> Result<(), IndexError> {
+    for number in 0..fabric.memory_servers() {
+        fabric.fence(ServerId::new(number), compute_server).await?;
+    }
+    let (pages, root, _) = open_pool::<F, L>(fabric).await?;
+    pages.declare_fenced(compute_server).await?;
+    pages.finish_all(compute_server).await?;
+    mend(&pages, root, compute_server).await?;
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! What a crash may lose: what the compute servers had acknowledged and not yet written back, and nothing else.
+//!
+//! After all of them have died, each key must hold what some write made of it: one that took effect or may have, or the state
+//! before the first. And it must not be older than the last completed flush: no other write of the key lies wholly between
+//! that one and the invocation of a flush that returned.
+
+use super::Verdict;
+use super::observations::{Step, facts_by_key};
+use crate::history::{Action, History, Holds, Operation, Outcome};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Checks what was `found` after a crash that ended `history`, but for the keys of `damaged` pages. If pages can be torn, a
+/// leaf may give a key a value that something in the leaf had before, whenever that was (D8): of the values that were ever
+/// `written` any is let pass. Keys of compute servers that have not `died` have lost nothing. A flush by a client counts for those
+/// keys that it `flushes`.
+pub fn check_kept(
+    history: &History,
+    found: &BTreeMap<u64, u64>,
+    damaged: &BTreeSet<u64>,
+    written: Option<&BTreeSet<u64>>,
+    died: impl Fn(u64) -> bool,
+    flushes: impl Fn(u32, u64) -> bool,
+) -> Verdict {
+    let completed = |operation: &&Operation| {
+        operation.action == Action::Flush && operation.outcome == Outcome::Done
+    };
+    let completed: Vec<&Operation> = history.operations.iter().filter(completed).collect();
+    let mut facts = facts_by_key(history, false);
+    found.keys().for_each(|key| _ = facts.entry(*key).or_default());
+    let mut writes_by_key = BTreeMap::new();
+    for (key, facts) in &facts {
+        // What the write made of the key, between which order numbers, and whether it surely took effect.
+        let mut writes = vec![(history.initial.get(key).copied(), 0, 0, true)];
+        for fact in facts {
+            let (change, sure) = match fact.step {
+                Step::Sees(_) => continue,
+                Step::Changes(change) => (change, true),
+                Step::MayChange(change) => (change, false),
+            };
+            writes.push((change.becomes, fact.start, fact.end, sure));
+        }
+        writes_by_key.insert(*key, writes);
+    }
+    for (key, writes) in &writes_by_key {
+        let held = found.get(key).copied();
+        let of_key = completed.iter().filter(|flush| flushes(flush.client, *key));
+        let flushed = match died(*key) {
+            true => of_key.map(|flush| flush.invoked.order).max().unwrap_or(0),
+            false => u64::MAX,
+        };
+        if damaged.contains(key) {
+            continue;
+        }
+        let mut by_some = false;
+        let is_kept = writes.iter().any(|(becomes, _, end, _)| {
+            let overwritten = |&(_, start, other_end, sure): &(_, u64, u64, bool)| {
+                sure && start > *end && other_end < flushed
+            };
+            by_some |= *becomes == held;
+            *becomes == held && !writes.iter().any(overwritten)
+        });
+        let is_torn = held.is_some_and(|value| written.is_some_and(|all| all.contains(&value)));
+        if is_kept || is_torn {
+            continue;
+        }
+        let why = if by_some { "older than a completed flush" } else { "what no write made of it" };
+        return Verdict::Violated(format!("after the crash key {key} is {}: {why}", Holds(held)));
+    }
+    Verdict::Holds
+}
+
+/// All values that a history writes.
+pub fn values_written(history: &History) -> impl Iterator<Item = u64> {
+    history.operations.iter().filter_map(|operation| match operation.action {
+        Action::Insert(_, value) | Action::Update(_, value) | Action::Upsert(_, value) => {
+            Some(value)
+        }
+        Action::CompareExchange { new, .. } => Some(new),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::history;
+    use super::*;
+
+    fn upsert(value: u64) -> Action {
+        Action::Upsert(1, value)
+    }
+
+    fn check(found: &[(u64, u64)], written: Option<&BTreeSet<u64>>) -> Verdict {
+        // 20 and then 30 were acknowledged before the flush began, 40 after that; nobody knows about 50.
+        let history = history(
+            &[(1, 10)],
+            [
+                (0, 1, 2, upsert(20), Outcome::Done),
+                (0, 3, 4, upsert(30), Outcome::Done),
+                (1, 5, 8, Action::Flush, Outcome::Done),
+                (0, 6, 7, upsert(40), Outcome::Done),
+                (1, 9, 12, Action::Flush, Outcome::NoReturn),
+                (0, 10, 11, upsert(50), Outcome::NoReturn),
+                (2, 10, 11, Action::Upsert(2, 60), Outcome::Done),
+            ],
+        );
+        check_kept(
+            &history,
+            &found.iter().copied().collect(),
+            &BTreeSet::new(),
+            written,
+            |_| true,
+            |_, _| true,
+        )
+    }
+
+    #[test]
+    fn what_was_flushed_is_kept_and_what_came_later_may_be() {
+        for value in [30, 40, 50] {
+            assert_eq!(check(&[(1, value)], None), Verdict::Holds, "{value}");
+        }
+        for found in [&[(1, 10)][..], &[(1, 20)], &[], &[(1, 99)], &[(1, 60)], &[(1, 30), (7, 1)]] {
+            assert!(matches!(check(found, None), Verdict::Violated(_)), "{found:?}");
+        }
+        let written = BTreeSet::from([20, 30, 60]);
+        assert_eq!(check(&[(1, 60)], Some(&written)), Verdict::Holds, "a torn leaf");
+        assert_eq!(check(&[(1, 20)], Some(&written)), Verdict::Holds, "a torn leaf");
+        for found in [&[(1, 99)][..], &[]] {
+            let verdict = check(found, Some(&written));
+            assert!(matches!(verdict, Verdict::Violated(_)), "no leaf has {found:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_flush_the_first_state_may_be_back() {
+        let history = history(&[(1, 10)], [(0, 1, 2, upsert(20), Outcome::Done)]);
+        for value in [10, 20] {
+            let found = BTreeMap::from([(1, value)]);
+            let check =
+                |died| check_kept(&history, &found, &BTreeSet::new(), None, |_| died, |_, _| true);
+            assert_eq!(check(true), Verdict::Holds, "{value}");
+            assert_eq!(
+                check(false) == Verdict::Holds,
+                value == 20,
+                "whoever lives has lost nothing"
+            );
+        }
+    }
+}

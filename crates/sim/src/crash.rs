@@ -1,0 +1,441 @@
+//! Crashes: the compute servers of a scenario die together at one of their WRITEs, and come back with empty caches.
+//!
+//! A run has rounds. In each but the last the clients work until the death; then an auditor begins the compute servers' next
+//! life and reads everything in every way: each key by a get and by a scan of it alone, up and down, and all keys by scans both
+//! ways, each time with an empty cache. All ways must agree (D7), and what they find must be what the crash may leave
+//! ([`check_kept`]). It is what the next round begins with. In the last round nobody dies, everything is written back, and
+//! the pool must have exactly what the index says.
+//!
+//! *Thread safety*: a run is one thread.
+
+use crate::checker::{Verdict, check, check_kept, values_written};
+use crate::client::{self, Active, Board, Over, join_all};
+use crate::history::Action;
+use crate::inspect::{Expect, Pool};
+use crate::run::{Servers, dex_options, mover, sim_config, start};
+use crate::scenario::{ErrorKind, LoadSpec, Scenario};
+use crate::workload::{self, Stream};
+use farleaf::cache::OwnedRange;
+use farleaf::index::{Background, Design, IndexError, RangeIndex, Scan};
+use farleaf::page::{Layout, clipped};
+use farleaf::partition::{ComputePool, Dex, begin_life};
+use farleaf::server::MemoryServer;
+use farleaf_fabric::sim::{LastWords, SimCluster, SimControl};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
+use rand::RngExt;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// When the first death comes, if not as the seed says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeathAt {
+    /// After so many WRITEs of the clients.
+    pub write: u64,
+    /// What becomes of what is on its way.
+    pub last_words: LastWords,
+}
+
+/// What the auditor found.
+struct Found {
+    contents: BTreeMap<u64, u64>,
+    damaged: BTreeSet<u64>,
+}
+
+/// The longest that a compute server is dead while others work, in nanoseconds.
+const LONGEST_DEATH_NS: u64 = 40_000;
+
+type Sim<L> = SimCluster<MemoryServer<L>>;
+
+/// What stays the same from round to round.
+struct Run<'a, L: Layout> {
+    scenario: &'a Scenario,
+    seed: u64,
+    inspector: Pool<L>,
+}
+
+/// Plays all rounds; the histories go to `board`.
+pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+where
+    L: Layout<Key = u64, Value = u64>,
+{
+    let spec = scenario.crash.as_ref().ok_or("nobody dies in this scenario")?;
+    let options = dex_options::<L>(scenario)?;
+    let servers: Servers<L> = start::<L, Dex>(scenario, &options)?;
+    let pool = <Dex as Design<L>>::compute(&options);
+    let mut pool = pool.map_err(|error| format!("no compute side: {error}"))?;
+    let cluster = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
+    let run = Run { scenario, seed, inspector: Pool::new(&servers, scenario) };
+    let mut rng = workload::rng(seed, u64::MAX / 7);
+    let mut found = Found { contents: BTreeMap::new(), damaged: BTreeSet::new() };
+    if scenario.workload.load == LoadSpec::Bulk {
+        found.contents = workload::initial_contents(&scenario.workload);
+    }
+    let mut written: BTreeSet<u64> =
+        workload::initial_contents(&scenario.workload).into_values().chain([0]).collect();
+    let rounds = board.death().map_or(spec.rounds, |_| 1);
+    for round in 0..=rounds {
+        let is_last = round == rounds;
+        let doomed = match spec.servers.is_empty() {
+            true => (0..pool.servers().len() as u16).collect(),
+            false => spec.servers.clone(),
+        };
+        let death = board.death().unwrap_or_else(|| DeathAt {
+            write: rng.random_range(0..=spec.max_writes),
+            last_words: LastWords::Some,
+        });
+        // The last round is counted too, and called off.
+        let write = if is_last { u64::MAX } else { death.write };
+        cluster.kill_compute_servers_at_write(doomed.clone(), write, death.last_words);
+        let of_round = Board::of_round(scenario, std::mem::take(&mut found.contents));
+        run.round(&cluster, &of_round, &pool, round, is_last);
+        let left = cluster.call_off_death();
+        let history = of_round.recorder.take();
+        board.recorder.append(&history);
+        board.add_counts(&of_round, left.map_or(write, |left| write - left));
+        let which = |report: String| format!("round {round}: {report}");
+        match check(&history) {
+            Verdict::Holds => {}
+            Verdict::Violated(report) => return Err(which(report)),
+            Verdict::GaveUp(why) => return Err(which(format!("the checkers gave up: {why}"))),
+        }
+        if let Some(fault) = of_round.fault() {
+            return Err(which(fault));
+        }
+        if is_last {
+            break;
+        }
+        doomed.iter().for_each(|server| cluster.restart_compute_server(*server));
+        let died = |server: u16| doomed.contains(&server);
+        run.flush(&cluster, &pool, |server| !died(server)).map_err(which)?;
+        pool = restarted(&pool, died)?;
+        found = run.audit(&cluster, &pool, &doomed).map_err(which)?;
+        written.extend(values_written(&history));
+        let any_value = (scenario.faults.tear_probability > 0.0).then_some(&written);
+        let map = pool.map();
+        let kept = check_kept(
+            &history,
+            &found.contents,
+            &found.damaged,
+            any_value,
+            |key| died(map.owner_of(&key)),
+            |client, key| run.flushes(round, client).is_none_or(|own| own == map.owner_of(&key)),
+        );
+        match kept {
+            Verdict::Holds => {}
+            Verdict::Violated(report) | Verdict::GaveUp(report) => return Err(which(report)),
+        }
+        if rng.random_bool(0.5) {
+            pool = restarted(&pool, died)?;
+        }
+    }
+    if found.damaged.is_empty() { run.settle(&cluster, &pool) } else { Ok(()) }
+}
+
+fn restarted<L: Layout<Key = u64, Value = u64>>(
+    pool: &ComputePool<L>,
+    dead: impl Fn(u16) -> bool,
+) -> Result<Arc<ComputePool<L>>, String> {
+    pool.restarted(dead).map(Arc::new).map_err(|error| format!("no compute side: {error}"))
+}
+
+/// A client that asks only for keys of its compute server, which does everything by that one's endpoint.
+async fn own_client<L: Layout<Key = u64, Value = u64>>(
+    fabric: impl Fabric,
+    pool: &Arc<ComputePool<L>>,
+    board: &Board,
+    scenario: &Scenario,
+    seed: u64,
+    (number, first): (usize, usize),
+) {
+    let _active = Active(board);
+    board.wait_for_load(&fabric).await;
+    let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
+    let server = fabric.compute_server();
+    let range = pool.map().range_of(server);
+    let in_flight = usize::from(scenario.cluster.in_flight_per_client);
+    let streams = (number * in_flight..(number + 1) * in_flight).map(async |stream| {
+        let mut stream = Stream::new(&scenario.workload, seed, (first + stream) as u32);
+        while let Some(action) = stream.next() {
+            let pause_ns = stream.pause_ns();
+            if pause_ns > 0 {
+                fabric.sleep(pause_ns).await;
+            }
+            let Some(action) = of_own_keys(action, &range) else { continue };
+            let here = index.part(server);
+            let client = stream.client();
+            let outcome = match action {
+                Action::Flush => board.record(&fabric, client, &action, here.flush()).await,
+                Action::Collect => board.record(&fabric, client, &action, here.collect()).await,
+                _ => board.perform(&fabric, &index, client, &action).await,
+            };
+            stream.learn(&action, &outcome);
+        }
+    });
+    join_all(streams).await;
+}
+
+/// What of an action concerns keys of a range.
+fn of_own_keys(action: Action, range: &OwnedRange<u64>) -> Option<Action> {
+    let (low, high) = (&range.low, range.high.as_ref());
+    match action {
+        Action::Get(key)
+        | Action::Insert(key, _)
+        | Action::Update(key, _)
+        | Action::Upsert(key, _)
+        | Action::Remove(key)
+        | Action::CompareExchange { key, .. } => range.has(&key).then_some(action),
+        Action::MultiGet(mut keys) => {
+            keys.retain(|key| range.has(key));
+            Some(Action::MultiGet(keys))
+        }
+        Action::Scan(scan) => {
+            let (lower, upper) = clipped((scan.lower.as_ref(), scan.upper.as_ref()), (low, high));
+            Some(Action::Scan(Scan { lower: lower.cloned(), upper: upper.cloned(), ..scan }))
+        }
+        Action::Collect | Action::Flush => Some(action),
+    }
+}
+
+/// Writes back by age on a compute server, if the scenario says so.
+async fn write_back<L: Layout<Key = u64, Value = u64>>(
+    fabric: impl Fabric,
+    pool: &Arc<ComputePool<L>>,
+    board: &Board,
+) {
+    board.wait_for_load(&fabric).await;
+    let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
+    let ended = index.background(Background::WriteBack, &|| board.is_over(), &|_| {}).await;
+    ended.unwrap_or_else(|error| board.report(format!("nothing is written back by age: {error}")));
+}
+
+impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
+    /// Streams of operations in a round, the keeper's included.
+    fn streams(&self) -> u32 {
+        let cluster = &self.scenario.cluster;
+        let clients = cluster.compute_servers * cluster.clients_per_compute_server;
+        u32::from(clients) * u32::from(cluster.in_flight_per_client) + 1
+    }
+
+    /// Whether clients ask only for keys of their compute servers.
+    fn has_own_keys(&self) -> bool {
+        self.scenario.crash.as_ref().is_some_and(|crash| !crash.servers.is_empty())
+    }
+
+    /// The compute server whose keys a stream of a round flushes, if not all.
+    fn flushes(&self, round: u16, stream: u32) -> Option<u16> {
+        let cluster = &self.scenario.cluster;
+        let place = stream - u32::from(round) * self.streams();
+        let of_server = cluster.clients_per_compute_server * cluster.in_flight_per_client;
+        let is_keeper = place + 1 == self.streams();
+        (self.has_own_keys() && !is_keeper).then(|| (place / u32::from(of_server)) as u16)
+    }
+
+    /// The compute server of those who never die.
+    fn observer(&self) -> u16 {
+        self.scenario.cluster.compute_servers
+    }
+
+    /// Lets the clients work until they have ended or died.
+    fn round(
+        &self,
+        sim: &Sim<L>,
+        board: &Board,
+        pool: &Arc<ComputePool<L>>,
+        round: u16,
+        is_last: bool,
+    ) {
+        let (scenario, cluster) = (self.scenario, &self.scenario.cluster);
+        let per_server = cluster.clients_per_compute_server;
+        let mut endpoints: Vec<u16> = (0..cluster.compute_servers)
+            .flat_map(|server| (0..per_server).map(move |_| server))
+            .collect();
+        let clients = endpoints.len();
+        endpoints.extend([self.observer(), self.observer(), 0]);
+        endpoints.extend(0..cluster.compute_servers);
+        // No two rounds write the same values.
+        let first_client = usize::from(round) * self.streams() as usize;
+        let seed = self.seed ^ u64::from(round) << 48;
+        let own_keys = self.has_own_keys();
+        let control = sim.control();
+        sim.run(&endpoints, async |fabric, number| match number - clients.min(number) {
+            _ if number < clients && own_keys => {
+                let place = (number, first_client);
+                own_client(fabric, pool, board, scenario, seed, place).await;
+            }
+            _ if number < clients => {
+                let place = (number, first_client);
+                client::client::<L, Dex, _>(fabric, pool, board, scenario, seed, place).await;
+            }
+            0 => {
+                let number = first_client as u32 + self.streams() - 1;
+                self.keeper(fabric, board, pool, (round, number), is_last, &control).await;
+            }
+            1 => self.inspector.watch(fabric, board, seed).await,
+            2 => {
+                board.wait_for_load(&fabric).await;
+                mover::<L, _>(fabric, pool, board, scenario, seed).await;
+            }
+            _ => write_back(fabric, pool, board).await,
+        });
+    }
+
+    /// Begins a round and ends it.
+    async fn keeper<F: Fabric>(
+        &self,
+        fabric: F,
+        board: &Board,
+        pool: &Arc<ComputePool<L>>,
+        (round, number): (u16, u32),
+        is_last: bool,
+        control: &SimControl,
+    ) {
+        let _over = Over(board);
+        let opened = board.open::<L, Dex, F>(&fabric, pool).await;
+        let Some(index) = opened else { return board.let_clients_begin() };
+        if round == 0 {
+            client::load(&fabric, &index, board, self.scenario, number).await;
+            board.perform(&fabric, &index, number, &Action::Flush).await;
+        }
+        board.let_clients_begin();
+        let alive = control.deaths();
+        let has_died = || control.deaths() > alive;
+        board.wait_for_clients_or(&fabric, has_died).await;
+        let spec = self.scenario.crash.as_ref();
+        let reborn = spec.filter(|_| has_died()).map_or(&[][..], |spec| &spec.servers);
+        if !reborn.is_empty() {
+            fabric.sleep(fabric.random() % LONGEST_DEATH_NS).await;
+        }
+        for server in reborn {
+            if let Err(error) = begin_life::<_, L>(fabric.clone(), *server).await {
+                board.report(format!("compute server {server} cannot begin: {error}"));
+            }
+        }
+        board.wait_for_clients_or(&fabric, || false).await;
+        if is_last {
+            client::read_everything(&fabric, &index, board, self.scenario, number).await;
+        }
+    }
+
+    /// Writes everything back of those compute servers that live.
+    fn flush(
+        &self,
+        sim: &Sim<L>,
+        pool: &Arc<ComputePool<L>>,
+        lives: impl Fn(u16) -> bool + Sync,
+    ) -> Result<(), String> {
+        let outcome = sim.run(&[self.observer()], async |fabric, _| {
+            let index = <Dex as Design<L>>::open(fabric, pool).await?;
+            for server in (0..pool.servers().len() as u16).filter(|server| lives(*server)) {
+                index.part(server).flush().await?;
+            }
+            Ok::<_, IndexError>(())
+        });
+        match outcome.into_iter().next().flatten() {
+            Some(Ok(())) => Ok(()),
+            other => Err(format!("those who live cannot write back: {other:?}")),
+        }
+    }
+
+    /// Begins the next life of the compute servers, and reads everything in every way.
+    fn audit(&self, sim: &Sim<L>, pool: &ComputePool<L>, servers: &[u16]) -> Result<Found, String> {
+        let cold = || restarted(pool, |_| true);
+        let pools = [cold()?, cold()?, cold()?];
+        let pools = &pools;
+        let outcome = sim.run(&[self.observer()], async |fabric, _| {
+            for server in servers {
+                let begun = begin_life::<_, L>(fabric.clone(), *server).await;
+                begun.map_err(|error| format!("compute server {server} cannot begin: {error}"))?;
+            }
+            let open = async |number: usize| {
+                let opened = <Dex as Design<L>>::open(fabric.clone(), &pools[number]).await;
+                opened.map_err(|error| format!("the index cannot be opened: {error}"))
+            };
+            let found = self.read_each(&open(0).await?).await?;
+            let up = self.read_all(&open(1).await?, Scan::range(..)).await?;
+            let down = self.read_all(&open(2).await?, Scan::range(..).reverse()).await?;
+            let expected: Vec<(u64, u64)> =
+                found.contents.iter().map(|(key, value)| (*key, *value)).collect();
+            let down = down.map(|down| down.into_iter().rev().collect::<Vec<_>>());
+            for (what, records) in [("ascending", up), ("descending", down)] {
+                match records {
+                    Some(records) if records == expected => {}
+                    None if !found.damaged.is_empty() => {}
+                    other => {
+                        return Err(format!(
+                            "after the crash an {what} scan finds {other:?}, gets {expected:?}"
+                        ));
+                    }
+                }
+            }
+            Ok(found)
+        });
+        outcome.into_iter().next().flatten().ok_or("the auditor did not end")?
+    }
+
+    /// The answer, or `None` if a damaged leaf is in the way.
+    fn unless_damaged<T>(&self, outcome: Result<T, IndexError>) -> Result<Option<T>, String> {
+        match outcome {
+            Ok(answer) => Ok(Some(answer)),
+            Err(IndexError::Damaged { at }) if self.may_be_damaged(at) => Ok(None),
+            Err(error) => Err(format!("after the crash: {error}")),
+        }
+    }
+
+    /// Whether a WRITE that stopped half-way can have damaged the page: only a leaf, as inner nodes are logged (D9).
+    fn may_be_damaged(&self, at: GlobalAddr) -> bool {
+        self.scenario.allowed_errors.contains(&ErrorKind::Damaged) && self.inspector.is_leaf(at)
+    }
+
+    async fn read_all<I: RangeIndex<Key = u64, Value = u64>>(
+        &self,
+        index: &I,
+        scan: Scan<u64>,
+    ) -> Result<Option<Vec<(u64, u64)>>, String> {
+        self.unless_damaged(index.scan(&scan).await)
+    }
+
+    /// Each key by a get, and by scans of it alone.
+    async fn read_each<I: RangeIndex<Key = u64, Value = u64>>(
+        &self,
+        index: &I,
+    ) -> Result<Found, String> {
+        let mut found = Found { contents: BTreeMap::new(), damaged: BTreeSet::new() };
+        let key_space = self.scenario.workload.key_space;
+        for key in (0..key_space).map(|place| workload::key_at(place, key_space)) {
+            let alone = Scan::range(key..=key);
+            let got = self.unless_damaged(index.get(&key).await)?;
+            let up = self.read_all(index, alone.clone()).await?;
+            let down = self.read_all(index, alone.reverse()).await?;
+            let expected = got.map(|value| Vec::from_iter(value.map(|value| (key, value))));
+            if up != expected || down != expected {
+                return Err(format!(
+                    "after the crash a get of {key} finds {expected:?}, scans {up:?} and {down:?}"
+                ));
+            }
+            match got {
+                Some(value) => found.contents.extend(value.map(|value| (key, value))),
+                None => _ = found.damaged.insert(key),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Writes everything back: then the pool has exactly what the index says.
+    fn settle(&self, sim: &Sim<L>, pool: &Arc<ComputePool<L>>) -> Result<(), String> {
+        let outcome = sim.run(&[self.observer()], async |fabric, _| {
+            let index = <Dex as Design<L>>::open(fabric, pool).await?;
+            index.flush().await?;
+            index.scan(&Scan::range(..)).await
+        });
+        let records = match outcome.into_iter().next().flatten() {
+            Some(Ok(records)) => records,
+            other => return Err(format!("the index cannot be written back: {other:?}")),
+        };
+        let held = self.inspector.look(Expect::Settled);
+        let held = held.map_err(|fault| format!("at the end, in the pool: {fault}"))?;
+        match held == records {
+            true => Ok(()),
+            false => Err(format!("at the end the pool has {held:?}, the index {records:?}")),
+        }
+    }
+}
