@@ -52,7 +52,7 @@ fn join_and_leave(provider: &impl Provider, amount: Amount) -> Measurement {
         ..DexOptions::with_boundaries(keys.boundaries(&[1; 2]), CacheOptions::default())
     };
     let changes = vec![order(0.3, 0, 2, 0.5), order(0.6, 1, 2, 1.0)];
-    let reshaping = Reshaping { spare_compute_servers: 1, balance: false, changes };
+    let reshaping = Reshaping { spare_compute_servers: 1, changes, ..Reshaping::default() };
     let run = run_of(&keys, 2, amount, reshaping);
     let measured = dex(provider, &keys, &options).measure(&run, &|_| ()).unwrap();
     assert_eq!((measured.errors, measured.misses), (0, 0));
@@ -97,8 +97,8 @@ fn who_asks_for_own_keys_is_not_disturbed() {
     };
     let reshaping = Reshaping {
         spare_compute_servers: 1,
-        balance: false,
         changes: vec![order(0.5, 0, 2, 0.5)],
+        ..Reshaping::default()
     };
     let mut run = run_of(&keys, 2, Amount::Nanoseconds(20_000_000), reshaping);
     run.own_keys = true;
@@ -155,10 +155,29 @@ fn designs_that_cannot_say_so() {
     let mut testbed = Testbed::<Coarse, _>::start(&provider, services(), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let changes = vec![order(0.5, 0, 1, 1.0)];
-    let reshaping = Reshaping { spare_compute_servers: 0, balance: true, changes };
+    let reshaping = Reshaping { balance: true, changes, ..Reshaping::default() };
     let run = run_of(&keys, 2, Amount::Operations(2_000), reshaping);
     let measured = testbed.measure(&run, &|_| ()).unwrap();
     assert_eq!((measured.errors, measured.made.len()), (0, 2));
     let refused = |error: &IndexError| matches!(error, IndexError::InvalidArgument(_));
     assert!(measured.made.iter().all(|made| made.outcome.as_ref().is_err_and(refused)));
+}
+
+/// What is written back by age costs WRITEs, which count; without a limit there are none, as everything fits.
+#[test]
+fn what_is_written_back_by_age_counts() {
+    let keys = KeySpace::spread(20_000);
+    let writes = |write_back_ns: u64| {
+        let cache = CacheOptions { write_back_ns, ..CacheOptions::default() };
+        let options = DexOptions::with_boundaries(keys.boundaries(&[1; 2]), cache);
+        let reshaping = Reshaping { write_back: write_back_ns > 0, ..Reshaping::default() };
+        let run = run_of(&keys, 2, Amount::Nanoseconds(20_000_000), reshaping);
+        let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
+        assert_eq!((measured.errors, measured.misses), (0, 0));
+        assert!(measured.operations > 10_000, "{measured:?}");
+        measured.counters.writes
+    };
+    let (never, rarely, often) = (writes(0), writes(5_000_000), writes(500_000));
+    assert_eq!(never, 0, "nothing splits, and nothing has to go");
+    assert!(0 < rarely && 2 * rarely < often, "{rarely} and {often} WRITEs");
 }

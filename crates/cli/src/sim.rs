@@ -2,12 +2,13 @@
 
 use crate::{units, usage};
 use clap::Args;
-use farleaf_sim::{CommandError, run_command};
+use farleaf_sim::{CommandError, DeathAt, Deaths, run_command};
 
 /// The options of `farleaf sim`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  farleaf sim --scenario all --seed 1 --count 100\n  \
-                        farleaf sim --scenario canary\n\n\
+                        farleaf sim --scenario canary\n  \
+                        farleaf sim --scenario dex-crash-sweep --sweep\n\n\
                         Exit codes: 0 done, 1 a run violated what must hold (the output has the command that replays it), 2 the command line or an input file makes no sense.")]
 pub(crate) struct Arguments {
     /// A scenario's file or name, `all` for all that are built in, or `canary` for those with a planted
@@ -20,13 +21,26 @@ pub(crate) struct Arguments {
     /// How many seeds, one after the other
     #[arg(long, value_name = "K", default_value = "1", value_parser = units::positive)]
     count: u64,
+    /// In a scenario with crashes: play each seed once for every WRITE at which compute servers can die, and for all that
+    /// can become of what is on its way then
+    #[arg(long, conflicts_with = "death")]
+    sweep: bool,
+    /// In a scenario with crashes: compute servers die once, at this WRITE, and `none`, `some` or `all` of what is on
+    /// its way takes effect
+    #[arg(long, value_name = "WRITE:WORDS")]
+    death: Option<DeathAt>,
 }
 
 /// Runs scenarios; `false` if one of them failed.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let Arguments { scenario, seed, count } = arguments;
+    let Arguments { scenario, seed, count, sweep, death } = arguments;
+    let deaths = match (sweep, death) {
+        (true, _) => Deaths::Sweep,
+        (false, Some(death)) => Deaths::At(*death),
+        (false, None) => Deaths::AsSeeded,
+    };
     let mut out = std::io::stdout().lock();
-    match run_command(scenario, *seed, *count, &mut out) {
+    match run_command(scenario, *seed, *count, deaths, &mut out) {
         Ok(all_well) => Ok(all_well),
         Err(CommandError::Output(error)) => Err(error.into()),
         Err(error) => usage(error.to_string()),

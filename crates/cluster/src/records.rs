@@ -87,6 +87,9 @@ pub struct ComputeRecord {
     pub epoch: u64,
     /// The generation of the index that it serves; 0 while it serves nobody.
     pub generation: u64,
+    /// The memory servers that it cannot reach: as long as there are any, it acknowledges no change.
+    #[serde(default)]
+    pub unreachable: Vec<u16>,
     /// Where its metrics are, if anywhere: an address and a port.
     pub metrics: Option<String>,
 }

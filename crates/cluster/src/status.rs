@@ -115,6 +115,12 @@ impl Standing {
                 for record in self.compute.iter().filter(idle) {
                     missing.push(format!("compute server {} does not serve yet", record.number));
                 }
+                for record in &self.compute {
+                    let (from, to) = (record.number, &record.unreachable);
+                    missing.extend(to.iter().map(|number| {
+                        format!("compute server {from} cannot reach memory server {number}")
+                    }));
+                }
             }
         }
         missing
@@ -197,7 +203,15 @@ mod tests {
 
     fn compute(number: u16) -> ComputeRecord {
         let address = "127.0.0.1:2".to_owned();
-        ComputeRecord { number, pid: 2, address, epoch: 9, generation: 1, metrics: None }
+        ComputeRecord {
+            number,
+            pid: 2,
+            address,
+            epoch: 9,
+            generation: 1,
+            unreachable: Vec::new(),
+            metrics: None,
+        }
     }
 
     fn whole() -> Standing {
@@ -239,6 +253,8 @@ mod tests {
         assert!(making.contains("being made"));
         let restarted = missing(|standing| standing.memory[1].epoch = 12);
         assert!(restarted.contains("lost: memory server 1"));
+        let cut_off = missing(|standing| standing.compute[1].unreachable = vec![0]);
+        assert!(cut_off.contains("compute server 1 cannot reach memory server 0"));
         let renewed = missing(|standing| standing.memory[0].generation = 2);
         assert!(renewed.contains("lost: memory server 0"));
     }

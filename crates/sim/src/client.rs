@@ -44,7 +44,7 @@ pub(crate) struct Board {
     /// When the compute servers die first, if not as the seed says.
     death: Option<DeathAt>,
     /// WRITEs of clients, in scenarios with crashes.
-    writes: AtomicUsize,
+    deaths: AtomicUsize,
 }
 
 /// What was counted in a run.
@@ -54,8 +54,8 @@ pub(crate) struct Counts {
     pub(crate) cache: CacheCounters,
     /// How often the balancer moved keys.
     pub(crate) balanced: u64,
-    /// WRITEs of clients, in scenarios with crashes.
-    pub(crate) writes: u64,
+    /// How often compute servers died.
+    pub(crate) deaths: u64,
 }
 
 impl Board {
@@ -81,7 +81,7 @@ impl Board {
             cache: Mutex::default(),
             balanced: AtomicUsize::new(0),
             death: None,
-            writes: AtomicUsize::new(0),
+            deaths: AtomicUsize::new(0),
         }
     }
 
@@ -90,10 +90,10 @@ impl Board {
         self.death
     }
 
-    /// Adds what was counted in a round, and its WRITEs.
-    pub(crate) fn add_counts(&self, round: &Self, writes: u64) {
+    /// Adds what was counted in a round, and whether compute servers died in it.
+    pub(crate) fn add_counts(&self, round: &Self, has_died: bool) {
         *lock(&self.cache) += *lock(&round.cache);
-        self.writes.fetch_add(writes as usize, Ordering::AcqRel);
+        self.deaths.fetch_add(usize::from(has_died), Ordering::AcqRel);
     }
 
     /// The first contents are in.
@@ -128,8 +128,8 @@ impl Board {
     /// What was counted in the run.
     pub(crate) fn counts(&self) -> Counts {
         let balanced = self.balanced.load(Ordering::Acquire) as u64;
-        let writes = self.writes.load(Ordering::Acquire) as u64;
-        Counts { cache: *lock(&self.cache), balanced, writes }
+        let deaths = self.deaths.load(Ordering::Acquire) as u64;
+        Counts { cache: *lock(&self.cache), balanced, deaths }
     }
 
     pub(crate) fn fault(&self) -> Option<String> {

@@ -25,6 +25,8 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use rand::RngExt;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
 
 /// When the first death comes, if not as the seed says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,36 @@ pub struct DeathAt {
     pub write: u64,
     /// What becomes of what is on its way.
     pub last_words: LastWords,
+}
+
+/// What becomes of what is on its way, by name.
+const LAST_WORDS: [(&str, LastWords); 3] =
+    [("none", LastWords::None), ("some", LastWords::Some), ("all", LastWords::All)];
+
+impl DeathAt {
+    /// Every death at this WRITE.
+    pub fn each(write: u64) -> impl Iterator<Item = Self> {
+        LAST_WORDS.into_iter().map(move |(_, last_words)| Self { write, last_words })
+    }
+}
+
+impl fmt::Display for DeathAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = LAST_WORDS.iter().find(|(_, words)| *words == self.last_words);
+        write!(f, "{}:{}", self.write, name.map_or("", |(name, _)| name))
+    }
+}
+
+impl FromStr for DeathAt {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once(':').and_then(|(write, name)| {
+            let (_, last_words) = *LAST_WORDS.iter().find(|(known, _)| *known == name)?;
+            Some(Self { write: write.parse().ok()?, last_words })
+        });
+        parsed.ok_or_else(|| "expected WRITE:none, WRITE:some or WRITE:all, such as 17:some".into())
+    }
 }
 
 /// What the auditor found.
@@ -91,7 +123,7 @@ where
         let left = cluster.call_off_death();
         let history = of_round.recorder.take();
         board.recorder.append(&history);
-        board.add_counts(&of_round, left.map_or(write, |left| write - left));
+        board.add_counts(&of_round, left.is_none());
         let which = |report: String| format!("round {round}: {report}");
         match check(&history) {
             Verdict::Holds => {}

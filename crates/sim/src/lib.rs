@@ -18,7 +18,7 @@ mod run;
 pub mod scenario;
 mod workload;
 
-pub use command::{CommandError, run_command};
+pub use command::{CommandError, Deaths, run_command};
 pub use crash::DeathAt;
 pub use run::{RunOutcome, RunReport, run_and_keep, run_seed, run_with_death};
 pub use scenario::{SCENARIOS, Scenario, ScenarioError};

@@ -68,8 +68,8 @@ pub struct RunReport {
     pub cache: CacheCounters,
     /// How often the balancer moved keys.
     pub balanced: u64,
-    /// WRITEs of clients, in scenarios with crashes.
-    pub writes: u64,
+    /// How often compute servers died at a WRITE.
+    pub deaths: u64,
     /// How it ended.
     pub outcome: RunOutcome,
 }
@@ -86,7 +86,7 @@ pub fn run_with_death(scenario: &Scenario, seed: u64, death: DeathAt) -> RunRepo
 
 fn report(scenario: &Scenario, seed: u64, death: Option<DeathAt>) -> RunReport {
     let (history, counts, outcome) = run_and_count(scenario, seed, death);
-    let Counts { cache, balanced, writes } = counts;
+    let Counts { cache, balanced, deaths } = counts;
     let count = |counts: fn(&Outcome) -> bool| {
         history.operations.iter().filter(|operation| counts(&operation.outcome)).count()
     };
@@ -99,7 +99,7 @@ fn report(scenario: &Scenario, seed: u64, death: Option<DeathAt>) -> RunReport {
         failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
         cache,
         balanced,
-        writes,
+        deaths,
         outcome,
     }
 }

@@ -66,6 +66,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-crash-one-torn", include_str!("../scenarios/dex-crash-one-torn.toml")),
     ("dex-crash-shared", include_str!("../scenarios/dex-crash-shared.toml")),
     ("dex-crash-shared-torn", include_str!("../scenarios/dex-crash-shared-torn.toml")),
+    ("dex-crash-sweep", include_str!("../scenarios/dex-crash-sweep.toml")),
     ("dex-crash-torn", include_str!("../scenarios/dex-crash-torn.toml")),
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
     ("dex-grows", include_str!("../scenarios/dex-grows.toml")),

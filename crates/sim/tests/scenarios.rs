@@ -1,7 +1,10 @@
 //! Every scenario, with a few seeds: it plays, it is repeatable, and it shows what it is there for.
 
 use farleaf_sim::history::{Action, Outcome};
-use farleaf_sim::{RunOutcome, SCENARIOS, Scenario, run_and_keep, run_command, run_seed};
+use farleaf_sim::{
+    DeathAt, Deaths, RunOutcome, SCENARIOS, Scenario, run_and_keep, run_command, run_seed,
+    run_with_death,
+};
 
 const SEEDS: std::ops::Range<u64> = 1..6;
 
@@ -147,7 +150,7 @@ fn every_kind_of_answer_shows() {
 #[test]
 fn the_planted_bug_is_caught_and_can_be_replayed() {
     let mut out = Vec::new();
-    let all_well = run_command("canary", 1, 200, &mut out).unwrap();
+    let all_well = run_command("canary", 1, 200, Deaths::AsSeeded, &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(!all_well, "200 seeds did not show the planted bug");
     let replay = text.lines().last().unwrap();
@@ -157,7 +160,9 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| panic!("no replay command: {text}"));
     let mut again = Vec::new();
-    assert!(!run_command("canary-skipped-validation", seed, 1, &mut again).unwrap());
+    assert!(
+        !run_command("canary-skipped-validation", seed, 1, Deaths::AsSeeded, &mut again).unwrap()
+    );
     let again = String::from_utf8(again).unwrap();
     assert!(text.ends_with(&again), "a replay shows the same: {again}");
 }
@@ -166,7 +171,7 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
 fn the_command_says_what_it_ran_and_what_is_wrong() {
     let run = |scenario: &str, seed, count| {
         let mut out = Vec::new();
-        let result = run_command(scenario, seed, count, &mut out);
+        let result = run_command(scenario, seed, count, Deaths::AsSeeded, &mut out);
         (result, String::from_utf8(out).unwrap())
     };
     let (result, text) = run("coarse-range-calm", 3, 2);
@@ -186,6 +191,11 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
         "a file is played as the registered one"
     );
 
+    let mut out = Vec::new();
+    let calm = run_command("coarse-range-calm", 1, 1, Deaths::Sweep, &mut out);
+    assert!(calm.unwrap_err().to_string().contains("nobody dies"), "nothing to sweep");
+    assert!(out.is_empty());
+
     let (all, _) = run("all", 1, 0);
     assert!(all.unwrap(), "no seeds, nothing wrong");
     for (scenario, seed, count) in
@@ -194,5 +204,33 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
         let (result, text) = run(scenario, seed, count);
         let message = result.unwrap_err().to_string();
         assert!(!message.contains('\n') && text.is_empty(), "{message}");
+    }
+}
+
+/// Compute servers die once in a run, at each of its WRITEs: with nothing, some and all of what is on its way.
+#[test]
+fn a_death_at_every_write_leaves_what_it_may() {
+    let mut out = Vec::new();
+    let all_well = run_command("dex-crash-sweep", 1, 1, Deaths::Sweep, &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert!(all_well, "{}", text.lines().rev().take(20).collect::<Vec<_>>().join("\n"));
+    assert!(text.lines().count() > 300, "{} runs", text.lines().count());
+    let scenario = Scenario::registered("dex-crash-sweep").unwrap();
+    let report = run_with_death(&scenario, 1, "17:all".parse::<DeathAt>().unwrap());
+    let line = text.lines().find(|line| line.contains(" death 17:all ")).unwrap();
+    assert!(
+        line.contains(&format!("{:016x}", report.history_hash)),
+        "it can be played again: {line}"
+    );
+    assert_eq!(report.deaths, 1);
+}
+
+#[test]
+fn deaths_are_read_as_they_are_written() {
+    for death in (0..40).step_by(13).flat_map(DeathAt::each) {
+        assert_eq!(death.to_string().parse(), Ok(death));
+    }
+    for nonsense in ["", "5", "5:", "5:most", ":all", "-1:all", "x:none"] {
+        assert!(nonsense.parse::<DeathAt>().is_err(), "{nonsense}");
     }
 }

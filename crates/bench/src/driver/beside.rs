@@ -1,12 +1,13 @@
 //! What happens beside the clients: keys move, memory servers come, a balancer runs.
 //!
 //! Each change is a task over an endpoint of its own: one that moves keys is on the compute server that lets go of them,
-//! a balancer on a machine of its own. What they cost is not part of what clients' operations cost.
+//! a balancer on a machine of its own. What they cost is not part of what clients' operations cost; what is written back by age
+//! is.
 //!
 //! *Thread safety*: [`Beside`] is shared by all threads of a run; the rest are plain values.
 
 use super::moment::{Due, Gate};
-use super::{Amount, Moment, Run};
+use super::{Amount, BenchError, Brought, Measurement, Moment, Run};
 use crate::table::duration;
 use farleaf::index::{Background, IndexError, RangeIndex, Reshape, Reshaped};
 use farleaf_fabric::Fabric;
@@ -27,6 +28,8 @@ pub struct Reshaping {
     pub spare_compute_servers: u16,
     /// Whether a balancer runs during the measurement.
     pub balance: bool,
+    /// Whether each compute server writes back by age, if its cache has a limit; this counts as operations' cost.
+    pub write_back: bool,
     /// What changes when.
     pub changes: Vec<PlannedChange>,
 }
@@ -117,15 +120,17 @@ impl<'a> Beside<'a> {
         Self { run, done: AtomicU64::new(0), amount, at_work: AtomicUsize::new(clients) }
     }
 
-    /// The compute servers of the tasks' endpoints: one for each change, and one for a balancer.
+    /// The compute servers of the tasks' endpoints: one for each change, one for a balancer, and one of each compute server
+    /// that writes back.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = u16> {
-        let Reshaping { spare_compute_servers, balance, changes } = &self.run.reshaping;
+        let Reshaping { spare_compute_servers, balance, write_back, changes } = &self.run.reshaping;
         let balancer = self.run.compute_servers + spare_compute_servers;
+        let writers = if *write_back { 0..balancer } else { 0..0 };
         let of_change = |planned: &PlannedChange| match planned.change {
             Change::Move { from, .. } => from,
             Change::AddMemoryServer => 0,
         };
-        changes.iter().map(of_change).chain(balance.then_some(balancer))
+        changes.iter().map(of_change).chain(balance.then_some(balancer)).chain(writers)
     }
 
     /// Where a client says how many operations it has done, if it is the one that others go by.
@@ -146,7 +151,44 @@ impl<'a> Beside<'a> {
         index: &I,
         gate: &Gate,
         task: usize,
-    ) -> Vec<Made>
+    ) -> Result<Brought, BenchError>
+    where
+        F: Fabric,
+        I: RangeIndex<Key = u64, Value = u64>,
+    {
+        let Reshaping { balance, changes, .. } = &self.run.reshaping;
+        match task < changes.len() + usize::from(*balance) {
+            true => Ok(Brought::Changes(self.reshape(fabric, index, gate, task).await)),
+            false => self.write_back(fabric, index, gate).await,
+        }
+    }
+
+    /// Writes back by age, from the warm-up on; what that costs counts from the gate on (B1).
+    async fn write_back<F, I>(
+        &self,
+        fabric: &F,
+        index: &I,
+        gate: &Gate,
+    ) -> Result<Brought, BenchError>
+    where
+        F: Fabric,
+        I: RangeIndex<Key = u64, Value = u64>,
+    {
+        let work = async |ended: &dyn Fn() -> bool| {
+            let worked = index.background(Background::WriteBack, ended, &|_| {}).await;
+            worked.map_err(BenchError::WriteBack)
+        };
+        work(&|| gate.opened_ns().is_some() || self.is_over()).await?;
+        let (counters, cache) = (fabric.counters().snapshot(), index.cache_counters());
+        work(&|| self.is_over()).await?;
+        let mut cost = Measurement::new();
+        cost.counters = fabric.counters().snapshot() - counters;
+        cost.cache = index.cache_counters() - cache;
+        Ok(Brought::Cost(Box::new(cost)))
+    }
+
+    /// Does the change of this number, or balances.
+    async fn reshape<F, I>(&self, fabric: &F, index: &I, gate: &Gate, task: usize) -> Vec<Made>
     where
         F: Fabric,
         I: RangeIndex<Key = u64, Value = u64>,

@@ -51,6 +51,9 @@ pub enum BenchError {
     /// A single operation outside a measurement failed.
     #[error("cannot read the index: {0}")]
     Read(IndexError),
+    /// Nothing could be written back by age.
+    #[error("cannot write back by age: {0}")]
+    WriteBack(IndexError),
     /// A client ended before its work, with its compute server.
     #[error("client {client} died with its compute server")]
     ClientDied {
@@ -116,7 +119,8 @@ impl Run {
     #[must_use]
     pub fn only(&self, amount: Amount) -> Self {
         let spare_compute_servers = self.reshaping.spare_compute_servers;
-        let reshaping = Reshaping { spare_compute_servers, ..Reshaping::default() };
+        let write_back = self.reshaping.write_back;
+        let reshaping = Reshaping { spare_compute_servers, write_back, ..Reshaping::default() };
         Self { amount, shift: None, timeline: None, reshaping, ..self.clone() }
     }
 }
@@ -226,7 +230,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         let outcomes = self.cluster.run(&endpoints, async |fabric, number| {
             if let Some(task) = number.checked_sub(clients) {
                 let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
-                return Ok(Brought::Changes(beside.run(&fabric, &opened?, &gate, task).await));
+                return beside.run(&fabric, &opened?, &gate, task).await;
             }
             let _at_work = AtWork::of(&beside);
             let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
@@ -367,6 +371,10 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
                     sum.made.extend(made);
                     continue;
                 }
+                Brought::Cost(cost) => {
+                    sum.add(*cost);
+                    continue;
+                }
             };
             start_ns = start_ns.min(outcome.start_ns);
             end_ns = end_ns.max(outcome.end_ns);
@@ -400,6 +408,8 @@ type FabricOf<P> = <<P as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::
 enum Brought {
     Client(Box<Outcome>),
     Changes(Vec<Made>),
+    /// What of the operations' cost no client pays.
+    Cost(Box<Measurement>),
 }
 
 /// What one client brings home.

@@ -117,6 +117,10 @@ pub(crate) struct Arguments {
     /// that can be, or `cost-aware`, those that seem to take less time there
     #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
     pub(super) offload: OffloadName,
+    /// The design `dex` writes nodes back before they have been dirty for so many milliseconds, which costs WRITEs;
+    /// 0 is never
+    #[arg(long, value_name = "MS", default_value = "0")]
+    pub(super) write_back_ms: u32,
     /// How many leaves a scan of the design `dex` reads together at most; with 1 it reads one after the other
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) scan_ahead: u32,

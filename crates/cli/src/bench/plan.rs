@@ -190,6 +190,7 @@ impl Plan {
                             victims: arguments.victims,
                             offload: arguments.offload,
                             scan_ahead: arguments.scan_ahead,
+                            write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
                             ..CacheOptions::default()
                         },
                     )
@@ -226,6 +227,12 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
         return usage(format!(
             "--threads times --compute-servers is {clients}: at most {most} on the {fabric} fabric"
         ));
+    }
+    if arguments.write_back_ms > 0 && !arguments.index.has_cache() {
+        return usage("--write-back-ms needs --index dex");
+    }
+    if arguments.write_back_ms > 0 && arguments.trace.is_some() {
+        return usage("--write-back-ms is for workloads: a trace is replayed by one task");
     }
     if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
         return usage("--placement needs --partitioning range");

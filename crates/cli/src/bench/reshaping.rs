@@ -71,7 +71,8 @@ pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
         }
     }
     let spare_compute_servers = *spare_compute_servers;
-    Ok(Reshaping { spare_compute_servers, balance: arguments.balance, changes })
+    let write_back = arguments.write_back_ms > 0;
+    Ok(Reshaping { spare_compute_servers, balance: arguments.balance, write_back, changes })
 }
 
 /// How the design balances.

@@ -1,6 +1,6 @@
 //! `farleaf cluster`: a whole cluster on this host.
 
-use super::{Common, duration, servers};
+use super::{Common, WRITE_BACK_MS, duration, servers};
 use crate::units;
 use anyhow::Context;
 use clap::Args;
@@ -47,6 +47,9 @@ pub(crate) struct Arguments {
     /// Bytes of each compute server's cache, such as 1Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
+    /// Compute servers write nodes back before they have been dirty for so many milliseconds; 0 is never
+    #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
+    write_back_ms: u32,
     /// Threads of each compute server that work on requests
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
     compute_threads: u16,
@@ -85,7 +88,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let threads = flag("--threads", arguments.threads);
     let cache = flag("--cache-bytes", arguments.cache_bytes);
     let compute_threads = flag("--threads", arguments.compute_threads);
-    let mut compute_flags = [&common[..], &cache, &compute_threads].concat();
+    let write_back = flag("--write-back-ms", arguments.write_back_ms);
+    let mut compute_flags = [&common[..], &cache, &write_back, &compute_threads].concat();
     if !arguments.boundaries.is_empty() {
         let boundaries: Vec<_> = arguments.boundaries.iter().map(u64::to_string).collect();
         compute_flags.extend(flag("--boundaries", boundaries.join(",")));

@@ -1,6 +1,6 @@
 //! `farleaf compute-server`: one compute server.
 
-use super::{Common, address, duration};
+use super::{Common, WRITE_BACK_MS, address, duration};
 use crate::units;
 use clap::{Args, ValueEnum};
 use farleaf::cache::{CacheOptions, OffloadName};
@@ -53,6 +53,10 @@ pub(crate) struct Arguments {
     /// Bytes of its cache, such as 16Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
+    /// Nodes are written back before they have been dirty for so many milliseconds: a crash loses no more than what was
+    /// changed since; 0 is never
+    #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
+    write_back_ms: u32,
     /// What is left to memory servers where a node is missing
     #[arg(long, value_name = "POLICY", default_value = "never")]
     offload: Offload,
@@ -84,7 +88,12 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         Offload::Always => OffloadName::Always,
         Offload::CostAware => OffloadName::CostAware,
     };
-    let cache = CacheOptions { bytes: arguments.cache_bytes, offload, ..CacheOptions::default() };
+    let cache = CacheOptions {
+        bytes: arguments.cache_bytes,
+        offload,
+        write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
+        ..CacheOptions::default()
+    };
     let options = ComputeServerOptions {
         number: arguments.number,
         cluster: arguments.cluster,

@@ -29,6 +29,9 @@ use std::time::Duration;
 /// The commands whose settings can come from a file.
 const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
 
+/// For how long nodes are dirty at most, in milliseconds, unless a compute server is told otherwise.
+const WRITE_BACK_MS: u32 = 1000;
+
 /// What every program of a cluster is told.
 #[derive(Debug, Args)]
 pub(crate) struct Common {

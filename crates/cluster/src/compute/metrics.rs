@@ -104,6 +104,15 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     family("cached_bytes", "Bytes of nodes in the cache", Gauge, |seen| {
         vec![seen.cached_bytes.into()]
     });
+    let help = "Bytes of nodes in the cache that the memory servers do not have yet";
+    family("dirty_bytes", help, Gauge, |seen| vec![seen.dirt.bytes.into()]);
+    let help =
+        "Milliseconds since the oldest of them was changed; 0 if nothing is written back by age";
+    family("oldest_dirty_milliseconds", help, Gauge, |seen| {
+        vec![(seen.dirt.oldest_ns / 1_000_000).into()]
+    });
+    let help = "Memory servers that cannot be reached: no change is acknowledged";
+    family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
     let help = "The epoch of the partition map; 0 while nobody is served";
     family("map_epoch", help, Gauge, |seen| vec![seen.map_epoch.into()]);
     let help = "The lowest key that it owns, and the last";

@@ -23,7 +23,7 @@ use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
 };
 use crate::stop::Stop;
-use farleaf::cache::CacheOptions;
+use farleaf::cache::{CacheOptions, Dirt};
 use farleaf::page::Fixed8;
 use farleaf::partition::{ComputeServer, PartitionMap};
 use farleaf_fabric::Cluster;
@@ -96,6 +96,10 @@ struct Seen {
     range: Option<(u64, Option<u64>)>,
     /// Bytes of nodes in its cache.
     cached_bytes: u64,
+    /// What of them the memory servers do not have yet.
+    dirt: Dirt,
+    /// Memory servers that it cannot reach.
+    unreachable: u64,
 }
 
 impl Watched {
@@ -108,6 +112,8 @@ impl Watched {
             map_epoch: shared.server.epoch(),
             range: Some((range.low, range.high)),
             cached_bytes: shared.server.dex().cache().used_bytes(),
+            dirt: shared.dirt(),
+            unreachable: shared.server.detector().missing().len() as u64,
         }
     }
 }
@@ -167,12 +173,11 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         address: config::advertised(address, options.advertise.as_deref())?,
         epoch: server.identity().epoch,
         generation: 0,
+        unreachable: Vec::new(),
         metrics: metrics.as_ref().map(|metrics| metrics.local_address().to_string()),
     };
     let (key, value) = (keys.compute(options.number), records::encode(&record));
-    let (mut published, served) = (0, |program: &Program<'_>| {
-        program.serving.as_ref().map_or(0, |serving| serving.generation)
-    });
+    let mut published = record.clone();
     let patience = options.term + PATIENCE;
     let member = Member::register(Arc::clone(&catalog), key, value, options.term, patience, stop);
     let member = match member {
@@ -205,11 +210,10 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
             }
             Err(error) => program.say(error.to_string()),
         }
-        let generation = served(&program);
-        if generation != published {
-            let record = ComputeRecord { generation, ..record.clone() };
+        let record = program.standing(&record);
+        if record != published {
             match member.publish(records::encode(&record)) {
-                Ok(()) => published = generation,
+                Ok(()) => published = record,
                 Err(error) => program.say(error.to_string()),
             }
         }
@@ -232,6 +236,17 @@ fn because(error: impl std::fmt::Display) -> ProgramError {
 }
 
 impl Program<'_> {
+    /// Its record, with how it stands now.
+    fn standing(&self, record: &ComputeRecord) -> ComputeRecord {
+        let (generation, unreachable) = match &self.serving {
+            Some(serving) => {
+                (serving.generation, serving.threads.shared.server.detector().missing())
+            }
+            None => (0, Vec::new()),
+        };
+        ComputeRecord { generation, unreachable, ..record.clone() }
+    }
+
     /// Says something once.
     fn say(&mut self, what: String) {
         if self.said != what {

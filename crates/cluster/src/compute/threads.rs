@@ -5,8 +5,9 @@
 
 use super::failed;
 use super::front::{Asked, Queue, Queues, Reply};
+use crate::clock::Clock;
 use crate::error::ProgramError;
-use farleaf::cache::CacheCounters;
+use farleaf::cache::{CacheCounters, Dirt};
 use farleaf::index::IndexError;
 use farleaf::page::Fixed8;
 use farleaf::partition::{ComputeServer, Worker};
@@ -83,6 +84,17 @@ pub(super) struct Shared {
     pub(super) queues: Arc<Queues>,
     pub(super) tally: Arc<Tally>,
     pub(super) done: Vec<Mutex<Done>>,
+    clock: Clock,
+    /// What the endpoints' clock said when `clock` began.
+    origin_ns: AtomicU64,
+}
+
+impl Shared {
+    /// What the memory servers do not have yet.
+    pub(super) fn dirt(&self) -> Dirt {
+        let now_ns = self.origin_ns.load(Ordering::Acquire) + self.clock.now_ns();
+        self.server.dex().cache().dirt(now_ns)
+    }
 }
 
 /// Threads that serve.
@@ -106,6 +118,8 @@ impl Threads {
             queues: Arc::new(Queues::new(count)),
             tally,
             done: (0..count).map(|_| Mutex::default()).collect(),
+            clock: Clock::start(),
+            origin_ns: AtomicU64::new(0),
         });
         let (opened, openings) = channel();
         let mut threads = Vec::new();
@@ -199,16 +213,23 @@ fn run_thread<T: Transport>(
         Some(Err(error)) => return opened(Err(error.to_string())),
         None => return opened(Err("no memory server answers".to_owned())),
     };
+    if number == 0 {
+        let origin_ns = worker.fabric().now_ns().saturating_sub(shared.clock.now_ns());
+        shared.origin_ns.store(origin_ns, Ordering::Release);
+    }
     opened(Ok(()));
     let _closing = Closing(shared);
     let queue = &shared.queues.threads[number];
+    let ended = || queue.is_closed();
     let mut executor = Executor::new();
     for _ in 0..TASKS {
         executor.spawn(0, answer_all(&worker, queue, &shared.tally));
     }
     if number == 0 {
         executor.spawn(0, load_all(&worker, &shared.queues.loads));
+        executor.spawn(0, worker.watch_memory_servers(&ended));
     }
+    executor.spawn(0, worker.write_back_by_age(&ended));
     executor.spawn(0, tell(&worker, queue, &shared.done[number]));
     executor.run(&driver);
 }

@@ -5,7 +5,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::{LoadSamples, PartitionMap};
+use super::{Detector, LoadSamples, PartitionMap};
 use crate::cache::CacheOptions;
 use crate::index::IndexError;
 use crate::index::dex::DexServer;
@@ -21,6 +21,7 @@ pub struct ComputeServer<L: Layout> {
     /// The epoch of `map`, to see at a glance whether it has changed.
     epoch: AtomicU64,
     samples: LoadSamples<L::Key>,
+    detector: Detector,
     /// Operations of others' clients under way.
     under_way: AtomicU64,
     /// Until when nobody is served; [`SERVES`] or [`RESUMES`] otherwise.
@@ -49,6 +50,7 @@ impl<L: Layout> ComputeServer<L> {
             map: Mutex::new(map),
             epoch,
             samples: LoadSamples::default(),
+            detector: Detector::default(),
             under_way: AtomicU64::new(0),
             halted_until_ns: AtomicU64::new(SERVES),
         }
@@ -118,6 +120,11 @@ impl<L: Layout> ComputeServer<L> {
     /// What is asked of it, by samples.
     pub fn samples(&self) -> &LoadSamples<L::Key> {
         &self.samples
+    }
+
+    /// Which memory servers it can reach.
+    pub fn detector(&self) -> &Detector {
+        &self.detector
     }
 
     /// The epoch of the map that it goes by.

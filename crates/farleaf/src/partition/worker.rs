@@ -15,9 +15,10 @@ use crate::index::dex::Builder;
 use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
 use crate::page::{Layout, LeafEdit};
 use crate::remote::{PageClient, RemoteError};
-use crate::wire::{Ask, Refusal, SCAN_REPLY_RECORDS, Told, Trouble};
+use crate::together::all;
+use crate::wire::{Ask, Refusal, Request, SCAN_REPLY_RECORDS, Told, Trouble};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -30,6 +31,9 @@ const HALT_LEFT_NS: u64 = 10_000_000_000;
 /// How long operations under way are waited for, and how often it is looked whether they have ended.
 const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
 const DRAIN_LOOK_NS: u64 = 100_000;
+
+/// How often memory servers are asked whether they are there.
+const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
 
 /// One thread of a compute server.
 #[derive(Debug)]
@@ -77,6 +81,29 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         self.pages.fabric()
     }
 
+    /// Writes nodes back that have been dirty for long, until `ended`; does nothing if the cache has no limit to their age.
+    pub async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
+        self.part.index.write_back_by_age(ended).await;
+    }
+
+    /// Asks every memory server again and again whether it is there, until `ended`; once for a compute server is enough.
+    pub async fn watch_memory_servers(&self, ended: &dyn Fn() -> bool) {
+        let (fabric, detector) = (self.fabric(), self.part.server.detector());
+        while !ended() {
+            let round = detector.begin_round();
+            let servers = (0..fabric.memory_servers()).map(ServerId::new);
+            let asked = servers.map(|server| fabric.call(server, Request::<L>::Usage.encode()));
+            let answers = all(asked).await;
+            answers.iter().filter_map(|answer| answer.as_ref().err()).for_each(|error| {
+                detector.learn_of(error);
+            });
+            if answers.iter().all(Result::is_ok) {
+                detector.all_have_answered(round);
+            }
+            fabric.sleep(LOOK_AT_MEMORY_NS).await;
+        }
+    }
+
     fn map(&self) -> Arc<PartitionMap<L::Key>> {
         self.part.server.map()
     }
@@ -109,6 +136,22 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             entered => entered,
         };
         let Some(_entered) = entered else { return Told::No(Trouble::Unavailable) };
+        let detector = server.detector();
+        let is_change = ask.is_change();
+        if is_change && !detector.all_there() {
+            return Told::No(Trouble::Unavailable);
+        }
+        let told = self.serve(ask).await;
+        match told {
+            // It is in a cache, and perhaps nowhere else any more.
+            Told::Done | Told::Edited { .. } if is_change && !detector.all_there() => {
+                Told::No(Trouble::Indeterminate)
+            }
+            told => told,
+        }
+    }
+
+    async fn serve(&self, ask: Ask<L>) -> Told<L> {
         match ask {
             Ask::Edit(edit) => self.edit(&edit).await,
             Ask::Scan { lower, upper, reverse, limit } => {
@@ -127,8 +170,14 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     fn told(&self, outcome: Result<(), IndexError>) -> Told<L> {
         match outcome {
             Ok(()) => Told::Done,
-            Err(error) => Told::No(trouble(&error)),
+            Err(error) => self.no(&error),
         }
+    }
+
+    /// The answer to what has failed.
+    fn no(&self, error: &IndexError) -> Told<L> {
+        self.part.server.detector().learn(error);
+        Told::No(trouble(error))
     }
 
     async fn edit(&self, edit: &LeafEdit<L>) -> Told<L> {
@@ -138,7 +187,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         match self.part.index.edit(edit).await {
             Ok(answer) => Told::Edited { applied: answer.applied, found: answer.found },
             Err(RemoteError::Moved) => self.not_owner(&edit.key),
-            Err(error) => Told::No(trouble(&error.into())),
+            Err(error) => self.no(&error.into()),
         }
     }
 
@@ -151,7 +200,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 Ok(()) => {}
                 // Those before have been set: whoever asks sets them again.
                 Err(RemoteError::Moved) => return self.not_owner(key),
-                Err(error) => return Told::No(trouble(&error.into())),
+                Err(error) => return self.no(&error.into()),
             }
         }
         Told::Done
@@ -169,7 +218,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             Ok(range) if range == map.range_of(me) => range,
             // As of a map that this thread has not seen yet.
             Ok(_) | Err(RemoteError::Moved) => return Told::No(Trouble::Unavailable),
-            Err(error) => return Told::No(trouble(&error.into())),
+            Err(error) => return self.no(&error.into()),
         };
         let next = match records.last() {
             Some((last, _)) if records.len() >= scan.limit => Some(Bound::Excluded(last.clone())),

@@ -6,7 +6,7 @@
 //! *Thread safety*: plain values.
 
 use super::fields::*;
-use crate::page::{Layout, LeafEdit};
+use crate::page::{Action, Layout, LeafEdit};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
@@ -151,6 +151,15 @@ const TROUBLES: [Trouble; 11] = [
 ];
 
 impl<L: Layout> Ask<L> {
+    /// Whether it may change the index, or promises that what was changed is in the memory servers.
+    pub fn is_change(&self) -> bool {
+        match self {
+            Self::Edit(edit) => edit.action != Action::Get,
+            Self::UpsertAll { .. } | Self::Flush => true,
+            _ => false,
+        }
+    }
+
     /// The request as a message.
     pub fn encode(&self) -> Message {
         let mut to = Message::new();
@@ -287,7 +296,7 @@ impl<L: Layout> Told<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::{Action, Fixed8};
+    use crate::page::Fixed8;
 
     #[test]
     fn messages_come_back_as_they_were_and_no_shorter() {

@@ -14,12 +14,13 @@ pub(crate) enum Line {
     Update { key: u64, value: u64 },
     Remove { key: u64 },
     Scan { start: u64, limit: u64, reverse: bool },
+    Flush,
 }
 
 impl Line {
     /// Whether it changes nothing.
     pub(crate) fn is_reading(&self) -> bool {
-        matches!(self, Self::Get { .. } | Self::Scan { .. })
+        matches!(self, Self::Get { .. } | Self::Scan { .. } | Self::Flush)
     }
 }
 
@@ -66,18 +67,23 @@ pub(crate) async fn run_line(
         Line::Update { key, value } => done_if(client.update(&key, &value).await?, absent(key)),
         Line::Remove { key } => done_if(client.remove(&key).await?, absent(key)),
         Line::Scan { start, limit, reverse } => {
-            scan(client, (start, limit, reverse), abandon, out).await?;
+            print_scan(client, (start, limit, reverse), abandon, out, |_| {}).await?;
+            Outcome::Done
+        }
+        Line::Flush => {
+            client.flush().await?;
             Outcome::Done
         }
     })
 }
 
-/// Prints a scan part by part: it may be longer than memory is large.
-async fn scan(
+/// Prints a scan part by part: it may be longer than memory is large. `count` learns of each part.
+pub(super) async fn print_scan(
     client: &Client,
     (start, limit, reverse): (u64, u64, bool),
     abandon: &Abandon,
     out: &mut impl Write,
+    count: impl Fn(u64),
 ) -> anyhow::Result<()> {
     let (mut from, mut left) = (Some(start), limit);
     while let Some(start) = from
@@ -94,6 +100,7 @@ async fn scan(
             writeln!(out, "{key},{value}")?;
         }
         left -= records.len() as u64;
+        count(records.len() as u64);
         let last = records.last().filter(|_| records.len() == together);
         from = last.and_then(|(key, _)| match reverse {
             false => key.checked_add(1),

@@ -2,6 +2,7 @@
 
 mod bench;
 mod commands;
+mod export;
 mod load;
 
 pub(crate) use commands::{Line, Outcome, run_line};
@@ -88,6 +89,12 @@ pub(crate) enum Command {
     },
     /// Set the records of a CSV file, a line `key,value` for each
     Load(load::Arguments),
+    /// Write all records to a CSV file that `load --bulk` reads
+    ///
+    /// It is a scan: of what changes meanwhile it has some, and not the rest.
+    Export(export::Arguments),
+    /// Write back everything that was acknowledged before: the death of a compute server loses nothing of it
+    Flush,
     /// Measure what the cluster does for clients
     Bench(bench::Arguments),
 }
@@ -142,7 +149,8 @@ impl Command {
             Self::Update { key, value } => Line::Update { key, value },
             Self::Remove { key } => Line::Remove { key },
             Self::Scan { start, limit, reverse } => Line::Scan { start, limit, reverse },
-            Self::Load(_) | Self::Bench(_) => return None,
+            Self::Flush => Line::Flush,
+            Self::Load(_) | Self::Export(_) | Self::Bench(_) => return None,
         })
     }
 
@@ -155,6 +163,7 @@ impl Command {
     ) -> anyhow::Result<Outcome> {
         let done = match self {
             Self::Load(load) => load::run(place, patience, load, abandon)?,
+            Self::Export(export) => export::run(place, patience, export, abandon)?,
             Self::Bench(bench) => bench::run(place, patience, bench, abandon)?,
             line => {
                 let line = line.line().context("it is an operation")?;
@@ -201,7 +210,12 @@ impl<W: Write> Write for Printed<W> {
 /// Runs one command; whether it did what it was for.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let Arguments { place, patience, command } = arguments;
-    match command.run(place, patience, &Abandon::default())? {
+    let abandon = match command {
+        // It has something to clear away.
+        Command::Export(_) => Abandon::on_interrupt().context("Ctrl-C cannot be caught")?,
+        _ => Abandon::default(),
+    };
+    match command.run(place, patience, &abandon)? {
         Outcome::Done => Ok(true),
         Outcome::No(why) => {
             crate::output::note(&why);

@@ -81,7 +81,7 @@ mod tests {
         let known = anyhow::Error::from(IndexError::Contended { retries: 3 });
         let other = anyhow::Error::msg("stdout is full");
         let scan = Line::Scan { start: 0, limit: 1, reverse: false };
-        let reading = [Line::Get { key: 1 }, scan];
+        let reading = [Line::Get { key: 1 }, scan, Line::Flush];
         let changes = [
             Line::Put { key: 1, value: 1 },
             Line::Insert { key: 1, value: 1 },

@@ -105,6 +105,7 @@ mod tests {
         assert_eq!(line("insert 1 2"), Some(Line::Insert { key: 1, value: 2 }));
         assert_eq!(line("update 1 2"), Some(Line::Update { key: 1, value: 2 }));
         assert_eq!(line("remove 1"), Some(Line::Remove { key: 1 }));
+        assert_eq!(line("flush"), Some(Line::Flush));
         let scan = Line::Scan { start: 7, limit: 3, reverse: true };
         assert_eq!(line("scan 7 --limit 3 --reverse"), Some(scan));
         for (text, expected) in [("status --json", "Status"), ("quit", "Quit"), ("exit", "Quit")] {
@@ -132,7 +133,7 @@ mod tests {
     fn help_names_every_command() {
         let all = help("help");
         let commands = ["get", "put", "insert", "update", "remove", "scan", "load", "bench"];
-        for command in commands.into_iter().chain(["status", "quit"]) {
+        for command in commands.into_iter().chain(["export", "flush", "status", "quit"]) {
             assert!(all.lines().any(|line| line.trim_start().starts_with(command)), "{all}");
         }
         assert!(all.contains("the end"), "{all}");

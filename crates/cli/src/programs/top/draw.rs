@@ -39,6 +39,15 @@ fn table(header: &[&str], right_from: usize) -> Table {
     table
 }
 
+/// What of a compute server's memory the memory servers do not have, and since when.
+fn dirt(row: &Row) -> String {
+    match (row.dirty_bytes, row.dirty_ms) {
+        (Some(0.0), _) => "0 B".to_owned(),
+        (Some(dirty), Some(ms)) if ms > 0.0 => format!("{}, {:.1} s", bytes(dirty), ms / 1e3),
+        (dirty, _) => or_none(dirty, bytes),
+    }
+}
+
 fn servers(rows: &[Row]) -> Table {
     let header = [
         "server",
@@ -50,6 +59,7 @@ fn servers(rows: &[Row]) -> Table {
         "bytes/op",
         "connections",
         "memory in use",
+        "dirty",
     ];
     let mut table = table(&header, 3);
     for row in rows {
@@ -74,6 +84,7 @@ fn servers(rows: &[Row]) -> Table {
             or_none(row.bytes_per_operation, short),
             or_none(row.connections, |number| format!("{number:.0}")),
             memory,
+            dirt(row),
         ]);
     }
     table

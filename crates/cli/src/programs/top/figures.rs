@@ -85,6 +85,9 @@ pub(super) struct Row {
     /// Of nodes in the cache of a compute server; given away from the pool of a memory server.
     pub(super) memory_bytes: Option<f64>,
     pub(super) pool_bytes: Option<f64>,
+    /// What the memory servers do not have yet, and for how long at most.
+    pub(super) dirty_bytes: Option<f64>,
+    pub(super) dirty_ms: Option<f64>,
     pub(super) map_epoch: Option<f64>,
 }
 
@@ -101,6 +104,8 @@ impl Row {
             connections: None,
             memory_bytes: None,
             pool_bytes: None,
+            dirty_bytes: None,
+            dirty_ms: None,
             map_epoch: None,
         }
     }
@@ -154,6 +159,8 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
                 bytes_per_operation: ratio(grown("remote_bytes_total"), operations),
                 connections,
                 memory_bytes: numbers.sum("cached_bytes"),
+                dirty_bytes: numbers.sum("dirty_bytes"),
+                dirty_ms: numbers.sum("oldest_dirty_milliseconds"),
                 map_epoch: numbers.sum("map_epoch"),
                 ..bare
             }
@@ -192,7 +199,8 @@ mod tests {
              farleaf_operations_total{{kind=\"scan\"}} 1\nfarleaf_cache_leaf_hits_total {hits}\n\
              farleaf_cache_leaf_misses_total {misses}\nfarleaf_connections 3\n\
              farleaf_remote_operations_total{{verb=\"read\"}} {remote}\n\
-             farleaf_remote_bytes_total {}\nfarleaf_cached_bytes 77\nfarleaf_map_epoch 1\n",
+             farleaf_remote_bytes_total {}\nfarleaf_cached_bytes 77\nfarleaf_dirty_bytes 8\n\
+             farleaf_oldest_dirty_milliseconds 750\nfarleaf_map_epoch 1\n",
             remote * 100
         )
     }
@@ -210,6 +218,7 @@ mod tests {
             (Some(0.25), Some(25.0))
         );
         assert_eq!((found.connections, found.memory_bytes), (Some(3.0), Some(77.0)));
+        assert_eq!((found.dirty_bytes, found.dirty_ms), (Some(8.0), Some(750.0)));
         assert_eq!(found.state, State::Live);
         // Nothing happened: no ratios.
         let idle = row(server, Some(&now), &Seen { ..now.clone() });
