@@ -185,6 +185,78 @@ fn inner_entries<const W: usize>(keys: &std::collections::BTreeSet<u64>) {
     }
 }
 
+/// What `trim` leaves of a leaf is what lies between the bounds.
+fn trimmed_leaf<const W: usize>(changes: &[Change], low: u64, high: Option<u64>) {
+    let (owned, model) = grown::<W>(changes);
+    let page = owned.page::<W>();
+    Fixed8::<W>::trim(page, &low, high.as_ref());
+    let inside = |key: &u64| *key >= low && high.is_none_or(|high| *key < high);
+    let expected: Model = model.into_iter().filter(|(key, _)| inside(key)).collect();
+    leaf_matches(page, &expected);
+    assert_eq!((Fixed8::<W>::low(page), Fixed8::<W>::high(page)), (low, high));
+    Fixed8::<W>::leaf_compact(page);
+    assert_eq!(page.count(), expected.len(), "what was deleted stays deleted");
+}
+
+/// What `trim` leaves of an inner page leads each key between the bounds where it led before.
+fn trimmed_inner<const W: usize>(
+    keys: &std::collections::BTreeSet<u64>,
+    low: u64,
+    high: Option<u64>,
+) {
+    let owned = OwnedPage::new::<W>();
+    let page = owned.page::<W>();
+    page.format_empty(at(1), 1, &0, None);
+    assert!(Fixed8::<W>::inner_insert(page, &0, at(2)));
+    for (number, key) in keys.iter().enumerate().filter(|(_, key)| **key > 0) {
+        let _ = Fixed8::<W>::inner_insert(page, key, at(number as u64 + 3));
+    }
+    let probes: Vec<u64> = keys
+        .iter()
+        .flat_map(|key| [key.saturating_sub(1), *key])
+        .chain([low, high.map_or(u64::MAX, |high| high - 1)])
+        .filter(|key| *key >= low && high.is_none_or(|high| *key < high))
+        .collect();
+    let leads = || -> Vec<_> {
+        let slot = |key| Fixed8::<W>::inner_slot(page, Probe::At(key));
+        probes.iter().map(|key| Fixed8::<W>::inner_child(page, slot(key))).collect()
+    };
+    let before = leads();
+    Fixed8::<W>::trim(page, &low, high.as_ref());
+    assert_eq!(leads(), before);
+    assert_eq!((Fixed8::<W>::low(page), Fixed8::<W>::high(page)), (low, high));
+    assert_eq!(Fixed8::<W>::inner_key(page, 0), low, "P5");
+    let inside = (1..page.count()).map(|slot| Fixed8::<W>::inner_key(page, slot));
+    assert!(inside.is_sorted_by(|one, other| low < *one && one < other));
+}
+
+/// A leaf whose WRITE stopped half-way: each word is the old one or the new one. If its stamp fits, nothing of it but values is a
+/// mixture.
+fn torn_leaf<const W: usize>(changes: &[Change], later: &[Change], landed: &[bool]) {
+    let (owned, mut model) = grown::<W>(changes);
+    let page = owned.page::<W>();
+    let words = |page: Page<'_, Fixed8<W>>| -> Vec<u64> {
+        page.set_stamp();
+        owned.0.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    };
+    // Everything that the sum is of.
+    let keys = |page: Page<'_, Fixed8<W>>| {
+        let records = contents(page).into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+        (records, page.count(), page.deleted_count())
+    };
+    let (old, old_keys) = (words(page), keys(page));
+    later.iter().for_each(|change| apply(page, &mut model, change));
+    let (new, new_keys) = (words(page), keys(page));
+    let set = |words: &mut dyn Iterator<Item = u64>| {
+        owned.0.iter().zip(words).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    };
+    set(&mut (0..W).map(|place| if landed[place] { new[place] } else { old[place] }));
+    if page.stamp_fits() {
+        let torn_keys = keys(page);
+        assert!(torn_keys == old_keys || torn_keys == new_keys, "{torn_keys:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
 
@@ -230,6 +302,48 @@ proptest! {
     fn an_inner_page_leads_to_the_child_that_covers(keys in prop::collection::btree_set(any::<u64>(), 0..80)) {
         inner_entries::<128>(&keys);
         inner_entries::<16>(&keys);
+    }
+
+    #[test]
+    fn a_trimmed_page_has_what_lies_between_the_bounds(
+        changes in prop::collection::vec(change(), 0..150),
+        keys in prop::collection::btree_set(key(), 0..80),
+        bounds in (key(), prop::option::of(key())),
+    ) {
+        let (low, high) = match bounds {
+            (one, Some(other)) if one < other => (one, Some(other)),
+            (one, Some(other)) if other < one => (other, Some(one)),
+            (one, _) => (one, None),
+        };
+        trimmed_leaf::<128>(&changes, low, high);
+        trimmed_leaf::<16>(&changes, low, high);
+        trimmed_inner::<128>(&keys, low, high);
+        trimmed_inner::<16>(&keys, low, high);
+    }
+
+    #[test]
+    fn a_torn_leaf_has_no_stamp_that_fits(
+        changes in prop::collection::vec(change(), 0..120),
+        later in prop::collection::vec(change(), 0..6),
+        landed in prop::collection::vec(any::<bool>(), 128),
+        from in 0..128usize,
+    ) {
+        torn_leaf::<128>(&changes, &later, &landed);
+        torn_leaf::<16>(&changes, &later, &landed);
+        // From some word on, as most stop.
+        let landed: Vec<bool> = (0..128).map(|place| place < from).collect();
+        torn_leaf::<128>(&changes, &later, &landed);
+        torn_leaf::<16>(&changes, &later, &landed);
+    }
+
+    #[test]
+    fn what_no_entry_uses_is_cleared_and_nothing_else(changes in prop::collection::vec(change(), 0..150)) {
+        let (owned, model) = grown::<16>(&changes);
+        let page = owned.page::<16>();
+        Fixed8::<16>::clear_unused(page);
+        leaf_matches(page, &model);
+        let unused = 8 + 2 * page.count()..16;
+        prop_assert!(owned.0[unused].iter().all(|word| word.load(Ordering::Relaxed) == 0));
     }
 
     /// Readers meet pages that change under them: any words at all must not harm them.

@@ -1,5 +1,6 @@
 //! Whole clusters of real processes.
 
+mod crashing;
 mod hostile;
 mod launched;
 mod rdma;

@@ -9,7 +9,7 @@ use crate::output;
 use crate::programs::Place;
 use anyhow::Context;
 use clap::Args;
-use std::fs::Permissions;
+use std::fs::{OpenOptions, Permissions};
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -50,6 +50,33 @@ fn write(
     written
 }
 
+/// Writes all records to a file; what is none, such as a pipe, is written to as it is.
+fn to_file(
+    place: &Place,
+    patience: &Patience,
+    abandon: &Abandon,
+    path: &Path,
+) -> anyhow::Result<u64> {
+    let name = path.display();
+    let cannot = || format!("{name} cannot be written");
+    // Behind a link there is a file, too.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if path.exists() && !path.is_file() {
+        let file = OpenOptions::new().write(true).open(&path).with_context(cannot)?;
+        return write(place, patience, abandon, file).with_context(cannot);
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut file = tempfile::Builder::new()
+        .prefix(".export-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))
+        .with_context(cannot)?;
+    let records = write(place, patience, abandon, file.as_file_mut()).with_context(cannot)?;
+    file.as_file().sync_all().with_context(cannot)?;
+    file.persist(&path).map_err(|error| error.error).with_context(cannot)?;
+    Ok(records)
+}
+
 /// Exports; a failure says so.
 pub(super) fn run(
     place: &Place,
@@ -59,22 +86,7 @@ pub(super) fn run(
 ) -> anyhow::Result<bool> {
     let records = match arguments.path() {
         None => write(place, patience, abandon, std::io::stdout())?,
-        Some(path) => {
-            let name = path.display();
-            let cannot = || format!("{name} cannot be written");
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            let folder = folder.unwrap_or(Path::new("."));
-            let mut file = tempfile::Builder::new()
-                .prefix(".export-")
-                .permissions(Permissions::from_mode(0o666))
-                .tempfile_in(folder)
-                .with_context(cannot)?;
-            let records = write(place, patience, abandon, file.as_file_mut())
-                .with_context(|| format!("{name} is not written"))?;
-            file.as_file().sync_all().with_context(cannot)?;
-            file.persist(path).map_err(|error| error.error).with_context(cannot)?;
-            records
-        }
+        Some(path) => to_file(place, patience, abandon, path)?,
     };
     output::note(&format!("{records} records"));
     Ok(true)
