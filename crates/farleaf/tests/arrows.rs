@@ -5,15 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules of the library, with those that each may use. `ARCHITECTURE.md` draws the same.
-const MODULES: [(&str, &[&str]); 9] = [
+const MODULES: [(&str, &[&str]); 10] = [
+    ("rules", &[]),
     ("page", &[]),
     ("together", &[]),
     ("wire", &["page"]),
-    ("server", &["page", "wire"]),
-    ("remote", &["page", "wire"]),
-    ("cache", &["remote", "page"]),
-    ("index", &["cache", "remote", "page", "wire", "together"]),
-    ("partition", &["index", "cache", "remote", "page", "wire", "together"]),
+    ("server", &["page", "wire", "rules"]),
+    ("remote", &["page", "wire", "rules"]),
+    ("cache", &["remote", "page", "rules"]),
+    ("index", &["cache", "remote", "page", "wire", "together", "rules"]),
+    ("partition", &["index", "cache", "remote", "page", "wire", "together", "rules"]),
     ("client", &["partition", "index", "page", "wire", "together"]),
 ];
 

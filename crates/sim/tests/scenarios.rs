@@ -47,7 +47,7 @@ fn every_scenario_holds_and_most_operations_are_answered() {
 }
 
 /// Seeds that once showed a bug, and what it was.
-const ONCE_WRONG: [(&str, u64, &str); 3] = [
+const ONCE_WRONG: [(&str, u64, &str); 6] = [
     (
         "dex-moves-offload",
         703,
@@ -59,6 +59,21 @@ const ONCE_WRONG: [(&str, u64, &str); 3] = [
         "a split of a shared node was committed after its keys had been given up (H3)",
     ),
     ("dex-moves-churn", 20500, "the same, and nobody gave up: no end (H3)"),
+    (
+        "dex-crash-shared",
+        16,
+        "the others' recovery of a dead life fenced the next one, which served already (begin_life)",
+    ),
+    (
+        "dex-crash-sweep",
+        290,
+        "leaves were merged below a foreign node that nobody had trimmed when its keys came (D7)",
+    ),
+    (
+        "dex-crash-sweep",
+        20_000_008,
+        "a node that had been freed was read again, and hid the one that had its place by then (H2)",
+    ),
 ];
 
 #[test]

@@ -130,7 +130,7 @@ fn no_change_is_acknowledged_when_a_memory_server_is_known_to_be_gone() {
 #[test]
 fn what_was_exported_can_be_loaded_elsewhere() {
     let mut cluster = serving("tcp", &[]);
-    let keys: Vec<u64> = (0..3_000).map(spread).chain([0, u64::MAX]).collect();
+    let keys: Vec<u64> = (1..=3_000).map(spread).chain([0, u64::MAX]).collect();
     let client = |cluster: &Launched, words: &[&str]| {
         let output = farleaf(&[&["client", "--dir", cluster.dir()], words].concat());
         (output.status.code(), text(&output.stdout), text(&output.stderr))

@@ -527,7 +527,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     ) -> Result<(), Detour> {
         let level = parent.page.level().saturating_sub(1);
         let (spare, mark, keys) = self.begin(parent, slot, address).await?;
-        let is_exclusive = self.cache.owned().of(&keys.low, keys.high.as_ref()) == Ownership::All;
+        let owned = self.cache.owned().of(&keys.low, keys.high.as_ref());
+        if owned == Ownership::None {
+            // Nobody trims it here (D7), and its keys may be taken over before it leaves.
+            return Err(Detour::Moved);
+        }
+        let is_exclusive = owned == Ownership::All;
         let posted_ns = self.timed();
         let copy = match self.pages.read(Pointer::fixed(address)).await {
             Ok(copy) => {
@@ -546,15 +551,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if !fits {
             return Err(Detour::Refresh);
         }
+        if is_exclusive && copy.word().is_locked() {
+            // It was shared, and its holder is not done, or dead: nobody looks for the lock of an exclusive node.
+            return Err(Detour::Busy);
+        }
         let page = spare.page();
         page.copy_all_but_latch(copy.page());
         mark_clean(page);
         if is_exclusive {
             self.trim(&spare, &keys)?;
-        }
-        if !is_clean(page) && copy.word().is_locked() {
-            // Another has split it while it was shared, and is not done: it is about to cut this half itself.
-            return Err(Detour::Busy);
         }
         self.cache.arena().set_remote_word(spare.frame(), copy.word().to_bits());
         self.admit_hot(spare, mark, (parent, slot)).await;

@@ -128,12 +128,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Err(Detour::Busy)
     }
 
-    /// A slot of this endpoint's log, on the server of the page at `at`; none if nothing is logged.
+    /// A slot of this endpoint's log, on the server of the page at `at`; none if nothing is logged, or that server is full and
+    /// this endpoint has no log there: the node must be written all the same, or it could never leave the cache.
     async fn log_slot(&self, at: GlobalAddr) -> Result<Option<LogSlot<'_>>, Detour> {
         if self.fabric().breaks(rules::INNER_NODES_LOGGED) {
             return Ok(None);
         }
-        self.pages().prepare_log(at.server()).await?;
+        match self.pages().prepare_log(at.server()).await {
+            Ok(_) => {}
+            Err(RemoteError::OutOfMemory { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
         match self.pages().slot(at.server()).await {
             Ok(slot) => Ok(Some(slot)),
             Err(RemoteError::Contended { .. }) => Err(Detour::Busy),

@@ -161,6 +161,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(owner)
     }
 
+    /// Prepares this client's logs on all memory servers, as far as they have room: later they may have none.
+    pub(crate) async fn prepare_logs(&self) {
+        for number in 0..self.fabric().memory_servers() {
+            // Whoever needs it is told.
+            let _ = self.prepare_log(ServerId::new(number)).await;
+        }
+    }
+
     /// A slot of this client's log on `server`, which has been prepared. Waits while all are in use: each is
     /// for a round trip or two.
     pub(crate) async fn slot(&self, server: ServerId) -> Result<Slot<'_>, RemoteError> {

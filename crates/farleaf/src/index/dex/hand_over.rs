@@ -11,8 +11,8 @@
 //! *Invariants* (`docs/internals/cache.md`)
 //! - H1. A boundary is the fence of leaves: who lets go looks once more when the keys are given up, from when on leaves
 //!   do not merge across it.
-//! - H2. A node that was exclusive and will be shared is clean before the other begins; one that was shared and will be
-//!   exclusive is read again, or dropped, before it counts as exclusive.
+//! - H2. A node that was exclusive and will be shared is clean before the other begins; a copy of one that was shared and will
+//!   be exclusive is dropped before it counts as exclusive.
 //! - H3. A node is restructured only by who owns a part of it, which is looked at under its frame's latch (`latched.rs`): who
 //!   lets go waits for frames that are latched, and who latches later sees that the keys are gone.
 //!
@@ -20,7 +20,7 @@
 
 use super::{DexIndex, FRAMES_TOGETHER};
 use crate::cache::{Detour, FrameId, FrameState, OwnedRange, Ownership, is_clean};
-use crate::page::{Layout, Page, Probe};
+use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::{Miss, Pointer, RemoteError};
 use crate::rules;
 use crate::together::all;
@@ -173,59 +173,60 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(crate) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
         // READs that were posted before the other let go may bring what is old.
         self.wait_for_marks().await?;
-        let (held, read) = (self.server.range(), RefCell::default());
-        self.sweep(|frame| self.renew(frame, (&held, grown), &read)).await?;
+        let (held, dropped) = (self.server.range(), RefCell::default());
+        self.sweep(|frame| self.renew(frame, (&held, grown), &dropped)).await?;
         self.server.set_range(grown.clone()); // H2
         Ok(())
     }
 
-    /// Reads a node again that others may have changed, once; or drops it if it cools, is another by now, or lies outside
-    /// the `grown` range. What it says of its keys is old too: it may have been freed, and be a leaf of the keys that are
-    /// taken over. Only what lies in the range that was `held` is known to be as it is here.
+    /// Drops a copy of a node that others may have changed, once: what is brought afterwards is as it is now. The root is
+    /// read again instead. What an old copy says of its keys is old too: its node may have been freed, and be another one of the keys
+    /// that are taken over, even one with the same fences. So reading it again would not do: only what the way down leads to
+    /// counts, and only what lies in the range that was `held` is known to be as it is here.
     async fn renew(
         &self,
         frame: FrameId,
         (held, grown): (&OwnedRange<L::Key>, &OwnedRange<L::Key>),
-        read: &RefCell<BTreeSet<(FrameId, GlobalAddr)>>,
+        dropped: &RefCell<BTreeSet<GlobalAddr>>,
     ) -> Result<Swept, RemoteError> {
         let cache = self.client.cache();
         if cache.arena().state(frame) == FrameState::Free {
             return Ok(Swept::Nothing);
         }
         let Some((node, lies)) = cache.lies_in(frame, held) else { return Ok(Swept::Later) };
-        let (address, level) = (node.page.address(), node.page.level());
+        let address = node.page.address();
         let then = grown.of(&L::low(node.page), L::high(node.page).as_ref());
-        let foreign = then == Ownership::None;
+        let is_locked = LockWord::from_bits(cache.arena().remote_word(frame)).is_locked();
+        let pinned = cache.arena().state(frame) == FrameState::Pinned;
         if !node.is_valid() {
             return Ok(Swept::Later);
         }
-        if lies == Ownership::All || read.borrow().contains(&(frame, address)) {
+        let fresh = dropped.borrow().contains(&address);
+        // Whoever holds it is about to change it, or has died: nobody looks for its lock once it is exclusive.
+        let waits = then == Ownership::All && (pinned || is_locked);
+        if lies == Ownership::All || (fresh && !waits) {
             return Ok(Swept::Nothing);
         }
-        // The root grows where it is; another node of another level is another node.
-        let pinned = cache.arena().state(frame) == FrameState::Pinned;
-        if cache.is_held(frame) && !foreign {
+        if pinned || waits {
             match self.client.pages().read(Pointer::fixed(address)).await {
-                // Whoever holds it is about to change it, or has died: nobody looks for its lock once it is exclusive.
                 Ok(copy) if copy.word().is_locked() && then == Ownership::All => {
                     return Ok(Swept::Later);
                 }
-                Ok(copy) if copy.page().level() == level || pinned => {
+                Ok(copy) if pinned => {
                     return match self.install(frame, address, copy.page(), copy.word()) {
-                        Ok(_) => {
-                            read.borrow_mut().insert((frame, address));
-                            Ok(Swept::Done)
-                        }
+                        Ok(_) if dropped.borrow_mut().insert(address) => Ok(Swept::Done),
+                        Ok(_) => Ok(Swept::Nothing),
                         Err(Detour::Failed(error)) => Err(error),
                         Err(_) => Ok(Swept::Later),
                     };
                 }
                 Err(Miss::Failed(error)) => return Err(error),
-                Ok(_) | Err(Miss::Restart) => {} // it is another node by now
+                Ok(_) | Err(Miss::Restart) => {}
             }
         }
         let Some(spare) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
         self.client.keep(spare);
+        dropped.borrow_mut().insert(address);
         Ok(Swept::Done)
     }
 

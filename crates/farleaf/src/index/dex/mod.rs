@@ -113,6 +113,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) -> Result<Self, RemoteError> {
         let client = CacheClient::new(Arc::clone(server.cache()), pages);
         let root_frame = server.root_frame(&client, root).await?;
+        client.pages().prepare_logs().await; // D9
         let options = server.cache().options();
         let offload = Offloading::new(options.offload);
         let uncached = options.admission == AdmissionName::Never;
