@@ -158,6 +158,21 @@ fn a_dead_memory_server_is_an_error_and_no_crash() {
     assert!(matches!(measured.first_error, Some(IndexError::Indeterminate(_))));
 }
 
+/// A second measurement once asked for the keys of the first again, which were all in the cache by then.
+#[test]
+fn a_measurement_after_another_draws_other_operations() {
+    let keys = KeySpace::spread(50_000);
+    let options = DexOptions::with_boundaries(Vec::new(), CacheOptions::default());
+    let provider = SimConfig::default();
+    let mut testbed = Testbed::<Dex, _>::start(&provider, services(64 << 20), &options).unwrap();
+    testbed.load(&keys, 0.7, &|_| ()).unwrap();
+    let run = run_of(&Mix::named("read-only").unwrap(), &keys, Amount::Operations(400));
+    let run = Run { compute_servers: 1, threads: 1, ..run };
+    testbed.measure(&run, &|_| ()).unwrap();
+    let second = testbed.measure(&run, &|_| ()).unwrap();
+    assert!(second.counters.reads > 50, "{} READs for 400 operations", second.counters.reads);
+}
+
 #[test]
 fn a_full_key_space_is_an_error_and_no_endless_loop() {
     let keys = KeySpace::listed(&[(u64::MAX - 1, 0), (u64::MAX, 0)]).unwrap();

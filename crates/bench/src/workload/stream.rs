@@ -1,10 +1,11 @@
 //! The operations of one client, one after the other.
 //!
-//! A stream is a function of its configuration, its client's number and (for the distribution `latest`
-//! alone) of what other clients have inserted meanwhile. Nothing is allocated on the way.
+//! A stream is a function of its configuration, the number of its run, its client's number and (for the
+//! distribution `latest` alone) of what other clients have inserted meanwhile. Nothing is allocated on the way.
 //!
 //! *Invariants*: W1. the values of one run's writes differ from each other. W2. new keys differ from each
-//! other and from loaded ones ([`KeySpace`], K2 and K3).
+//! other and from loaded ones ([`KeySpace`], K2 and K3). W3. runs of one configuration agree on how popular each
+//! key is, and draw from it independently: a measurement does not repeat what a warm-up brought into a cache.
 //!
 //! *Thread safety*: a stream belongs to its client; [`Inserted`] is shared by all clients of a run.
 
@@ -110,11 +111,24 @@ pub struct OperationStream {
 }
 
 impl OperationStream {
-    /// The operations of client `client`, one of those that `inserted` was made for.
+    /// The operations of client `client`, one of those that `inserted` was made for, in the first run.
     ///
     /// # Panics
     /// If the mix has no operation, or `inserted` no such client.
     pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<Inserted>) -> Self {
+        Self::of_run(config, 0, client, inserted)
+    }
+
+    /// The operations of client `client` in run `run` of those that follow each other on one index (W3).
+    ///
+    /// # Panics
+    /// As [`OperationStream::new`].
+    pub fn of_run(
+        config: &StreamConfig,
+        run: u64,
+        client: usize,
+        inserted: &Arc<Inserted>,
+    ) -> Self {
         assert!(client < inserted.clients.len(), "client {client} is not of this run");
         let mut total_weight = 0;
         let add = |(kind, weight): &(OperationKind, u32)| {
@@ -124,13 +138,16 @@ impl OperationStream {
         let operations: Box<[_]> = config.mix.operations.iter().map(add).collect();
         assert!(total_weight > 0, "a mix has at least one operation");
         let n = config.keys.len();
+        let of_run = if run == 0 { 0 } else { mix64(run << 32) };
         let scattered = Permutation::new(n, config.seed);
         let batch = operations.iter().map(|(kind, _)| match kind {
             OperationKind::MultiGet { keys } => *keys as usize,
             _ => 0,
         });
         Self {
-            rng: Xoshiro256PlusPlus::seed_from_u64(mix64(config.seed) ^ mix64(!(client as u64))),
+            rng: Xoshiro256PlusPlus::seed_from_u64(
+                mix64(config.seed) ^ mix64(!(client as u64)) ^ of_run,
+            ),
             batch: Vec::with_capacity(batch.max().unwrap_or(0)),
             operations,
             total_weight,
@@ -301,6 +318,35 @@ mod tests {
         assert_ne!(first, operations(&config, 1, 500));
         let other = StreamConfig { seed: 2, ..config };
         assert_ne!(first, operations(&other, 0, 500));
+    }
+
+    #[test]
+    fn runs_draw_independently_from_the_same_popular_keys() {
+        let keys_of = |run: u64, n: u64, draws: usize| {
+            let mix = Mix::named("read-only").unwrap();
+            let config = config(mix, Distribution::Zipfian { theta: 0.99 }, n);
+            let inserted = Arc::new(Inserted::new(1, 0));
+            let mut stream = OperationStream::of_run(&config, run, 0, &inserted);
+            let key = |operation| match operation {
+                Some(Operation::Get { key }) => key,
+                other => panic!("{other:?}"),
+            };
+            (0..draws).map(|_| key(stream.next())).collect::<Vec<u64>>()
+        };
+        let seen: BTreeSet<u64> = keys_of(0, 1_000_000, 20_000).into_iter().collect();
+        for run in [1, 2] {
+            let next = keys_of(run, 1_000_000, 20_000);
+            assert_ne!(keys_of(0, 1_000_000, 100)[..], next[..100]);
+            // Expected: the sum over the ranks of p (1 - (1 - p)^20,000), 0.567.
+            let again = next.iter().filter(|key| seen.contains(key)).count() as f64 / 20_000.0;
+            assert!((0.54..0.60).contains(&again), "run {run}: {again} were asked for before");
+        }
+        let most_popular = |run| {
+            let mut counts = BTreeMap::<u64, u32>::new();
+            keys_of(run, 1000, 20_000).iter().for_each(|key| *counts.entry(*key).or_default() += 1);
+            counts.into_iter().max_by_key(|(_, count)| *count).map(|(key, _)| key)
+        };
+        assert_eq!(most_popular(0), most_popular(1));
     }
 
     #[test]
