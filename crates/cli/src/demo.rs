@@ -6,7 +6,7 @@ use crate::output::{JsonTarget, bar, grouped};
 use crate::units;
 use clap::{Args, ValueEnum};
 use farleaf::cache::CacheOptions;
-use farleaf::index::dex::DexOptions;
+use farleaf::index::dex::{DexOptions, spreading_level};
 use farleaf::index::{Design, Scan};
 use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
@@ -93,7 +93,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = IndexOptions {
         partitioning: PartitioningName::Range,
         boundaries: keys.boundaries(&weights),
-        dex: DexOptions::with_boundaries(Vec::new(), cache_of(keys.len())),
+        dex: DexOptions {
+            placement_level: spreading_level::<Fixed8>(keys.len(), FILL, MEMORY_SERVERS),
+            ..DexOptions::with_boundaries(Vec::new(), cache_of(keys.len()))
+        },
         single_pool_bytes: pool_bytes(keys.len(), FILL, inserts, &[1])?,
     };
     let fabric =

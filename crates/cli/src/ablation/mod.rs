@@ -190,7 +190,16 @@ fn summary(experiment: &Experiment, outcomes: &[Outcome]) -> String {
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        let _ = writeln!(text, "{setting}\n{table}");
+        let mut levels: Vec<u8> =
+            outcomes.iter().filter_map(|o| o.report.placement_level).collect();
+        levels.sort_unstable();
+        levels.dedup();
+        let levels: Vec<String> = levels.iter().map(u8::to_string).collect();
+        let placed = match &*levels.join(", ") {
+            "" => String::new(),
+            levels => format!(" (placement level {levels})"),
+        };
+        let _ = writeln!(text, "{setting}{placed}\n{table}");
     }
     for row in experiment.rows.iter().filter(|_| experiment.shows_throughput) {
         if let Some(after) = row.after {
@@ -206,14 +215,14 @@ fn summary(experiment: &Experiment, outcomes: &[Outcome]) -> String {
 fn write_csv(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
     let mut text = String::from(
         "setting,row,machines,operations_per_s,p50_ns,p99_ns,reads,writes,atomics,rpcs,bytes,retries,\
-         remote_operations,hit_ratio,evictions,errors,command\n",
+         remote_operations,hit_ratio,evictions,errors,placement_level,command\n",
     );
     for Outcome { setting, row, machines, line, report } in outcomes {
         let (cost, cache) = (&report.per_operation, &report.cache);
         let _ = writeln!(
             text,
             "\"{setting}\",\"{row}\",{machines},{:.1},{},{},{:.4},{:.4},{:.4},{:.4},{:.1},{:.4},{:.4},{:.4},{:.4},\
-             {},{line}",
+             {},{},{line}",
             report.throughput_ops_per_s,
             report.latency_ns.p50,
             report.latency_ns.p99,
@@ -227,6 +236,7 @@ fn write_csv(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
             cache.hit_ratio,
             cache.evictions,
             report.errors,
+            report.placement_level.map_or(String::new(), |level| level.to_string()),
         );
     }
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))

@@ -123,14 +123,10 @@ pub(crate) struct Arguments {
     /// What all compute servers have equal parts of: the `keys` that can be, or the `records` that are loaded
     #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
     pub(super) boundaries: Boundaries,
-    /// Subtrees of this level lie whole on one memory server, in the design `dex`
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        default_value = "3",
-        value_parser = clap::value_parser!(u8).range(0..=8)
-    )]
-    pub(super) placement_level: u8,
+    /// Subtrees of this level lie whole on one memory server, in the design `dex` [default: the largest level with 16
+    /// subtrees for each memory server]
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=8))]
+    pub(super) placement_level: Option<u8>,
     /// How keys are split among memory servers
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,

@@ -81,7 +81,7 @@ fn summary(report: &Report) -> String {
     format!(
         "{} on {} ({}), {} keys, {} operations in {:.3} s, seed {}\n\
          {} fabric, {compute_servers} compute x {threads} threads, {memory_servers} memory servers, {} \
-         partitioning\n{}\n\
+         partitioning{}\n{}\n\
          bytes per operation: {:.1} read, {:.1} written, {:.1} by RPC; retries {:.4}; misses {}\n\
          memory pool: {} bytes, {:.1} per key{}",
         report.index,
@@ -93,6 +93,7 @@ fn summary(report: &Report) -> String {
         report.seed,
         report.fabric,
         report.partitioning,
+        report.placement_level.map_or(String::new(), |level| format!(", placement level {level}")),
         table(std::slice::from_ref(report)),
         cost.bytes_read,
         cost.bytes_written,

@@ -3,11 +3,11 @@
 
 use super::arguments::{Arguments, FabricName};
 use super::{over_time, reshaping};
-use crate::designs::{FabricConfig, IndexOptions, PartitioningName};
+use crate::designs::{DesignName, FabricConfig, IndexOptions, PartitioningName};
 use crate::usage;
 use anyhow::Context;
 use farleaf::cache::CacheOptions;
-use farleaf::index::dex::DexOptions;
+use farleaf::index::dex::{DexOptions, spreading_level};
 use farleaf::page::Fixed8;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::driver::{Amount, HotspotShift, Run};
@@ -128,6 +128,10 @@ impl Plan {
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
         let is_range = arguments.partitioning == PartitioningName::Range;
         let cache_bytes = cache_bytes(arguments, keys.len());
+        let used_servers = arguments.memory_servers.saturating_sub(arguments.spare_memory_servers);
+        let placement_level = arguments.placement_level.unwrap_or_else(|| {
+            spreading_level::<Fixed8>(keys.len(), arguments.fill, used_servers.max(1))
+        });
         Ok(Self {
             report: Report {
                 index: arguments.index.name().to_owned(),
@@ -165,6 +169,7 @@ impl Plan {
                     #[cfg(feature = "verbs")]
                     FabricConfig::Verbs(config) => Some(config.server.threads),
                 },
+                placement_level: (arguments.index == DesignName::Dex).then_some(placement_level),
                 hotspot_shift: arguments.shift_hotspot_at.map(|_| HotspotShifted {
                     at_ns: None,
                     by_percent: arguments.shift_hotspot_by,
@@ -176,7 +181,7 @@ impl Plan {
                 boundaries: keys.boundaries(&weights),
                 dex: DexOptions {
                     at_load: arguments.boundaries,
-                    placement_level: arguments.placement_level,
+                    placement_level,
                     spare_compute_servers: arguments.spare_compute_servers,
                     spare_memory_servers: arguments.spare_memory_servers,
                     balance: reshaping::balance(arguments),

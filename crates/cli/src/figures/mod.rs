@@ -16,7 +16,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use experiments::{Axis, FIGURES, Figure, Placement, Workload};
 use farleaf::cache::CacheOptions;
 use farleaf::index::Design;
-use farleaf::index::dex::DexOptions;
+use farleaf::index::dex::{DexOptions, spreading_level};
 use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
@@ -275,7 +275,10 @@ impl Setting {
         let options = IndexOptions {
             partitioning: PartitioningName::Range,
             boundaries: keys.boundaries(&weights),
-            dex: DexOptions::with_boundaries(Vec::new(), CacheOptions::default()),
+            dex: DexOptions {
+                placement_level: spreading_level::<Fixed8>(self.keys, FILL, self.memory_servers),
+                ..DexOptions::with_boundaries(Vec::new(), CacheOptions::default())
+            },
             single_pool_bytes: pool_bytes(self.keys, FILL, self.operations(), &[1])?,
         };
         let compute_servers = self.clients.div_ceil(CLIENTS_PER_COMPUTE_SERVER);

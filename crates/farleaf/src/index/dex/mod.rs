@@ -49,6 +49,7 @@ use offload::Offloading;
 use placement::Placement;
 use scan::LeafSizes;
 
+pub use load::spreading_level;
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use mend::mend;
 pub(crate) use options::of_word;
