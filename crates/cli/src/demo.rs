@@ -10,7 +10,7 @@ use farleaf::index::dex::{DexOptions, spreading_level};
 use farleaf::index::{Design, Scan};
 use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
-use farleaf_bench::input::read_records;
+use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::table::table;
@@ -32,12 +32,13 @@ pub(crate) struct Arguments {
     keys: u64,
     /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the same key
     /// the last one counts
-    #[arg(long, value_name = "FILE", conflicts_with = "keys", requires = "key_column")]
+    #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     input: Option<PathBuf>,
-    /// The file's column of keys: whole numbers of 64 bits
+    /// The file's column of keys, whole numbers of 64 bits [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME", requires = "input")]
     key_column: Option<String>,
-    /// The file's column of values: whole numbers of 64 bits [default: the number of the row, from 0]
+    /// The file's column of values, whole numbers of 64 bits [default: `value`, or the second of a file without a
+    /// header, or the number of the row, from 0]
     #[arg(long, value_name = "NAME", requires = "input")]
     value_column: Option<String>,
     /// Where randomness starts
@@ -63,9 +64,10 @@ const OPERATIONS_WITH_SCANS: u64 = 20_000;
 /// Runs the demo.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut json = JsonTarget::open(arguments.json.as_deref())?;
-    let keys = match (&arguments.input, &arguments.key_column) {
-        (Some(path), Some(key_column)) => {
-            let input = read_records(path, key_column, arguments.value_column.as_deref())?;
+    let keys = match &arguments.input {
+        Some(path) => {
+            let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
+            let input = read_records(path, &ColumnNames { key, value })?;
             json.say(&format!(
                 "{} records from {}, {} more rows repeated a key: the last one of each counts",
                 grouped(input.records.len() as u64),
@@ -74,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             ))?;
             KeySpace::listed(&input.records).expect("the input is sorted and not empty")
         }
-        _ => KeySpace::spread(arguments.keys),
+        None => KeySpace::spread(arguments.keys),
     };
     let weights = vec![1; usize::from(MEMORY_SERVERS)];
     let inserts = OPERATIONS * WORKLOADS.len() as u64;

@@ -134,7 +134,7 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--shift-hotspot-at", "50%", "--shift-hotspot-by", "0"], "above 0 and below"),
         (&["bench", "--shift-hotspot-by", "25"], "not provided: --shift-hotspot-at"),
         (&["bench", "--trace", "x.csv", "--timeline", "x"], "cannot be used with"),
-        (&["demo", "--input", "x.csv"], "not provided: --key-column"),
+        (&["demo", "--key-column", "k"], "not provided: --input"),
         (&["demo", "--input", "x.csv", "--key-column", "k", "--keys", "5"], "cannot be used with"),
         (&["sim", "--scenario", "nope"], "scenario nope"),
         (&["sim", "--count", "0"], "must be at least 1"),

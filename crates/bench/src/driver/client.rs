@@ -125,7 +125,7 @@ const NAP_NS: u64 = 20_000;
 const MOST_DRAWN: u32 = 1_000;
 
 /// The key that an operation begins with.
-fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
+pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
     match operation {
         Operation::Get { key }
         | Operation::Insert { key, .. }

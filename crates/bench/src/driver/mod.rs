@@ -17,9 +17,9 @@ mod measurement;
 mod moment;
 
 pub use beside::{Change, Made, PlannedChange, Reshaping};
-pub use client::{execute, scan_from};
+pub use client::{execute, first_key, scan_from};
 pub use measurement::Measurement;
-pub use moment::Moment;
+pub use moment::{Due, Moment};
 
 use crate::keys::KeySpace;
 use crate::timeline::{Interval, Recorder, Timeline};
@@ -78,7 +78,8 @@ impl Amount {
     }
 
     /// One client's part.
-    fn share(self, client: usize, clients: usize) -> Self {
+    #[must_use]
+    pub fn share(self, client: usize, clients: usize) -> Self {
         match self {
             Self::Operations(total) => {
                 let (each, rest) = (total / clients as u64, total % clients as u64);

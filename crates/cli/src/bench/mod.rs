@@ -7,6 +7,7 @@ mod plan;
 mod reshaping;
 
 pub(crate) use arguments::Arguments;
+pub(crate) use over_time::{moment, part};
 pub(crate) use plan::{memory_servers, pool_bytes};
 
 use crate::designs::{self, DesignName, Task};

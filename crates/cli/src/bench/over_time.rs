@@ -22,7 +22,7 @@ pub(super) const USUAL: Interval = Interval::Parts(PARTS);
 const MOST_CURVES: usize = 5;
 
 /// A part of a run as `50%`, or seconds.
-pub(super) fn moment(text: &str) -> Result<Moment, String> {
+pub(crate) fn moment(text: &str) -> Result<Moment, String> {
     let wrong = || {
         "expected a part of the run above 0% and below 100%, such as 50%, or a number of seconds from \
          0.000001 to 86400"
@@ -39,7 +39,7 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
 }
 
 /// A percentage that is neither nothing nor all.
-pub(super) fn part(text: &str) -> Result<f64, String> {
+pub(crate) fn part(text: &str) -> Result<f64, String> {
     units::percent(text)
         .ok()
         .filter(|percent| *percent > 0.0 && *percent < 100.0)

@@ -6,4 +6,5 @@ mod launched;
 mod rdma;
 mod serving;
 mod standing;
+mod tools;
 mod watching;

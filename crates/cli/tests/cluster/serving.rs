@@ -245,7 +245,9 @@ fn the_commands_of_a_client() {
     assert_eq!(client(&["load", &good]), done("5000 records\n"));
     assert_eq!(client(&["scan", "4998", "--limit", "2"]), done("4998,4999\n4999,5000\n"));
     let (code, _, said) = client(&["load", &bad]);
-    assert_eq!((code, said), (Some(2), format!("error: {bad}:2: expected `key,value`\n")));
+    let why = "the number of fields is 1, expected 2 as in the first row";
+    let expected = format!("error: records loaded before this: 1: {bad}, line 2: {why}\n");
+    assert_eq!((code, said), (Some(2), expected));
     let (code, _, said) = client(&["load", "--bulk", &good]);
     assert_eq!(code, Some(1), "it is not empty: {said}");
     assert!(said.contains("not empty"), "{said}");
