@@ -4,6 +4,9 @@
 
 use crate::InputError;
 use crate::columns::Columns;
+use crate::keys::KeySpace;
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{RngExt, SeedableRng};
 use std::path::Path;
 
 /// The records of a file.
@@ -88,6 +91,36 @@ impl Rows {
     }
 }
 
+/// The keys that a sample is made of, at most: enough for boundaries that leave each of a hundred servers within a few
+/// percent of its share.
+const SAMPLED: usize = 100_000;
+
+/// The keys of a file, or an even sample of them if there are very many, ascending, each once.
+///
+/// # Errors
+/// [`InputError`], as for [`read_records`].
+pub fn sample_keys(path: &Path, names: &ColumnNames) -> Result<KeySpace, InputError> {
+    let mut rows = Rows::open(path, names)?;
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    let mut keys: Vec<u64> = Vec::new();
+    // Algorithm R: each of the rows so far is in the sample with the same probability.
+    while let Some((key, _)) = rows.next_record()? {
+        match keys.len() < SAMPLED {
+            true => keys.push(key),
+            false => {
+                let place = rng.random_range(0..rows.read);
+                if let Some(kept) = keys.get_mut(place as usize) {
+                    *kept = key;
+                }
+            }
+        }
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    let records: Vec<(u64, u64)> = keys.into_iter().map(|key| (key, 0)).collect();
+    KeySpace::listed(&records).ok_or_else(|| rows.columns.empty())
+}
+
 /// Reads all records of a file ([`Rows`]). The rows may come in any order.
 ///
 /// # Errors
@@ -152,6 +185,20 @@ mod tests {
             read("later.csv", b"1,2\nx,3\n").unwrap_err().contains("line 2: column `1` is `x`")
         );
         assert!(read("nothing.csv", b"").unwrap_err().ends_with("has no rows"));
+    }
+
+    #[test]
+    fn a_sample_of_many_keys_is_even() {
+        let rows: String = (0..250_000).map(|key| format!("{}\n", key * 3)).collect();
+        let file = TestFile::new("many.csv", rows.as_bytes());
+        let sample = sample_keys(file.path(), &ColumnNames::default()).unwrap();
+        assert_eq!(sample.len(), SAMPLED as u64);
+        // The median's place varies by some 0.16% of the keys.
+        let [middle] = *sample.boundaries(&[1, 1]) else { panic!("one boundary") };
+        assert!((367_500..382_500).contains(&middle), "{middle}");
+        let few = TestFile::new("few.csv", b"9\n1\n5\n7\n");
+        let sample = sample_keys(few.path(), &ColumnNames::default()).unwrap();
+        assert_eq!(sample.boundaries(&[1, 1]), [7]);
     }
 
     #[test]

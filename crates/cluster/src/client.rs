@@ -10,7 +10,11 @@ use crate::catalog::{self, Catalog, CatalogAddress};
 use crate::clock::Clock;
 use crate::config::ConfigError;
 use crate::error::ProgramError;
-use crate::records::{self, ComputeRecord, Keys, MapRecord, SettingsRecord};
+use crate::records::{
+    self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, SettingsRecord,
+};
+use crate::status::Standing;
+use crate::stop::Stop;
 use farleaf::client::{ClientIndex, ClientOptions, Directory};
 use farleaf::index::IndexError;
 use farleaf::page::Fixed8;
@@ -213,6 +217,48 @@ impl Connection {
     /// The catalog, and the cluster's keys in it.
     pub fn catalog(&self) -> (&dyn Catalog, &Keys) {
         (&*self.places.catalog, &self.places.keys)
+    }
+
+    /// Empties the index, and waits until the compute servers serve the new one. All memory of the old index is given back
+    /// at once; operations that are under way are told that they are not served, or that their outcome is unknown. If this
+    /// program dies meanwhile, the servers go on by themselves.
+    ///
+    /// # Errors
+    /// [`ProgramError`]: there is no index to empty, another program is emptying it, or the new one is not served in time.
+    pub fn clear(&self, within: Duration) -> Result<(), ProgramError> {
+        let (catalog, keys) = self.catalog();
+        let failed = |why: &str| Err(ProgramError::Failed(why.to_owned()));
+        let Some((index, version)) = records::get::<IndexRecord>(catalog, &keys.index())? else {
+            return failed("there is no index yet");
+        };
+        if index.state != IndexState::Ready {
+            return failed("the index is being made anew already");
+        }
+        let generation = index.generation + 1;
+        let state = IndexState::Making;
+        let making = IndexRecord { generation, state, memory_epochs: Vec::new() };
+        if !records::put_if(catalog, &keys.index(), Some(version), &making, None)? {
+            return failed("the index is being made anew already");
+        }
+        let (clock, never) = (Clock::start(), Stop::default());
+        let mut missing = "the catalog has not answered".to_owned();
+        while clock.elapsed() < within {
+            match Standing::read(catalog, keys) {
+                Ok(standing) => {
+                    let made = standing.index.as_ref().map_or(0, |index| index.generation);
+                    match standing.missing().into_iter().next() {
+                        None if made >= generation => return Ok(()),
+                        None => {}
+                        Some(first) => missing = first,
+                    }
+                }
+                Err(error) => missing = error.to_string(),
+            }
+            never.wait(LOOK_AGAIN_AFTER);
+        }
+        Err(ProgramError::Failed(format!(
+            "the index is emptied, but the new one is not served in time: {missing}"
+        )))
     }
 
     /// Whether `other` leads to the same compute servers as this one: none was started again, has come or gone.

@@ -5,6 +5,7 @@ mod hostile;
 mod launched;
 mod rdma;
 mod serving;
+mod spreading;
 mod standing;
 mod tools;
 mod watching;

@@ -6,10 +6,13 @@ use crate::programs::Place;
 use anyhow::Context;
 use clap::Args;
 use farleaf::index::{IndexError, RangeIndex};
+use farleaf::partition::PartitionMap;
 use farleaf_bench::input::{ColumnNames, Rows};
 use farleaf_cluster::client::Client;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 /// The options of `farleaf client load`.
 #[derive(Debug, Args)]
@@ -34,12 +37,43 @@ pub(crate) struct Arguments {
 /// Records of one request, and how many requests are in flight.
 const RECORDS_TOGETHER: usize = 1024;
 const REQUESTS: usize = 8;
+/// A load of at least so many records, of which more than this share goes to one of several compute servers, is warned of.
+const ENOUGH_RECORDS: u64 = 1_000;
+const FILLED: f64 = 0.9;
 
 /// Records from the rows of a file. The first error ends them, and is kept.
 struct Records {
     rows: Rows,
     error: Option<anyhow::Error>,
     abandon: Abandon,
+    owners: Owners,
+}
+
+/// Where the records went.
+struct Owners {
+    map: Rc<PartitionMap<u64>>,
+    /// How many, by compute server.
+    records: BTreeMap<u16, u64>,
+}
+
+impl Owners {
+    fn count(&mut self, key: u64) {
+        *self.records.entry(self.map.owner_of(&key)).or_default() += 1;
+    }
+
+    /// That nearly all went to one of several compute servers, if so.
+    fn warning(&self) -> Option<String> {
+        let all: u64 = self.records.values().sum();
+        let (server, most) = self.records.iter().max_by_key(|(_, records)| **records)?;
+        let is_uneven = self.map.owners().len() > 1 && all >= ENOUGH_RECORDS;
+        (is_uneven && *most as f64 > FILLED * all as f64).then(|| {
+            format!(
+                "warning: {:.1}% of the records went to compute server {server}, which serves them alone: begin a new \
+                 cluster with `--boundaries-from` this file to spread them",
+                *most as f64 / all as f64 * 100.0
+            )
+        })
+    }
 }
 
 impl Iterator for Records {
@@ -53,10 +87,14 @@ impl Iterator for Records {
             Ok(()) => self.rows.next_record().map_err(anyhow::Error::from),
             Err(abandoned) => Err(abandoned),
         };
-        record.unwrap_or_else(|error| {
+        let record = record.unwrap_or_else(|error| {
             self.error = Some(error);
             None
-        })
+        });
+        if let Some((key, _)) = record {
+            self.owners.count(key);
+        }
+        record
     }
 }
 
@@ -109,9 +147,10 @@ pub(super) fn run(
     let names = ColumnNames { key, value };
     let connection = connect(place, patience, 256)?;
     let bar = output::bar("records", None);
-    let loaded = connection.run(async |client| {
+    let (loaded, warning) = connection.run(async |client| {
         let rows = Rows::open(&arguments.file, &names)?;
-        let records = Records { rows, error: None, abandon: abandon.clone() };
+        let owners = Owners { map: client.map(), records: BTreeMap::new() };
+        let records = Records { rows, error: None, abandon: abandon.clone(), owners };
         let records = RefCell::new(records);
         let count = |sent| bar.inc(sent);
         if arguments.bulk {
@@ -120,14 +159,17 @@ pub(super) fn run(
         } else {
             let all = (0..REQUESTS).map(|_| upsert(&client, &records, &count));
             futures_util::future::join_all(all).await;
-            if let Some(error) = records.into_inner().error {
+            if let Some(error) = records.borrow_mut().error.take() {
                 let before = format!("records loaded before this: {}", grouped(bar.position()));
                 return Err(error.context(before));
             }
         }
-        Ok(bar.position())
+        Ok((bar.position(), records.into_inner().owners.warning()))
     })?;
     bar.finish_and_clear();
     println!("{loaded} records");
+    if let Some(warning) = warning {
+        output::note(&warning);
+    }
     Ok(Outcome::Done)
 }

@@ -34,6 +34,9 @@ pub(crate) struct Arguments {
     command: Command,
 }
 
+/// How long emptying an index may take.
+const CLEAR_WITHIN: Duration = Duration::from_secs(60);
+
 /// How long a client waits.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Patience {
@@ -89,6 +92,8 @@ pub(crate) enum Command {
     },
     /// Set the records of a CSV file
     Load(load::Arguments),
+    /// Empty the index: all records are gone, and operations of others that are under way are told so
+    Clear,
     /// Measure what the cluster does for clients
     Bench(Box<bench::Arguments>),
 }
@@ -143,7 +148,7 @@ impl Command {
             Self::Update { key, value } => Line::Update { key, value },
             Self::Remove { key } => Line::Remove { key },
             Self::Scan { start, limit, reverse } => Line::Scan { start, limit, reverse },
-            Self::Load(_) | Self::Bench(_) => return None,
+            Self::Load(_) | Self::Clear | Self::Bench(_) => return None,
         })
     }
 
@@ -156,6 +161,10 @@ impl Command {
     ) -> anyhow::Result<Outcome> {
         match self {
             Self::Load(load) => load::run(place, patience, load, abandon),
+            Self::Clear => {
+                connect(place, patience, 256)?.clear(CLEAR_WITHIN)?;
+                Ok(Outcome::Done)
+            }
             Self::Bench(bench) => bench::run(place, patience, bench, abandon),
             line => {
                 let line = line.line().context("it is an operation")?;
