@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", requires = "input")]
     value_column: Option<String>,
     /// Where randomness starts
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// Write the reports as a JSON array to this file, or with `-` to stdout (the rest then goes to
     /// stderr)

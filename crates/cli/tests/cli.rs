@@ -89,6 +89,8 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--fill", "0.05"], "from 0.1 to 1.0"),
         (&["bench", "--fill", "1.1"], "from 0.1 to 1.0"),
         (&["bench", "--threads", "0"], "0 is not in 1..=1024"),
+        (&["bench", "--threads", "2k"], "2k is not in 1..=1024"),
+        (&["bench", "--seed", "18446744073709551615"], "is not in 0..=9007199254740992"),
         (&["bench", "--threads", "1000", "--compute-servers", "9"], "at most 1024 on the local"),
         (&["bench", "--memory-servers", "0"], "0 is not in 1..=1024"),
         (&["bench", "--placement", "80,12,5"], "has 3 weights, expected 4"),

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "300k", value_parser = units::positive)]
     operations: u64,
     /// Where randomness starts
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// The trace to replay; without it that part is left out
     #[arg(long, value_name = "FILE")]

@@ -66,14 +66,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = units::positive)]
     pub(super) warm_up: Option<u64>,
     /// Clients of each compute server [default: 2, for a trace 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) threads: Option<u16>,
     /// Memory servers
     #[arg(
         long,
         value_name = "N",
         default_value = "4",
-        value_parser = clap::value_parser!(u16).range(1..=1024)
+        value_parser = units::limited::<u16>(1, 1024)
     )]
     pub(super) memory_servers: u16,
     /// Compute servers
@@ -81,7 +81,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "N",
         default_value = "1",
-        value_parser = clap::value_parser!(u16).range(1..=1024)
+        value_parser = units::limited::<u16>(1, 1024)
     )]
     pub(super) compute_servers: u16,
     /// How full the load makes pages, from 0.1 to 1.0
@@ -106,7 +106,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "PERCENT",
         default_value = "10",
-        value_parser = clap::value_parser!(u32).range(1..=90)
+        value_parser = units::limited::<u32>(1, 90)
     )]
     pub(super) cooling_percent: u32,
     /// How frames are found that are made to cool: at random those that are `unused`, at `random` whatever they
@@ -118,20 +118,20 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
     pub(super) offload: OffloadName,
     /// How many leaves a scan of the design `dex` reads together at most; with 1 it reads one after the other
-    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = units::limited::<u32>(1, 1024))]
     pub(super) scan_ahead: u32,
     /// What all compute servers have equal parts of: the `keys` that can be, or the `records` that are loaded
     #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
     pub(super) boundaries: Boundaries,
     /// Subtrees of this level lie whole on one memory server, in the design `dex` [default: the largest level with 16
     /// subtrees for each memory server]
-    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=8))]
+    #[arg(long, value_name = "LEVEL", value_parser = units::limited::<u8>(0, 8))]
     pub(super) placement_level: Option<u8>,
     /// How keys are split among memory servers
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,
     /// The memory servers' shares of the keys under range partitioning, as weights [default: equal]
-    #[arg(long, value_name = "W,W,…", value_delimiter = ',', value_parser = units::positive)]
+    #[arg(long, value_name = "W,W,…", value_delimiter = ',', value_parser = units::weight)]
     pub(super) placement: Vec<u64>,
     /// What the clients and the memory servers run on
     #[arg(long, visible_alias = "transport", value_enum, default_value = "local")]
@@ -140,18 +140,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NS", value_parser = units::count)]
     pub(super) network_latency_ns: Option<u64>,
     /// Cores of each memory server that serve RPCs, on `sim` [default: 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) server_cores: Option<u16>,
     /// Threads of each memory server that serve RPCs, on `local` and `verbs`; on `local`, 0 serves them in the caller
     /// [default: 0 on `local`, 1 on `verbs`]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=256))]
+    #[arg(long, value_name = "N", value_parser = units::limited::<u16>(0, 256))]
     pub(super) server_threads: Option<u16>,
     /// Memory of each memory server, in bytes; taken from the system as it is used. The design `local` has
     /// that of all of them in one place [default: what the keys and the insertions can need]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     pub(super) pool_bytes: Option<u64>,
     /// Where randomness starts; on `sim` it settles the whole run
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     pub(super) seed: u64,
     /// Replay a trace instead of a workload, by one client from an empty index: CSV with a header, plain
     /// or gzip; a read is a lookup, a write sets the key's value
@@ -204,14 +204,14 @@ pub(crate) struct Arguments {
     #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = reshaping::planned_move)]
     pub(super) moves: Vec<PlannedChange>,
     /// Compute servers of the design `dex` that own nothing at first, and have no clients; numbered after the others
-    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u16).range(0..=256))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_compute_servers: u16,
     /// Clients ask only for keys that their compute server owns, as where requests are sent to the owner, in the design `dex`.
     /// Then spare compute servers have clients as well, which wait until theirs owns something
     #[arg(long, requires = "seconds")]
     pub(super) own_keys: bool,
     /// The last so many memory servers hold no nodes of the design `dex` at first
-    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u16).range(0..=256))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_memory_servers: u16,
     /// Let new nodes go to one of those too from a moment on. Can be given several times
     #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]

@@ -43,13 +43,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pool_bytes: u64,
     /// Threads of each memory server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
     /// Bytes of each compute server's cache, such as 1Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
     /// Threads of each compute server that work on requests
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     compute_threads: u16,
     /// Where each compute server's keys begin but the first's, when the cluster begins; evenly, unless said otherwise
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]

@@ -6,6 +6,7 @@ use comfy_table::{Table, presets};
 use farleaf_cluster::catalog::open;
 use farleaf_cluster::scrape::Scraper;
 use farleaf_cluster::status::{Row, Standing};
+use serde_json::Value;
 use std::io::Write;
 use std::time::Duration;
 
@@ -94,6 +95,29 @@ fn table(rows: &[Row], shares: &Shares) -> Table {
     table
 }
 
+/// As JSON. Keys and epochs go up to 2^64, where readers of JSON lose digits: they are text.
+fn as_json(standing: &Standing) -> serde_json::Result<Value> {
+    fn as_text(value: &mut Value) {
+        match value {
+            Value::Number(number) => *value = number.to_string().into(),
+            Value::Array(values) => values.iter_mut().for_each(as_text),
+            _ => {}
+        }
+    }
+    let mut json = serde_json::to_value(standing)?;
+    for kind in ["memory", "compute"] {
+        for record in json[kind].as_array_mut().into_iter().flatten() {
+            as_text(&mut record["epoch"]);
+        }
+    }
+    for (record, field) in [("index", "memory_epochs"), ("map", "boundaries")] {
+        if let Some(value) = json[record].get_mut(field) {
+            as_text(value);
+        }
+    }
+    Ok(json)
+}
+
 /// Prints how a cluster stands; whether it serves.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     show(&arguments.place, arguments.json)
@@ -109,10 +133,10 @@ pub(crate) fn show(place: &Place, is_json: bool) -> anyhow::Result<bool> {
     let shares = Shares::ask(&rows)?;
     let mut out = std::io::stdout().lock();
     if is_json {
-        let mut json = serde_json::to_value(&standing)?;
+        let mut json = as_json(&standing)?;
         let named = rows.iter().zip(&shares.parts);
         let named = named.filter_map(|(row, share)| Some((row.server.clone(), (*share)?.into())));
-        json["shares"] = serde_json::Value::Object(named.collect());
+        json["shares"] = Value::Object(named.collect());
         json["serves"] = missing.is_empty().into();
         json["missing"] = missing.clone().into();
         writeln!(out, "{}", serde_json::to_string_pretty(&json)?)?;

@@ -1,5 +1,6 @@
 //! Whole clusters of real processes.
 
+mod ending;
 mod finding;
 mod hostile;
 mod launched;

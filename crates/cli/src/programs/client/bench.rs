@@ -72,13 +72,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "100", value_parser = units::positive)]
     most_failures: u64,
     /// Clients, each on a thread and connections of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 256))]
     clients: u16,
     /// Operations that each client has in flight
-    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = units::limited::<u16>(1, 1024))]
     in_flight: u16,
     /// Where randomness starts
-    #[arg(long, value_name = "SEED", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "SEED", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// Print JSON
     #[arg(long)]

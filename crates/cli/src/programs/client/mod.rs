@@ -84,7 +84,7 @@ pub(crate) enum Command {
         /// Where to start
         start: u64,
         /// How many records at most
-        #[arg(long, value_name = "N", default_value = "100")]
+        #[arg(long, value_name = "N", default_value = "100", value_parser = crate::units::count)]
         limit: u64,
         /// From there downwards
         #[arg(long)]
