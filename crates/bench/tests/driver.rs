@@ -11,7 +11,7 @@ use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
-use farleaf_bench::workload::{Mix, NAMED_MIXES, OperationKind, StreamConfig};
+use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, OperationKind, StreamConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
@@ -46,6 +46,7 @@ fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
         clustered: false,
         keys: keys.clone(),
         seed: 7,
+        harness: Harness::default(),
     };
     Run {
         stream,

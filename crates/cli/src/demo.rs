@@ -14,7 +14,7 @@ use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::table::table;
-use farleaf_bench::workload::{Mix, OperationKind, StreamConfig};
+use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use std::path::PathBuf;
@@ -164,6 +164,7 @@ impl Task for Demo<'_> {
                     clustered: false,
                     keys: self.keys.clone(),
                     seed: self.seed,
+                    harness: Harness::default(),
                 },
                 compute_servers: 1,
                 threads: THREADS,

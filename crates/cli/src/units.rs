@@ -78,6 +78,11 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
     within(text, 0.0, 100.0, "expected a number from 0 to 100")
 }
 
+/// A cache, in percent of what is loaded: inner nodes and free space come on top of the records.
+pub(crate) fn cache_percent(text: &str) -> Result<f64, String> {
+    within(text, 0.0, 10_000.0, "expected a number from 0 to 10000")
+}
+
 /// A time in seconds, up to a day.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     within(text, 1e-6, 86_400.0, "expected a number of seconds from 0.000001 to 86400")

@@ -38,6 +38,8 @@ pub enum Operation {
     ReadModifyWrite { key: u64, value: u64 },
     /// Read records from `from` on, downwards if `reverse`.
     Scan { from: u64, limit: u32, reverse: bool },
+    /// Read all records from `from` up to but without `below`.
+    ScanInterval { from: u64, below: u64 },
     /// Look up the keys in [`OperationStream::batch`].
     MultiGet,
 }
@@ -72,6 +74,18 @@ impl Inserted {
     }
 }
 
+/// What the harnesses of papers do otherwise than a [`Mix`] says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Harness {
+    /// An insertion sets a key instead, drawn like all others from the loaded keys and so many that follow them: most
+    /// insertions then change a record.
+    pub upserts_among_more: Option<u64>,
+    /// Updates set the value that the key was loaded with.
+    pub keeps_values: bool,
+    /// A scan of so many records reads the interval that would have as many, counted by keys.
+    pub scans_intervals: bool,
+}
+
 /// What all streams of a run share.
 #[derive(Clone, Debug)]
 pub struct StreamConfig {
@@ -85,6 +99,8 @@ pub struct StreamConfig {
     pub keys: KeySpace,
     /// Where randomness starts.
     pub seed: u64,
+    /// What is done as in a paper's harness.
+    pub harness: Harness,
 }
 
 /// One client's operations.
@@ -100,6 +116,9 @@ pub struct OperationStream {
     /// records are found again without a list of them.
     places_of_new: Permutation,
     keys: KeySpace,
+    harness: Harness,
+    /// The distribution over loaded keys and those that upserts may add.
+    ranks_of_upserts: Option<(Ranks, Places)>,
     client: usize,
     inserted: Arc<Inserted>,
     /// How many new keys this client has been told to insert.
@@ -159,6 +178,15 @@ impl OperationStream {
             latest: matches!(config.distribution, Distribution::Latest { .. }),
             places_of_new: Permutation::new(n, !config.seed),
             keys: config.keys.clone(),
+            harness: config.harness,
+            ranks_of_upserts: config.harness.upserts_among_more.map(|more| {
+                let all = n.saturating_add(more);
+                let places = match config.clustered {
+                    true => Places::Clustered,
+                    false => Places::Scattered(Permutation::new(all, config.seed)),
+                };
+                (Ranks::new(config.distribution, all), places)
+            }),
             client,
             inserted: Arc::clone(inserted),
             new_keys: 0,
@@ -188,11 +216,18 @@ impl OperationStream {
         };
         Some(match kind {
             OperationKind::Get => Operation::Get { key: self.key() },
+            OperationKind::Insert if self.ranks_of_upserts.is_some() => {
+                Operation::Upsert { key: self.upserted_key()?, value: self.new_value() }
+            }
             OperationKind::Insert => {
                 Operation::Insert { key: self.new_key()?, value: self.new_value() }
             }
             OperationKind::Reinsert => {
                 Operation::Insert { key: self.key(), value: self.new_value() }
+            }
+            OperationKind::Update if self.harness.keeps_values => {
+                let place = self.loaded_place();
+                Operation::Update { key: self.keys.key(place), value: self.keys.value(place) }
             }
             OperationKind::Update => Operation::Update { key: self.key(), value: self.new_value() },
             OperationKind::Upsert => Operation::Upsert { key: self.key(), value: self.new_value() },
@@ -210,7 +245,13 @@ impl OperationStream {
                     ScanLength::Fixed(records) => records,
                     ScanLength::UpTo(most) => self.rng.random_range(1..=most.max(1)),
                 };
-                Operation::Scan { from: self.key(), limit, reverse }
+                let from = self.key();
+                if self.harness.scans_intervals && !reverse {
+                    let length = u64::from(limit).saturating_mul(self.keys.spacing());
+                    Operation::ScanInterval { from, below: from.saturating_add(length) }
+                } else {
+                    Operation::Scan { from, limit, reverse }
+                }
             }
             OperationKind::MultiGet { keys } => {
                 self.batch.clear();
@@ -263,6 +304,19 @@ impl OperationStream {
         self.keys.key(place)
     }
 
+    /// A key of those that are loaded, or of those that follow them.
+    fn upserted_key(&mut self) -> Option<u64> {
+        let (ranks, places) = self.ranks_of_upserts.as_ref()?;
+        let place = places.of(ranks.draw(&mut self.rng));
+        let last = self.keys.len() - 1;
+        match place.checked_sub(last) {
+            None | Some(0) => Some(self.keys.key(place)),
+            Some(beyond) => {
+                self.keys.key(last).checked_add(beyond.checked_mul(self.keys.spacing())?)
+            }
+        }
+    }
+
     #[inline]
     fn loaded_place(&mut self) -> u64 {
         let place = self.places.of(self.ranks.draw(&mut self.rng)) + self.shifted;
@@ -301,7 +355,14 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     fn config(mix: Mix, distribution: Distribution, n: u64) -> StreamConfig {
-        StreamConfig { mix, distribution, clustered: false, keys: KeySpace::spread(n), seed: 1 }
+        StreamConfig {
+            mix,
+            distribution,
+            clustered: false,
+            keys: KeySpace::spread(n),
+            seed: 1,
+            harness: Harness::default(),
+        }
     }
 
     fn operations(config: &StreamConfig, client: usize, count: usize) -> Vec<Operation> {
@@ -347,6 +408,31 @@ mod tests {
             counts.into_iter().max_by_key(|(_, count)| *count).map(|(key, _)| key)
         };
         assert_eq!(most_popular(0), most_popular(1));
+    }
+
+    #[test]
+    fn a_papers_harness_can_be_had() {
+        let mix = Mix::new("all of them")
+            .with(OperationKind::Insert, 1)
+            .with(OperationKind::Update, 1)
+            .with(OperationKind::scan(100), 1);
+        let harness =
+            Harness { upserts_among_more: Some(500), keeps_values: true, scans_intervals: true };
+        let keys = KeySpace::dense(1000);
+        let config =
+            StreamConfig { keys: keys.clone(), harness, ..config(mix, Distribution::Uniform, 1) };
+        let (mut old, mut new) = (0_u32, 0_u32);
+        for operation in operations(&config, 0, 9_000) {
+            match operation {
+                Operation::Upsert { key, .. } if key < 1000 => old += 1,
+                Operation::Upsert { key, .. } if key < 1500 => new += 1,
+                Operation::Update { key, value } => assert_eq!(value, keys.value(key)),
+                Operation::ScanInterval { from, below } => assert_eq!(below - from, 100),
+                other => panic!("{other:?}"),
+            }
+        }
+        let share = f64::from(new) / f64::from(old + new);
+        assert!(old + new > 2_700 && (0.29..0.38).contains(&share), "a third is new: {share}");
     }
 
     #[test]

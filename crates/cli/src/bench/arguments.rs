@@ -4,7 +4,7 @@ use super::{cache, over_time, reshaping};
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
-use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
+use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
 use farleaf::index::dex::Boundaries;
 use farleaf_bench::driver::{Moment, PlannedChange};
 use farleaf_bench::workload::{Distribution, Mix};
@@ -31,6 +31,10 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
   scan-only         100 scans of 100                  ycsb-f  50 lookups, 50 read-modify-writes
   update-only       100 updates
 
+DEX as in its paper, with its harness:
+  farleaf bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --admission coin:0.1 \
+    --victims random --write-back pages --dense --keep-values --scan-intervals --own-keys --fill 0.5
+
 Numbers may have `_` between digits and a suffix k, M or G; bytes also Ki, Mi or Gi.
 Keys and values are 8 bytes each.
 
@@ -56,6 +60,18 @@ pub(crate) struct Arguments {
     /// How many keys to load, evenly spread over all 64-bit numbers
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     pub(super) keys: u64,
+    /// Load the keys 0, 1, 2 and so on instead, side by side
+    #[arg(long)]
+    pub(super) dense: bool,
+    /// Let insertions set keys instead, drawn like those of lookups but from the loaded keys and N that follow them
+    #[arg(long, value_name = "N", value_parser = units::positive)]
+    pub(super) upserts_among_more: Option<u64>,
+    /// Let updates set the value that the key was loaded with
+    #[arg(long)]
+    pub(super) keep_values: bool,
+    /// Let scans of N records read the interval of keys that N loaded keys take, however many are in it
+    #[arg(long)]
+    pub(super) scan_intervals: bool,
     /// How many operations to measure, of all clients together, after a warm-up of a twentieth of them
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     pub(super) operations: u64,
@@ -91,8 +107,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
     /// Cache of all compute servers together, in percent of the loaded records' bytes, 16 each; for a trace,
-    /// of the records that it touches
-    #[arg(long, value_name = "PERCENT", value_parser = units::percent)]
+    /// of the records that it touches. Pages have free space and keys of their own: some 200 hold everything
+    #[arg(long, value_name = "PERCENT", value_parser = units::cache_percent)]
     pub(super) cache_percent: Option<f64>,
     /// How leaves that were read enter the cache: `cold`, `hot`, `coin:P`, hot with probability P, or `never`:
     /// then nothing is cached, and all nodes on the way are read
@@ -113,6 +129,9 @@ pub(crate) struct Arguments {
     /// are, or one after the other, as a `clock`
     #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
     pub(super) victims: VictimName,
+    /// What of a changed leaf is written back: the `words` that changed, or whole `pages`, as in the paper
+    #[arg(long, value_name = "KIND", default_value = "words", value_parser = cache::write_back)]
+    pub(super) write_back: WriteBackName,
     /// Which operations are left to memory servers when a node on their way is missing: `never` any, `always` those
     /// that can be, or `cost-aware`, those that seem to take less time there
     #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
@@ -161,7 +180,7 @@ pub(crate) struct Arguments {
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
             "shift_hotspot_at", "timeline", "balance", "moves", "add_memory_server_at",
-            "own_keys",
+            "own_keys", "dense", "upserts_among_more", "keep_values", "scan_intervals",
         ]
     )]
     pub(super) trace: Option<PathBuf>,
@@ -207,8 +226,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_compute_servers: u16,
     /// Clients ask only for keys that their compute server owns, as where requests are sent to the owner, in the design `dex`.
-    /// Then spare compute servers have clients as well, which wait until theirs owns something
-    #[arg(long, requires = "seconds")]
+    /// Then spare compute servers have clients as well, which wait until theirs owns something; with those it needs --seconds
+    #[arg(long)]
     pub(super) own_keys: bool,
     /// The last so many memory servers hold no nodes of the design `dex` at first
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]

@@ -15,7 +15,7 @@ use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::{HotspotShifted, Report};
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{TraceFormat, read_trace, touched_keys};
-use farleaf_bench::workload::{Operation, StreamConfig};
+use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -80,13 +80,21 @@ impl Plan {
                 (Work::Trace(operations), keys, inserts)
             }
             None => {
-                let keys = KeySpace::spread(arguments.keys);
+                let keys = match arguments.dense {
+                    true => KeySpace::dense(arguments.keys),
+                    false => KeySpace::spread(arguments.keys),
+                };
                 let stream = StreamConfig {
                     mix: arguments.workload.clone(),
                     distribution,
                     clustered: arguments.clustered,
                     keys: keys.clone(),
                     seed: arguments.seed,
+                    harness: Harness {
+                        upserts_among_more: arguments.upserts_among_more,
+                        keeps_values: arguments.keep_values,
+                        scans_intervals: arguments.scan_intervals,
+                    },
                 };
                 let amount = amount(arguments);
                 let compute_servers = arguments.compute_servers;
@@ -194,6 +202,7 @@ impl Plan {
                             cooling_percent: arguments.cooling_percent,
                             victims: arguments.victims,
                             offload: arguments.offload,
+                            write_back: arguments.write_back,
                             scan_ahead: arguments.scan_ahead,
                             ..CacheOptions::default()
                         },
@@ -231,6 +240,9 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
         return usage(format!(
             "--threads times --compute-servers is {clients}: at most {most} on the {fabric} fabric"
         ));
+    }
+    if arguments.own_keys && arguments.seconds.is_none() && arguments.spare_compute_servers > 0 {
+        return usage("--own-keys with --spare-compute-servers needs --seconds");
     }
     if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
         return usage("--placement needs --partitioning range");

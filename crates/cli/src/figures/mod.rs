@@ -20,7 +20,7 @@ use farleaf::index::dex::{DexOptions, spreading_level};
 use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::workload::{Distribution, Mix, OperationKind, StreamConfig};
+use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
 use farleaf_fabric::Provider;
 use farleaf_fabric::sim::SimConfig;
 use std::fmt::Write as _;
@@ -289,6 +289,7 @@ impl Setting {
                 clustered: false,
                 keys,
                 seed,
+                harness: Harness::default(),
             },
             compute_servers,
             threads: self.clients / compute_servers,

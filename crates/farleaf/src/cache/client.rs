@@ -445,7 +445,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             LiveCounters::count(&self.counters.write_throughs);
             // With what was taken out of it, if something was.
             let words = match is_clean(page) {
-                true => words.clone(),
+                true => self.to_write(words.clone()),
                 false => 1..L::PAGE_WORDS,
             };
             mark_clean(page);

@@ -12,7 +12,8 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{
-    CacheClient, Detour, FrameId, LiveCounters, dirty_words, is_clean, mark_clean, mark_dirty,
+    CacheClient, Detour, FrameId, LiveCounters, WriteBackName, dirty_words, is_clean, mark_clean,
+    mark_dirty,
 };
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
 use crate::remote::{Image, LogSlot, RemoteError};
@@ -170,11 +171,20 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Err(Detour::Busy)
     }
 
+    /// The words to be written if these have changed.
+    #[inline]
+    pub(super) fn to_write(&self, words: Range<usize>) -> Range<usize> {
+        match self.cache.options().write_back {
+            WriteBackName::Words => words,
+            WriteBackName::Pages => 1..L::PAGE_WORDS,
+        }
+    }
+
     /// Adds words of a node in a frame to those that the pool does not have. Under the frame's latch.
     #[inline]
     pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: Range<usize>) {
         let was_clean = is_clean(page);
-        mark_dirty(page, words);
+        mark_dirty(page, self.to_write(words));
         let ages = self.cache.ages();
         if was_clean && ages.limit_ns() > 0 {
             ages.note(frame, self.fabric().now_ns());

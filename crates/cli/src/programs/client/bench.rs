@@ -11,7 +11,9 @@ use farleaf::index::{IndexError, RangeIndex};
 use farleaf_bench::driver::{Amount, Due, Moment, execute, first_key};
 use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::workload::{Distribution, Inserted, Mix, OperationStream, StreamConfig};
+use farleaf_bench::workload::{
+    Distribution, Harness, Inserted, Mix, OperationStream, StreamConfig,
+};
 use farleaf_cluster::client::Client;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -211,6 +213,7 @@ pub(super) fn run(
         clustered: arguments.clustered,
         keys,
         seed: arguments.seed,
+        harness: Harness::default(),
     };
     let clients = usize::from(arguments.clients);
     let inserted = Arc::new(Inserted::new(clients, 0));
