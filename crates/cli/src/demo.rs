@@ -13,7 +13,7 @@ use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
 use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
-use farleaf_bench::table::table;
+use farleaf_bench::table::narrow_table;
 use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
@@ -108,10 +108,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let demo = Demo { design: *design, ..demo };
         reports.extend(designs::run(*design, &options, &fabric, demo)?);
     }
-    json.say(&table(&reports))?;
-    for report in &reports {
-        json.say(&in_words(report))?;
-    }
+    json.say(&narrow_table(&reports))?;
+    json.say(
+        "reads, writes, CAS (and FETCH-ADD), RPCs and bytes are those of one operation on average",
+    )?;
     json.write(&serde_json::to_string_pretty(&reports)?)?;
     reports.iter().try_for_each(warn_of_errors)
 }
@@ -214,23 +214,4 @@ impl Demo<'_> {
             records.iter().map(|(key, value)| format!("{key}: {value}")).collect();
         self.json.say(&format!("  scan({key}.., limit 3) = {{ {} }}", records.join(", ")))
     }
-}
-
-/// What an operation cost on the network.
-fn in_words(report: &Report) -> String {
-    let cost = &report.per_operation;
-    let kinds = [
-        (cost.reads, "READs"),
-        (cost.writes, "WRITEs"),
-        (cost.atomics, "atomics"),
-        (cost.rpcs, "RPCs"),
-    ];
-    let used: Vec<String> = kinds
-        .iter()
-        .filter(|(count, _)| *count > 0.0)
-        .map(|(count, kind)| format!("{count:.2} {kind}"))
-        .collect();
-    let used = if used.is_empty() { "nothing".to_owned() } else { used.join(", ") };
-    let Report { index, workload, .. } = report;
-    format!("{index}, {workload}: an operation cost {used} and {:.0} bytes", cost.bytes())
 }

@@ -4,7 +4,8 @@
 mod experiments;
 
 use crate::bench;
-use crate::output::note;
+use crate::output::{grouped, note};
+use crate::plot::Bars;
 use crate::units;
 use anyhow::Context;
 use clap::{Args, Parser};
@@ -39,7 +40,7 @@ pub(crate) struct Arguments {
     /// The trace to replay; without it that part is left out
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// The folder for CSV
+    /// The folder for CSV and SVG
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }
@@ -81,6 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if let Some(folder) = &arguments.out {
             let name = format!("{:?}.csv", experiment.part).to_lowercase();
             write_csv(&folder.join(name), &outcomes)?;
+            draw(folder, experiment, &outcomes, arguments)?;
         }
     }
     Ok(())
@@ -210,6 +212,44 @@ fn summary(experiment: &Experiment, outcomes: &[Outcome]) -> String {
         let _ = writeln!(text, "  {}", experiment.paper);
     }
     text
+}
+
+/// Draws one SVG for each setting, `steps-a.svg` and so on, and for each kind of machines where throughput is shown.
+fn draw(
+    folder: &Path,
+    experiment: &Experiment,
+    outcomes: &[Outcome],
+    arguments: &Arguments,
+) -> anyhow::Result<()> {
+    let part = format!("{:?}", experiment.part).to_lowercase();
+    for (number, (setting, _)) in experiment.settings.iter().enumerate() {
+        let letter = char::from(b'a' + number as u8);
+        for (place, on) in experiment.machines.iter().enumerate() {
+            let of_plot =
+                |outcome: &&Outcome| outcome.setting == *setting && outcome.machines == on.name;
+            let bar = |Outcome { row, report, .. }: &Outcome| {
+                let (length, figure) = match experiment.shows_throughput {
+                    true => (report.throughput_ops_per_s, rate(report.throughput_ops_per_s)),
+                    false => (report.cache.hit_ratio, format!("{:.3}", report.cache.hit_ratio)),
+                };
+                ((*row).to_owned(), length, figure)
+            };
+            let bars: Vec<_> = outcomes.iter().filter(of_plot).map(bar).collect();
+            let Some(report) = outcomes.iter().find(of_plot).map(|outcome| &outcome.report) else {
+                continue;
+            };
+            let what = if experiment.shows_throughput { "operations/s" } else { "hit ratio" };
+            let file = format!("{part}-{letter}-{}", place + 1);
+            let (fabric, keys) = (&report.fabric, grouped(report.keys));
+            let bars = Bars {
+                title: format!("{file}: {setting}, {}, {what}", on.name),
+                caption: format!("{fabric} fabric, seed {}, {keys} keys", arguments.seed),
+                bars,
+            };
+            bars.draw(&folder.join(file).with_extension("svg"))?;
+        }
+    }
+    Ok(())
 }
 
 fn write_csv(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {

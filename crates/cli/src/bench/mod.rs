@@ -33,7 +33,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     json.say(&summary(&report))?;
     if let (Some(folder), Some(timeline)) = (folder, &report.timeline) {
         json.say(&format!("\n{}", chart(timeline)))?;
-        folder.write(timeline, &title(&report))?;
+        let (title, caption) = titles(&report);
+        folder.write(timeline, (&title, &caption))?;
     }
     json.write(&report.to_json())?;
     over_time::warn(&report, plan.interval);
@@ -70,10 +71,11 @@ pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What ran on what, in one line.
-fn title(report: &Report) -> String {
-    let Report { index, workload, distribution, fabric, .. } = report;
-    format!("{index} on {workload} ({distribution}), {fabric} fabric, seed {}", report.seed)
+/// What ran, and on what: the title of a timeline, and its caption.
+fn titles(report: &Report) -> (String, String) {
+    let Report { index, workload, distribution, fabric, seed, .. } = report;
+    let title = format!("timeline: {index} on {workload} ({distribution})");
+    (title, format!("{fabric} fabric, seed {seed}, {} keys", grouped(report.keys)))
 }
 
 fn summary(report: &Report) -> String {

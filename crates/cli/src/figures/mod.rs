@@ -6,7 +6,7 @@ mod plot;
 
 use crate::bench::{memory_servers, pool_bytes};
 use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, Task};
-use crate::output::bar;
+use crate::output::{bar, grouped};
 use crate::plot::rate;
 use crate::{units, usage};
 use anyhow::Context;
@@ -165,7 +165,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if let Some(folder) = &arguments.out {
             let base = folder.join(format!("figure-{:02}", figure.number));
             write_csv(&base.with_extension("csv"), &results)?;
-            plot::draw(&base, figure, &results)?;
+            let Arguments { keys, seed, .. } = arguments;
+            let caption = format!("sim fabric, seed {seed}, {} keys", grouped(*keys));
+            plot::draw(&base, figure, &results, &caption)?;
         }
     }
     Ok(())
