@@ -5,7 +5,7 @@
 use csv::StringRecord;
 use flate2::read::MultiGzDecoder;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -31,6 +31,21 @@ pub enum InputError {
         /// Those that there are.
         columns: Vec<String>,
     },
+    /// Its first row says nothing of what the columns are.
+    #[error(
+        "{}, line {line}: the first row is neither numbers nor a header with a column `{column}`, it is: {}",
+        path.display(), fields.join(", ")
+    )]
+    NoHeader {
+        /// The file.
+        path: PathBuf,
+        /// The line of the first row.
+        line: u64,
+        /// The column expected.
+        column: String,
+        /// What was found.
+        fields: Vec<String>,
+    },
     /// A row is not what it should be.
     #[error("{}, line {line}: {problem}", path.display())]
     BadRow {
@@ -49,40 +64,132 @@ pub enum InputError {
     },
 }
 
-/// A CSV file whose header has been read.
+/// The longest line, in bytes: what has no line breaks is no CSV, and must not fill the memory.
+const LINE_BYTES: usize = 1 << 20;
+/// How much of a file's text an error message repeats, in characters, and how many fields of a row.
+const SHOWN_CHARACTERS: usize = 40;
+const SHOWN_FIELDS: usize = 12;
+
+/// Text for an error message.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARACTERS) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+    }
+}
+
+fn shown(row: &StringRecord) -> Vec<String> {
+    let more = row.len().saturating_sub(SHOWN_FIELDS);
+    let fields = row.iter().take(SHOWN_FIELDS).map(shortened);
+    fields.chain((more > 0).then(|| format!("and {more} more"))).collect()
+}
+
+/// Fails at lines that are too long.
+struct Lines<R> {
+    inner: R,
+    /// Bytes since the last line break.
+    bytes: usize,
+}
+
+impl<R: Read> Read for Lines<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(into)?;
+        let mut lines = into[..read].split(|byte| *byte == b'\n');
+        self.bytes += lines.next().map_or(0, <[u8]>::len);
+        let mut longest = self.bytes;
+        for line in lines {
+            self.bytes = line.len();
+            longest = longest.max(line.len());
+        }
+        if longest > LINE_BYTES {
+            return Err(io::Error::other(format!("a line has more than {LINE_BYTES} bytes")));
+        }
+        Ok(read)
+    }
+}
+
+/// A CSV file whose first row has been read.
 pub(crate) struct Columns {
     path: PathBuf,
     reader: csv::Reader<Box<dyn Read>>,
     header: StringRecord,
     row: StringRecord,
+    /// The first row is one of data, and comes next.
+    is_first_next: bool,
 }
 
 impl Columns {
-    /// Opens a file; gzip is recognised by its first bytes, whatever the name.
+    /// Opens a file whose first row is a header; gzip is recognised by its first bytes, whatever the name.
     pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
+        let file = File::open(path)
+            .map_err(|source| InputError::Read { path: path.to_owned(), source })?;
+        Self::read(path, Box::new(file))
+    }
+
+    /// The same from stdin.
+    pub(crate) fn of_stdin() -> Result<Self, InputError> {
+        Self::read(Path::new("stdin"), Box::new(io::stdin()))
+    }
+
+    fn read(path: &Path, file: Box<dyn Read>) -> Result<Self, InputError> {
         let unreadable = |source| InputError::Read { path: path.to_owned(), source };
-        let mut file = BufReader::with_capacity(1 << 16, File::open(path).map_err(unreadable)?);
+        let mut file = BufReader::with_capacity(1 << 16, file);
         let compressed = file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]);
         let plain: Box<dyn Read> = match compressed {
-            true => Box::new(MultiGzDecoder::new(file)),
-            false => Box::new(file),
+            true => Box::new(Lines { inner: MultiGzDecoder::new(file), bytes: 0 }),
+            false => Box::new(Lines { inner: file, bytes: 0 }),
         };
-        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(plain);
-        let header = reader.headers().cloned().map_err(|error| row_error(path, error))?;
-        Ok(Self { path: path.to_owned(), reader, header, row: StringRecord::new() })
+        let mut options = csv::ReaderBuilder::new();
+        let mut reader = options.trim(csv::Trim::All).has_headers(false).from_reader(plain);
+        let mut header = StringRecord::new();
+        reader.read_record(&mut header).map_err(|error| row_error(path, error))?;
+        let (path, row) = (path.to_owned(), StringRecord::new());
+        Ok(Self { path, reader, header, row, is_first_next: false })
     }
 
     /// The number of the column called `name`.
     pub(crate) fn column(&self, name: &str) -> Result<usize, InputError> {
-        self.header.iter().position(|column| column == name).ok_or_else(|| InputError::NoColumn {
+        self.find(name).ok_or_else(|| InputError::NoColumn {
             path: self.path.clone(),
             column: name.to_owned(),
-            columns: self.header.iter().map(str::to_owned).collect(),
+            columns: shown(&self.header),
         })
+    }
+
+    /// The number of the column called `name`, if there is one.
+    pub(crate) fn find(&self, name: &str) -> Option<usize> {
+        self.header.iter().position(|column| column == name)
+    }
+
+    /// How many columns there are; none in an empty file.
+    pub(crate) fn width(&self) -> usize {
+        self.header.len()
+    }
+
+    /// Takes the first row for data, not for a header, if all of it are numbers; whether it is.
+    pub(crate) fn without_header(&mut self) -> bool {
+        self.is_first_next =
+            !self.header.is_empty() && self.header.iter().all(|field| field.parse::<u64>().is_ok());
+        self.is_first_next
+    }
+
+    /// The error that the first row is neither numbers nor a header with a column called `name`.
+    pub(crate) fn no_header(&self, name: &str) -> InputError {
+        InputError::NoHeader {
+            path: self.path.clone(),
+            line: self.header.position().map_or(1, csv::Position::line),
+            column: name.to_owned(),
+            fields: shown(&self.header),
+        }
     }
 
     /// Goes on to the next row; `false` at the end.
     pub(crate) fn next_row(&mut self) -> Result<bool, InputError> {
+        if std::mem::take(&mut self.is_first_next) {
+            self.row = self.header.clone();
+            self.header = (1..=self.row.len()).map(|number| number.to_string()).collect();
+            return Ok(true);
+        }
         self.reader.read_record(&mut self.row).map_err(|error| row_error(&self.path, error))
     }
 
@@ -97,7 +204,7 @@ impl Columns {
             self.bad_row(format!(
                 "column `{}` is `{}`, expected a whole number from 0 to {}",
                 &self.header[column],
-                self.field(column),
+                shortened(self.field(column)),
                 u64::MAX
             ))
         })
@@ -121,8 +228,9 @@ fn row_error(path: &Path, error: csv::Error) -> InputError {
     match error.into_kind() {
         csv::ErrorKind::Io(source) => InputError::Read { path, source },
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            let problem =
-                format!("the number of fields is {len}, expected {expected_len} as in the header");
+            let problem = format!(
+                "the number of fields is {len}, expected {expected_len} as in the first row"
+            );
             InputError::BadRow { path, line, problem }
         }
         csv::ErrorKind::Utf8 { .. } => {
@@ -198,7 +306,7 @@ pub(crate) mod tests {
         assert!(number.contains("line 3: column `n` is `-3`, expected a whole"), "{number}");
         let ragged = error("ragged.csv", b"a,n\nx,1\nx,2\nx\n");
         assert!(
-            ragged.contains("line 4: the number of fields is 1, expected 2 as in the header"),
+            ragged.contains("line 4: the number of fields is 1, expected 2 as in the first row"),
             "{ragged}"
         );
         let rows: String = (0..2000).map(|row| format!("x,{row}\n")).collect();
@@ -207,6 +315,11 @@ pub(crate) mod tests {
         assert!(cut.starts_with("cannot read ") && !cut.contains('\n'), "{cut}");
         let binary = error("binary.csv", b"a,n\n\xff\xfe,1\n");
         assert!(binary.contains("line 2: not UTF-8 text"), "{binary}");
+        let long = format!("a,n\nx,{}\n", "9".repeat(5_000));
+        let long = error("long.csv", long.as_bytes());
+        assert!(long.contains("… (5000 bytes)`, expected") && long.len() < 300, "{long}");
+        let endless = error("endless.csv", &[&b"a,n\nx,"[..], &vec![b'1'; 2 << 20]].concat());
+        assert!(endless.contains("a line has more than 1048576 bytes"), "{endless}");
         let absent = sum(Path::new("/nonexistent/x.csv")).unwrap_err().to_string();
         assert!(absent.starts_with("cannot read /nonexistent/x.csv"), "{absent}");
     }

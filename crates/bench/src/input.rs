@@ -4,6 +4,9 @@
 
 use crate::InputError;
 use crate::columns::Columns;
+use crate::keys::KeySpace;
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{RngExt, SeedableRng};
 use std::path::Path;
 
 /// The records of a file.
@@ -15,30 +18,121 @@ pub struct Input {
     pub duplicates: u64,
 }
 
-/// Reads keys from one column and values from another, or the rows' numbers, from 0, as values. The
-/// rows may come in any order.
+/// What the columns of a file are called.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ColumnNames {
+    /// The keys' column: `key`, unless said otherwise.
+    pub key: Option<String>,
+    /// The values' column: `value` if there is one, unless said otherwise.
+    pub value: Option<String>,
+}
+
+/// The records of a file, one after the other.
+///
+/// The first row is a header with the columns' names. A file of one or two columns whose first row is numbers needs none,
+/// unless names are given: its columns are keys and values. Without a column of values, values are the rows' numbers, from 0.
+pub struct Rows {
+    columns: Columns,
+    key: usize,
+    value: Option<usize>,
+    read: u64,
+}
+
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rows").field("read", &self.read).finish_non_exhaustive()
+    }
+}
+
+impl Rows {
+    /// Opens a file, plain or gzip, or stdin with `-`.
+    ///
+    /// # Errors
+    /// [`InputError`] if it cannot be read, or its first row says nothing of its columns.
+    pub fn open(path: &Path, names: &ColumnNames) -> Result<Self, InputError> {
+        let mut columns = match path == Path::new("-") {
+            true => Columns::of_stdin()?,
+            false => Columns::open(path)?,
+        };
+        if columns.width() == 0 {
+            return Err(columns.empty());
+        }
+        let is_named = names.key.is_some() || names.value.is_some();
+        if !is_named && columns.width() <= 2 && columns.without_header() {
+            let value = (columns.width() == 2).then_some(1);
+            return Ok(Self { columns, key: 0, value, read: 0 });
+        }
+        let key = match &names.key {
+            Some(name) => columns.column(name)?,
+            None => columns.find("key").ok_or_else(|| columns.no_header("key"))?,
+        };
+        let value = match &names.value {
+            Some(name) => Some(columns.column(name)?),
+            None => columns.find("value"),
+        };
+        Ok(Self { columns, key, value, read: 0 })
+    }
+
+    /// The next record; `None` at the end.
+    ///
+    /// # Errors
+    /// [`InputError`] if the file cannot be read on, or the row is malformed.
+    pub fn next_record(&mut self) -> Result<Option<(u64, u64)>, InputError> {
+        if !self.columns.next_row()? {
+            return Ok(None);
+        }
+        let key = self.columns.number(self.key)?;
+        let value = match self.value {
+            Some(column) => self.columns.number(column)?,
+            None => self.read,
+        };
+        self.read += 1;
+        Ok(Some((key, value)))
+    }
+}
+
+/// The keys that a sample is made of, at most: enough for boundaries that leave each of a hundred servers within a few
+/// percent of its share.
+const SAMPLED: usize = 100_000;
+
+/// The keys of a file, or an even sample of them if there are very many, ascending, each once.
+///
+/// # Errors
+/// [`InputError`], as for [`read_records`].
+pub fn sample_keys(path: &Path, names: &ColumnNames) -> Result<KeySpace, InputError> {
+    let mut rows = Rows::open(path, names)?;
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    let mut keys: Vec<u64> = Vec::new();
+    // Algorithm R: each of the rows so far is in the sample with the same probability.
+    while let Some((key, _)) = rows.next_record()? {
+        match keys.len() < SAMPLED {
+            true => keys.push(key),
+            false => {
+                let place = rng.random_range(0..rows.read);
+                if let Some(kept) = keys.get_mut(place as usize) {
+                    *kept = key;
+                }
+            }
+        }
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    let records: Vec<(u64, u64)> = keys.into_iter().map(|key| (key, 0)).collect();
+    KeySpace::listed(&records).ok_or_else(|| rows.columns.empty())
+}
+
+/// Reads all records of a file ([`Rows`]). The rows may come in any order.
 ///
 /// # Errors
 /// [`InputError`] if the file cannot be read, lacks a column, has no rows or a malformed one.
-pub fn read_records(
-    path: &Path,
-    key_column: &str,
-    value_column: Option<&str>,
-) -> Result<Input, InputError> {
-    let mut columns = Columns::open(path)?;
-    let key_column = columns.column(key_column)?;
-    let value_column = value_column.map(|name| columns.column(name)).transpose()?;
+pub fn read_records(path: &Path, names: &ColumnNames) -> Result<Input, InputError> {
+    let mut rows = Rows::open(path, names)?;
     let mut records = Vec::new();
-    while columns.next_row()? {
-        let key = columns.number(key_column)?;
-        let value = match value_column {
-            Some(column) => columns.number(column)?,
-            None => records.len() as u64,
-        };
-        records.push((key, value));
+    while let Some(record) = rows.next_record()? {
+        records.push(record);
     }
     if records.is_empty() {
-        return Err(columns.empty());
+        return Err(rows.columns.empty());
     }
     let rows = records.len();
     // Backwards and stably sorted, the last row of each key is the first of its kind.
@@ -53,22 +147,64 @@ mod tests {
     use super::*;
     use crate::columns::tests::TestFile;
 
+    fn named(key: &str, value: Option<&str>) -> ColumnNames {
+        ColumnNames { key: Some(key.to_owned()), value: value.map(str::to_owned) }
+    }
+
     #[test]
     fn rows_are_sorted_and_the_last_of_a_key_wins() {
         let file = TestFile::new("input.csv", b"k,v,w\n5,50,0\n1,10,0\n5,51,0\n3,30,0\n5,52,0\n");
-        let input = read_records(file.path(), "k", Some("v")).unwrap();
+        let input = read_records(file.path(), &named("k", Some("v"))).unwrap();
         assert_eq!(input.records, [(1, 10), (3, 30), (5, 52)]);
         assert_eq!(input.duplicates, 2);
-        let numbered = read_records(file.path(), "k", None).unwrap();
+        let numbered = read_records(file.path(), &named("k", None)).unwrap();
         assert_eq!(numbered.records, [(1, 1), (3, 3), (5, 4)]);
-        let error = read_records(file.path(), "k", Some("x")).unwrap_err().to_string();
+        let error = read_records(file.path(), &named("k", Some("x"))).unwrap_err().to_string();
         assert!(error.ends_with("its columns are: k, v, w"), "{error}");
+    }
+
+    #[test]
+    fn a_header_is_needed_unless_there_are_only_keys_and_values() {
+        let read = |name: &str, content: &[u8]| {
+            let file = TestFile::new(name, content);
+            read_records(file.path(), &ColumnNames::default())
+                .map(|input| input.records)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(read("pairs.csv", b"7,70\n2,20\n").unwrap(), [(2, 20), (7, 70)]);
+        assert_eq!(read("keys.csv", b"7\n\n2\n").unwrap(), [(2, 1), (7, 0)]);
+        let quoted = b"value,\"key\"\n\"70\",7\n20,\"2\"\n";
+        assert_eq!(read("quoted.csv", quoted).unwrap(), [(2, 20), (7, 70)]);
+        let error = read("words.csv", b"id,amount\n1,2\n").unwrap_err();
+        let expected = "line 1: the first row is neither numbers nor a header with a column `key`, it is: id, amount";
+        assert!(error.ends_with(expected), "{error}");
+        assert!(
+            read("three.csv", b"1,2,3\n").unwrap_err().contains("neither numbers nor a header")
+        );
+        assert!(
+            read("later.csv", b"1,2\nx,3\n").unwrap_err().contains("line 2: column `1` is `x`")
+        );
+        assert!(read("nothing.csv", b"").unwrap_err().ends_with("has no rows"));
+    }
+
+    #[test]
+    fn a_sample_of_many_keys_is_even() {
+        let rows: String = (0..250_000).map(|key| format!("{}\n", key * 3)).collect();
+        let file = TestFile::new("many.csv", rows.as_bytes());
+        let sample = sample_keys(file.path(), &ColumnNames::default()).unwrap();
+        assert_eq!(sample.len(), SAMPLED as u64);
+        // The median's place varies by some 0.16% of the keys.
+        let [middle] = *sample.boundaries(&[1, 1]) else { panic!("one boundary") };
+        assert!((367_500..382_500).contains(&middle), "{middle}");
+        let few = TestFile::new("few.csv", b"9\n1\n5\n7\n");
+        let sample = sample_keys(few.path(), &ColumnNames::default()).unwrap();
+        assert_eq!(sample.boundaries(&[1, 1]), [7]);
     }
 
     #[test]
     fn a_file_without_rows_is_an_error() {
         let file = TestFile::new("empty.csv", b"k\n");
-        let error = read_records(file.path(), "k", None).unwrap_err().to_string();
+        let error = read_records(file.path(), &named("k", None)).unwrap_err().to_string();
         assert!(error.ends_with("has no rows"), "{error}");
     }
 }

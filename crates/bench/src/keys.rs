@@ -18,8 +18,8 @@ pub struct KeySpace {
 
 #[derive(Clone, Debug)]
 enum Keys {
-    /// `n` of them, evenly over all of `u64`; nothing is held in memory. `step` and `rest` are what
-    /// 2^64 divided by `n` gives.
+    /// `n` of them, evenly; nothing is held in memory. `step` and `rest` are what 2^64 divided by `n` gives, or 1 and
+    /// 0 for dense keys.
     Spread { n: u64, step: u64, rest: u64 },
     /// These.
     Listed { keys: Arc<[u64]>, values: Arc<[u64]> },
@@ -40,6 +40,23 @@ impl KeySpace {
         let step = u64::try_from(all / u128::from(n)).unwrap_or(u64::MAX);
         let rest = (all % u128::from(n)) as u64;
         Self { keys: Keys::Spread { n, step, rest }, widest: n - 1 }
+    }
+
+    /// The keys from 0 up to `n`, side by side. The value of each is a hash of it.
+    ///
+    /// # Panics
+    /// If `n` is 0.
+    pub fn dense(n: u64) -> Self {
+        assert!(n > 0, "a key space has at least one key");
+        Self { keys: Keys::Spread { n, step: 1, rest: 0 }, widest: n - 1 }
+    }
+
+    /// How far apart keys are on average, where they are even; 1 where they were listed.
+    pub fn spacing(&self) -> u64 {
+        match &self.keys {
+            Keys::Spread { step, .. } => *step,
+            Keys::Listed { .. } => 1,
+        }
     }
 
     /// The records given, which must ascend strictly; `None` if they do not or there are none.
@@ -169,6 +186,16 @@ mod tests {
         }
         let huge = KeySpace::spread(1 << 40);
         assert!(huge.key((1 << 40) - 1) > huge.key((1 << 40) - 2));
+    }
+
+    #[test]
+    fn dense_keys_are_side_by_side() {
+        let space = KeySpace::dense(1000);
+        assert_eq!([space.key(0), space.key(1), space.key(999)], [0, 1, 999]);
+        assert_eq!((space.len(), space.spacing()), (1000, 1));
+        assert_eq!(space.boundaries(&[1, 1]), [500]);
+        let space = KeySpace::spread(4);
+        assert_eq!(space.spacing(), 1 << 62);
     }
 
     #[test]

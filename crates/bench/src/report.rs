@@ -70,6 +70,9 @@ pub struct Report {
     pub server_threads: Option<usize>,
     /// How long the load took, in the fabric's time.
     pub load_seconds: f64,
+    /// Subtrees of this level lie whole on one memory server, in designs that place subtrees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement_level: Option<u8>,
     /// The change of the popular keys during the run, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotspot_shift: Option<HotspotShifted>,

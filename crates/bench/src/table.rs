@@ -34,6 +34,39 @@ pub fn table(reports: &[Report]) -> String {
     table.to_string()
 }
 
+/// The same in less than 100 columns: without the longest latencies, and without errors if there are none.
+pub fn narrow_table(reports: &[Report]) -> String {
+    let has_errors = reports.iter().any(|report| report.errors > 0);
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    let header =
+        ["design", "workload", "ops/s", "p50", "p99", "reads", "writes", "CAS", "RPCs", "bytes"];
+    table.set_header(header.into_iter().chain(has_errors.then_some("errors")));
+    for report in reports {
+        let cost = &report.per_operation;
+        let cells = [
+            report.index.clone(),
+            report.workload.clone(),
+            rate(report.throughput_ops_per_s),
+            duration(report.latency_ns.p50),
+            duration(report.latency_ns.p99),
+            format!("{:.3}", cost.reads),
+            format!("{:.3}", cost.writes),
+            format!("{:.3}", cost.atomics),
+            format!("{:.3}", cost.rpcs),
+            format!("{:.0}", cost.bytes()),
+        ];
+        table.add_row(cells.into_iter().chain(has_errors.then(|| report.errors.to_string())));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 1));
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
 /// A rate with a unit, such as `1.25 M`.
 pub fn rate(per_second: f64) -> String {
     match per_second {
@@ -67,7 +100,10 @@ mod tests {
     #[test]
     fn every_report_is_a_row() {
         let report = Report { index: "coarse".to_owned(), ..Report::default() };
-        let text = table(&[report.clone(), report]);
+        let text = table(&[report.clone(), report.clone()]);
         assert_eq!(text.matches("coarse").count(), 2);
+        let failed = Report { errors: 7, ..report.clone() };
+        assert!(!narrow_table(std::slice::from_ref(&report)).contains("errors"));
+        assert!(narrow_table(&[report, failed]).contains("errors"));
     }
 }

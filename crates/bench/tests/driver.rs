@@ -11,7 +11,7 @@ use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
-use farleaf_bench::workload::{Mix, NAMED_MIXES, OperationKind, StreamConfig};
+use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, OperationKind, StreamConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
@@ -46,6 +46,7 @@ fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
         clustered: false,
         keys: keys.clone(),
         seed: 7,
+        harness: Harness::default(),
     };
     Run {
         stream,
@@ -156,6 +157,21 @@ fn a_dead_memory_server_is_an_error_and_no_crash() {
     let measured = testbed(&config, &keys, 64 << 20).measure(&run, &|_| ()).unwrap();
     assert!(measured.errors > 0 && measured.errors < measured.operations);
     assert!(matches!(measured.first_error, Some(IndexError::Indeterminate(_))));
+}
+
+/// A second measurement once asked for the keys of the first again, which were all in the cache by then.
+#[test]
+fn a_measurement_after_another_draws_other_operations() {
+    let keys = KeySpace::spread(50_000);
+    let options = DexOptions::with_boundaries(Vec::new(), CacheOptions::default());
+    let provider = SimConfig::default();
+    let mut testbed = Testbed::<Dex, _>::start(&provider, services(64 << 20), &options).unwrap();
+    testbed.load(&keys, 0.7, &|_| ()).unwrap();
+    let run = run_of(&Mix::named("read-only").unwrap(), &keys, Amount::Operations(400));
+    let run = Run { compute_servers: 1, threads: 1, ..run };
+    testbed.measure(&run, &|_| ()).unwrap();
+    let second = testbed.measure(&run, &|_| ()).unwrap();
+    assert!(second.counters.reads > 50, "{} READs for 400 operations", second.counters.reads);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use farleaf_bench::driver::{
 };
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
-use farleaf_bench::workload::{Mix, StreamConfig};
+use farleaf_bench::workload::{Harness, Mix, StreamConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -28,7 +28,14 @@ fn services() -> Vec<Arc<MemoryServer<Fixed8>>> {
 fn run_of(keys: &KeySpace, compute_servers: u16, amount: Amount, reshaping: Reshaping) -> Run {
     let mix = Mix::named("ycsb-a").unwrap();
     let distribution = mix.distribution;
-    let stream = StreamConfig { mix, distribution, clustered: false, keys: keys.clone(), seed: 7 };
+    let stream = StreamConfig {
+        mix,
+        distribution,
+        clustered: false,
+        keys: keys.clone(),
+        seed: 7,
+        harness: Harness::default(),
+    };
     let timeline = Some(Interval::Parts(60));
     let own_keys = false;
     Run { stream, compute_servers, threads: 4, amount, shift: None, timeline, own_keys, reshaping }

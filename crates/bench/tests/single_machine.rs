@@ -9,7 +9,7 @@ use farleaf_bench::driver::{Amount, Measurement, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
-use farleaf_bench::workload::{Mix, NAMED_MIXES, StreamConfig};
+use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, StreamConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -75,6 +75,7 @@ fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> Run {
         clustered: false,
         keys: keys.clone(),
         seed: 7,
+        harness: Harness::default(),
     };
     let amount = Amount::Operations(4_001);
     Run {

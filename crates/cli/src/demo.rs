@@ -6,15 +6,15 @@ use crate::output::{JsonTarget, bar, grouped};
 use crate::units;
 use clap::{Args, ValueEnum};
 use farleaf::cache::CacheOptions;
-use farleaf::index::dex::DexOptions;
+use farleaf::index::dex::{DexOptions, spreading_level};
 use farleaf::index::{Design, Scan};
 use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
-use farleaf_bench::input::read_records;
+use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
-use farleaf_bench::table::table;
-use farleaf_bench::workload::{Mix, OperationKind, StreamConfig};
+use farleaf_bench::table::narrow_table;
+use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use std::path::PathBuf;
@@ -32,16 +32,17 @@ pub(crate) struct Arguments {
     keys: u64,
     /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the same key
     /// the last one counts
-    #[arg(long, value_name = "FILE", conflicts_with = "keys", requires = "key_column")]
+    #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     input: Option<PathBuf>,
-    /// The file's column of keys: whole numbers of 64 bits
+    /// The file's column of keys, whole numbers of 64 bits [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME", requires = "input")]
     key_column: Option<String>,
-    /// The file's column of values: whole numbers of 64 bits [default: the number of the row, from 0]
+    /// The file's column of values, whole numbers of 64 bits [default: `value`, or the second of a file without a
+    /// header, or the number of the row, from 0]
     #[arg(long, value_name = "NAME", requires = "input")]
     value_column: Option<String>,
     /// Where randomness starts
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// Write the reports as a JSON array to this file, or with `-` to stdout (the rest then goes to
     /// stderr)
@@ -63,9 +64,10 @@ const OPERATIONS_WITH_SCANS: u64 = 20_000;
 /// Runs the demo.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut json = JsonTarget::open(arguments.json.as_deref())?;
-    let keys = match (&arguments.input, &arguments.key_column) {
-        (Some(path), Some(key_column)) => {
-            let input = read_records(path, key_column, arguments.value_column.as_deref())?;
+    let keys = match &arguments.input {
+        Some(path) => {
+            let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
+            let input = read_records(path, &ColumnNames { key, value })?;
             json.say(&format!(
                 "{} records from {}, {} more rows repeated a key: the last one of each counts",
                 grouped(input.records.len() as u64),
@@ -74,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             ))?;
             KeySpace::listed(&input.records).expect("the input is sorted and not empty")
         }
-        _ => KeySpace::spread(arguments.keys),
+        None => KeySpace::spread(arguments.keys),
     };
     let weights = vec![1; usize::from(MEMORY_SERVERS)];
     let inserts = OPERATIONS * WORKLOADS.len() as u64;
@@ -93,7 +95,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = IndexOptions {
         partitioning: PartitioningName::Range,
         boundaries: keys.boundaries(&weights),
-        dex: DexOptions::with_boundaries(Vec::new(), cache_of(keys.len())),
+        dex: DexOptions {
+            placement_level: spreading_level::<Fixed8>(keys.len(), FILL, MEMORY_SERVERS),
+            ..DexOptions::with_boundaries(Vec::new(), cache_of(keys.len()))
+        },
         single_pool_bytes: pool_bytes(keys.len(), FILL, inserts, &[1])?,
     };
     let fabric =
@@ -103,10 +108,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let demo = Demo { design: *design, ..demo };
         reports.extend(designs::run(*design, &options, &fabric, demo)?);
     }
-    json.say(&table(&reports))?;
-    for report in &reports {
-        json.say(&in_words(report))?;
-    }
+    json.say(&narrow_table(&reports))?;
+    json.say(
+        "reads, writes, CAS (and FETCH-ADD), RPCs and bytes are those of one operation on average",
+    )?;
     json.write(&serde_json::to_string_pretty(&reports)?)?;
     reports.iter().try_for_each(warn_of_errors)
 }
@@ -159,6 +164,7 @@ impl Task for Demo<'_> {
                     clustered: false,
                     keys: self.keys.clone(),
                     seed: self.seed,
+                    harness: Harness::default(),
                 },
                 compute_servers: 1,
                 threads: THREADS,
@@ -208,23 +214,4 @@ impl Demo<'_> {
             records.iter().map(|(key, value)| format!("{key}: {value}")).collect();
         self.json.say(&format!("  scan({key}.., limit 3) = {{ {} }}", records.join(", ")))
     }
-}
-
-/// What an operation cost on the network.
-fn in_words(report: &Report) -> String {
-    let cost = &report.per_operation;
-    let kinds = [
-        (cost.reads, "READs"),
-        (cost.writes, "WRITEs"),
-        (cost.atomics, "atomics"),
-        (cost.rpcs, "RPCs"),
-    ];
-    let used: Vec<String> = kinds
-        .iter()
-        .filter(|(count, _)| *count > 0.0)
-        .map(|(count, kind)| format!("{count:.2} {kind}"))
-        .collect();
-    let used = if used.is_empty() { "nothing".to_owned() } else { used.join(", ") };
-    let Report { index, workload, .. } = report;
-    format!("{index}, {workload}: an operation cost {used} and {:.0} bytes", cost.bytes())
 }

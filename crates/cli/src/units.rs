@@ -16,6 +16,32 @@ pub(crate) fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A parser of counts from `least` to `most`.
+pub(crate) fn limited<T: TryFrom<u64>>(
+    least: u64,
+    most: u64,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
+    move |text| {
+        let number = count(text)?;
+        let inside = Some(number).filter(|number| (least..=most).contains(number));
+        let number = inside.and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| format!("{text} is not in {least}..={most}"))
+    }
+}
+
+/// The largest whole number that every reader of JSON takes as it is.
+const EXACT_IN_JSON: u64 = 1 << 53;
+
+/// A seed, which reports repeat as a number of JSON.
+pub(crate) fn seed(text: &str) -> Result<u64, String> {
+    limited(0, EXACT_IN_JSON)(text)
+}
+
+/// A weight: a count of at least 1 that reports repeat.
+pub(crate) fn weight(text: &str) -> Result<u64, String> {
+    positive(text).and_then(|_| limited(1, EXACT_IN_JSON)(text))
+}
+
 /// Bytes: as [`count`], and `Ki`, `Mi` or `Gi` for powers of 1024.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let expected = "expected a number of bytes such as 4096, 64Ki, 512Mi, 2Gi or 1G";
@@ -52,6 +78,11 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
     within(text, 0.0, 100.0, "expected a number from 0 to 100")
 }
 
+/// A cache, in percent of what is loaded: inner nodes and free space come on top of the records.
+pub(crate) fn cache_percent(text: &str) -> Result<f64, String> {
+    within(text, 0.0, 10_000.0, "expected a number from 0 to 10000")
+}
+
 /// A time in seconds, up to a day.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     within(text, 1e-6, 86_400.0, "expected a number of seconds from 0.000001 to 86400")
@@ -76,6 +107,14 @@ mod tests {
             assert!(count(wrong).is_err() && bytes(wrong).is_err(), "{wrong}");
         }
         assert!(count("1Mi").is_err() && positive("0").is_err());
+    }
+
+    #[test]
+    fn limits_are_kept() {
+        let parse = limited::<u16>(1, 2000);
+        assert_eq!((parse("1"), parse("2k")), (Ok(1), Ok(2000)));
+        assert_eq!(parse("0").unwrap_err(), "0 is not in 1..=2000");
+        assert!(parse("2001").is_err() && parse("1M").is_err() && parse("x").is_err());
     }
 
     #[test]

@@ -1,21 +1,31 @@
-//! A program's way to a cluster: finds the compute servers in the catalog, and runs one task as a client of theirs.
+//! A program's way to a cluster: finds the compute servers in the catalog, and runs one task as a client of theirs. Where
+//! one of them is lost, a thread looks into the catalog again, and clients go on with what it finds.
+//!
+//! *Invariants*: at most one look at the catalog is under way for a connection, and the next begins no sooner than
+//! [`LOOK_AGAIN_AFTER`] later.
 //!
 //! *Thread safety*: [`Connection`] is for any number of threads; a client belongs to the thread that it runs on.
 
 use crate::catalog::{self, Catalog, CatalogAddress};
+use crate::clock::Clock;
 use crate::config::ConfigError;
 use crate::error::ProgramError;
-use crate::records::{self, ComputeRecord, Keys, MapRecord, SettingsRecord};
-use farleaf::client::{ClientIndex, ClientOptions};
+use crate::records::{
+    self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, SettingsRecord,
+};
+use crate::status::Standing;
+use crate::stop::Stop;
+use farleaf::client::{ClientIndex, ClientOptions, Directory};
 use farleaf::index::IndexError;
 use farleaf::page::Fixed8;
 use farleaf::partition::PartitionMap;
-use farleaf_fabric::Cluster;
 use farleaf_fabric::handshake::{Role, Token};
-use farleaf_fabric::sync::Arc;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
+use farleaf_fabric::{Cluster, ServerId};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A client of a cluster of processes.
@@ -36,28 +46,125 @@ pub struct ConnectionConfig {
     pub depth: usize,
 }
 
-/// The compute servers of a cluster, as the catalog had them.
+/// The least time between two looks at the catalog for servers that were lost.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+
+/// The compute servers of a cluster, as the catalog has them.
 pub struct Connection {
-    cluster: TcpCluster,
+    places: Arc<Places>,
     options: ClientOptions,
-    map: PartitionMap<u64>,
-    /// The compute servers that are registered.
-    found: Vec<ComputeRecord>,
-    /// Compute servers that are not registered.
-    absent: BTreeSet<u16>,
-    catalog: Arc<dyn Catalog>,
-    keys: Keys,
 }
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("cluster", &self.cluster).finish_non_exhaustive()
+        f.debug_struct("Connection").field("cluster", &self.places.cluster).finish_non_exhaustive()
+    }
+}
+
+/// What all clients of a connection share.
+struct Places {
+    cluster: TcpCluster,
+    catalog: Arc<dyn Catalog>,
+    keys: Keys,
+    compute_servers: u16,
+    clock: Clock,
+    known: Mutex<Known>,
+}
+
+/// What the catalog said last.
+struct Known {
+    map: PartitionMap<u64>,
+    /// The compute servers that are registered, by number.
+    found: Vec<ComputeRecord>,
+    /// Compute servers that are not registered.
+    absent: BTreeSet<u16>,
+    /// A look is under way.
+    is_looking: bool,
+    /// When the next may begin, since the clock's start.
+    not_before: Duration,
+}
+
+/// The compute servers that are registered, and those that are not.
+fn registered(
+    catalog: &dyn Catalog,
+    keys: &Keys,
+    compute_servers: u16,
+) -> Result<(Vec<ComputeRecord>, BTreeSet<u16>), ProgramError> {
+    let mut found: Vec<ComputeRecord> = records::list(catalog, &keys.compute_prefix())?;
+    found.retain(|record| record.number < compute_servers);
+    found.sort_by_key(|record| record.number);
+    let is_absent =
+        |number: &u16| found.binary_search_by_key(number, |record| record.number).is_err();
+    let absent = (0..compute_servers).filter(is_absent).collect();
+    Ok((found, absent))
+}
+
+fn map_of(record: MapRecord) -> Result<PartitionMap<u64>, ProgramError> {
+    let MapRecord { epoch, boundaries, owners } = record;
+    PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners)
+        .map_err(|error| ProgramError::Failed(error.to_string()))
+}
+
+impl Places {
+    /// Looks where the compute servers are now; connections that are opened from then on go there.
+    fn look(&self) -> Result<(), ProgramError> {
+        let catalog = &*self.catalog;
+        let (found, absent) = registered(catalog, &self.keys, self.compute_servers)?;
+        for record in &found {
+            self.cluster.relocate(ServerId::new(record.number), resolve(&record.address)?);
+        }
+        let map = records::get::<MapRecord>(catalog, &self.keys.map())?;
+        let map = map.map(|(record, _)| map_of(record)).transpose()?;
+        let mut known = lock(&self.known);
+        (known.found, known.absent) = (found, absent);
+        if let Some(map) = map.filter(|map| map.epoch() > known.map.epoch()) {
+            known.map = map;
+        }
+        Ok(())
+    }
+}
+
+/// The connection, as one of its clients asks it.
+#[derive(Clone)]
+struct OneDirectory(Arc<Places>);
+
+impl std::fmt::Debug for OneDirectory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OneDirectory")
+    }
+}
+
+impl Directory<u64> for OneDirectory {
+    fn is_absent(&self, compute_server: u16) -> bool {
+        lock(&self.0.known).absent.contains(&compute_server)
+    }
+
+    fn look_again(&self) {
+        let places = Arc::clone(&self.0);
+        let mut known = lock(&self.0.known);
+        if known.is_looking || places.clock.elapsed() < known.not_before {
+            return;
+        }
+        let look = move || {
+            // The catalog may be gone too: then everything stays as it was, and a later loss looks again.
+            let _ = places.look();
+            let mut known = lock(&places.known);
+            known.is_looking = false;
+            known.not_before = places.clock.elapsed() + LOOK_AGAIN_AFTER;
+        };
+        let thread = std::thread::Builder::new().name("catalog".to_owned());
+        known.is_looking = thread.spawn(look).is_ok();
+    }
+
+    fn newer_map(&self, epoch: u64) -> Option<PartitionMap<u64>> {
+        let known = lock(&self.0.known);
+        (known.map.epoch() > epoch).then(|| known.map.clone())
     }
 }
 
 /// The address of a server, of whose host the catalog may have the name.
 pub(crate) fn resolve(address: &str) -> Result<SocketAddr, ProgramError> {
-    let what = format!("{address} leads nowhere");
+    let what = format!("cannot resolve {address}");
     let found = address.to_socket_addrs().map_err(ProgramError::system(&what))?.next();
     found.ok_or(ProgramError::Failed(what))
 }
@@ -78,23 +185,16 @@ impl Connection {
         let settings = records::get::<SettingsRecord>(&*catalog, &keys.settings())?;
         let unknown = || ProgramError::Failed(format!("there is no cluster {}", config.cluster));
         let (settings, _) = settings.ok_or_else(unknown)?;
-        let mut found: Vec<ComputeRecord> = records::list(&*catalog, &keys.compute_prefix())?;
-        found.sort_by_key(|record| record.number);
-        // Who is not there has no address, and is asked nothing.
-        let numbers = 0..settings.compute_servers;
-        let place = |number: &u16| found.binary_search_by_key(number, |record| record.number);
-        let absent: BTreeSet<u16> =
-            numbers.clone().filter(|number| place(number).is_err()).collect();
-        let addresses = numbers.map(|number| match place(&number) {
-            Ok(place) => resolve(&found[place].address),
-            Err(_) => Ok(SocketAddr::from(([0, 0, 0, 0], 0))),
-        });
-        let addresses = addresses.collect::<Result<Vec<_>, ProgramError>>()?;
+        let compute_servers = settings.compute_servers;
+        let (found, absent) = registered(&*catalog, &keys, compute_servers)?;
+        // What is not there has no address, and is asked nothing.
+        let mut addresses = vec![SocketAddr::from(([0, 0, 0, 0], 0)); usize::from(compute_servers)];
+        for record in &found {
+            addresses[usize::from(record.number)] = resolve(&record.address)?;
+        }
         let record = records::get::<MapRecord>(&*catalog, &keys.map())?;
         let no_map = || ProgramError::Failed("the cluster has never served: it has no map".into());
-        let (MapRecord { epoch, boundaries, owners }, _) = record.ok_or_else(no_map)?;
-        let map = PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners)
-            .map_err(|error| ProgramError::Failed(error.to_string()))?;
+        let map = map_of(record.ok_or_else(no_map)?.0)?;
         // Time for a second attempt at what changes nothing.
         let request = config.deadline * 2 / 5;
         let tcp = TcpConfig {
@@ -107,12 +207,58 @@ impl Connection {
         };
         let cluster = TcpCluster::connect(addresses, &config.token, tcp);
         let options = ClientOptions { deadline_ns: ns(config.deadline), request_ns: ns(request) };
-        Ok(Self { cluster, options, map, found, absent, catalog, keys })
+        let (is_looking, not_before) = (false, Duration::ZERO);
+        let known = Mutex::new(Known { map, found, absent, is_looking, not_before });
+        let clock = Clock::start();
+        let places = Places { cluster, catalog, keys, compute_servers, clock, known };
+        Ok(Self { places: Arc::new(places), options })
     }
 
     /// The catalog, and the cluster's keys in it.
     pub fn catalog(&self) -> (&dyn Catalog, &Keys) {
-        (&*self.catalog, &self.keys)
+        (&*self.places.catalog, &self.places.keys)
+    }
+
+    /// Empties the index, and waits until the compute servers serve the new one. All memory of the old index is given back
+    /// at once; operations that are under way are told that they are not served, or that their outcome is unknown. If this
+    /// program dies meanwhile, the servers go on by themselves.
+    ///
+    /// # Errors
+    /// [`ProgramError`]: there is no index to empty, another program is emptying it, or the new one is not served in time.
+    pub fn clear(&self, within: Duration) -> Result<(), ProgramError> {
+        let (catalog, keys) = self.catalog();
+        let failed = |why: &str| Err(ProgramError::Failed(why.to_owned()));
+        let Some((index, version)) = records::get::<IndexRecord>(catalog, &keys.index())? else {
+            return failed("there is no index yet");
+        };
+        if index.state != IndexState::Ready {
+            return failed("the index is being made anew already");
+        }
+        let generation = index.generation + 1;
+        let state = IndexState::Making;
+        let making = IndexRecord { generation, state, memory_epochs: Vec::new() };
+        if !records::put_if(catalog, &keys.index(), Some(version), &making, None)? {
+            return failed("the index is being made anew already");
+        }
+        let (clock, never) = (Clock::start(), Stop::default());
+        let mut missing = "the catalog has not answered".to_owned();
+        while clock.elapsed() < within {
+            match Standing::read(catalog, keys) {
+                Ok(standing) => {
+                    let made = standing.index.as_ref().map_or(0, |index| index.generation);
+                    match standing.missing().into_iter().next() {
+                        None if made >= generation => return Ok(()),
+                        None => {}
+                        Some(first) => missing = first,
+                    }
+                }
+                Err(error) => missing = error.to_string(),
+            }
+            never.wait(LOOK_AGAIN_AFTER);
+        }
+        Err(ProgramError::Failed(format!(
+            "the index is emptied, but the new one is not served in time: {missing}"
+        )))
     }
 
     /// Whether `other` leads to the same compute servers as this one: none was started again, has come or gone.
@@ -120,7 +266,9 @@ impl Connection {
         let same = |(one, other): (&ComputeRecord, &ComputeRecord)| {
             (one.number, &one.address, one.epoch) == (other.number, &other.address, other.epoch)
         };
-        self.found.len() == other.found.len() && self.found.iter().zip(&other.found).all(same)
+        let found = |connection: &Self| lock(&connection.places.known).found.clone();
+        let (mine, theirs) = (found(self), found(other));
+        mine.len() == theirs.len() && mine.iter().zip(&theirs).all(same)
     }
 
     /// Runs one task as a client, on the calling thread.
@@ -141,9 +289,10 @@ impl Connection {
         clients: usize,
         body: impl AsyncFn(Client, usize) -> Result<T, E> + Sync,
     ) -> Vec<Result<T, E>> {
-        let outcomes = self.cluster.run(&vec![0; clients], async |fabric, number| {
-            let (map, absent) = (self.map.clone(), self.absent.clone());
-            body(ClientIndex::with_map(fabric, self.options, map, absent), number).await
+        let outcomes = self.places.cluster.run(&vec![0; clients], async |fabric, number| {
+            let map = lock(&self.places.known).map.clone();
+            let directory = Rc::new(OneDirectory(Arc::clone(&self.places)));
+            body(ClientIndex::with_map(fabric, self.options, map, directory), number).await
         });
         let ended = |outcome: Option<_>| {
             outcome.unwrap_or(Err(IndexError::InvalidArgument("a client did not end").into()))

@@ -131,15 +131,32 @@ pub fn read_token(path: &Path) -> Result<Token, ConfigError> {
 /// # Errors
 /// [`ConfigError`] if the file is there already or cannot be written.
 pub fn make_token(path: &Path) -> Result<(), ConfigError> {
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(at(path))?;
+    if path.exists() {
+        return Err(at(path)(io::ErrorKind::AlreadyExists.into()));
+    }
     let mut text = String::with_capacity(65);
     for _ in 0..4 {
         let word = farleaf_fabric::handshake::draw_epoch().map_err(at(path))?;
         text.push_str(&format!("{word:016x}"));
     }
     text.push('\n');
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at(path))
+    replace_with(path, &text, 0o600)
+}
+
+/// Writes a file beside, and puts it in place when all of it is there.
+fn replace_with(path: &Path, content: &str, mode: u32) -> Result<(), ConfigError> {
+    let temporary = path.with_added_extension("new");
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(mode).open(&temporary);
+    let written = file.and_then(|mut file| {
+        file.write_all(content.as_bytes())?;
+        file.sync_all()
+    });
+    written.and_then(|()| std::fs::rename(&temporary, path)).map_err(|error| {
+        // What is there of it is of no use.
+        let _ = std::fs::remove_file(&temporary);
+        at(path)(error)
+    })
 }
 
 /// Replaces a small file as a whole.
@@ -147,9 +164,7 @@ pub fn make_token(path: &Path) -> Result<(), ConfigError> {
 /// # Errors
 /// [`ConfigError`] if it cannot be written.
 pub fn replace_file(path: &Path, content: &str) -> Result<(), ConfigError> {
-    let temporary = path.with_added_extension("new");
-    std::fs::write(&temporary, content).map_err(at(&temporary))?;
-    std::fs::rename(&temporary, path).map_err(at(path))
+    replace_with(path, content, 0o666)
 }
 
 /// Where others reach what listens at `bound`: there, unless it is said otherwise.

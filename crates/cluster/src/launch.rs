@@ -119,6 +119,8 @@ struct Server {
     process: Option<Child>,
     /// Where it listened when it last served, to listen there again.
     address: Option<String>,
+    /// How long its log was when it was started last.
+    log_from: u64,
     /// When it was started again, and when it is to be.
     restarts: VecDeque<Duration>,
     restart_at: Option<Duration>,
@@ -131,6 +133,7 @@ impl Server {
             number,
             process: None,
             address: None,
+            log_from: 0,
             restarts: VecDeque::new(),
             restart_at: None,
         }
@@ -181,16 +184,19 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
-/// The last line that a server said, if it is an error or its last word.
-fn last_line(path: &Path) -> Option<String> {
-    const TAIL_BYTES: u64 = 4096;
+/// Why a server ended, in its own words: its last `error:` or panic since `from` in its log. Nothing else that it said
+/// last is a reason.
+fn last_words(path: &Path, from: u64) -> Option<String> {
+    const TAIL_BYTES: u64 = 16 * 1024;
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES))).ok()?;
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES).max(from))).ok()?;
     let mut bytes = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
+    let is_reason = |line: &&str| line.starts_with("error: ") || line.contains(" panicked at ");
+    let line = text.lines().rev().find(is_reason)?;
+    Some(line.strip_prefix("error: ").unwrap_or(line).to_owned())
 }
 
 struct Launcher<'a> {
@@ -254,28 +260,38 @@ impl Launcher<'_> {
         let what = format!("{} cannot be started", server.name());
         let started = (|| {
             let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+            let log_from = log.metadata()?.len();
             let mut command = self.command(server);
             // A group of its own: what a terminal sends to all is sent on in order.
             command.process_group(0).stdin(Stdio::null());
             command.stdout(log.try_clone()?).stderr(log);
-            command.spawn()
+            Ok((command.spawn()?, log_from))
         })();
-        let process = started.map_err(ProgramError::system(what))?;
-        config::replace_file(&server.file(&self.folder, "pid"), &format!("{}\n", process.id()))?;
+        let (process, log_from) = started.map_err(ProgramError::system(what))?;
+        let pid = format!("{}\n", process.id());
+        written(config::replace_file(&server.file(&self.folder, "pid"), &pid))?;
         self.servers[index].process = Some(process);
+        self.servers[index].log_from = log_from;
         Ok(())
     }
 
-    /// Says who has died; whether anybody has.
+    /// Says which servers have ended, and why those that died did; whether any has.
     fn bury(&mut self) -> bool {
         let mut anybody = false;
         for index in 0..self.servers.len() {
             let Some(status) = self.servers[index].ended(&self.folder) else { continue };
             let server = &self.servers[index];
-            let last = last_line(&server.file(&self.folder, "log")).unwrap_or_default();
-            let line = format!("{} has died: {}: {last}", server.name(), how(status));
+            anybody = true;
+            let line = if status.success() {
+                format!("{} has ended as it was asked to", server.name())
+            } else {
+                self.is_well = false;
+                let why = last_words(&server.file(&self.folder, "log"), server.log_from);
+                let why = why.filter(|_| status.code().is_some());
+                let why = why.map_or(String::new(), |why| format!(": {why}"));
+                format!("{} has died: {}{why}", server.name(), how(status))
+            };
             self.say(&line);
-            (self.is_well, anybody) = (false, true);
             self.plan_restart(index);
         }
         anybody
@@ -444,6 +460,16 @@ impl Launcher<'_> {
     }
 }
 
+/// What could not be written is the machine's fault, not that of what was asked for.
+fn written(outcome: Result<(), ConfigError>) -> Result<(), ProgramError> {
+    match outcome {
+        Err(ConfigError::File { path, error }) => {
+            Err(ProgramError::system(format!("cannot write {}", path.display()))(error))
+        }
+        outcome => Ok(outcome?),
+    }
+}
+
 fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
     let what = format!("cannot make {}", dir.display());
     fs::create_dir_all(dir).map_err(ProgramError::system(what.clone()))?;
@@ -462,11 +488,11 @@ fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
     }
     let token = folder.join("token");
     if !token.exists() {
-        config::make_token(&token)?;
+        written(config::make_token(&token))?;
     }
     config::read_token(&token)?;
     let pid = format!("{}\n", std::process::id());
-    config::replace_file(&folder.join("launcher.pid"), &pid)?;
+    written(config::replace_file(&folder.join("launcher.pid"), &pid))?;
     Ok((folder, lock))
 }
 

@@ -20,16 +20,18 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
-/// How many connections are served at once; more wait.
-const CONNECTIONS: usize = 32;
+/// How many connections are served at once; one more ends the oldest, so that idle ones keep nobody out.
+const CONNECTIONS: usize = 64;
 /// The longest that a connection lasts, and that the head of a request may take.
 const CONNECTION: Duration = Duration::from_secs(10);
 const HEAD: Duration = Duration::from_secs(2);
@@ -194,9 +196,8 @@ async fn serve(
     metrics: Metrics,
     is_healthy: Arc<dyn Fn() -> bool + Send + Sync>,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut open: VecDeque<AbortHandle> = VecDeque::with_capacity(CONNECTIONS);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(_) => {
@@ -205,8 +206,14 @@ async fn serve(
                 continue;
             }
         };
+        open.retain(|connection| !connection.is_finished());
+        if open.len() >= CONNECTIONS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
         let (metrics, is_healthy) = (metrics.clone(), Arc::clone(&is_healthy));
-        tokio::spawn(async move {
+        let connection = tokio::spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
                 let response = answer(&metrics, &*is_healthy, &request);
                 async move { Ok::<_, Infallible>(response) }
@@ -216,8 +223,8 @@ async fn serve(
             let connection = http.serve_connection(TokioIo::new(socket), service);
             // Whatever ends it ends nothing else.
             let _ = tokio::time::timeout(CONNECTION, connection).await;
-            drop(place);
         });
+        open.push_back(connection.abort_handle());
     }
 }
 

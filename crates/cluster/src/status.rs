@@ -43,6 +43,13 @@ pub struct Row {
     pub metrics: String,
 }
 
+impl Row {
+    /// Whether it is a memory server's.
+    pub fn is_memory(&self) -> bool {
+        self.server.starts_with("memory")
+    }
+}
+
 impl Standing {
     /// Reads it.
     ///

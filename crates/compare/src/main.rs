@@ -33,7 +33,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use contender::{Contender, Round, measure, verify};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::workload::{Distribution, Mix, OperationKind, StreamConfig};
+use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
 use serde::Serialize;
 use std::io::Write;
 use std::time::Duration;
@@ -219,6 +219,7 @@ fn rounds(
             clustered: false,
             keys: keys.clone(),
             seed: arguments.seed.wrapping_add(round.into()),
+            harness: Harness::default(),
         };
         let mut work = Round::new(&config, threads.into(), arguments.seconds)?;
         for turn in 0..contenders.len() {
@@ -341,6 +342,7 @@ mod tests {
             clustered: false,
             keys,
             seed: 1,
+            harness: Harness::default(),
         };
         let round = Round::new(&config, 1, arguments.seconds).unwrap();
         let error = measure(&forgetful, &round).unwrap_err().to_string();

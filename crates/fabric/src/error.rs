@@ -86,6 +86,12 @@ pub enum FabricError {
         /// Why not.
         why: HandshakeError,
     },
+    /// The server could not be reached, and nothing of the operation was sent.
+    #[error("server {server} cannot be reached; nothing was sent to it")]
+    NotSent {
+        /// The server.
+        server: ServerId,
+    },
     /// Nobody knows whether the operation happened, or will.
     #[error("the outcome of an operation on server {server} is unknown: {why}")]
     Indeterminate {

@@ -18,7 +18,7 @@ use crate::workload::{self, Stream};
 use farleaf::cache::OwnedRange;
 use farleaf::index::{Background, Design, IndexError, RangeIndex, Scan};
 use farleaf::page::{Layout, clipped};
-use farleaf::partition::{ComputePool, Dex, begin_life};
+use farleaf::partition::{ComputePool, Dex, end_former_life, fence_former_life};
 use farleaf::server::MemoryServer;
 use farleaf_fabric::sim::{LastWords, SimCluster, SimControl};
 use farleaf_fabric::sync::Arc;
@@ -77,6 +77,12 @@ struct Found {
 const LONGEST_DEATH_NS: u64 = 40_000;
 
 type Sim<L> = SimCluster<MemoryServer<L>>;
+
+/// Ends a compute server's life for the next one, over the endpoint of somebody else.
+async fn begin_life<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
+    fence_former_life(fabric, server).await?;
+    end_former_life::<_, L>(fabric.clone(), server).await
+}
 
 /// What stays the same from round to round.
 struct Run<'a, L: Layout> {
@@ -338,7 +344,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
             fabric.sleep(fabric.random() % LONGEST_DEATH_NS).await;
         }
         for server in reborn {
-            if let Err(error) = begin_life::<_, L>(fabric.clone(), *server).await {
+            if let Err(error) = begin_life::<L>(&fabric, *server).await {
                 board.report(format!("compute server {server} cannot begin: {error}"));
             }
         }
@@ -375,7 +381,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         let pools = &pools;
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             for server in servers {
-                let begun = begin_life::<_, L>(fabric.clone(), *server).await;
+                let begun = begin_life::<L>(&fabric, *server).await;
                 begun.map_err(|error| format!("compute server {server} cannot begin: {error}"))?;
             }
             let open = async |number: usize| {

@@ -125,7 +125,7 @@ const NAP_NS: u64 = 20_000;
 const MOST_DRAWN: u32 = 1_000;
 
 /// The key that an operation begins with.
-fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
+pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
     match operation {
         Operation::Get { key }
         | Operation::Insert { key, .. }
@@ -134,7 +134,8 @@ fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
         | Operation::Remove { key }
         | Operation::CompareExchange { key, .. }
         | Operation::ReadModifyWrite { key, .. }
-        | Operation::Scan { from: key, .. } => Some(*key),
+        | Operation::Scan { from: key, .. }
+        | Operation::ScanInterval { from: key, .. } => Some(*key),
         Operation::MultiGet => batch.first().copied(),
     }
 }
@@ -166,6 +167,9 @@ where
         }
         Operation::Scan { from, limit, reverse } => {
             !index.scan(&scan_from(from, limit, reverse)).await?.is_empty()
+        }
+        Operation::ScanInterval { from, below } => {
+            !index.scan(&Scan::range(from..below)).await?.is_empty()
         }
         Operation::MultiGet => index.multi_get(batch).await?.iter().all(Option::is_some),
     })

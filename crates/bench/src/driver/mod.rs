@@ -17,9 +17,9 @@ mod measurement;
 mod moment;
 
 pub use beside::{Change, Made, PlannedChange, Reshaping};
-pub use client::{execute, scan_from};
+pub use client::{execute, first_key, scan_from};
 pub use measurement::Measurement;
-pub use moment::Moment;
+pub use moment::{Due, Moment};
 
 use crate::keys::KeySpace;
 use crate::timeline::{Interval, Recorder, Timeline};
@@ -81,7 +81,8 @@ impl Amount {
     }
 
     /// One client's part.
-    fn share(self, client: usize, clients: usize) -> Self {
+    #[must_use]
+    pub fn share(self, client: usize, clients: usize) -> Self {
         match self {
             Self::Operations(total) => {
                 let (each, rest) = (total / clients as u64, total % clients as u64);
@@ -145,6 +146,8 @@ pub struct Testbed<D: Design<Fixed8>, P: Provider> {
     cluster: P::Cluster<MemoryServer<Fixed8>>,
     services: Vec<Arc<MemoryServer<Fixed8>>>,
     next_number: u64,
+    /// How many runs there were: each draws operations of its own.
+    runs: u64,
     records: u64,
     compute: D::Compute,
 }
@@ -170,7 +173,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             .run_one(|fabric| async move { D::create(&fabric, options).await })
             .map_err(BenchError::Create)?;
         let compute = D::compute(options).map_err(BenchError::Create)?;
-        Ok(Self { cluster, services, next_number: 0, records: 0, compute })
+        Ok(Self { cluster, services, next_number: 0, runs: 0, records: 0, compute })
     }
 
     /// Loads the empty index with `keys`, pages filled to `fill`; returns how long that took, in
@@ -204,7 +207,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         Ok(elapsed_ns)
     }
 
-    /// Warms up, then measures.
+    /// Warms up, then measures. Each call draws operations of its own (W3 of [`OperationStream`]'s module).
     ///
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::ClientDied`]. Operations that fail are counted.
@@ -222,6 +225,8 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             .collect();
         let clients = compute_servers.len();
         let inserted = Arc::new(Inserted::new(clients, self.next_number));
+        let number_of_run = self.runs;
+        self.runs += 1;
         let beside = Beside::new(run, clients);
         let gate = Gate::new(clients);
         let compute = &self.compute;
@@ -236,7 +241,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
             let mut client = Client {
                 fabric: &fabric,
-                stream: OperationStream::new(&run.stream, number, &inserted),
+                stream: OperationStream::of_run(&run.stream, number_of_run, number, &inserted),
                 measured: Measurement::new(),
                 progress,
                 compute_server: compute_servers[number],

@@ -17,14 +17,16 @@ pub enum Moment {
 
 /// A moment as a client's loop sees it: the first of both.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Due {
-    pub(super) operations: u64,
-    pub(super) ns: u64,
+pub struct Due {
+    /// When the client has done so many operations.
+    pub operations: u64,
+    /// When the fabric's time is this, in nanoseconds.
+    pub ns: u64,
 }
 
 impl Moment {
     /// For a client that has so much to do from `start_ns` on.
-    pub(super) fn due(self, amount: Amount, start_ns: u64) -> Due {
+    pub fn due(self, amount: Amount, start_ns: u64) -> Due {
         let never = Due { operations: u64::MAX, ns: u64::MAX };
         let at = |after_ns: u64| Due { ns: start_ns.saturating_add(after_ns), ..never };
         match (self, amount) {

@@ -1,10 +1,11 @@
 //! The operations of one client, one after the other.
 //!
-//! A stream is a function of its configuration, its client's number and (for the distribution `latest`
-//! alone) of what other clients have inserted meanwhile. Nothing is allocated on the way.
+//! A stream is a function of its configuration, the number of its run, its client's number and (for the
+//! distribution `latest` alone) of what other clients have inserted meanwhile. Nothing is allocated on the way.
 //!
 //! *Invariants*: W1. the values of one run's writes differ from each other. W2. new keys differ from each
-//! other and from loaded ones ([`KeySpace`], K2 and K3).
+//! other and from loaded ones ([`KeySpace`], K2 and K3). W3. runs of one configuration agree on how popular each
+//! key is, and draw from it independently: a measurement does not repeat what a warm-up brought into a cache.
 //!
 //! *Thread safety*: a stream belongs to its client; [`Inserted`] is shared by all clients of a run.
 
@@ -37,6 +38,8 @@ pub enum Operation {
     ReadModifyWrite { key: u64, value: u64 },
     /// Read records from `from` on, downwards if `reverse`.
     Scan { from: u64, limit: u32, reverse: bool },
+    /// Read all records from `from` up to but without `below`.
+    ScanInterval { from: u64, below: u64 },
     /// Look up the keys in [`OperationStream::batch`].
     MultiGet,
 }
@@ -71,6 +74,18 @@ impl Inserted {
     }
 }
 
+/// What the harnesses of papers do otherwise than a [`Mix`] says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Harness {
+    /// An insertion sets a key instead, drawn like all others from the loaded keys and so many that follow them: most
+    /// insertions then change a record.
+    pub upserts_among_more: Option<u64>,
+    /// Updates set the value that the key was loaded with.
+    pub keeps_values: bool,
+    /// A scan of so many records reads the interval that would have as many, counted by keys.
+    pub scans_intervals: bool,
+}
+
 /// What all streams of a run share.
 #[derive(Clone, Debug)]
 pub struct StreamConfig {
@@ -84,6 +99,8 @@ pub struct StreamConfig {
     pub keys: KeySpace,
     /// Where randomness starts.
     pub seed: u64,
+    /// What is done as in a paper's harness.
+    pub harness: Harness,
 }
 
 /// One client's operations.
@@ -99,6 +116,9 @@ pub struct OperationStream {
     /// records are found again without a list of them.
     places_of_new: Permutation,
     keys: KeySpace,
+    harness: Harness,
+    /// The distribution over loaded keys and those that upserts may add.
+    ranks_of_upserts: Option<(Ranks, Places)>,
     client: usize,
     inserted: Arc<Inserted>,
     /// How many new keys this client has been told to insert.
@@ -110,11 +130,24 @@ pub struct OperationStream {
 }
 
 impl OperationStream {
-    /// The operations of client `client`, one of those that `inserted` was made for.
+    /// The operations of client `client`, one of those that `inserted` was made for, in the first run.
     ///
     /// # Panics
     /// If the mix has no operation, or `inserted` no such client.
     pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<Inserted>) -> Self {
+        Self::of_run(config, 0, client, inserted)
+    }
+
+    /// The operations of client `client` in run `run` of those that follow each other on one index (W3).
+    ///
+    /// # Panics
+    /// As [`OperationStream::new`].
+    pub fn of_run(
+        config: &StreamConfig,
+        run: u64,
+        client: usize,
+        inserted: &Arc<Inserted>,
+    ) -> Self {
         assert!(client < inserted.clients.len(), "client {client} is not of this run");
         let mut total_weight = 0;
         let add = |(kind, weight): &(OperationKind, u32)| {
@@ -124,13 +157,16 @@ impl OperationStream {
         let operations: Box<[_]> = config.mix.operations.iter().map(add).collect();
         assert!(total_weight > 0, "a mix has at least one operation");
         let n = config.keys.len();
+        let of_run = if run == 0 { 0 } else { mix64(run << 32) };
         let scattered = Permutation::new(n, config.seed);
         let batch = operations.iter().map(|(kind, _)| match kind {
             OperationKind::MultiGet { keys } => *keys as usize,
             _ => 0,
         });
         Self {
-            rng: Xoshiro256PlusPlus::seed_from_u64(mix64(config.seed) ^ mix64(!(client as u64))),
+            rng: Xoshiro256PlusPlus::seed_from_u64(
+                mix64(config.seed) ^ mix64(!(client as u64)) ^ of_run,
+            ),
             batch: Vec::with_capacity(batch.max().unwrap_or(0)),
             operations,
             total_weight,
@@ -142,6 +178,15 @@ impl OperationStream {
             latest: matches!(config.distribution, Distribution::Latest { .. }),
             places_of_new: Permutation::new(n, !config.seed),
             keys: config.keys.clone(),
+            harness: config.harness,
+            ranks_of_upserts: config.harness.upserts_among_more.map(|more| {
+                let all = n.saturating_add(more);
+                let places = match config.clustered {
+                    true => Places::Clustered,
+                    false => Places::Scattered(Permutation::new(all, config.seed)),
+                };
+                (Ranks::new(config.distribution, all), places)
+            }),
             client,
             inserted: Arc::clone(inserted),
             new_keys: 0,
@@ -171,11 +216,18 @@ impl OperationStream {
         };
         Some(match kind {
             OperationKind::Get => Operation::Get { key: self.key() },
+            OperationKind::Insert if self.ranks_of_upserts.is_some() => {
+                Operation::Upsert { key: self.upserted_key()?, value: self.new_value() }
+            }
             OperationKind::Insert => {
                 Operation::Insert { key: self.new_key()?, value: self.new_value() }
             }
             OperationKind::Reinsert => {
                 Operation::Insert { key: self.key(), value: self.new_value() }
+            }
+            OperationKind::Update if self.harness.keeps_values => {
+                let place = self.loaded_place();
+                Operation::Update { key: self.keys.key(place), value: self.keys.value(place) }
             }
             OperationKind::Update => Operation::Update { key: self.key(), value: self.new_value() },
             OperationKind::Upsert => Operation::Upsert { key: self.key(), value: self.new_value() },
@@ -193,7 +245,13 @@ impl OperationStream {
                     ScanLength::Fixed(records) => records,
                     ScanLength::UpTo(most) => self.rng.random_range(1..=most.max(1)),
                 };
-                Operation::Scan { from: self.key(), limit, reverse }
+                let from = self.key();
+                if self.harness.scans_intervals && !reverse {
+                    let length = u64::from(limit).saturating_mul(self.keys.spacing());
+                    Operation::ScanInterval { from, below: from.saturating_add(length) }
+                } else {
+                    Operation::Scan { from, limit, reverse }
+                }
             }
             OperationKind::MultiGet { keys } => {
                 self.batch.clear();
@@ -246,6 +304,19 @@ impl OperationStream {
         self.keys.key(place)
     }
 
+    /// A key of those that are loaded, or of those that follow them.
+    fn upserted_key(&mut self) -> Option<u64> {
+        let (ranks, places) = self.ranks_of_upserts.as_ref()?;
+        let place = places.of(ranks.draw(&mut self.rng));
+        let last = self.keys.len() - 1;
+        match place.checked_sub(last) {
+            None | Some(0) => Some(self.keys.key(place)),
+            Some(beyond) => {
+                self.keys.key(last).checked_add(beyond.checked_mul(self.keys.spacing())?)
+            }
+        }
+    }
+
     #[inline]
     fn loaded_place(&mut self) -> u64 {
         let place = self.places.of(self.ranks.draw(&mut self.rng)) + self.shifted;
@@ -284,7 +355,14 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     fn config(mix: Mix, distribution: Distribution, n: u64) -> StreamConfig {
-        StreamConfig { mix, distribution, clustered: false, keys: KeySpace::spread(n), seed: 1 }
+        StreamConfig {
+            mix,
+            distribution,
+            clustered: false,
+            keys: KeySpace::spread(n),
+            seed: 1,
+            harness: Harness::default(),
+        }
     }
 
     fn operations(config: &StreamConfig, client: usize, count: usize) -> Vec<Operation> {
@@ -301,6 +379,60 @@ mod tests {
         assert_ne!(first, operations(&config, 1, 500));
         let other = StreamConfig { seed: 2, ..config };
         assert_ne!(first, operations(&other, 0, 500));
+    }
+
+    #[test]
+    fn runs_draw_independently_from_the_same_popular_keys() {
+        let keys_of = |run: u64, n: u64, draws: usize| {
+            let mix = Mix::named("read-only").unwrap();
+            let config = config(mix, Distribution::Zipfian { theta: 0.99 }, n);
+            let inserted = Arc::new(Inserted::new(1, 0));
+            let mut stream = OperationStream::of_run(&config, run, 0, &inserted);
+            let key = |operation| match operation {
+                Some(Operation::Get { key }) => key,
+                other => panic!("{other:?}"),
+            };
+            (0..draws).map(|_| key(stream.next())).collect::<Vec<u64>>()
+        };
+        let seen: BTreeSet<u64> = keys_of(0, 1_000_000, 20_000).into_iter().collect();
+        for run in [1, 2] {
+            let next = keys_of(run, 1_000_000, 20_000);
+            assert_ne!(keys_of(0, 1_000_000, 100)[..], next[..100]);
+            // Expected: the sum over the ranks of p (1 - (1 - p)^20,000), 0.567.
+            let again = next.iter().filter(|key| seen.contains(key)).count() as f64 / 20_000.0;
+            assert!((0.54..0.60).contains(&again), "run {run}: {again} were asked for before");
+        }
+        let most_popular = |run| {
+            let mut counts = BTreeMap::<u64, u32>::new();
+            keys_of(run, 1000, 20_000).iter().for_each(|key| *counts.entry(*key).or_default() += 1);
+            counts.into_iter().max_by_key(|(_, count)| *count).map(|(key, _)| key)
+        };
+        assert_eq!(most_popular(0), most_popular(1));
+    }
+
+    #[test]
+    fn a_papers_harness_can_be_had() {
+        let mix = Mix::new("all of them")
+            .with(OperationKind::Insert, 1)
+            .with(OperationKind::Update, 1)
+            .with(OperationKind::scan(100), 1);
+        let harness =
+            Harness { upserts_among_more: Some(500), keeps_values: true, scans_intervals: true };
+        let keys = KeySpace::dense(1000);
+        let config =
+            StreamConfig { keys: keys.clone(), harness, ..config(mix, Distribution::Uniform, 1) };
+        let (mut old, mut new) = (0_u32, 0_u32);
+        for operation in operations(&config, 0, 9_000) {
+            match operation {
+                Operation::Upsert { key, .. } if key < 1000 => old += 1,
+                Operation::Upsert { key, .. } if key < 1500 => new += 1,
+                Operation::Update { key, value } => assert_eq!(value, keys.value(key)),
+                Operation::ScanInterval { from, below } => assert_eq!(below - from, 100),
+                other => panic!("{other:?}"),
+            }
+        }
+        let share = f64::from(new) / f64::from(old + new);
+        assert!(old + new > 2_700 && (0.29..0.38).contains(&share), "a third is new: {share}");
     }
 
     #[test]

@@ -138,8 +138,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         part: Part::Steps,
         title: "What each part of DEX brings (Figure 8), write-intensive",
-        // Trees of few keys are low: with the paper's level they would lie whole on one memory server.
-        words: "--workload write-intensive --placement-level 1",
+        words: "--workload write-intensive",
         settings: &[
             ("zipfian 0.99, scattered", "--distribution zipfian:0.99"),
             ("uniform", "--distribution uniform"),
@@ -166,7 +165,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         part: Part::Cache,
         title: "The design of the cache (Figure 9), read-intensive, zipfian 0.99",
-        words: "--index dex --workload read-intensive --distribution zipfian:0.99 --placement-level 1",
+        words: "--index dex --workload read-intensive --distribution zipfian:0.99",
         settings: &[
             ("cache of 2% a compute server", "--cache-percent 8"),
             ("cache of 8% a compute server", "--cache-percent 32"),
@@ -207,7 +206,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         part: Part::Offload,
         title: "Offloading against the threads of each of 4 memory servers (Figure 12), zipfian 0.99, a cache of 1% of the \
                 data altogether",
-        words: "--index dex --memory-servers 4 --distribution zipfian:0.99 --cache-percent 1 --placement-level 2",
+        words: "--index dex --memory-servers 4 --distribution zipfian:0.99 --cache-percent 1",
         settings: &[
             ("read-intensive", "--workload read-intensive"),
             ("write-intensive", "--workload write-intensive"),

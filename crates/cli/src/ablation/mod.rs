@@ -4,7 +4,8 @@
 mod experiments;
 
 use crate::bench;
-use crate::output::note;
+use crate::output::{grouped, note};
+use crate::plot::Bars;
 use crate::units;
 use anyhow::Context;
 use clap::{Args, Parser};
@@ -34,12 +35,12 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "300k", value_parser = units::positive)]
     operations: u64,
     /// Where randomness starts
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// The trace to replay; without it that part is left out
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// The folder for CSV
+    /// The folder for CSV and SVG
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }
@@ -81,6 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if let Some(folder) = &arguments.out {
             let name = format!("{:?}.csv", experiment.part).to_lowercase();
             write_csv(&folder.join(name), &outcomes)?;
+            draw(folder, experiment, &outcomes, arguments)?;
         }
     }
     Ok(())
@@ -190,7 +192,16 @@ fn summary(experiment: &Experiment, outcomes: &[Outcome]) -> String {
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        let _ = writeln!(text, "{setting}\n{table}");
+        let mut levels: Vec<u8> =
+            outcomes.iter().filter_map(|o| o.report.placement_level).collect();
+        levels.sort_unstable();
+        levels.dedup();
+        let levels: Vec<String> = levels.iter().map(u8::to_string).collect();
+        let placed = match &*levels.join(", ") {
+            "" => String::new(),
+            levels => format!(" (placement level {levels})"),
+        };
+        let _ = writeln!(text, "{setting}{placed}\n{table}");
     }
     for row in experiment.rows.iter().filter(|_| experiment.shows_throughput) {
         if let Some(after) = row.after {
@@ -203,17 +214,55 @@ fn summary(experiment: &Experiment, outcomes: &[Outcome]) -> String {
     text
 }
 
+/// Draws one SVG for each setting, `steps-a.svg` and so on, and for each kind of machines where throughput is shown.
+fn draw(
+    folder: &Path,
+    experiment: &Experiment,
+    outcomes: &[Outcome],
+    arguments: &Arguments,
+) -> anyhow::Result<()> {
+    let part = format!("{:?}", experiment.part).to_lowercase();
+    for (number, (setting, _)) in experiment.settings.iter().enumerate() {
+        let letter = char::from(b'a' + number as u8);
+        for (place, on) in experiment.machines.iter().enumerate() {
+            let of_plot =
+                |outcome: &&Outcome| outcome.setting == *setting && outcome.machines == on.name;
+            let bar = |Outcome { row, report, .. }: &Outcome| {
+                let (length, figure) = match experiment.shows_throughput {
+                    true => (report.throughput_ops_per_s, rate(report.throughput_ops_per_s)),
+                    false => (report.cache.hit_ratio, format!("{:.3}", report.cache.hit_ratio)),
+                };
+                ((*row).to_owned(), length, figure)
+            };
+            let bars: Vec<_> = outcomes.iter().filter(of_plot).map(bar).collect();
+            let Some(report) = outcomes.iter().find(of_plot).map(|outcome| &outcome.report) else {
+                continue;
+            };
+            let what = if experiment.shows_throughput { "operations/s" } else { "hit ratio" };
+            let file = format!("{part}-{letter}-{}", place + 1);
+            let (fabric, keys) = (&report.fabric, grouped(report.keys));
+            let bars = Bars {
+                title: format!("{file}: {setting}, {}, {what}", on.name),
+                caption: format!("{fabric} fabric, seed {}, {keys} keys", arguments.seed),
+                bars,
+            };
+            bars.draw(&folder.join(file).with_extension("svg"))?;
+        }
+    }
+    Ok(())
+}
+
 fn write_csv(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
     let mut text = String::from(
         "setting,row,machines,operations_per_s,p50_ns,p99_ns,reads,writes,atomics,rpcs,bytes,retries,\
-         remote_operations,hit_ratio,evictions,errors,command\n",
+         remote_operations,hit_ratio,evictions,errors,placement_level,command\n",
     );
     for Outcome { setting, row, machines, line, report } in outcomes {
         let (cost, cache) = (&report.per_operation, &report.cache);
         let _ = writeln!(
             text,
             "\"{setting}\",\"{row}\",{machines},{:.1},{},{},{:.4},{:.4},{:.4},{:.4},{:.1},{:.4},{:.4},{:.4},{:.4},\
-             {},{line}",
+             {},{},{line}",
             report.throughput_ops_per_s,
             report.latency_ns.p50,
             report.latency_ns.p99,
@@ -227,6 +276,7 @@ fn write_csv(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
             cache.hit_ratio,
             cache.evictions,
             report.errors,
+            report.placement_level.map_or(String::new(), |level| level.to_string()),
         );
     }
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))

@@ -4,7 +4,7 @@ use super::{cache, over_time, reshaping};
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
-use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
+use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
 use farleaf::index::dex::Boundaries;
 use farleaf_bench::driver::{Moment, PlannedChange};
 use farleaf_bench::workload::{Distribution, Mix};
@@ -31,6 +31,10 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
   scan-only         100 scans of 100                  ycsb-f  50 lookups, 50 read-modify-writes
   update-only       100 updates
 
+DEX as in its paper, with its harness:
+  farleaf bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --admission coin:0.1 \
+    --victims random --write-back pages --dense --keep-values --scan-intervals --own-keys --fill 0.5
+
 Numbers may have `_` between digits and a suffix k, M or G; bytes also Ki, Mi or Gi.
 Keys and values are 8 bytes each.
 
@@ -56,6 +60,18 @@ pub(crate) struct Arguments {
     /// How many keys to load, evenly spread over all 64-bit numbers
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     pub(super) keys: u64,
+    /// Load the keys 0, 1, 2 and so on instead, side by side
+    #[arg(long)]
+    pub(super) dense: bool,
+    /// Let insertions set keys instead, drawn like those of lookups but from the loaded keys and N that follow them
+    #[arg(long, value_name = "N", value_parser = units::positive)]
+    pub(super) upserts_among_more: Option<u64>,
+    /// Let updates set the value that the key was loaded with
+    #[arg(long)]
+    pub(super) keep_values: bool,
+    /// Let scans of N records read the interval of keys that N loaded keys take, however many are in it
+    #[arg(long)]
+    pub(super) scan_intervals: bool,
     /// How many operations to measure, of all clients together, after a warm-up of a twentieth of them
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     pub(super) operations: u64,
@@ -66,14 +82,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = units::positive)]
     pub(super) warm_up: Option<u64>,
     /// Clients of each compute server [default: 2, for a trace 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) threads: Option<u16>,
     /// Memory servers
     #[arg(
         long,
         value_name = "N",
         default_value = "4",
-        value_parser = clap::value_parser!(u16).range(1..=1024)
+        value_parser = units::limited::<u16>(1, 1024)
     )]
     pub(super) memory_servers: u16,
     /// Compute servers
@@ -81,7 +97,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "N",
         default_value = "1",
-        value_parser = clap::value_parser!(u16).range(1..=1024)
+        value_parser = units::limited::<u16>(1, 1024)
     )]
     pub(super) compute_servers: u16,
     /// How full the load makes pages, from 0.1 to 1.0
@@ -91,8 +107,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
     /// Cache of all compute servers together, in percent of the loaded records' bytes, 16 each; for a trace,
-    /// of the records that it touches
-    #[arg(long, value_name = "PERCENT", value_parser = units::percent)]
+    /// of the records that it touches. Pages have free space and keys of their own: some 200 hold everything
+    #[arg(long, value_name = "PERCENT", value_parser = units::cache_percent)]
     pub(super) cache_percent: Option<f64>,
     /// How leaves that were read enter the cache: `cold`, `hot`, `coin:P`, hot with probability P, or `never`:
     /// then nothing is cached, and all nodes on the way are read
@@ -106,13 +122,16 @@ pub(crate) struct Arguments {
         long,
         value_name = "PERCENT",
         default_value = "10",
-        value_parser = clap::value_parser!(u32).range(1..=90)
+        value_parser = units::limited::<u32>(1, 90)
     )]
     pub(super) cooling_percent: u32,
     /// How frames are found that are made to cool: at random those that are `unused`, at `random` whatever they
     /// are, or one after the other, as a `clock`
     #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
     pub(super) victims: VictimName,
+    /// What of a changed leaf is written back: the `words` that changed, or whole `pages`, as in the paper
+    #[arg(long, value_name = "KIND", default_value = "words", value_parser = cache::write_back)]
+    pub(super) write_back: WriteBackName,
     /// Which operations are left to memory servers when a node on their way is missing: `never` any, `always` those
     /// that can be, or `cost-aware`, those that seem to take less time there
     #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
@@ -122,24 +141,20 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value = "0")]
     pub(super) write_back_ms: u32,
     /// How many leaves a scan of the design `dex` reads together at most; with 1 it reads one after the other
-    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = units::limited::<u32>(1, 1024))]
     pub(super) scan_ahead: u32,
     /// What all compute servers have equal parts of: the `keys` that can be, or the `records` that are loaded
     #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
     pub(super) boundaries: Boundaries,
-    /// Subtrees of this level lie whole on one memory server, in the design `dex`
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        default_value = "3",
-        value_parser = clap::value_parser!(u8).range(0..=8)
-    )]
-    pub(super) placement_level: u8,
+    /// Subtrees of this level lie whole on one memory server, in the design `dex` [default: the largest level with 16
+    /// subtrees for each memory server]
+    #[arg(long, value_name = "LEVEL", value_parser = units::limited::<u8>(0, 8))]
+    pub(super) placement_level: Option<u8>,
     /// How keys are split among memory servers
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,
     /// The memory servers' shares of the keys under range partitioning, as weights [default: equal]
-    #[arg(long, value_name = "W,W,…", value_delimiter = ',', value_parser = units::positive)]
+    #[arg(long, value_name = "W,W,…", value_delimiter = ',', value_parser = units::weight)]
     pub(super) placement: Vec<u64>,
     /// What the clients and the memory servers run on
     #[arg(long, visible_alias = "transport", value_enum, default_value = "local")]
@@ -148,18 +163,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NS", value_parser = units::count)]
     pub(super) network_latency_ns: Option<u64>,
     /// Cores of each memory server that serve RPCs, on `sim` [default: 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) server_cores: Option<u16>,
     /// Threads of each memory server that serve RPCs, on `local` and `verbs`; on `local`, 0 serves them in the caller
     /// [default: 0 on `local`, 1 on `verbs`]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=256))]
+    #[arg(long, value_name = "N", value_parser = units::limited::<u16>(0, 256))]
     pub(super) server_threads: Option<u16>,
     /// Memory of each memory server, in bytes; taken from the system as it is used. The design `local` has
     /// that of all of them in one place [default: what the keys and the insertions can need]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     pub(super) pool_bytes: Option<u64>,
     /// Where randomness starts; on `sim` it settles the whole run
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     pub(super) seed: u64,
     /// Replay a trace instead of a workload, by one client from an empty index: CSV with a header, plain
     /// or gzip; a read is a lookup, a write sets the key's value
@@ -169,7 +184,7 @@ pub(crate) struct Arguments {
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
             "shift_hotspot_at", "timeline", "balance", "moves", "add_memory_server_at",
-            "own_keys",
+            "own_keys", "dense", "upserts_among_more", "keep_values", "scan_intervals",
         ]
     )]
     pub(super) trace: Option<PathBuf>,
@@ -212,14 +227,14 @@ pub(crate) struct Arguments {
     #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = reshaping::planned_move)]
     pub(super) moves: Vec<PlannedChange>,
     /// Compute servers of the design `dex` that own nothing at first, and have no clients; numbered after the others
-    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u16).range(0..=256))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_compute_servers: u16,
     /// Clients ask only for keys that their compute server owns, as where requests are sent to the owner, in the design `dex`.
-    /// Then spare compute servers have clients as well, which wait until theirs owns something
-    #[arg(long, requires = "seconds")]
+    /// Then spare compute servers have clients as well, which wait until theirs owns something; with those it needs --seconds
+    #[arg(long)]
     pub(super) own_keys: bool,
     /// The last so many memory servers hold no nodes of the design `dex` at first
-    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u16).range(0..=256))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_memory_servers: u16,
     /// Let new nodes go to one of those too from a moment on. Can be given several times
     #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]

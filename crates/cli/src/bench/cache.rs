@@ -1,6 +1,6 @@
 //! The words of the cache's options.
 
-use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
+use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
 use farleaf::index::dex::Boundaries;
 
 pub(super) fn admission(text: &str) -> Result<AdmissionName, String> {
@@ -31,6 +31,14 @@ pub(super) fn victims(text: &str) -> Result<VictimName, String> {
         "random" => Ok(VictimName::Random),
         "clock" => Ok(VictimName::Clock),
         _ => Err("expected unused, random or clock".to_owned()),
+    }
+}
+
+pub(super) fn write_back(text: &str) -> Result<WriteBackName, String> {
+    match text {
+        "words" => Ok(WriteBackName::Words),
+        "pages" => Ok(WriteBackName::Pages),
+        _ => Err("expected words or pages".to_owned()),
     }
 }
 

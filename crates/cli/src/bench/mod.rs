@@ -7,6 +7,7 @@ mod plan;
 mod reshaping;
 
 pub(crate) use arguments::Arguments;
+pub(crate) use over_time::{moment, part};
 pub(crate) use plan::{memory_servers, pool_bytes};
 
 use crate::designs::{self, DesignName, Task};
@@ -32,7 +33,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     json.say(&summary(&report))?;
     if let (Some(folder), Some(timeline)) = (folder, &report.timeline) {
         json.say(&format!("\n{}", chart(timeline)))?;
-        folder.write(timeline, &title(&report))?;
+        let (title, caption) = titles(&report);
+        folder.write(timeline, (&title, &caption))?;
     }
     json.write(&report.to_json())?;
     over_time::warn(&report, plan.interval);
@@ -69,10 +71,11 @@ pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What ran on what, in one line.
-fn title(report: &Report) -> String {
-    let Report { index, workload, distribution, fabric, .. } = report;
-    format!("{index} on {workload} ({distribution}), {fabric} fabric, seed {}", report.seed)
+/// What ran, and on what: the title of a timeline, and its caption.
+fn titles(report: &Report) -> (String, String) {
+    let Report { index, workload, distribution, fabric, seed, .. } = report;
+    let title = format!("timeline: {index} on {workload} ({distribution})");
+    (title, format!("{fabric} fabric, seed {seed}, {} keys", grouped(report.keys)))
 }
 
 fn summary(report: &Report) -> String {
@@ -81,7 +84,7 @@ fn summary(report: &Report) -> String {
     format!(
         "{} on {} ({}), {} keys, {} operations in {:.3} s, seed {}\n\
          {} fabric, {compute_servers} compute x {threads} threads, {memory_servers} memory servers, {} \
-         partitioning\n{}\n\
+         partitioning{}\n{}\n\
          bytes per operation: {:.1} read, {:.1} written, {:.1} by RPC; retries {:.4}; misses {}\n\
          memory pool: {} bytes, {:.1} per key{}",
         report.index,
@@ -93,6 +96,7 @@ fn summary(report: &Report) -> String {
         report.seed,
         report.fabric,
         report.partitioning,
+        report.placement_level.map_or(String::new(), |level| format!(", placement level {level}")),
         table(std::slice::from_ref(report)),
         cost.bytes_read,
         cost.bytes_written,

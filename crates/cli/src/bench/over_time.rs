@@ -22,7 +22,7 @@ pub(super) const USUAL: Interval = Interval::Parts(PARTS);
 const MOST_CURVES: usize = 5;
 
 /// A part of a run as `50%`, or seconds.
-pub(super) fn moment(text: &str) -> Result<Moment, String> {
+pub(crate) fn moment(text: &str) -> Result<Moment, String> {
     let wrong = || {
         "expected a part of the run above 0% and below 100%, such as 50%, or a number of seconds from \
          0.000001 to 86400"
@@ -39,7 +39,7 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
 }
 
 /// A percentage that is neither nothing nor all.
-pub(super) fn part(text: &str) -> Result<f64, String> {
+pub(crate) fn part(text: &str) -> Result<f64, String> {
     units::percent(text)
         .ok()
         .filter(|percent| *percent > 0.0 && *percent < 100.0)
@@ -128,16 +128,20 @@ impl Folder {
     }
 
     /// Writes `timeline.csv` and `timeline.svg`.
-    pub(super) fn write(&self, timeline: &Timeline, title: &str) -> anyhow::Result<()> {
+    pub(super) fn write(
+        &self,
+        timeline: &Timeline,
+        (title, caption): (&str, &str),
+    ) -> anyhow::Result<()> {
         let csv = self.0.join("timeline.csv");
         std::fs::write(&csv, timeline.to_csv())
             .with_context(|| format!("cannot write {}", csv.display()))?;
-        plot(timeline, title).draw(&self.0.join("timeline.svg"))
+        plot(timeline, title, caption).draw(&self.0.join("timeline.svg"))
     }
 }
 
 /// The curve of all operations and, of a few compute servers, one for each.
-fn plot(timeline: &Timeline, title: &str) -> Plot {
+fn plot(timeline: &Timeline, title: &str, caption: &str) -> Plot {
     let middle_ms = |interval: usize| {
         (timeline.start_ns(interval) as f64 + timeline.length_ns(interval) as f64 / 2.0) / 1e6
     };
@@ -154,10 +158,10 @@ fn plot(timeline: &Timeline, title: &str) -> Plot {
     let all = curve("all".to_owned(), timeline.ops_per_s());
     Plot {
         title: title.to_owned(),
+        caption: caption.to_owned(),
         x: "time, ms",
         y: "operations/s",
         curves: std::iter::once(all).chain(of_servers).collect(),
-        headroom: 1.4,
         dots: false,
         marks: timeline
             .marks

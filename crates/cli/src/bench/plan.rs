@@ -3,11 +3,11 @@
 
 use super::arguments::{Arguments, FabricName};
 use super::{over_time, reshaping};
-use crate::designs::{FabricConfig, IndexOptions, PartitioningName};
+use crate::designs::{DesignName, FabricConfig, IndexOptions, PartitioningName};
 use crate::usage;
 use anyhow::Context;
 use farleaf::cache::CacheOptions;
-use farleaf::index::dex::DexOptions;
+use farleaf::index::dex::{DexOptions, spreading_level};
 use farleaf::page::Fixed8;
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::driver::{Amount, HotspotShift, Run};
@@ -15,7 +15,7 @@ use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::{HotspotShifted, Report};
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{TraceFormat, read_trace, touched_keys};
-use farleaf_bench::workload::{Operation, StreamConfig};
+use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -80,13 +80,21 @@ impl Plan {
                 (Work::Trace(operations), keys, inserts)
             }
             None => {
-                let keys = KeySpace::spread(arguments.keys);
+                let keys = match arguments.dense {
+                    true => KeySpace::dense(arguments.keys),
+                    false => KeySpace::spread(arguments.keys),
+                };
                 let stream = StreamConfig {
                     mix: arguments.workload.clone(),
                     distribution,
                     clustered: arguments.clustered,
                     keys: keys.clone(),
                     seed: arguments.seed,
+                    harness: Harness {
+                        upserts_among_more: arguments.upserts_among_more,
+                        keeps_values: arguments.keep_values,
+                        scans_intervals: arguments.scan_intervals,
+                    },
                 };
                 let amount = amount(arguments);
                 let compute_servers = arguments.compute_servers;
@@ -128,6 +136,10 @@ impl Plan {
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
         let is_range = arguments.partitioning == PartitioningName::Range;
         let cache_bytes = cache_bytes(arguments, keys.len());
+        let used_servers = arguments.memory_servers.saturating_sub(arguments.spare_memory_servers);
+        let placement_level = arguments.placement_level.unwrap_or_else(|| {
+            spreading_level::<Fixed8>(keys.len(), arguments.fill, used_servers.max(1))
+        });
         Ok(Self {
             report: Report {
                 index: arguments.index.name().to_owned(),
@@ -165,6 +177,7 @@ impl Plan {
                     #[cfg(feature = "verbs")]
                     FabricConfig::Verbs(config) => Some(config.server.threads),
                 },
+                placement_level: (arguments.index == DesignName::Dex).then_some(placement_level),
                 hotspot_shift: arguments.shift_hotspot_at.map(|_| HotspotShifted {
                     at_ns: None,
                     by_percent: arguments.shift_hotspot_by,
@@ -176,7 +189,7 @@ impl Plan {
                 boundaries: keys.boundaries(&weights),
                 dex: DexOptions {
                     at_load: arguments.boundaries,
-                    placement_level: arguments.placement_level,
+                    placement_level,
                     spare_compute_servers: arguments.spare_compute_servers,
                     spare_memory_servers: arguments.spare_memory_servers,
                     balance: reshaping::balance(arguments),
@@ -189,6 +202,7 @@ impl Plan {
                             cooling_percent: arguments.cooling_percent,
                             victims: arguments.victims,
                             offload: arguments.offload,
+                            write_back: arguments.write_back,
                             scan_ahead: arguments.scan_ahead,
                             write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
                             ..CacheOptions::default()
@@ -233,6 +247,9 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     }
     if arguments.write_back_ms > 0 && arguments.trace.is_some() {
         return usage("--write-back-ms is for workloads: a trace is replayed by one task");
+    }
+    if arguments.own_keys && arguments.seconds.is_none() && arguments.spare_compute_servers > 0 {
+        return usage("--own-keys with --spare-compute-servers needs --seconds");
     }
     if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
         return usage("--placement needs --partitioning range");

@@ -6,7 +6,7 @@ mod plot;
 
 use crate::bench::{memory_servers, pool_bytes};
 use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, Task};
-use crate::output::bar;
+use crate::output::{bar, grouped};
 use crate::plot::rate;
 use crate::{units, usage};
 use anyhow::Context;
@@ -16,11 +16,11 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use experiments::{Axis, FIGURES, Figure, Placement, Workload};
 use farleaf::cache::CacheOptions;
 use farleaf::index::Design;
-use farleaf::index::dex::DexOptions;
+use farleaf::index::dex::{DexOptions, spreading_level};
 use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::workload::{Distribution, Mix, OperationKind, StreamConfig};
+use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
 use farleaf_fabric::Provider;
 use farleaf_fabric::sim::SimConfig;
 use std::fmt::Write as _;
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
     /// Where randomness starts
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// The folder for CSV and SVG
     #[arg(long, value_name = "FOLDER")]
@@ -165,7 +165,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if let Some(folder) = &arguments.out {
             let base = folder.join(format!("figure-{:02}", figure.number));
             write_csv(&base.with_extension("csv"), &results)?;
-            plot::draw(&base, figure, &results)?;
+            let Arguments { keys, seed, .. } = arguments;
+            let caption = format!("sim fabric, seed {seed}, {} keys", grouped(*keys));
+            plot::draw(&base, figure, &results, &caption)?;
         }
     }
     Ok(())
@@ -275,7 +277,10 @@ impl Setting {
         let options = IndexOptions {
             partitioning: PartitioningName::Range,
             boundaries: keys.boundaries(&weights),
-            dex: DexOptions::with_boundaries(Vec::new(), CacheOptions::default()),
+            dex: DexOptions {
+                placement_level: spreading_level::<Fixed8>(self.keys, FILL, self.memory_servers),
+                ..DexOptions::with_boundaries(Vec::new(), CacheOptions::default())
+            },
             single_pool_bytes: pool_bytes(self.keys, FILL, self.operations(), &[1])?,
         };
         let compute_servers = self.clients.div_ceil(CLIENTS_PER_COMPUTE_SERVER);
@@ -286,6 +291,7 @@ impl Setting {
                 clustered: false,
                 keys,
                 seed,
+                harness: Harness::default(),
             },
             compute_servers,
             threads: self.clients / compute_servers,

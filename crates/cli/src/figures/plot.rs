@@ -6,13 +6,21 @@ use crate::plot::{Curve, Plot};
 use std::path::Path;
 
 /// Writes `base-….svg`.
-pub(super) fn draw(base: &Path, figure: &Figure, results: &Results) -> anyhow::Result<()> {
+pub(super) fn draw(
+    base: &Path,
+    figure: &Figure,
+    results: &Results,
+    caption: &str,
+) -> anyhow::Result<()> {
     for &placement in figure.placements {
         for (number, &workload) in figure.workloads.iter().enumerate() {
             let letter = char::from(b'a' + number as u8);
             let kind = format!("{placement:?}").to_lowercase();
             let path = format!("{}-{letter}-{kind}.svg", base.display());
-            plot(figure, placement, workload, results).draw(Path::new(&path))?;
+            let title = format!("Figure {}-{letter}, {kind}: {}", figure.number, workload.name());
+            let curves = plot(figure, placement, workload, results);
+            let caption = caption.to_owned();
+            Plot { title, caption, ..curves }.draw(Path::new(&path))?;
         }
     }
     Ok(())
@@ -30,7 +38,8 @@ fn plot(figure: &Figure, placement: Placement, workload: Workload, results: &Res
         }
     };
     Plot {
-        title: format!("Figure {}: {} ({placement:?})", figure.number, workload.name()),
+        title: String::new(),
+        caption: String::new(),
         x: match figure.axis {
             Axis::Clients(_) => "clients",
             Axis::Records(_) => "data size",
@@ -38,7 +47,6 @@ fn plot(figure: &Figure, placement: Placement, workload: Workload, results: &Res
         },
         y: "operations/s",
         curves: results.designs().map(curve).collect(),
-        headroom: 1.1,
         dots: true,
         marks: Vec::new(),
     }

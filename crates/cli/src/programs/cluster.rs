@@ -1,9 +1,10 @@
 //! `farleaf cluster`: a whole cluster on this host.
 
 use super::{Common, WRITE_BACK_MS, duration, servers};
-use crate::units;
+use crate::{units, usage};
 use anyhow::Context;
 use clap::Args;
+use farleaf_bench::input::{ColumnNames, sample_keys};
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::records::Transport;
 use std::ffi::OsString;
@@ -42,7 +43,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pool_bytes: u64,
     /// Threads of each memory server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
     /// Bytes of each compute server's cache, such as 1Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
@@ -51,11 +52,17 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
     /// Threads of each compute server that work on requests
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     compute_threads: u16,
-    /// Where each compute server's keys begin but the first's; evenly, unless said otherwise
-    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',')]
+    /// Where each compute server's keys begin but the first's, when the cluster begins; evenly, unless said otherwise
+    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
     boundaries: Vec<u64>,
+    /// Choose the boundaries so that all compute servers get equal parts of the keys of this CSV file, plain or gzip
+    #[arg(long, value_name = "FILE", conflicts_with = "boundaries")]
+    boundaries_from: Option<PathBuf>,
+    /// That file's column of keys [default: `key`, or the first of a file without a header]
+    #[arg(long, value_name = "NAME", requires = "boundaries_from")]
+    key_column: Option<String>,
     /// After how many seconds without a sign of life a server is taken for dead
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = duration)]
     term_seconds: Duration,
@@ -77,6 +84,23 @@ fn flag(name: &str, value: impl ToString) -> [OsString; 2] {
     [name.into(), value.to_string().into()]
 }
 
+impl Arguments {
+    /// Where each compute server's keys begin but the first's; nothing if that was not said.
+    fn boundaries(&self) -> anyhow::Result<Vec<u64>> {
+        let Some(path) = &self.boundaries_from else { return Ok(self.boundaries.clone()) };
+        let names = ColumnNames { key: self.key_column.clone(), value: None };
+        let keys = sample_keys(path, &names)?;
+        let servers = usize::from(self.compute_servers);
+        if keys.len() < servers as u64 {
+            let (path, count) = (path.display(), keys.len());
+            return usage(format!(
+                "{path} has {count} keys: too few for {servers} compute servers"
+            ));
+        }
+        Ok(keys.boundaries(&vec![1; servers]))
+    }
+}
+
 /// Runs a cluster until a signal ends it; whether all went well.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let stop = arguments.common.start()?;
@@ -90,8 +114,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let compute_threads = flag("--threads", arguments.compute_threads);
     let write_back = flag("--write-back-ms", arguments.write_back_ms);
     let mut compute_flags = [&common[..], &cache, &write_back, &compute_threads].concat();
-    if !arguments.boundaries.is_empty() {
-        let boundaries: Vec<_> = arguments.boundaries.iter().map(u64::to_string).collect();
+    let boundaries = arguments.boundaries()?;
+    if !boundaries.is_empty() {
+        let boundaries: Vec<_> = boundaries.iter().map(u64::to_string).collect();
         compute_flags.extend(flag("--boundaries", boundaries.join(",")));
     }
     let options = LaunchOptions {

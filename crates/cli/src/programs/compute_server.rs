@@ -45,10 +45,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<String>,
     /// Threads that work on requests, each with connections of its own to the memory servers
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
     /// Threads that receive requests and send answers
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
     io_threads: u16,
     /// Bytes of its cache, such as 16Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "POLICY", default_value = "never")]
     offload: Offload,
     /// Where each compute server's keys begin but the first's, if this program makes the first partition map
-    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',')]
+    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
     boundaries: Vec<u64>,
     /// The longest that one request to a memory server may take, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]

@@ -43,13 +43,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pub(super) pool_bytes: u64,
     /// Subtrees of this level lie whole on one memory server
-    #[arg(long, value_name = "LEVEL", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=15))]
+    #[arg(long, value_name = "LEVEL", default_value = "3", value_parser = units::limited::<u8>(1, 15))]
     placement_level: u8,
     /// Threads that serve connections
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
     /// How many connections there may be
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = units::limited::<u32>(1, 1_000_000))]
     connections: u32,
     /// Where the catalog is: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
     #[arg(

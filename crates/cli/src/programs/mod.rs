@@ -111,8 +111,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// How many servers of a kind.
 fn servers(text: &str) -> Result<u16, String> {
-    text.parse()
+    crate::units::count(text)
         .ok()
+        .and_then(|count| u16::try_from(count).ok())
         .filter(|count| *count <= 1024)
         .ok_or_else(|| "expected a number of servers from 0 to 1024".to_owned())
 }

@@ -4,8 +4,11 @@ use super::Place;
 use clap::Args;
 use comfy_table::{Table, presets};
 use farleaf_cluster::catalog::open;
+use farleaf_cluster::scrape::Scraper;
 use farleaf_cluster::status::{Row, Standing};
+use serde_json::Value;
 use std::io::Write;
+use std::time::Duration;
 
 /// The options of `farleaf status`.
 #[derive(Debug, Args)]
@@ -22,11 +25,62 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-fn table(rows: &[Row]) -> Table {
+/// How long servers have to say what they have done.
+const ASK: Duration = Duration::from_secs(1);
+/// Operations below which nothing is said about who does them, and the share above which it is.
+const ENOUGH_OPERATIONS: f64 = 10_000.0;
+const UNEVEN: f64 = 0.9;
+
+/// What each server has of what all of its kind have, in the order of the rows: operations of compute servers, memory in
+/// use of memory servers. Nothing of servers without metrics.
+struct Shares {
+    parts: Vec<Option<f64>>,
+    warning: Option<String>,
+}
+
+impl Shares {
+    fn ask(rows: &[Row]) -> std::io::Result<Self> {
+        let with_metrics = rows.iter().filter(|row| !row.metrics.is_empty());
+        let addresses: Vec<String> = with_metrics.map(|row| row.metrics.clone()).collect();
+        let mut answers = Scraper::new()?.ask(&addresses, ASK).into_iter();
+        let numbers: Vec<Option<f64>> = rows
+            .iter()
+            .map(|row| {
+                let answer = (!row.metrics.is_empty()).then(|| answers.next()).flatten()?.ok()?;
+                let name = if row.is_memory() { "allocated_bytes" } else { "operations_total" };
+                answer.sum(name)
+            })
+            .collect();
+        let sum = |is_memory: bool| {
+            let of_kind = rows.iter().zip(&numbers).filter(|(row, _)| row.is_memory() == is_memory);
+            of_kind.filter_map(|(_, number)| *number).sum::<f64>()
+        };
+        let sums = [sum(false), sum(true)];
+        let part = |(row, number): (&Row, &Option<f64>)| {
+            let whole = sums[usize::from(row.is_memory())];
+            number.filter(|_| whole > 0.0).map(|number| number / whole)
+        };
+        let parts: Vec<Option<f64>> = rows.iter().zip(&numbers).map(part).collect();
+        let compute = || rows.iter().zip(&parts).filter(|(row, _)| !row.is_memory());
+        let most = compute().find(|(_, part)| part.is_some_and(|part| part > UNEVEN));
+        let warning = most.filter(|_| compute().count() > 1 && sums[0] >= ENOUGH_OPERATIONS);
+        let warning = warning.map(|(row, part)| {
+            format!(
+                "warning: {} has done {:.1}% of all operations: the keys asked for are nearly all its own",
+                row.server,
+                part.unwrap_or_default() * 100.0
+            )
+        });
+        Ok(Self { parts, warning })
+    }
+}
+
+fn table(rows: &[Row], shares: &Shares) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
-    table.set_header(["server", "state", "address", "epoch", "holds", "metrics"]);
-    for row in rows {
+    table.set_header(["server", "state", "address", "epoch", "holds", "share", "metrics"]);
+    for (row, share) in rows.iter().zip(&shares.parts) {
+        let share = share.map_or("-".to_owned(), |share| format!("{:.0}%", share * 100.0));
         let state = if row.is_live { "live" } else { "gone" };
         table.add_row([
             &*row.server,
@@ -34,10 +88,34 @@ fn table(rows: &[Row]) -> Table {
             &*row.address,
             &*row.epoch,
             &*row.holds,
+            &*share,
             &*row.metrics,
         ]);
     }
     table
+}
+
+/// As JSON. Keys and epochs go up to 2^64, where readers of JSON lose digits: they are text.
+fn as_json(standing: &Standing) -> serde_json::Result<Value> {
+    fn as_text(value: &mut Value) {
+        match value {
+            Value::Number(number) => *value = number.to_string().into(),
+            Value::Array(values) => values.iter_mut().for_each(as_text),
+            _ => {}
+        }
+    }
+    let mut json = serde_json::to_value(standing)?;
+    for kind in ["memory", "compute"] {
+        for record in json[kind].as_array_mut().into_iter().flatten() {
+            as_text(&mut record["epoch"]);
+        }
+    }
+    for (record, field) in [("index", "memory_epochs"), ("map", "boundaries")] {
+        if let Some(value) = json[record].get_mut(field) {
+            as_text(value);
+        }
+    }
+    Ok(json)
 }
 
 /// Prints how a cluster stands; whether it serves.
@@ -51,21 +129,29 @@ pub(crate) fn show(place: &Place, is_json: bool) -> anyhow::Result<bool> {
     let keys = place.keys()?;
     let standing = Standing::read(&*open(&address, &token)?, &keys)?;
     let missing = standing.missing();
+    let rows = standing.rows();
+    let shares = Shares::ask(&rows)?;
     let mut out = std::io::stdout().lock();
     if is_json {
-        let mut json = serde_json::to_value(&standing)?;
+        let mut json = as_json(&standing)?;
+        let named = rows.iter().zip(&shares.parts);
+        let named = named.filter_map(|(row, share)| Some((row.server.clone(), (*share)?.into())));
+        json["shares"] = Value::Object(named.collect());
         json["serves"] = missing.is_empty().into();
         json["missing"] = missing.clone().into();
         writeln!(out, "{}", serde_json::to_string_pretty(&json)?)?;
         return Ok(missing.is_empty());
     }
-    writeln!(out, "{}", table(&standing.rows()))?;
+    writeln!(out, "{}", table(&rows, &shares))?;
     match &standing.index {
         Some(index) => writeln!(out, "index: generation {}, {}", index.generation, index.state)?,
         None => writeln!(out, "index: none")?,
     }
     if let Some(map) = &standing.map {
         writeln!(out, "partition map: epoch {}, {} ranges", map.epoch, map.owners.len())?;
+    }
+    if let Some(warning) = &shares.warning {
+        writeln!(out, "{warning}")?;
     }
     match missing.as_slice() {
         [] => writeln!(out, "serves")?,

@@ -1,9 +1,13 @@
 //! Whole clusters of real processes.
 
 mod crashing;
+mod ending;
+mod finding;
 mod hostile;
 mod launched;
 mod rdma;
 mod serving;
+mod spreading;
 mod standing;
+mod tools;
 mod watching;

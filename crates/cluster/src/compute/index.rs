@@ -8,7 +8,7 @@ use farleaf::cache::CacheOptions;
 use farleaf::index::dex::DexOptions;
 use farleaf::index::{Design, IndexError};
 use farleaf::page::Fixed8;
-use farleaf::partition::{Dex, begin_life};
+use farleaf::partition::{self, Dex};
 use farleaf_fabric::Cluster;
 
 /// Whoever looks after the whole index has an endpoint of no compute server.
@@ -16,9 +16,10 @@ const NOBODY: u16 = 0x7ffe;
 
 fn run<C: Cluster, Fut: Future<Output = Result<(), IndexError>>>(
     cluster: &C,
+    compute_server: u16,
     body: impl Fn(C::Fabric) -> Fut + Sync,
 ) -> Result<(), ProgramError> {
-    let outcome = cluster.run(&[NOBODY], |fabric, _| body(fabric)).pop().flatten();
+    let outcome = cluster.run(&[compute_server], |fabric, _| body(fabric)).pop().flatten();
     let outcome = outcome.unwrap_or(Err(IndexError::InvalidArgument("no endpoint was opened")));
     outcome.map_err(because)
 }
@@ -31,7 +32,7 @@ pub(super) fn create<C: Cluster>(
 ) -> Result<(), ProgramError> {
     let with = DexOptions::with_boundaries(boundaries, CacheOptions::default());
     let options = &DexOptions { placement_level, ..with };
-    run(cluster, async |fabric| <Dex as Design<Fixed8>>::create(&fabric, options).await)
+    run(cluster, NOBODY, async |fabric| <Dex as Design<Fixed8>>::create(&fabric, options).await)
 }
 
 /// Ends whatever life this compute server had before, so that another can begin.
@@ -39,5 +40,10 @@ pub(super) fn end_former_life<C: Cluster>(
     cluster: &C,
     compute_server: u16,
 ) -> Result<(), ProgramError> {
-    run(cluster, async |fabric| begin_life::<_, Fixed8>(fabric, compute_server).await)
+    run(cluster, NOBODY, async |fabric| {
+        partition::fence_former_life(&fabric, compute_server).await
+    })?;
+    run(cluster, compute_server, async |fabric| {
+        partition::end_former_life::<_, Fixed8>(fabric, compute_server).await
+    })
 }

@@ -204,7 +204,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         match program.look() {
             Ok(()) => {}
             // No waiting helps.
-            Err(error @ ProgramError::Transport(_)) => {
+            Err(error @ (ProgramError::Transport(_) | ProgramError::Config(_))) => {
                 outcome = Err(error);
                 break;
             }
@@ -233,6 +233,16 @@ fn failed<T>(what: impl Into<String>) -> Result<T, ProgramError> {
 /// An error of the index, or of what is read from the catalog, as the program's.
 fn because(error: impl std::fmt::Display) -> ProgramError {
     ProgramError::Failed(error.to_string())
+}
+
+/// The first few boundaries, for a message.
+fn listed(boundaries: &[u64]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = boundaries.iter().take(SHOWN).map(u64::to_string).collect();
+    match boundaries.len().saturating_sub(SHOWN) {
+        0 => shown.join(","),
+        more => format!("{},… ({more} more)", shown.join(",")),
+    }
 }
 
 impl Program<'_> {
@@ -315,6 +325,14 @@ impl Program<'_> {
         let key = self.keys.map();
         if let Some((record, _)) = records::get::<MapRecord>(&*self.catalog, &key)? {
             let MapRecord { epoch, boundaries, owners } = record;
+            if !self.options.boundaries.is_empty() && self.options.boundaries != boundaries {
+                return Err(ConfigError::Settings(format!(
+                    "this cluster was made with {} as the boundaries, not {}",
+                    listed(&boundaries),
+                    listed(&self.options.boundaries)
+                ))
+                .into());
+            }
             return PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners).map_err(because);
         }
         let servers = settings.compute_servers.max(1);

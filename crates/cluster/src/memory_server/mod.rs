@@ -145,10 +145,14 @@ fn fill(metrics: &Metrics, pool: &Shared) {
     one("pool_bytes", "Bytes of the pool", Gauge, Box::new(usage(|u| u.pool_bytes)));
     let help = "Bytes of the pool that were given away";
     one("allocated_bytes", help, Gauge, Box::new(usage(|u| u.allocated_bytes)));
-    let help = "Nodes of the server's own tree";
-    one("nodes_in_use", help, Gauge, Box::new(usage(|u| u.nodes_in_use)));
-    let help = "Nodes that the server's own tree has on its free list";
-    one("nodes_free", help, Gauge, Box::new(usage(|u| u.nodes_free)));
+    let nodes = |look: fn((u64, u64)) -> u64| {
+        let pool = Arc::clone(pool);
+        move || lock(&pool).as_ref().map_or(0, |pool| look(pool.service.nodes()))
+    };
+    let help = "Nodes that were given away in chunks and are not known to be free";
+    one("nodes_in_use", help, Gauge, Box::new(nodes(|(in_use, _)| in_use)));
+    let help = "Nodes that were freed and wait for reuse on this server";
+    one("nodes_free", help, Gauge, Box::new(nodes(|(_, free)| free)));
     let look = Arc::clone(pool);
     let generation = move || lock(&look).as_ref().map_or(0, |pool| pool.generation);
     let help = "The generation of the index that the memory is for";

@@ -9,7 +9,7 @@ use super::server::{TcpServer, TcpServerConfig};
 use crate::clients::{run_here, run_on_threads};
 use crate::clock::Clock;
 use crate::handshake::{Role, Token};
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::{Cluster, Provider, RpcService, ServerId};
 use std::future::Future;
 use std::io;
@@ -58,7 +58,8 @@ impl Default for TcpConfig {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: TcpConfig,
-    pub(super) addresses: Vec<SocketAddr>,
+    /// Where each server is, from the next connection on.
+    addresses: Vec<Mutex<SocketAddr>>,
     pub(super) token: Token,
     pub(super) clock: Clock,
     /// The epoch of each server, 0 as long as nobody has connected to it.
@@ -66,6 +67,14 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn servers(&self) -> usize {
+        self.addresses.len()
+    }
+
+    pub(super) fn address(&self, server: ServerId) -> SocketAddr {
+        *lock(&self.addresses[server.index()])
+    }
+
     /// Whether `epoch` is that of the `server` that this cluster has known from the start. Clients of compute servers
     /// know nothing that a restart could make wrong: they go on with whoever is there.
     pub(super) fn is_of_known_epoch(&self, server: ServerId, epoch: u64) -> bool {
@@ -94,9 +103,18 @@ impl TcpCluster {
     /// yet: an endpoint connects to a server when it first has something to send there.
     pub fn connect(addresses: Vec<SocketAddr>, token: &Token, config: TcpConfig) -> Self {
         let epochs = addresses.iter().map(|_| AtomicU64::new(0)).collect();
+        let addresses = addresses.into_iter().map(Mutex::new).collect();
         let shared =
             Shared { config, addresses, token: token.clone(), clock: Clock::start(), epochs };
         Self { shared: Arc::new(shared), servers: Vec::new() }
+    }
+
+    /// Says that a server is at another address: connections that are opened from now on go there. Nothing happens to
+    /// those that are open. A server that is not of this cluster is ignored.
+    pub fn relocate(&self, server: ServerId, address: SocketAddr) {
+        if let Some(place) = self.shared.addresses.get(server.index()) {
+            *lock(place) = address;
+        }
     }
 
     /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with

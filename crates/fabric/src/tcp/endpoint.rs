@@ -68,9 +68,8 @@ impl Endpoint {
         let config = &shared.config;
         let buffers = BufferPool::new(config.depth, BUFFER_BYTES).map_err(io::Error::other)?;
         let me = Identity { role: config.role, number: compute_server, epoch: draw_epoch()? };
-        let links = (0..)
-            .zip(&shared.addresses)
-            .map(|(server, address)| Link::new(ServerId::new(server), *address));
+        let servers = 0..u16::try_from(shared.servers()).unwrap_or(ServerId::LIMIT);
+        let links = servers.map(|server| Link::new(ServerId::new(server)));
         let core =
             Core { slots: Slots::default(), links: links.collect(), nearest_deadline_ns: u64::MAX };
         let seed = config.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -140,6 +139,7 @@ impl Endpoint {
             .collect();
         for &(id, server, _) in &due {
             let error = FabricError::Indeterminate { server, why: Uncertainty::TimedOut };
+            let error = link::unless_unsent(error, core.slots.pending(id), &self.shared.config);
             link::end(&mut core.slots, id, Err(error), &self.counters);
         }
         // What comes after an operation must not be done without it (F3).
@@ -354,7 +354,7 @@ impl Fabric for TcpFabric {
     }
 
     fn memory_servers(&self) -> u16 {
-        u16::try_from(self.endpoint.shared.addresses.len()).unwrap_or(ServerId::LIMIT)
+        u16::try_from(self.endpoint.shared.servers()).unwrap_or(ServerId::LIMIT)
     }
 
     fn compute_server(&self) -> u16 {

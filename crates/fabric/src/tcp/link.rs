@@ -8,12 +8,13 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use super::cluster::Shared;
+use super::cluster::{Shared, TcpConfig};
 use super::frame::{Decoded, decode_completion};
-use super::op::{Completed, Slots};
+use super::op::{Completed, Slot, Slots};
 use super::queue::{ByteQueue, Flow};
 use crate::handshake::{
-    Gather, HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Refusal, Wanted,
+    Gather, HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Refusal, Role,
+    Wanted,
 };
 use crate::sockets::connect_socket;
 use crate::{Counters, FabricError, ServerId, Uncertainty};
@@ -55,7 +56,6 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Link {
     server: ServerId,
-    address: SocketAddr,
     state: State,
     /// Made when the link opens first.
     queues: Option<Box<(ByteQueue, ByteQueue)>>,
@@ -84,10 +84,9 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(server: ServerId, address: SocketAddr) -> Self {
+    pub(super) fn new(server: ServerId) -> Self {
         Self {
             server,
-            address,
             state: State::Closed,
             queues: None,
             to_send: VecDeque::new(),
@@ -170,7 +169,7 @@ impl Link {
 
     fn connect(&mut self, slots: &mut Slots, around: &Around<'_>) {
         let deadline_ns = around.now_ns.saturating_add(around.shared.config.connect_timeout_ns);
-        match start_connecting(self.address, around) {
+        match start_connecting(around.shared.address(self.server), around) {
             Ok(socket) => self.state = State::Connecting { socket, deadline_ns },
             Err(_) => self.fail(slots, around, self.lost()),
         }
@@ -353,8 +352,28 @@ impl Link {
             .map(|(id, _)| id)
             .collect();
         for id in posted {
-            end(slots, id, Err(error.clone()), around.counters);
+            let error = unless_unsent(error.clone(), slots.pending(id), &around.shared.config);
+            end(slots, id, Err(error), around.counters);
         }
+    }
+}
+
+/// `error`, or that nothing of the operation was sent, if that is so. Only clients are told: what a compute server has
+/// posted to a memory server and is not sure of, it fences or reads again, whether it was sent or not.
+pub(super) fn unless_unsent(
+    error: FabricError,
+    slot: Option<&mut Slot>,
+    config: &TcpConfig,
+) -> FabricError {
+    match slot {
+        Some(slot)
+            if config.role == Role::Client
+                && slot.is_unsent()
+                && matches!(error, FabricError::Indeterminate { .. }) =>
+        {
+            FabricError::NotSent { server: slot.server }
+        }
+        _ => error,
     }
 }
 

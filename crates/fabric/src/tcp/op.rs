@@ -138,6 +138,11 @@ impl Slot {
         }
     }
 
+    /// Whether no frame of it has been made, so that the server cannot have seen any.
+    pub(super) fn is_unsent(&self) -> bool {
+        self.sent == 0 && !self.is_sent
+    }
+
     /// Takes a completion.
     pub(super) fn complete(&mut self, completion: Completion<'_>) -> Completed {
         use super::frame::Kind;

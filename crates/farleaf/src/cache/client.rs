@@ -8,6 +8,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
+use super::write_back::InDoubt;
 use super::{
     Admit, Attached, Cache, CacheCounters, Cooled, FrameId, IoMark, LiveCounters, Mapped,
     MovingAverage, OffloadName, OwnedRange, Ownership, Seen, Spare, WalkMark, is_clean, mark_clean,
@@ -76,6 +77,8 @@ pub struct CacheClient<F: Fabric, L: Layout> {
     /// Free frames that this handle keeps; locked.
     kept: RefCell<Vec<FrameId>>,
     pub(crate) counters: LiveCounters,
+    /// Frames whose last WRITE through this endpoint may still land (C15).
+    pub(super) in_doubt: RefCell<Vec<InDoubt>>,
     /// How long READs of nodes took lately, if that is of interest.
     pub(crate) read_ns: Option<MovingAverage>,
 }
@@ -90,6 +93,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             pages,
             kept: RefCell::default(),
             counters: LiveCounters::default(),
+            in_doubt: RefCell::default(),
         }
     }
 
@@ -445,14 +449,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             LiveCounters::count(&self.counters.write_throughs);
             // With what was taken out of it, if something was.
             let words = match is_clean(page) {
-                true => words.clone(),
+                true => self.to_write(words.clone()),
                 false => 1..L::PAGE_WORDS,
             };
             mark_clean(page);
             if let Err(detour) = self.write_leaf(address, page, words.clone()).await {
                 // The change is made here and nowhere else: the leaf stays, dirty.
                 self.mark_dirty(spare.frame(), page, words);
-                self.after_failed_write(spare.frame(), &detour);
+                self.after_failed_write(spare.frame(), page, &detour);
             }
         }
         let admit = match self.cache.admission.leaf(self.fabric().random()) {
@@ -486,12 +490,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         mark: IoMark<'a>,
         below: Option<(Seen<'_, L>, usize)>,
     ) {
+        let frame = spare.frame();
         let refused = match below {
             Some((parent, slot)) => self.cache.publish_hot(spare, mark, parent, slot).err(),
             None => Some((spare, mark)),
         };
         if let Some((spare, mark)) = refused {
             self.cache.publish_detached(spare, mark);
+        }
+        if self.cache.ages().limit_ns() > 0 {
+            // Whoever took an entry of the frame before had no node to look at (C21).
+            self.cache.ages().queue(frame);
         }
     }
 

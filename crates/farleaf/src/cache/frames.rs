@@ -15,6 +15,7 @@ use super::{
     OffloadName, Owned, OwnedRange, Ownership, Swip, Victims, is_clean,
 };
 use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version, lies_within, slot_range};
+use crate::remote::Detector;
 use crate::remote::Image;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
@@ -36,6 +37,8 @@ pub struct Cache<L: Layout> {
     owned: Owned<L::Key>,
     /// Since when nodes have been dirty.
     ages: Ages,
+    /// Which memory servers can be reached.
+    detector: Detector,
     options: CacheOptions,
 }
 
@@ -162,6 +165,7 @@ impl<L: Layout> Cache<L> {
             fresh: AtomicU64::new(0),
             owned: Owned::new(owned),
             ages: Ages::new(options.write_back_ns, frames),
+            detector: Detector::default(),
             options: *options,
         })
     }
@@ -191,6 +195,11 @@ impl<L: Layout> Cache<L> {
     /// Since when nodes have been dirty, if they are written back by age.
     pub(crate) fn ages(&self) -> &Ages {
         &self.ages
+    }
+
+    /// Which memory servers can be reached, as far as is known.
+    pub fn detector(&self) -> &Detector {
+        &self.detector
     }
 
     /// What the pool does not have yet, as of now by a fabric's clock.
@@ -714,8 +723,11 @@ impl<L: Layout> Cache<L> {
     }
 
     /// Empties the cache of all but the root, which points to no frame any more. For when nothing is under way
-    /// and all is clean, or not worth keeping; says whether that was so.
+    /// and all is clean; says whether that was so.
     pub(crate) fn clear(&self) -> bool {
+        if !self.unwritten_frames().is_empty() {
+            return false;
+        }
         while self.cooling.pop(0).is_some() {}
         for number in 0..self.touched() as u32 {
             let frame = FrameId::new(number);

@@ -31,7 +31,9 @@ pub use frame::{Arena, FrameId, FrameState};
 pub use frames::{Attached, Cache, Cooled, Dirt, Seen, Spare};
 pub(crate) use mapping::WalkMark;
 pub use mapping::{IoMark, Mapped, Mapping};
-pub use options::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
+pub use options::{
+    AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
+};
 pub use owned::{Owned, OwnedRange, Ownership};
 pub use policy::{
     Admission, Admit, Always, ClockVictims, Coin, RandomVictims, UnusedVictims, Victims,

@@ -55,6 +55,16 @@ pub enum OffloadName {
     CostAware,
 }
 
+/// What of a changed leaf is written back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteBackName {
+    /// The words that changed.
+    #[default]
+    Words,
+    /// The whole page, as in the paper.
+    Pages,
+}
+
 /// A scan takes at most one in so many frames at a time.
 const FRAMES_PER_LEAF_AHEAD: u32 = 8;
 
@@ -75,6 +85,8 @@ pub struct CacheOptions {
     pub victims: VictimName,
     /// What is left to memory servers.
     pub offload: OffloadName,
+    /// What of a changed leaf is written back.
+    pub write_back: WriteBackName,
     /// Nodes are written back before they have been dirty for so long, in nanoseconds, by those who run
     /// [`crate::index::Background::WriteBack`]; 0 is never: they stay until their frames are needed.
     pub write_back_ns: u64,
@@ -93,6 +105,7 @@ impl Default for CacheOptions {
             cooling: CoolingName::default(),
             victims: VictimName::default(),
             offload: OffloadName::default(),
+            write_back: WriteBackName::default(),
             write_back_ns: 0,
             scan_ahead: 16,
         }

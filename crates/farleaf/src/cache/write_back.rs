@@ -12,7 +12,8 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{
-    CacheClient, Detour, FrameId, LiveCounters, dirty_words, is_clean, mark_clean, mark_dirty,
+    CacheClient, Detour, FrameId, LiveCounters, WriteBackName, dirty_words, is_clean, mark_clean,
+    mark_dirty,
 };
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
 use crate::remote::{Image, LogSlot, RemoteError};
@@ -22,6 +23,14 @@ use std::ops::Range;
 
 /// How often a WRITE of unknown outcome is posted again.
 const WRITE_RETRIES: u32 = 16;
+
+/// A frame whose last WRITE may still land; until that is settled it says that a WRITE is in flight.
+#[derive(Debug)]
+pub(super) struct InDoubt {
+    frame: FrameId,
+    at: GlobalAddr,
+    words: Range<usize>,
+}
 
 impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Copies words of a leaf to a buffer of the endpoint; nothing if it has none left.
@@ -120,10 +129,19 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             match entry.and(page) {
                 Ok(_) => {
                     slot.keep = false;
+                    self.pages().unpin(at);
                     return Ok(());
                 }
-                Err(error) => self.before_rewrite(at, error).await?,
+                Err(error) => {
+                    if let Err(detour) = self.before_rewrite(at, error).await {
+                        slot.pin(at);
+                        return Err(detour);
+                    }
+                }
             }
+        }
+        if slot.keep {
+            slot.pin(at);
         }
         Err(Detour::Busy)
     }
@@ -148,6 +166,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// What comes before a WRITE is posted again that has not ended well (C15).
     async fn before_rewrite(&self, place: GlobalAddr, error: FabricError) -> Result<(), Detour> {
+        self.cache.detector().learn(&error);
         match error {
             FabricError::QueueFull { .. } => self.fabric().sleep(0).await,
             FabricError::Indeterminate { .. } => {
@@ -175,11 +194,20 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Err(Detour::Busy)
     }
 
+    /// The words to be written if these have changed.
+    #[inline]
+    pub(super) fn to_write(&self, words: Range<usize>) -> Range<usize> {
+        match self.cache.options().write_back {
+            WriteBackName::Words => words,
+            WriteBackName::Pages => 1..L::PAGE_WORDS,
+        }
+    }
+
     /// Adds words of a node in a frame to those that the pool does not have. Under the frame's latch.
     #[inline]
     pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: Range<usize>) {
         let was_clean = is_clean(page);
-        mark_dirty(page, words);
+        mark_dirty(page, self.to_write(words));
         let ages = self.cache.ages();
         if was_clean && ages.limit_ns() > 0 {
             ages.note(frame, self.fabric().now_ns());
@@ -251,6 +279,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 let (page, _guard) = self.lock_frame(frame).await;
                 self.mark_dirty(frame, page, words);
                 cache.arena().set_writing(frame, false);
+            } else {
+                self.in_doubt.borrow_mut().push(InDoubt { frame, at, words });
             }
             return Err(detour);
         }
@@ -267,9 +297,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         words: Range<usize>,
         error: &FabricError,
     ) -> Result<(), Detour> {
+        self.cache.detector().learn(error);
         if matches!(error, FabricError::Indeterminate { .. }) {
             self.fabric().counters().count_retry();
-            self.fabric().reset(at.server()).await?; // C15
+            if let Err(error) = self.fabric().reset(at.server()).await {
+                self.in_doubt.borrow_mut().push(InDoubt { frame, at, words }); // C15
+                return Err(error.into());
+            }
         }
         let (page, _guard) = self.lock_frame(frame).await;
         self.mark_dirty(frame, page, words);
@@ -278,10 +312,33 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// A WRITE of a frame's words that is not a write-back did not end well: if it may land later, no other follows
-    /// it (C15).
-    pub(crate) fn after_failed_write(&self, frame: FrameId, detour: &Detour) {
+    /// it until that is settled (C15).
+    pub(crate) fn after_failed_write(&self, frame: FrameId, page: Page<'_, L>, detour: &Detour) {
         if matches!(detour, Detour::Failed(_)) {
             self.cache.arena().set_writing(frame, true);
+            let (at, words) = (page.address(), 1..L::PAGE_WORDS);
+            self.in_doubt.borrow_mut().push(InDoubt { frame, at, words });
+        }
+    }
+
+    /// Settles what WRITEs of this endpoint have left in doubt, as far as their memory servers are there again: nothing of them
+    /// lands any more, and the nodes are dirty.
+    ///
+    /// # Errors
+    /// [`FabricError`] if a memory server is not.
+    pub(crate) async fn settle_writes(&self) -> Result<(), FabricError> {
+        loop {
+            let Some(server) = self.in_doubt.borrow().first().map(|doubt| doubt.at.server()) else {
+                return Ok(());
+            };
+            self.fabric().reset(server).await?;
+            let is_settled = |doubt: &mut InDoubt| doubt.at.server() == server;
+            let settled: Vec<_> = self.in_doubt.borrow_mut().extract_if(.., is_settled).collect();
+            for InDoubt { frame, words, .. } in settled {
+                let (page, _guard) = self.lock_frame(frame).await;
+                self.mark_dirty(frame, page, words);
+                self.cache.arena().set_writing(frame, false);
+            }
         }
     }
 

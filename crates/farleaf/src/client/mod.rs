@@ -2,18 +2,23 @@
 //!
 //! A client knows a partition map, which may be old: each operation goes to the owner of its key, who answers or names
 //! another owner and epoch; then the client asks for the map and goes on there. What changes nothing is asked again when
-//! its outcome is unknown; a change is not, and ends as [`IndexError::Indeterminate`].
+//! its outcome is unknown; a change is not, and ends as [`IndexError::Indeterminate`]. A compute server that does not
+//! answer may have come back elsewhere: a [`Directory`] says where, and what was not sent is asked again there.
 //!
 //! *Invariants*: N1. every operation ends by its deadline: it is asked again only if another request can end before.
-//! N2. a change is sent again only if the compute server said that nothing had happened.
+//! N2. a change is sent again only if the compute server said that nothing had happened, or nothing was sent to it.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
 mod design;
+mod directory;
 mod load;
 mod scan;
 
 pub use design::Remote;
+pub use directory::Directory;
+
+use directory::Fixed;
 
 use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Action, Layout, LeafEdit};
@@ -22,7 +27,6 @@ use crate::together::all;
 use crate::wire::{Ask, Told, Trouble};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty, Work};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// What can be chosen for a client.
@@ -53,8 +57,7 @@ pub struct ClientIndex<F: Fabric, L: Layout> {
     fabric: F,
     options: ClientOptions,
     route: RefCell<Rc<PartitionMap<L::Key>>>,
-    /// Compute servers that are known not to be there: nothing is sent to them.
-    absent: BTreeSet<u16>,
+    directory: Rc<dyn Directory<L::Key>>,
 }
 
 /// How long an operation may still take.
@@ -76,6 +79,26 @@ fn not_served(compute_server: u16, trouble: Trouble) -> IndexError {
     }
 }
 
+/// Whether the server may be elsewhere by now.
+fn is_lost(error: &FabricError) -> bool {
+    match error {
+        FabricError::NotSent { .. } | FabricError::NotLetIn { .. } => true,
+        FabricError::Indeterminate { why, .. } => *why != Uncertainty::NotKnownThere,
+        _ => false,
+    }
+}
+
+/// Whether a request came to nothing for a reason that may pass.
+fn has_not_happened(error: &IndexError) -> bool {
+    match error {
+        IndexError::NotServed { trouble, .. } => {
+            matches!(trouble, Trouble::Unavailable | Trouble::Absent)
+        }
+        IndexError::NotSent { .. } | IndexError::Fabric(FabricError::QueueFull { .. }) => true,
+        _ => false,
+    }
+}
+
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// A client over this endpoint; asks for the map.
     ///
@@ -83,7 +106,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// [`IndexError`] if no compute server gives it before the deadline.
     pub async fn open(fabric: F, options: ClientOptions) -> Result<Self, IndexError> {
         let nobody = PartitionMap::new::<L>(0, Vec::new())?;
-        let index = Self::with_map(fabric, options, nobody, BTreeSet::new());
+        let index = Self::with_map(fabric, options, nobody, Rc::new(Fixed));
         let mut patience = index.patience();
         loop {
             let mut outcome = Err(IndexError::InvalidArgument("there are no compute servers"));
@@ -99,14 +122,14 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// A client over this endpoint that goes by a map from elsewhere, and knows that some compute servers are absent.
+    /// A client over this endpoint that goes by a map from elsewhere, and by what a directory says of its servers.
     pub fn with_map(
         fabric: F,
         options: ClientOptions,
         map: PartitionMap<L::Key>,
-        absent: BTreeSet<u16>,
+        directory: Rc<dyn Directory<L::Key>>,
     ) -> Self {
-        Self { fabric, options, route: RefCell::new(Rc::new(map)), absent }
+        Self { fabric, options, route: RefCell::new(Rc::new(map)), directory }
     }
 
     /// The map that the client goes by.
@@ -139,15 +162,35 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
     /// One request to one compute server, and its answer.
     async fn ask(&self, compute_server: u16, ask: &Ask<L>) -> Result<Told<L>, IndexError> {
-        if self.absent.contains(&compute_server) {
+        if self.directory.is_absent(compute_server) {
+            self.directory.look_again();
             return Err(not_served(compute_server, Trouble::Absent));
         }
         let server = ServerId::new(compute_server);
-        let reply = self.fabric.call(server, ask.encode()).await?;
+        let reply = match self.fabric.call(server, ask.encode()).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                if is_lost(&error) {
+                    self.directory.look_again();
+                }
+                return Err(match error {
+                    FabricError::NotSent { .. } => IndexError::NotSent { compute_server },
+                    error => error.into(),
+                });
+            }
+        };
         match Told::decode(&reply) {
             Some(Told::No(trouble)) => Err(not_served(compute_server, trouble)),
             Some(told) => Ok(told),
             None => Err(IndexError::BadReply { server }),
+        }
+    }
+
+    /// Goes by the directory's map, if that is newer.
+    fn learn_elsewhere(&self) {
+        let epoch = self.route.borrow().epoch();
+        if let Some(map) = self.directory.newer_map(epoch) {
+            *self.route.borrow_mut() = Rc::new(map);
         }
     }
 
@@ -188,15 +231,14 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                     Ok(true) => continue,
                     _ => true, // it will be told something new soon
                 },
-                IndexError::NotServed { trouble, .. } => *trouble == Trouble::Unavailable,
-                IndexError::Fabric(FabricError::QueueFull { .. }) => true,
                 IndexError::Indeterminate(_) => is_harmless,
-                _ => false,
+                error => has_not_happened(error),
             };
             let patience = patience.get_or_insert_with(|| self.patience());
             if !again || !self.wait(patience).await {
                 return Err(error);
             }
+            self.learn_elsewhere();
         }
     }
 
@@ -243,11 +285,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                     Ok(Told::NotOwner { owner, epoch }) => IndexError::NotOwner { owner, epoch },
                     Ok(_) => return Err(IndexError::BadReply { server: ServerId::new(owner) }),
                     // To set a key twice is to set it.
-                    Err(
-                        error @ (IndexError::Indeterminate(_)
-                        | IndexError::NotServed { trouble: Trouble::Unavailable, .. }
-                        | IndexError::Fabric(FabricError::QueueFull { .. })),
-                    ) => error,
+                    Err(error @ IndexError::Indeterminate(_)) => error,
+                    Err(error) if has_not_happened(&error) => error,
                     Err(error) => return Err(error),
                 };
                 if matches!(error, IndexError::NotOwner { .. }) {
@@ -263,6 +302,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             {
                 return Err(error);
             }
+            self.learn_elsewhere();
         }
         Ok(())
     }

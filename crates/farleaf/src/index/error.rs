@@ -81,6 +81,14 @@ pub enum IndexError {
         /// Why not.
         trouble: Trouble,
     },
+    /// A compute server could not be reached, and nothing was sent to it.
+    #[error(
+        "compute server {compute_server} cannot be reached; nothing was sent to it, and nothing has changed"
+    )]
+    NotSent {
+        /// The compute server.
+        compute_server: u16,
+    },
     /// An argument is out of its range.
     #[error("{0}")]
     InvalidArgument(&'static str),

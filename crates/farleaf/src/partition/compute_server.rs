@@ -5,11 +5,12 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::{Detector, LoadSamples, PartitionMap};
+use super::{LoadSamples, PartitionMap};
 use crate::cache::CacheOptions;
 use crate::index::IndexError;
 use crate::index::dex::DexServer;
 use crate::page::Layout;
+use crate::remote::Detector;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 
 /// A compute server and the map that it goes by.
@@ -21,7 +22,6 @@ pub struct ComputeServer<L: Layout> {
     /// The epoch of `map`, to see at a glance whether it has changed.
     epoch: AtomicU64,
     samples: LoadSamples<L::Key>,
-    detector: Detector,
     /// Operations of others' clients under way.
     under_way: AtomicU64,
     /// Until when nobody is served; [`SERVES`] or [`RESUMES`] otherwise.
@@ -50,7 +50,6 @@ impl<L: Layout> ComputeServer<L> {
             map: Mutex::new(map),
             epoch,
             samples: LoadSamples::default(),
-            detector: Detector::default(),
             under_way: AtomicU64::new(0),
             halted_until_ns: AtomicU64::new(SERVES),
         }
@@ -124,7 +123,7 @@ impl<L: Layout> ComputeServer<L> {
 
     /// Which memory servers it can reach.
     pub fn detector(&self) -> &Detector {
-        &self.detector
+        self.dex.cache().detector()
     }
 
     /// The epoch of the map that it goes by.

@@ -95,7 +95,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             let asked = servers.map(|server| fabric.call(server, Request::<L>::Usage.encode()));
             let answers = all(asked).await;
             answers.iter().filter_map(|answer| answer.as_ref().err()).for_each(|error| {
-                detector.learn_of(error);
+                detector.learn(error);
             });
             if answers.iter().all(Result::is_ok) {
                 detector.all_have_answered(round);
@@ -176,7 +176,9 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
 
     /// The answer to what has failed.
     fn no(&self, error: &IndexError) -> Told<L> {
-        self.part.server.detector().learn(error);
+        if let IndexError::Fabric(error) | IndexError::Indeterminate(error) = error {
+            self.part.server.detector().learn(error);
+        }
         Told::No(trouble(error))
     }
 
@@ -252,7 +254,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     pub async fn resume(&self) -> Result<(), IndexError> {
         match self.part.server.begin_resume(u64::MAX - 1) {
             Some(resuming) => {
-                self.part.index.forget().await?;
+                self.begin_anew().await?;
                 resuming.serve();
                 Ok(())
             }
@@ -260,12 +262,18 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         }
     }
 
+    /// Forgets the tree that was, when all of it is written back: who asked to halt may have failed to do so.
+    async fn begin_anew(&self) -> Result<(), RemoteError> {
+        self.part.index.flush().await?;
+        self.part.index.forget().await
+    }
+
     /// Serves again if nobody has said so for too long: whoever asked to halt may be dead.
     async fn resume_if_due(&self) -> bool {
         let Some(resuming) = self.part.server.begin_resume(self.fabric().now_ns()) else {
             return false;
         };
-        match self.part.index.forget().await {
+        match self.begin_anew().await {
             Ok(()) => {
                 resuming.serve();
                 true

@@ -17,6 +17,8 @@ pub(super) struct Identity {
     owner: Cell<u16>,
     /// By memory server: where the log is, once asked for, and which of its slots are in use.
     logs: RefCell<Vec<Option<Log>>>,
+    /// Slots that are kept for nodes that are half written and not locked.
+    pinned: RefCell<Vec<(GlobalAddr, ServerId, u64)>>,
     /// The last number given out of each ticket, and whether that is in use.
     tickets: RefCell<[(u32, bool); TICKETS]>,
 }
@@ -38,15 +40,25 @@ pub(crate) struct Slot<'a> {
     pub(super) at: GlobalAddr,
     /// The entry may still be needed: the slot stays in use.
     pub(crate) keep: bool,
+    /// Until the node at this address is whole.
+    pinned_for: Option<GlobalAddr>,
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        self.identity.free(self.server, self.number, self.keep);
+        match self.pinned_for {
+            Some(at) => self.identity.pinned.borrow_mut().push((at, self.server, self.number)),
+            None => self.identity.free(self.server, self.number, self.keep),
+        }
     }
 }
 
 impl Slot<'_> {
+    /// Keeps the slot in use until the node at `at`, which is half written and not locked, has been written again.
+    pub(crate) fn pin(mut self, at: GlobalAddr) {
+        self.pinned_for = Some(at);
+    }
+
     /// The client whose log this is a slot of.
     pub(crate) fn owner(&self) -> u16 {
         self.identity.owner.get()
@@ -56,7 +68,12 @@ impl Slot<'_> {
 impl Identity {
     pub(super) fn new(memory_servers: u16) -> Self {
         let logs = RefCell::new(vec![None; usize::from(memory_servers)]);
-        Self { owner: Cell::new(0), logs, tickets: RefCell::new([(0, false); TICKETS]) }
+        Self {
+            owner: Cell::new(0),
+            logs,
+            pinned: RefCell::default(),
+            tickets: RefCell::new([(0, false); TICKETS]),
+        }
     }
 
     /// This client's number, if it has one.
@@ -88,7 +105,7 @@ impl Identity {
         let number = (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0)?;
         log.used |= 1 << number;
         let at = log.at.plus(number * slot_bytes);
-        Some(Slot { identity: self, server, number, at, keep: false })
+        Some(Slot { identity: self, server, number, at, keep: false, pinned_for: None })
     }
 }
 
@@ -159,6 +176,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         }
         Ok(owner)
+    }
+
+    /// The node at `at` is whole: slots that were kept for it are free.
+    pub(crate) fn unpin(&self, at: GlobalAddr) {
+        let mut pinned = self.identity.pinned.borrow_mut();
+        for (_, server, number) in pinned.extract_if(.., |(node, ..)| *node == at) {
+            self.identity.free(server, number, false);
+        }
     }
 
     /// Prepares this client's logs on all memory servers, as far as they have room: later they may have none.

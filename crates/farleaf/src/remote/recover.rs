@@ -26,6 +26,9 @@ use crate::page::{Layout, LockWord};
 use crate::wire::{LOG_SLOTS, Refusal, Reply, Request, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
+/// For how long a page stays as it is that nobody is writing, in nanoseconds.
+const STABLE_NS: u64 = 100_000;
+
 /// Whose pages are looked after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gone {
@@ -210,7 +213,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 if word.is_locked() || page.is_of_one_piece() || page.level() == 0 || !is_target {
                     continue;
                 }
-                pages.extend(redo.apply(page).map(|image| (redo.at, image)));
+                // A page that others are changing at this moment looks like this, too.
+                self.fabric().sleep(STABLE_NS).await;
+                let again = self.read_raw(redo.at).await?;
+                let same = |word: usize| again.buffer.get(word) == found.buffer.get(word);
+                if (0..L::PAGE_WORDS).all(same) {
+                    pages.extend(redo.apply(page).map(|image| (redo.at, image)));
+                }
             }
         }
         pages.sort_by_key(|(_, image)| std::cmp::Reverse(image.page().level()));

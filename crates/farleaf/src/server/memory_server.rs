@@ -109,6 +109,14 @@ impl<L: Layout> MemoryServer<L> {
         }
     }
 
+    /// Nodes on this server, of all designs: those in chunks that were given away and, as far as the server knows, in use;
+    /// and those that it knows to be free. What a client has of a chunk and has not used yet counts as in use.
+    pub fn nodes(&self) -> (u64, u64) {
+        let given = self.chunks.allocated_bytes() / NodeCarver::NODE_ALIGN - 1;
+        let free = self.tree.usage().nodes_free + lock(&self.given_back).len() as u64;
+        (given.saturating_sub(free), free)
+    }
+
     /// Refuses keys of other servers.
     #[inline]
     fn mine(&self, key: &L::Key) -> Result<(), Refusal> {

@@ -1,52 +1,86 @@
 //! `farleaf client bench`: closed loops of clients, several operations of each in flight.
 
-use super::{Abandon, Patience, connect};
+use super::tally::{Progress, Tally};
+use super::{Abandon, Outcome, Patience, connect};
 use crate::output;
 use crate::programs::Place;
+use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
-use comfy_table::{Table, presets};
 use farleaf::index::{IndexError, RangeIndex};
-use farleaf_bench::driver::execute;
+use farleaf_bench::driver::{Amount, Due, Moment, execute, first_key};
+use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::workload::{Distribution, Inserted, Mix, OperationStream, StreamConfig};
+use farleaf_bench::workload::{
+    Distribution, Harness, Inserted, Mix, OperationStream, StreamConfig,
+};
 use farleaf_cluster::client::Client;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use hdrhistogram::Histogram;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
 
 /// The options of `farleaf client bench`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  farleaf client --dir /tmp/farleaf bench --load --workload ycsb-b --keys 1M \
-    --operations 1M --in-flight 64\n\nLatencies are those of a closed loop: a client asks for the next thing when it has \
-    the answer."
+    after_help = "Examples:\n  farleaf client --dir /tmp/farleaf bench --load --workload ycsb-b --keys 1M \
+    --operations 1M --in-flight 64\n  farleaf client --dir /tmp/farleaf bench --keys-from keys.csv --seconds 30 \
+    --distribution zipfian:0.99\n\nLatencies are those of a closed loop: a client asks for the next thing when it has \
+    the answer. Operations that fail have none.\n\nExit codes: 0 done, 1 operations failed or something else on the way, \
+    2 the command line or a file makes no sense."
 )]
 pub(crate) struct Arguments {
     /// The mix of operations: `farleaf bench --help` lists the names
     #[arg(long, value_name = "NAME", default_value = "ycsb-b", value_parser = mix)]
     workload: Mix,
-    /// How many keys there are
-    #[arg(long, value_name = "N", default_value = "1M", value_parser = crate::units::positive)]
+    /// How many keys there are, evenly spread over all 64-bit numbers
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
+    /// Take the keys of a CSV file instead, plain or gzip, as for `farleaf client load`
+    #[arg(long, value_name = "FILE", conflicts_with = "keys")]
+    keys_from: Option<PathBuf>,
+    /// That file's column of keys [default: `key`, or the first of a file without a header]
+    #[arg(long, value_name = "NAME", requires = "keys_from")]
+    key_column: Option<String>,
     /// Load the keys first, into an empty index
     #[arg(long)]
     load: bool,
-    /// How often which key: uniform, zipfian:THETA, ..
+    /// How often which key: uniform, zipfian:THETA or latest:THETA
     #[arg(long, value_name = "NAME", default_value = "uniform")]
     distribution: Distribution,
+    /// Leave popular keys side by side instead of scattering them over the keys by a hash
+    #[arg(long)]
+    clustered: bool,
+    /// Make other keys popular during the run: at a part of it, such as `50%`, or after so many seconds. For zipfian
+    /// distributions
+    #[arg(long, value_name = "PERCENT%|S", value_parser = bench::moment)]
+    shift_hotspot_at: Option<Moment>,
+    /// How far popular keys then move up among the keys, round their end, in percent of the keys
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value = "50",
+        value_parser = bench::part,
+        requires = "shift_hotspot_at"
+    )]
+    shift_hotspot_by: f64,
     /// Operations of all clients together
-    #[arg(long, value_name = "N", default_value = "1M", value_parser = crate::units::positive)]
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     operations: u64,
+    /// How long to run instead, in seconds
+    #[arg(long, value_name = "S", value_parser = units::seconds, conflicts_with = "operations")]
+    seconds: Option<f64>,
+    /// Give up when so many operations in a row have failed that one client asked of one compute server
+    #[arg(long, value_name = "N", default_value = "100", value_parser = units::positive)]
+    most_failures: u64,
     /// Clients, each on a thread and connections of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 256))]
     clients: u16,
     /// Operations that each client has in flight
-    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = units::limited::<u16>(1, 1024))]
     in_flight: u16,
     /// Where randomness starts
-    #[arg(long, value_name = "SEED", default_value = "1")]
+    #[arg(long, value_name = "SEED", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// Print JSON
     #[arg(long)]
@@ -57,55 +91,90 @@ fn mix(name: &str) -> Result<Mix, String> {
     Mix::named(name).map_err(|error| error.to_string())
 }
 
-/// What one client brings home.
-struct Measured {
-    latency_ns: Histogram<u64>,
-    missed: u64,
-    failed: u64,
-    indeterminate: u64,
-    start_ns: u64,
-    end_ns: u64,
-}
+impl Arguments {
+    fn key_space(&self) -> anyhow::Result<KeySpace> {
+        let Some(path) = &self.keys_from else { return Ok(KeySpace::spread(self.keys)) };
+        let names = ColumnNames { key: self.key_column.clone(), value: None };
+        let input = read_records(path, &names)?;
+        KeySpace::listed(&input.records).context("the input is sorted and not empty")
+    }
 
-impl Measured {
-    fn record(&mut self, outcome: Result<bool, IndexError>, ns: u64) {
-        match outcome {
-            Ok(true) => {}
-            Ok(false) => self.missed += 1,
-            Err(IndexError::Indeterminate(_)) => self.indeterminate += 1,
-            Err(_) => self.failed += 1,
+    fn amount(&self) -> Amount {
+        match self.seconds {
+            Some(seconds) => Amount::Nanoseconds((seconds * 1e9) as u64),
+            None => Amount::Operations(self.operations),
         }
-        self.latency_ns.saturating_record(ns);
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let is_zipfian = matches!(self.distribution, Distribution::Zipfian { .. });
+        if self.shift_hotspot_at.is_some() && !is_zipfian {
+            return usage(format!(
+                "--shift-hotspot-at needs --distribution zipfian:THETA: {} has no hotspot that could shift",
+                self.distribution
+            ));
+        }
+        Ok(())
     }
 }
 
-/// One of the loops that share a client.
-async fn work(
-    client: &Client,
-    stream: &RefCell<OperationStream>,
-    left: &RefCell<u64>,
-    measured: &RefCell<Measured>,
-    abandon: &Abandon,
-    count: &dyn Fn(u64),
-) {
-    let fabric = client.fabric();
-    loop {
-        if *left.borrow() == 0 || abandon.is_wished() {
-            return;
+/// One client and its work.
+struct Loop<'a> {
+    client: &'a Client,
+    stream: RefCell<OperationStream>,
+    tally: RefCell<Tally>,
+    /// Operations that are left, and when the last may begin.
+    left: Cell<u64>,
+    until_ns: u64,
+    begun: Cell<u64>,
+    shift: Cell<Option<Due>>,
+    arguments: &'a Arguments,
+    abandon: &'a Abandon,
+    progress: &'a Progress,
+}
+
+impl Loop<'_> {
+    /// One of those that share the client.
+    async fn work(&self) {
+        let fabric = self.client.fabric();
+        loop {
+            let begin_ns = fabric.now_ns();
+            if self.left.get() == 0
+                || begin_ns >= self.until_ns
+                || self.abandon.is_wished()
+                || self.progress.has_given_up()
+            {
+                return;
+            }
+            if let Some(due) = self.shift.get()
+                && (self.begun.get() >= due.operations || begin_ns >= due.ns)
+            {
+                self.stream.borrow_mut().shift_hotspot(self.arguments.shift_hotspot_by / 100.0);
+                self.shift.set(None);
+            }
+            self.left.set(self.left.get() - 1);
+            self.begun.set(self.begun.get() + 1);
+            let next = self.stream.borrow_mut().next();
+            let Some(operation) = next else {
+                self.progress.give_up("the key space has no room for another new key".to_owned());
+                return;
+            };
+            let batch = self.stream.borrow().batch().to_vec();
+            let owner = first_key(&operation, &batch)
+                .and_then(|key| self.client.compute_server_of(&key))
+                .unwrap_or_default();
+            let outcome = execute(self.client, operation, &batch).await;
+            let now_ns = fabric.now_ns();
+            self.progress.count(outcome.is_err(), now_ns);
+            let error = outcome.as_ref().err().map(IndexError::to_string).unwrap_or_default();
+            let in_a_row =
+                self.tally.borrow_mut().record(&operation, owner, outcome, now_ns - begin_ns);
+            if in_a_row >= self.arguments.most_failures {
+                self.progress.give_up(format!(
+                    "gave up after {in_a_row} failures in a row at compute server {owner}: {error}"
+                ));
+            }
         }
-        *left.borrow_mut() -= 1;
-        let next = stream.borrow_mut().next();
-        let Some(operation) = next else {
-            let full = IndexError::InvalidArgument("the key space has no room for a new key");
-            measured.borrow_mut().record(Err(full), 0);
-            continue;
-        };
-        let batch = stream.borrow().batch().to_vec();
-        let begin_ns = fabric.now_ns();
-        let outcome = execute(client, operation, &batch).await;
-        let ns = fabric.now_ns() - begin_ns;
-        measured.borrow_mut().record(outcome, ns);
-        count(1);
     }
 }
 
@@ -122,15 +191,16 @@ async fn load(
     Ok(client.fabric().now_ns() - start_ns)
 }
 
-/// Measures; true unless everything failed.
+/// Measures; done if no operation failed.
 pub(super) fn run(
     place: &Place,
     patience: &Patience,
     arguments: &Arguments,
     abandon: &Abandon,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Outcome> {
+    arguments.check()?;
+    let keys = arguments.key_space()?;
     let connection = connect(place, patience, usize::from(arguments.in_flight).max(64) * 2)?;
-    let keys = KeySpace::spread(arguments.keys);
     let mut load_ns = None;
     if arguments.load {
         let bar = output::bar("records", None);
@@ -140,92 +210,79 @@ pub(super) fn run(
     let config = StreamConfig {
         mix: arguments.workload.clone(),
         distribution: arguments.distribution,
-        clustered: false,
+        clustered: arguments.clustered,
         keys,
         seed: arguments.seed,
+        harness: Harness::default(),
     };
     let clients = usize::from(arguments.clients);
     let inserted = Arc::new(Inserted::new(clients, 0));
-    let bar = output::bar("operations", Some(arguments.operations));
+    let progress = Progress::new(arguments.seconds.is_none().then_some(arguments.operations));
     let outcomes = connection.run_all(clients, async |client, number| {
-        let share = arguments.operations / clients as u64;
-        let extra = u64::from((number as u64) < arguments.operations % clients as u64);
-        let left = RefCell::new(share + extra);
-        let stream = RefCell::new(OperationStream::new(&config, number, &inserted));
         let start_ns = client.fabric().now_ns();
-        let measured = RefCell::new(Measured {
-            latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3)?,
-            missed: 0,
-            failed: 0,
-            indeterminate: 0,
-            start_ns,
-            end_ns: start_ns,
-        });
-        let count = |done| bar.inc(done);
-        let loops = (0..arguments.in_flight)
-            .map(|_| work(&client, &stream, &left, &measured, abandon, &count));
-        futures_util::future::join_all(loops).await;
-        let mut measured = measured.into_inner();
-        measured.end_ns = client.fabric().now_ns();
-        Ok::<_, anyhow::Error>(measured)
+        progress.start(start_ns);
+        let amount = arguments.amount().share(number, clients);
+        let (left, until_ns) = match amount {
+            Amount::Operations(operations) => (operations, u64::MAX),
+            Amount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
+        };
+        let work = Loop {
+            client: &client,
+            stream: RefCell::new(OperationStream::new(&config, number, &inserted)),
+            tally: RefCell::new(Tally::new(start_ns)?),
+            left: Cell::new(left),
+            until_ns,
+            begun: Cell::new(0),
+            shift: Cell::new(arguments.shift_hotspot_at.map(|at| at.due(amount, start_ns))),
+            arguments,
+            abandon,
+            progress: &progress,
+        };
+        futures_util::future::join_all((0..arguments.in_flight).map(|_| work.work())).await;
+        let mut tally = work.tally.into_inner();
+        tally.end_ns = client.fabric().now_ns();
+        Ok::<_, anyhow::Error>(tally)
     });
-    bar.finish_and_clear();
-    let measured = outcomes.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    report(arguments, load_ns, &measured)
+    let gave_up = progress.end();
+    let mut tallies = outcomes.into_iter().collect::<anyhow::Result<Vec<_>>>()?.into_iter();
+    let mut tally = tallies.next().context("a client has run")?;
+    tallies.try_for_each(|other| tally.add(other))?;
+    report(arguments, config.keys.len(), load_ns, &tally)?;
+    Ok(match gave_up.or_else(|| tally.trouble()) {
+        Some(why) => Outcome::No(why),
+        None => Outcome::Done,
+    })
 }
 
 fn report(
     arguments: &Arguments,
+    keys: u64,
     load_ns: Option<u64>,
-    measured: &[Measured],
-) -> anyhow::Result<bool> {
-    let mut latency_ns = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
-    for one in measured {
-        latency_ns.add(&one.latency_ns)?;
-    }
-    let sum = |of: fn(&Measured) -> u64| measured.iter().map(of).sum::<u64>();
-    let (missed, failed) = (sum(|one| one.missed), sum(|one| one.failed));
-    let indeterminate = sum(|one| one.indeterminate);
-    let start_ns = measured.iter().map(|one| one.start_ns).min().unwrap_or(0);
-    let end_ns = measured.iter().map(|one| one.end_ns).max().unwrap_or(0);
-    let seconds = end_ns.saturating_sub(start_ns) as f64 / 1e9;
-    let per_second = latency_ns.len() as f64 / seconds.max(1e-9);
-    let microseconds = |quantile| latency_ns.value_at_quantile(quantile) as f64 / 1e3;
+    tally: &Tally,
+) -> anyhow::Result<()> {
+    let load_keys_per_s = load_ns.map(|ns| keys as f64 / (ns as f64 / 1e9));
     if arguments.json {
         let json = serde_json::json!({
             "workload": arguments.workload.name,
-            "keys": arguments.keys,
+            "keys": keys,
             "clients": arguments.clients,
             "in_flight": arguments.in_flight,
-            "operations": latency_ns.len(),
-            "operations_per_s": per_second,
-            "missed": missed,
-            "failed": failed,
-            "indeterminate": indeterminate,
-            "latency_p50_us": microseconds(0.5),
-            "latency_p99_us": microseconds(0.99),
-            "latency_p999_us": microseconds(0.999),
-            "load_keys_per_s": load_ns.map(|ns| arguments.keys as f64 / (ns as f64 / 1e9)),
+            "operations": tally.operations(),
+            "seconds": tally.seconds(),
+            "operations_per_s": tally.done_per_second(),
+            "absent": tally.absent,
+            "present": tally.present,
+            "missed": tally.absent + tally.present,
+            "failed": tally.failed,
+            "indeterminate": tally.unknown,
+            "latency_p50_us": tally.microseconds(0.5),
+            "latency_p99_us": tally.microseconds(0.99),
+            "latency_p999_us": tally.microseconds(0.999),
+            "load_keys_per_s": load_keys_per_s,
         });
         println!("{}", serde_json::to_string_pretty(&json)?);
     } else {
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_FULL_CONDENSED);
-        table.set_header(["", "figure"]);
-        if let Some(ns) = load_ns {
-            let rate = arguments.keys as f64 / (ns as f64 / 1e9);
-            table.add_row(["keys loaded per second".into(), format!("{rate:.0}")]);
-        }
-        table.add_row(["operations".into(), latency_ns.len().to_string()]);
-        table.add_row(["operations per second".into(), format!("{per_second:.0}")]);
-        table.add_row(["found nothing, or something".into(), missed.to_string()]);
-        table.add_row(["failed".into(), failed.to_string()]);
-        table.add_row(["outcome unknown".into(), indeterminate.to_string()]);
-        for (name, quantile) in [("median", 0.5), ("p99", 0.99), ("p99.9", 0.999)] {
-            table
-                .add_row([format!("latency, {name}"), format!("{:.1} us", microseconds(quantile))]);
-        }
-        println!("{table}");
+        println!("{}", tally.table(load_keys_per_s));
     }
-    Ok(failed + indeterminate < latency_ns.len())
+    Ok(())
 }

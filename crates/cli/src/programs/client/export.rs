@@ -4,7 +4,7 @@
 //! name.
 
 use super::commands::print_scan;
-use super::{Abandon, Patience, connect};
+use super::{Abandon, Outcome, Patience, connect};
 use crate::output;
 use crate::programs::Place;
 use anyhow::Context;
@@ -83,11 +83,11 @@ pub(super) fn run(
     patience: &Patience,
     arguments: &Arguments,
     abandon: &Abandon,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Outcome> {
     let records = match arguments.path() {
         None => write(place, patience, abandon, std::io::stdout())?,
         Some(path) => to_file(place, patience, abandon, path)?,
     };
     output::note(&format!("{records} records"));
-    Ok(true)
+    Ok(Outcome::Done)
 }

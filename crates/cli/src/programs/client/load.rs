@@ -1,22 +1,31 @@
 //! `farleaf client load`: records from a CSV file.
 
-use super::{Abandon, Patience, connect};
-use crate::output;
+use super::{Abandon, Outcome, Patience, connect};
+use crate::output::{self, grouped};
 use crate::programs::Place;
 use anyhow::Context;
 use clap::Args;
 use farleaf::index::{IndexError, RangeIndex};
+use farleaf::partition::PartitionMap;
+use farleaf_bench::input::{ColumnNames, Rows};
 use farleaf_cluster::client::Client;
 use std::cell::RefCell;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
 
 /// The options of `farleaf client load`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The file, or - for stdin; a first line that is no record is a header
+    /// The file, plain or gzip, or - for stdin
     pub(crate) file: PathBuf,
+    /// Its column of keys [default: `key`, or the first of a file without a header]
+    #[arg(long, value_name = "NAME")]
+    key_column: Option<String>,
+    /// Its column of values [default: `value`, or the second of a file without a header, or the number of the row,
+    /// from 0]
+    #[arg(long, value_name = "NAME")]
+    value_column: Option<String>,
     /// Load into an empty index, from a file that ascends strictly: nobody else may use the index meanwhile
     #[arg(long)]
     bulk: bool,
@@ -28,60 +37,42 @@ pub(crate) struct Arguments {
 /// Records of one request, and how many requests are in flight.
 const RECORDS_TOGETHER: usize = 1024;
 const REQUESTS: usize = 8;
-/// The longest line, in bytes: two numbers, a comma and some spaces.
-const LINE_BYTES: u64 = 256;
+/// A load of at least so many records, of which more than this share goes to one of several compute servers, is warned of.
+const ENOUGH_RECORDS: u64 = 1_000;
+const FILLED: f64 = 0.9;
 
-/// Records from the lines of a file. The first error ends them, and is kept.
+/// Records from the rows of a file. The first error ends them, and is kept.
 struct Records {
-    lines: Box<dyn BufRead + Send>,
-    name: String,
-    number: u64,
+    rows: Rows,
     error: Option<anyhow::Error>,
     abandon: Abandon,
+    owners: Owners,
 }
 
-impl Records {
-    fn open(path: &Path, abandon: Abandon) -> anyhow::Result<Self> {
-        let (lines, name): (Box<dyn BufRead + Send>, _) = if path == Path::new("-") {
-            (Box::new(BufReader::new(io::stdin())), "stdin".to_owned())
-        } else {
-            let name = path.display().to_string();
-            let file = File::open(path)
-                .map_err(|why| crate::UsageError(format!("{name} cannot be read: {why}")))?;
-            (Box::new(BufReader::with_capacity(1 << 20, file)), name)
-        };
-        Ok(Self { lines, name, number: 0, error: None, abandon })
+/// Where the records went.
+struct Owners {
+    map: Rc<PartitionMap<u64>>,
+    /// How many, by compute server.
+    records: BTreeMap<u16, u64>,
+}
+
+impl Owners {
+    fn count(&mut self, key: u64) {
+        *self.records.entry(self.map.owner_of(&key)).or_default() += 1;
     }
 
-    /// The next record.
-    fn read(&mut self) -> anyhow::Result<Option<(u64, u64)>> {
-        use std::io::Read;
-        loop {
-            self.abandon.check()?;
-            let mut line = Vec::new();
-            let read = (&mut self.lines).take(LINE_BYTES).read_until(b'\n', &mut line);
-            if read.with_context(|| format!("{} cannot be read", self.name))? == 0 {
-                return Ok(None);
-            }
-            self.number += 1;
-            let text = String::from_utf8_lossy(&line);
-            let text = text.trim();
-            if text.is_empty() {
-                continue;
-            }
-            let fields = text.split_once(',');
-            let parsed = fields.and_then(|(key, value)| {
-                Some((key.trim().parse().ok()?, value.trim().parse().ok()?))
-            });
-            match parsed {
-                Some(record) => return Ok(Some(record)),
-                None if self.number == 1 && line.ends_with(b"\n") => {} // a header
-                None => {
-                    let what = format!("{}:{}: expected `key,value`", self.name, self.number);
-                    return crate::usage(what);
-                }
-            }
-        }
+    /// That nearly all went to one of several compute servers, if so.
+    fn warning(&self) -> Option<String> {
+        let all: u64 = self.records.values().sum();
+        let (server, most) = self.records.iter().max_by_key(|(_, records)| **records)?;
+        let is_uneven = self.map.owners().len() > 1 && all >= ENOUGH_RECORDS;
+        (is_uneven && *most as f64 > FILLED * all as f64).then(|| {
+            format!(
+                "warning: {:.1}% of the records went to compute server {server}, which serves them alone: begin a new \
+                 cluster with `--boundaries-from` this file to spread them",
+                *most as f64 / all as f64 * 100.0
+            )
+        })
     }
 }
 
@@ -92,71 +83,93 @@ impl Iterator for Records {
         if self.error.is_some() {
             return None;
         }
-        match self.read() {
-            Ok(record) => record,
+        let record = match self.abandon.check() {
+            Ok(()) => self.rows.next_record().map_err(anyhow::Error::from),
+            Err(abandoned) => Err(abandoned),
+        };
+        let record = record.unwrap_or_else(|error| {
+            self.error = Some(error);
+            None
+        });
+        if let Some((key, _)) = record {
+            self.owners.count(key);
+        }
+        record
+    }
+}
+
+async fn upsert(client: &Client, records: &RefCell<Records>, count: &dyn Fn(u64)) {
+    loop {
+        let together: Vec<_> = records.borrow_mut().by_ref().take(RECORDS_TOGETHER).collect();
+        if together.is_empty() {
+            return;
+        }
+        let sent = together.len() as u64;
+        match client.upsert_all(together).await {
+            Ok(()) => count(sent),
+            // The others end when they have their answers.
             Err(error) => {
-                self.error = Some(error);
-                None
+                records.borrow_mut().error.get_or_insert(error.into());
             }
         }
     }
 }
 
-async fn upsert(
+async fn bulk(
     client: &Client,
     records: &RefCell<Records>,
+    fill: f64,
     count: &dyn Fn(u64),
-) -> anyhow::Result<()> {
-    loop {
-        let together: Vec<_> = records.borrow_mut().by_ref().take(RECORDS_TOGETHER).collect();
-        if together.is_empty() {
-            return Ok(());
-        }
-        let sent = together.len() as u64;
-        client.upsert_all(together).await?;
-        count(sent);
+) -> Result<(), anyhow::Error> {
+    let counted = std::iter::from_fn(|| records.borrow_mut().next()).inspect(|_| count(1));
+    let loaded = client.bulk_load(counted, fill).await;
+    // What is wrong with the file comes first: it may be why the rest failed.
+    if let Some(error) = records.borrow_mut().error.take() {
+        return Err(error);
     }
+    loaded.map(drop).map_err(|error| match error {
+        IndexError::NotSorted { position } => anyhow::Error::from(crate::UsageError(format!(
+            "with --bulk keys ascend strictly, and record {} does not",
+            position + 1
+        ))),
+        error => error.into(),
+    })
 }
 
-/// Loads the file; true unless that failed.
+/// Loads the file.
 pub(super) fn run(
     place: &Place,
     patience: &Patience,
     arguments: &Arguments,
     abandon: &Abandon,
-) -> anyhow::Result<bool> {
-    let records = Records::open(&arguments.file, abandon.clone())?;
-    let records = std::sync::Mutex::new(Some(records));
+) -> anyhow::Result<Outcome> {
+    let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
+    let names = ColumnNames { key, value };
     let connection = connect(place, patience, 256)?;
     let bar = output::bar("records", None);
-    let loaded = connection.run(async |client| {
-        let taken = records.lock().ok().and_then(|mut records| records.take());
-        let records = RefCell::new(taken.context("the file is read once")?);
-        let outcome = if arguments.bulk {
-            let counted =
-                std::iter::from_fn(|| records.borrow_mut().next()).inspect(|_| bar.inc(1));
-            let outcome = client.bulk_load(counted, arguments.fill).await;
-            outcome.map(drop).map_err(|error| match error {
-                IndexError::NotSorted { position } => {
-                    anyhow::Error::from(crate::UsageError(format!(
-                        "with --bulk keys ascend strictly, and record {} does not",
-                        position + 1
-                    )))
-                }
-                error => error.into(),
-            })
+    let (loaded, warning) = connection.run(async |client| {
+        let rows = Rows::open(&arguments.file, &names)?;
+        let owners = Owners { map: client.map(), records: BTreeMap::new() };
+        let records = Records { rows, error: None, abandon: abandon.clone(), owners };
+        let records = RefCell::new(records);
+        let count = |sent| bar.inc(sent);
+        if arguments.bulk {
+            let outcome = bulk(&client, &records, arguments.fill, &count).await;
+            outcome.context("records loaded before this: 0")?;
         } else {
-            let count = |sent| bar.inc(sent);
             let all = (0..REQUESTS).map(|_| upsert(&client, &records, &count));
-            futures_util::future::try_join_all(all).await.map(drop)
-        };
-        // What is wrong with the file comes first: it may be why the rest failed.
-        match records.into_inner().error {
-            Some(error) => Err(error),
-            None => outcome.map(|()| bar.position()),
+            futures_util::future::join_all(all).await;
+            if let Some(error) = records.borrow_mut().error.take() {
+                let before = format!("records loaded before this: {}", grouped(bar.position()));
+                return Err(error.context(before));
+            }
         }
+        Ok((bar.position(), records.into_inner().owners.warning()))
     })?;
     bar.finish_and_clear();
     println!("{loaded} records");
-    Ok(true)
+    if let Some(warning) = warning {
+        output::note(&warning);
+    }
+    Ok(Outcome::Done)
 }

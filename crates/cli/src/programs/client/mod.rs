@@ -4,6 +4,7 @@ mod bench;
 mod commands;
 mod export;
 mod load;
+mod tally;
 
 pub(crate) use commands::{Line, Outcome, run_line};
 
@@ -33,6 +34,9 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
 }
+
+/// How long emptying an index may take.
+const CLEAR_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a client waits.
 #[derive(Clone, Debug, Args)]
@@ -81,13 +85,13 @@ pub(crate) enum Command {
         /// Where to start
         start: u64,
         /// How many records at most
-        #[arg(long, value_name = "N", default_value = "100")]
+        #[arg(long, value_name = "N", default_value = "100", value_parser = crate::units::count)]
         limit: u64,
         /// From there downwards
         #[arg(long)]
         reverse: bool,
     },
-    /// Set the records of a CSV file, a line `key,value` for each
+    /// Set the records of a CSV file
     Load(load::Arguments),
     /// Write all records to a CSV file that `load --bulk` reads
     ///
@@ -95,8 +99,10 @@ pub(crate) enum Command {
     Export(export::Arguments),
     /// Write back everything that was acknowledged before: the death of a compute server loses nothing of it
     Flush,
+    /// Empty the index: all records are gone, and operations of others that are under way are told so
+    Clear,
     /// Measure what the cluster does for clients
-    Bench(bench::Arguments),
+    Bench(Box<bench::Arguments>),
 }
 
 /// Connects to the cluster.
@@ -150,7 +156,7 @@ impl Command {
             Self::Remove { key } => Line::Remove { key },
             Self::Scan { start, limit, reverse } => Line::Scan { start, limit, reverse },
             Self::Flush => Line::Flush,
-            Self::Load(_) | Self::Export(_) | Self::Bench(_) => return None,
+            Self::Load(_) | Self::Export(_) | Self::Clear | Self::Bench(_) => return None,
         })
     }
 
@@ -161,16 +167,19 @@ impl Command {
         patience: &Patience,
         abandon: &Abandon,
     ) -> anyhow::Result<Outcome> {
-        let done = match self {
-            Self::Load(load) => load::run(place, patience, load, abandon)?,
-            Self::Export(export) => export::run(place, patience, export, abandon)?,
-            Self::Bench(bench) => bench::run(place, patience, bench, abandon)?,
+        match self {
+            Self::Load(load) => load::run(place, patience, load, abandon),
+            Self::Export(export) => export::run(place, patience, export, abandon),
+            Self::Clear => {
+                connect(place, patience, 256)?.clear(CLEAR_WITHIN)?;
+                Ok(Outcome::Done)
+            }
+            Self::Bench(bench) => bench::run(place, patience, bench, abandon),
             line => {
                 let line = line.line().context("it is an operation")?;
-                return run_once(&connect(place, patience, 256)?, line, abandon).0;
+                run_once(&connect(place, patience, 256)?, line, abandon).0
             }
-        };
-        Ok(if done { Outcome::Done } else { Outcome::No("everything failed".to_owned()) })
+        }
     }
 }
 

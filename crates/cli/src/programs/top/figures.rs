@@ -77,6 +77,11 @@ pub(super) struct Row {
     pub(super) address: String,
     /// Of clients on a compute server; requests on a memory server.
     pub(super) operations_per_s: Option<f64>,
+    /// The same since its counters began.
+    pub(super) operations: Option<f64>,
+    /// Its part of what all compute servers do, from 0 to 1, or so far have done if they do nothing; a memory server's
+    /// part of all memory in use.
+    pub(super) share: Option<f64>,
     /// Leaves found in the cache, of all that were looked for, from 0 to 1.
     pub(super) hit_ratio: Option<f64>,
     pub(super) remote_per_operation: Option<f64>,
@@ -98,6 +103,8 @@ impl Row {
             state,
             address,
             operations_per_s: None,
+            operations: None,
+            share: None,
             hit_ratio: None,
             remote_per_operation: None,
             bytes_per_operation: None,
@@ -154,6 +161,7 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
             let looked = hits.zip(misses).map(|(hits, misses)| hits + misses);
             Row {
                 operations_per_s: ratio(operations, seconds),
+                operations: numbers.sum("operations_total"),
                 hit_ratio: ratio(hits, looked),
                 remote_per_operation: ratio(grown("remote_operations_total"), operations),
                 bytes_per_operation: ratio(grown("remote_bytes_total"), operations),
@@ -180,7 +188,26 @@ pub(super) fn rows(standing: &Standing, before: &Look, now: &Look) -> Vec<Row> {
     for (server, seen) in now {
         rows.insert(*server, row(*server, before.get(server), seen));
     }
-    rows.into_values().collect()
+    let mut rows: Vec<Row> = rows.into_values().collect();
+    share_out(&mut rows);
+    rows
+}
+
+/// Sets the shares.
+fn share_out(rows: &mut [Row]) {
+    let is_compute = |row: &Row| matches!(row.server, Server::Compute(_));
+    let sum = |of_compute: bool, of: fn(&Row) -> Option<f64>| {
+        rows.iter().filter(|row| is_compute(row) == of_compute).filter_map(of).sum::<f64>()
+    };
+    let memory = sum(false, |row| row.memory_bytes);
+    let (now, ever) = (sum(true, |row| row.operations_per_s), sum(true, |row| row.operations));
+    for row in rows {
+        row.share = match (is_compute(row), now > 0.0) {
+            (false, _) => ratio(row.memory_bytes, Some(memory)),
+            (true, true) => ratio(row.operations_per_s, Some(now)),
+            (true, false) => ratio(row.operations, Some(ever)),
+        };
+    }
 }
 
 #[cfg(test)]
@@ -227,6 +254,29 @@ mod tests {
         let idle = row(server, Some(&now), &later);
         assert_eq!((idle.operations_per_s, idle.hit_ratio), (Some(0.0), None));
         assert_eq!(idle.remote_per_operation, None);
+    }
+
+    #[test]
+    fn shares_are_parts_of_all_servers_of_a_kind() {
+        let look = |at_ns, operations: [u64; 2]| {
+            let seen = |count| seen(5, at_ns, &text(count, 1, 1, 1));
+            let compute = [0, 1].map(|n| (Server::Compute(n), seen(operations[usize::from(n)])));
+            let memory = [(0, 30), (1, 10)].map(|(number, bytes)| {
+                let text = format!("farleaf_allocated_bytes {bytes}\n");
+                (Server::Memory(number), self::seen(6, at_ns, &text))
+            });
+            compute.into_iter().chain(memory).collect::<Look>()
+        };
+        let standing =
+            Standing { settings: None, memory: vec![], compute: vec![], index: None, map: None };
+        let shares = |before, now| {
+            let rows = rows(&standing, &before, &now);
+            rows.iter().map(|row| row.share).collect::<Vec<_>>()
+        };
+        let busy = shares(look(1, [99, 99]), look(1_000_000_001, [109, 129]));
+        assert_eq!(busy, [Some(0.75), Some(0.25), Some(0.25), Some(0.75)]);
+        let idle = shares(look(1, [99, 299]), look(1_000_000_001, [99, 299]));
+        assert_eq!(idle[2..], [Some(0.25), Some(0.75)]);
     }
 
     #[test]

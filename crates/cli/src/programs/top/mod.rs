@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     once: bool,
     /// Show this many intervals and end [default: 1, or no end in a terminal]
-    #[arg(long, value_name = "N", conflicts_with = "once", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "once", value_parser = crate::units::positive)]
     iterations: Option<u64>,
 }
 

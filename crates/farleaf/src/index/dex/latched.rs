@@ -90,7 +90,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         };
         if let Err(detour) = &written {
             self.client.mark_dirty(node.frame, node.page, 1..L::PAGE_WORDS);
-            self.client.after_failed_write(node.frame, detour);
+            self.client.after_failed_write(node.frame, node.page, detour);
         }
         written
     }

@@ -14,6 +14,32 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 /// How full inner nodes are at least.
 const INNER_FILL: f64 = 0.9;
 
+/// Subtrees for each memory server, below which a placement level does not spread a tree evenly.
+const SUBTREES_EACH: u64 = 16;
+
+/// The largest placement level that still spreads a bulk-loaded tree over the memory servers: with at least 16 subtrees
+/// of that level for each. 0, where every leaf counts for itself, if the records are too few.
+pub fn spreading_level<L: Layout>(records: u64, fill: f64, memory_servers: u16) -> u8 {
+    let mut subtrees = records / records_per_leaf::<L>(fill) as u64;
+    let mut level = 0;
+    while level < MAX_LEVEL {
+        subtrees /= children_per_node::<L>(fill) as u64;
+        if subtrees < SUBTREES_EACH * u64::from(memory_servers) {
+            break;
+        }
+        level += 1;
+    }
+    level
+}
+
+fn records_per_leaf<L: Layout>(fill: f64) -> usize {
+    ((L::CAPACITY as f64 * fill) as usize).clamp(2, L::CAPACITY)
+}
+
+fn children_per_node<L: Layout>(fill: f64) -> usize {
+    ((L::CAPACITY as f64 * fill.max(INNER_FILL)) as usize).clamp(2, L::CAPACITY)
+}
+
 /// A node under construction.
 struct Open<F: Fabric, L: Layout> {
     node: FreshNode<F>,
@@ -65,9 +91,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Self {
             pages,
             writer: FreshWriter::new(pages),
-            fill: ((L::CAPACITY as f64 * fill) as usize).clamp(2, L::CAPACITY),
-            inner_fill: ((L::CAPACITY as f64 * fill.max(INNER_FILL)) as usize)
-                .clamp(2, L::CAPACITY),
+            fill: records_per_leaf::<L>(fill),
+            inner_fill: children_per_node::<L>(fill),
             placement_level,
             subtrees: 0,
             upper_nodes: 0,
@@ -250,6 +275,17 @@ pub(crate) fn equal_boundaries<K: Clone + Ord>(
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::page::Fixed8;
+
+    #[test]
+    fn the_placement_level_grows_with_the_tree() {
+        // 42 records a leaf, 54 children a node: 2 M keys make 881 nodes of level 1 and 16 of level 2.
+        let levels = [(1_000, 4), (100_000, 4), (2_000_000, 4), (2_000_000, 1), (20_000_000, 4)];
+        let found = levels.map(|(keys, servers)| spreading_level::<Fixed8>(keys, 0.7, servers));
+        assert_eq!(found, [0, 0, 1, 2, 2]);
+        assert_eq!(spreading_level::<Fixed8>(200_000_000, 0.7, 1), 3);
+        assert!(spreading_level::<Fixed8>(u64::MAX, 0.1, 1) <= MAX_LEVEL);
+    }
 
     #[test]
     fn boundaries_even_the_records_out() {

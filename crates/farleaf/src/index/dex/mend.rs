@@ -60,11 +60,19 @@ async fn leads_to<F: Fabric, L: Layout>(
     (at, level): (GlobalAddr, u8),
     probe: Probe<'_, L::Key>,
 ) -> Result<bool, RemoteError> {
-    let mut next = root;
+    let (mut next, mut backoff) = (root, pages.backoff());
     loop {
         let copy = match pages.read(Pointer::fixed(next)).await {
             Ok(copy) => copy,
-            Err(Miss::Restart) => return Ok(false),
+            Err(Miss::Restart) => match pages.before_retry(&mut backoff).await {
+                // Its holder is at it, or is dead, too, and its change is finished by this.
+                Ok(()) => {
+                    next = root;
+                    continue;
+                }
+                Err(RemoteError::Contended { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            },
             Err(Miss::Failed(error)) => return Err(error),
         };
         let page = copy.page();

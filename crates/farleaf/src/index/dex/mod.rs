@@ -49,6 +49,7 @@ use offload::Offloading;
 use placement::Placement;
 use scan::LeafSizes;
 
+pub use load::spreading_level;
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use mend::mend;
 pub(crate) use options::of_word;
@@ -148,6 +149,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// [`RemoteError`] if something cannot be written.
     pub async fn flush(&self) -> Result<(), RemoteError> {
         let cache = self.client.cache();
+        self.client.settle_writes().await?;
         // Frames that become dirty later have changes that were made later.
         let mut frames = cache.unwritten_frames();
         let mut attempts = self.attempts();

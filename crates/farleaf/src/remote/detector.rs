@@ -1,13 +1,12 @@
 //! Which memory servers a compute server can reach, as far as any of its threads knows.
 //!
-//! A change in a cache is worth no more than the memory servers under it. So no change is acknowledged from the first sign
+//! All threads of a compute server tell what they meet. A change in a cache is worth no more than the memory servers under it. So no change is acknowledged from the first sign
 //! that one of them may be gone until all of them have answered again.
 //!
 //! *Invariant* Q4: a sign counts until a round of questions that began after it has found every memory server there.
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::index::IndexError;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{FabricError, ServerId};
 use std::collections::BTreeSet;
@@ -25,14 +24,15 @@ pub struct Detector {
 
 /// A round of questions that has begun.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Round(u64);
+pub(crate) struct Round(u64);
 
 /// The memory server that an error says may be gone.
 fn gone(error: &FabricError) -> Option<ServerId> {
     match error {
         FabricError::Indeterminate { server, .. }
         | FabricError::Restarted { server }
-        | FabricError::NotLetIn { server, .. } => Some(*server),
+        | FabricError::NotLetIn { server, .. }
+        | FabricError::NotSent { server } => Some(*server),
         _ => None,
     }
 }
@@ -49,15 +49,8 @@ impl Detector {
         lock(&self.missing).iter().copied().collect()
     }
 
-    /// Learns from the outcome of an operation.
-    pub(super) fn learn(&self, error: &IndexError) {
-        if let IndexError::Fabric(error) | IndexError::Indeterminate(error) = error {
-            self.learn_of(error);
-        }
-    }
-
     /// Learns from the outcome of a remote operation.
-    pub(super) fn learn_of(&self, error: &FabricError) {
+    pub(crate) fn learn(&self, error: &FabricError) {
         if let Some(server) = gone(error) {
             let mut missing = lock(&self.missing);
             missing.insert(server.number());
@@ -66,12 +59,12 @@ impl Detector {
     }
 
     /// Before every memory server is asked whether it is there.
-    pub(super) fn begin_round(&self) -> Round {
+    pub(crate) fn begin_round(&self) -> Round {
         Round(self.signs.load(Ordering::Acquire))
     }
 
     /// All of them have answered (Q4).
-    pub(super) fn all_have_answered(&self, round: Round) {
+    pub(crate) fn all_have_answered(&self, round: Round) {
         let mut missing = lock(&self.missing);
         if self.signs.load(Ordering::Acquire) == round.0 {
             missing.clear();
@@ -90,10 +83,10 @@ mod tests {
         let detector = Detector::default();
         let lost = |number| {
             let (server, why) = (ServerId::new(number), Uncertainty::ConnectionLost);
-            IndexError::Indeterminate(FabricError::Indeterminate { server, why })
+            FabricError::Indeterminate { server, why }
         };
         assert!(detector.all_there());
-        detector.learn(&IndexError::Contended { retries: 1 });
+        detector.learn(&FabricError::QueueFull { depth: 1 });
         assert!(detector.all_there());
         let early = detector.begin_round();
         detector.learn(&lost(3));

@@ -1,0 +1,127 @@
+//! What the programs say when one of them ends, a disk is full, or others crowd them.
+//!
+//! The launcher once gave the last line of a log as the reason of a death, called a clean end one too, and left half a token on a
+//! full disk; 2,000 idle connections kept `/metrics` busy for minutes; a memory server counted none of the nodes of DEX.
+
+use crate::launched::{Launched, farleaf, signal, text};
+use crate::serving::{compute, serving};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+#[test]
+fn the_launcher_says_why_a_server_ended_and_only_that() {
+    let mut cluster = serving("tcp", &[]);
+    signal(compute(&cluster, 1).unwrap().pid, Signal::TERM);
+    let said = cluster.await_line("compute server 1 ");
+    assert_eq!(said, "compute server 1 has ended as it was asked to");
+    assert_eq!(cluster.end(Signal::TERM), Some(0), "nobody has died");
+    let mut cluster = serving("tcp", &[]);
+    signal(compute(&cluster, 0).unwrap().pid, Signal::KILL);
+    assert_eq!(cluster.await_line("compute server 0 "), "compute server 0 has died: signal 9");
+    assert_eq!(cluster.end(Signal::TERM), Some(1));
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_written_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let words = ["--transport", "tcp", "--memory-servers", "1", "--compute-servers", "0"];
+    // A file may have no bytes: each write fails, as on a disk that is full.
+    let limited = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" cluster --dir \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_farleaf"))
+        .arg(&dir)
+        .args(words)
+        .output()
+        .unwrap();
+    let said = text(&limited.stderr);
+    assert_eq!(limited.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot write") && said.contains("token"), "{said}");
+    let left = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("token")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    // With room again, it begins as if nothing had been.
+    std::fs::rename(&dir, folder.path().join("again")).unwrap();
+    let again = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(folder.path().join("again")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::rename(entry.path(), again.path().join(entry.file_name())).unwrap();
+    }
+    let mut cluster = Launched::start_in(again, &words);
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
+}
+
+/// What `/metrics` says; an error if nothing comes.
+fn metrics(address: &str) -> std::io::Result<String> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn number(metrics: &str, name: &str) -> u64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{name}: {metrics}")).parse().unwrap()
+}
+
+#[test]
+fn metrics_stay_reachable_among_idle_connections() {
+    const IDLE: usize = 2_000;
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Some(4 * IDLE as u64).min(limit.maximum.or(Some(u64::MAX)));
+    setrlimit(Resource::Nofile, Rlimit { current: wanted, ..limit }).unwrap();
+    let mut cluster = serving("tcp", &["--metrics"]);
+    for address in [cluster.memory(0).unwrap().metrics, compute(&cluster, 0).unwrap().metrics] {
+        let address = address.unwrap();
+        let idle: Vec<TcpStream> =
+            (0..IDLE).map(|_| TcpStream::connect(&address).unwrap()).collect();
+        let answer = metrics(&address).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+        drop(idle);
+    }
+    cluster.end(Signal::TERM);
+}
+
+#[test]
+fn a_memory_server_counts_the_nodes_of_compute_servers() {
+    let mut cluster = serving("tcp", &["--metrics"]);
+    let load = ["client", "--dir", cluster.dir(), "bench", "--load", "--keys", "30k"];
+    let loaded = farleaf(&[&load[..], &["--operations", "1k", "--workload", "read-only"]].concat());
+    assert_eq!(loaded.status.code(), Some(0), "{loaded:?}");
+    let in_use: u64 = [0, 1]
+        .map(|number_of| cluster.memory(number_of).unwrap().metrics.unwrap())
+        .map(|address| number(&metrics(&address).unwrap(), "farleaf_nodes_in_use"))
+        .iter()
+        .sum();
+    // A page has room for 60 records.
+    assert!(in_use > 30_000 / 60, "{in_use} nodes");
+    let limited = ["client", "--dir", cluster.dir(), "scan", "0", "--limit", "2k"];
+    assert_eq!(text(&farleaf(&limited).stdout).lines().count(), 2_000);
+    cluster.end(Signal::TERM);
+}
+
+fn largest(value: &Value) -> f64 {
+    match value {
+        Value::Number(number) => number.as_f64().unwrap().abs(),
+        Value::Array(values) => values.iter().map(largest).fold(0.0, f64::max),
+        Value::Object(fields) => fields.values().map(largest).fold(0.0, f64::max),
+        _ => 0.0,
+    }
+}
+
+#[test]
+fn no_number_of_json_is_too_large_for_its_readers() {
+    let mut cluster = serving("tcp", &[]);
+    let status = farleaf(&["status", "--dir", cluster.dir(), "--json"]);
+    let json: Value = serde_json::from_str(&text(&status.stdout)).unwrap();
+    assert!(json["memory"][0]["epoch"].is_string(), "{json}");
+    assert!(largest(&json) <= 9_007_199_254_740_992.0, "{json}");
+    assert_eq!(json["map"]["boundaries"][0], (u64::MAX / 2).to_string());
+    cluster.end(Signal::TERM);
+}

@@ -1,0 +1,138 @@
+//! What `farleaf client` does with files, and how its benchmark ends.
+//!
+//! `client bench` once ran on for ever without a word when a compute server died, and called it a success; `client load`
+//! read other files than `demo --input`, and took any first line for a header.
+
+use crate::launched::{Launched, farleaf, signal, text};
+use crate::serving::{compute, serving};
+use farleaf_cluster::stop::Stop;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn client(cluster: &Launched, words: &[&str]) -> (Option<i32>, String, String) {
+    let output = farleaf(&[&["client", "--dir", cluster.dir()], words].concat());
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+fn file(cluster: &Launched, name: &str, content: &[u8]) -> String {
+    let path = cluster.folder.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn gzip(content: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(content).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn a_benchmark_gives_up_when_a_compute_server_dies() {
+    let mut cluster = serving("tcp", &[]);
+    let words = ["--deadline-seconds", "1", "bench", "--operations", "100G", "--in-flight", "8"];
+    let bench = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["client", "--dir", cluster.dir()])
+        .args(words)
+        .args(["--most-failures", "20", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    Stop::default().wait(Duration::from_secs(2));
+    signal(compute(&cluster, 1).unwrap().pid, Signal::KILL);
+    let ended = bench.wait_with_output().unwrap();
+    let (said, json) = (text(&ended.stderr), text(&ended.stdout));
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("gave up after") && said.contains("at compute server 1"), "{said}");
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let failures = json["failed"].as_u64().unwrap() + json["indeterminate"].as_u64().unwrap();
+    assert!(failures >= 20, "{json}");
+    // Refusals take the longest of all here, and are in no latency: half of the deadline is in all that failed.
+    let none_done = json["operations"].as_u64().unwrap() == failures;
+    assert!(none_done || json["latency_p50_us"].is_f64(), "{json}");
+    let few = ["--deadline-seconds", "1", "bench", "--operations", "20", "--most-failures", "1M"];
+    let (code, table, said) = client(&cluster, &few);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.starts_with("of 20 operations ") && said.contains("compute server 1"), "{said}");
+    assert!(table.contains("failed, nothing changed"), "{table}");
+    cluster.end(Signal::TERM);
+}
+
+#[test]
+fn a_benchmark_ends_by_time_and_asks_for_the_keys_of_a_file() {
+    let mut cluster = serving("tcp", &[]);
+    let rows: String = (0..300).map(|row| format!("x,{}\n", row * 7 + 1)).collect();
+    let keys = file(&cluster, "keys.csv.gz", &gzip(format!("name,id\n{rows}").as_bytes()));
+    let from = ["--keys-from", &keys, "--key-column", "id", "--json"];
+    let run = |more: &[&str]| {
+        let (code, json, said) = client(&cluster, &[&["bench"], &from[..], more].concat());
+        assert_eq!(code, Some(0), "{said}");
+        serde_json::from_str::<Value>(&json).unwrap()
+    };
+    let loaded = run(&["--load", "--workload", "read-only", "--operations", "2000"]);
+    let counts = ["keys", "operations", "absent", "present", "failed"].map(|name| &loaded[name]);
+    assert_eq!(counts.map(|count| count.as_u64().unwrap()), [300, 2000, 0, 0, 0]);
+    let popular = ["--distribution", "zipfian:1.2", "--clustered", "--shift-hotspot-at", "50%"];
+    let timed = run(&[&["--seconds", "0.5"], &popular[..]].concat());
+    assert!(timed["operations"].as_u64().unwrap() > 0 && timed["seconds"].as_f64().unwrap() >= 0.5);
+    assert_eq!(timed["absent"], 0);
+    let (code, _, said) = client(&cluster, &["bench", "--shift-hotspot-at", "50%"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("--shift-hotspot-at needs --distribution zipfian"), "{said}");
+    let (code, _, said) = client(&cluster, &["bench", "--keys-from", "/nonexistent.csv"]);
+    assert!(code == Some(2) && said.contains("cannot read /nonexistent.csv"), "{said}");
+    let (code, table, _) = client(&cluster, &["bench", "--operations", "100", "--keys", "1k"]);
+    assert_eq!(code, Some(0));
+    assert!(table.contains("found no record") && !table.contains("or something"), "{table}");
+    cluster.end(Signal::TERM);
+}
+
+#[test]
+fn a_load_and_the_demo_read_the_same_files() {
+    let mut cluster = serving("tcp", &[]);
+    let quoted = b"note,\"amount\",id\n\"a, b\",50,5\n\"c\n d\",\"70\", 7\n";
+    let columns = ["--key-column", "id", "--value-column", "amount"];
+    let packed = file(&cluster, "packed.csv.gz", &gzip(quoted));
+    let (code, out, said) = client(&cluster, &[&["load", &packed], &columns[..]].concat());
+    assert_eq!((code, &*out), (Some(0), "2 records\n"), "{said}");
+    assert_eq!(client(&cluster, &["scan", "0"]).1, "5,50\n7,70\n");
+    let by_name = file(&cluster, "named.csv", b"value,key\n10,1\n");
+    assert_eq!(client(&cluster, &["load", &by_name]).0, Some(0));
+    assert_eq!(client(&cluster, &["get", "1"]).1, "10\n");
+    let rows: String = (0..5000).map(|row| format!("{},{row}\n", 1000 + row)).collect();
+    let long = format!("{rows}oops,{}\n", "1".repeat(10_000));
+    let wrong = [
+        (
+            "words.csv",
+            "id,amount\n1,2\n".to_owned(),
+            "neither numbers nor a header with a column `key`",
+        ),
+        ("nothing.csv", String::new(), "has no rows"),
+        ("long.csv", long.clone(), "line 5001: column `1` is `oops`, expected a whole number"),
+        ("huge.csv", format!("1,2\n3,{}\n", "x".repeat(9000)), "… (9000 bytes)`, expected"),
+    ];
+    for (name, content, why) in &wrong {
+        let path = file(&cluster, name, content.as_bytes());
+        for command in [&["client", "--dir", cluster.dir(), "load"][..], &["demo", "--input"]] {
+            let output = farleaf(&[command, &[&path]].concat());
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{name}: {said}");
+            assert!(said.contains(why) && said.len() < 600, "{name}: {said}");
+        }
+    }
+    // What came before the error is there, and was counted.
+    let path = file(&cluster, "again.csv", long.replace("1000,0\n", "1000,99\n").as_bytes());
+    let (_, _, said) = client(&cluster, &["load", &path]);
+    assert!(said.contains("records loaded before this: 5,000"), "{said}");
+    let found = client(&cluster, &["scan", "1000", "--limit", "9000"]).1;
+    assert_eq!((found.lines().count(), found.lines().next()), (5000, Some("1000,99")));
+    let (code, _, said) = client(&cluster, &["load", &packed, "--key-column", "none"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("no column `none`; its columns are: note, amount, id"), "{said}");
+    cluster.end(Signal::TERM);
+}
