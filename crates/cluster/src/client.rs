@@ -2,7 +2,7 @@
 //! one of them is lost, a thread looks into the catalog again, and clients go on with what it finds.
 //!
 //! *Invariants*: at most one look at the catalog is under way for a connection, and the next begins no sooner than
-//! [`LOOK_AGAIN_AFTER`] later.
+//! `LOOK_AGAIN_AFTER` later.
 //!
 //! *Thread safety*: [`Connection`] is for any number of threads; a client belongs to the thread that it runs on.
 

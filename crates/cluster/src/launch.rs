@@ -195,8 +195,7 @@ fn last_words(path: &Path, from: u64) -> Option<String> {
     file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let is_reason = |line: &&str| line.starts_with("error: ") || line.contains(" panicked at ");
-    let line = text.lines().rev().find(is_reason)?;
-    Some(line.strip_prefix("error: ").unwrap_or(line).to_owned())
+    text.lines().rev().find(is_reason).map(str::to_owned)
 }
 
 struct Launcher<'a> {

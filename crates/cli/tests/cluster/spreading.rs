@@ -83,7 +83,9 @@ fn boundaries_come_from_a_file_and_stay() {
     let why = format!("this cluster was made with {boundary} as the boundaries, not 5");
     let is_told = |line: &str| {
         let words = line.split_once(" has died: exit code 2: ");
-        words.is_some_and(|(server, said)| server.starts_with("compute server") && said == why)
+        words.is_some_and(|(server, said)| {
+            server.starts_with("compute server") && said == format!("error: {why}")
+        })
     };
     assert!(said.lines().any(is_told), "{said}");
     let mut again = start(folder, &["--boundaries", &boundary]);
