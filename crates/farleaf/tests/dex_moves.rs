@@ -85,11 +85,12 @@ fn new_nodes_go_to_a_memory_server_that_was_added() {
     cluster.run_one(|fabric| async move {
         <Dex as Design<Fixed8<16>>>::create(&fabric, options).await.unwrap();
     });
-    let empty = used(&services)[2];
     let pool = <Dex as Design<Fixed8<16>>>::compute(options).unwrap();
     let (pool, services) = (&pool, &services);
     cluster.run_one(|fabric| async move {
         let index = <Dex as Design<Fixed8<16>>>::open(fabric.clone(), pool).await.unwrap();
+        // The log of this endpoint is there.
+        let empty = used(services)[2];
         let mut number = 0_u64;
         let insert_until = async |number: &mut u64, enough: &dyn Fn(&[f64]) -> bool| {
             while !enough(&used(services)) {
