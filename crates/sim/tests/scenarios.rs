@@ -62,7 +62,7 @@ const ONCE_WRONG: [(&str, u64, &str); 6] = [
     (
         "dex-crash-shared",
         16,
-        "the others' recovery of a dead life fenced the next one, which served already (begin_life)",
+        "the others' recovery of a dead life fenced the next one, which served already (partition/life.rs)",
     ),
     (
         "dex-crash-sweep",
