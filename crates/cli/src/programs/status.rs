@@ -73,6 +73,15 @@ impl Shares {
         });
         Ok(Self { parts, warning })
     }
+
+    /// The same in the order of other rows.
+    fn of(self, asked: &[Row], rows: &[Row]) -> Self {
+        let part = |row: &Row| {
+            let place = asked.iter().position(|asked| asked.server == row.server)?;
+            self.parts[place]
+        };
+        Self { parts: rows.iter().map(part).collect(), warning: self.warning }
+    }
 }
 
 fn table(rows: &[Row], shares: &Shares) -> Table {
@@ -127,10 +136,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
 pub(crate) fn show(place: &Place, is_json: bool) -> anyhow::Result<bool> {
     let (address, token) = place.find()?;
     let keys = place.keys()?;
-    let standing = Standing::read(&*open(&address, &token)?, &keys)?;
+    let catalog = open(&address, &token)?;
+    let asked = Standing::read(&*catalog, &keys)?.rows();
+    let shares = Shares::ask(&asked)?;
+    // Who does not answer is waited for: what is said is what holds now.
+    let standing = Standing::read(&*catalog, &keys)?;
     let missing = standing.missing();
     let rows = standing.rows();
-    let shares = Shares::ask(&rows)?;
+    let shares = shares.of(&asked, &rows);
     let mut out = std::io::stdout().lock();
     if is_json {
         let mut json = as_json(&standing)?;

@@ -148,6 +148,17 @@ fn what_was_exported_can_be_loaded_elsewhere() {
     assert_eq!(client(&cluster, &["export", name]), exported);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
 
+    // An existing file stays as private as it was, and a link stays a link.
+    let (link, target) = (folder.path().join("link.csv"), folder.path().join("target.csv"));
+    std::os::unix::fs::symlink("target.csv", &link).unwrap();
+    assert_eq!(client(&cluster, &["export", link.to_str().unwrap()]), exported);
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&target, private).unwrap();
+    assert_eq!(client(&cluster, &["export", link.to_str().unwrap()]), exported);
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), expected);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&target.metadata().unwrap().permissions());
+    assert_eq!((mode & 0o777, link.is_symlink()), (0o600, true));
+
     // What cannot be written leaves what there was, and nothing beside it.
     let (code, _, said) = client(&cluster, &["export", "/dev/full"]);
     assert_eq!(code, Some(1), "{said}");
@@ -159,7 +170,7 @@ fn what_was_exported_can_be_loaded_elsewhere() {
     let (code, _, said) = client(&cluster, &[&deadline[..], &["export", name]].concat());
     assert_eq!(code, Some(1), "{said}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
     cluster.end(Signal::TERM);
 
     let mut other = serving("shm", &[]);

@@ -14,6 +14,9 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+/// Links that are followed.
+const MOST_LINKS: usize = 16;
+
 /// The options of `farleaf client export`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -59,9 +62,14 @@ fn to_file(
 ) -> anyhow::Result<u64> {
     let name = path.display();
     let cannot = || format!("{name} cannot be written");
-    // Behind a link there is a file, too.
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    if path.exists() && !path.is_file() {
+    // Behind a link there is a file, too, or will be.
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let Ok(behind) = std::fs::read_link(&path) else { break };
+        path = path.parent().unwrap_or(Path::new("")).join(behind);
+    }
+    let before = std::fs::metadata(&path).ok();
+    if before.as_ref().is_some_and(|before| !before.is_file()) {
         let file = OpenOptions::new().write(true).open(&path).with_context(cannot)?;
         return write(place, patience, abandon, file).with_context(cannot);
     }
@@ -71,6 +79,9 @@ fn to_file(
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder.unwrap_or(Path::new(".")))
         .with_context(cannot)?;
+    if let Some(before) = before {
+        file.as_file().set_permissions(before.permissions()).with_context(cannot)?;
+    }
     let records = write(place, patience, abandon, file.as_file_mut()).with_context(cannot)?;
     file.as_file().sync_all().with_context(cannot)?;
     file.persist(&path).map_err(|error| error.error).with_context(cannot)?;

@@ -12,7 +12,7 @@ use super::Place;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use farleaf_cluster::client::{Connection, ConnectionConfig};
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,6 +130,15 @@ impl Abandon {
         Ok(abandon)
     }
 
+    /// One that whatever ends a program wishes for: what it has begun is cleared away first.
+    fn on_end() -> std::io::Result<Self> {
+        let abandon = Self::on_interrupt()?;
+        for signal in [SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&abandon.0))?;
+        }
+        Ok(abandon)
+    }
+
     /// Before the next command.
     pub(crate) fn forget(&self) {
         self.0.store(false, Ordering::Relaxed);
@@ -221,7 +230,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let Arguments { place, patience, command } = arguments;
     let abandon = match command {
         // It has something to clear away.
-        Command::Export(_) => Abandon::on_interrupt().context("Ctrl-C cannot be caught")?,
+        Command::Export(_) => Abandon::on_end().context("signals cannot be caught")?,
         _ => Abandon::default(),
     };
     match command.run(place, patience, &abandon)? {
