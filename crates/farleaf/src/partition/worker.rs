@@ -54,7 +54,6 @@ pub fn trouble(error: &IndexError) -> Trouble {
         IndexError::Refused { refusal: Refusal::NotEmpty, .. } => Trouble::NotEmpty,
         IndexError::NotSorted { .. } => Trouble::NotSorted,
         IndexError::InvalidArgument(_) => Trouble::Malformed,
-        IndexError::Damaged { .. } => Trouble::Damaged,
         _ => Trouble::Damaged,
     }
 }
