@@ -74,6 +74,13 @@ impl NodeCarver {
         self.free.len()
     }
 
+    /// The nodes that can be taken without another chunk, in no particular order.
+    pub fn unused(&self) -> impl Iterator<Item = GlobalAddr> + '_ {
+        let untouched = self.left / self.node_bytes;
+        let of_chunk = (0..untouched).map(|number| self.next.plus(number * self.node_bytes));
+        self.free.iter().copied().chain(of_chunk)
+    }
+
     /// Nodes that can be taken without another chunk.
     pub fn available(&self) -> usize {
         self.free.len() + (self.left / self.node_bytes) as usize
@@ -97,6 +104,7 @@ mod tests {
         assert_eq!(carver.take(), None);
         carver.give_back(first);
         assert_eq!(carver.available(), 1);
+        assert_eq!(carver.unused().collect::<Vec<_>>(), [first]);
         assert_eq!(carver.take(), Some(first));
     }
 
@@ -104,6 +112,8 @@ mod tests {
     fn small_pages_are_still_aligned() {
         let mut carver = NodeCarver::new(128);
         carver.add_chunk(GlobalAddr::new(ServerId::new(0), 1024), 4096);
+        let unused: Vec<u64> = carver.unused().map(|node| node.offset()).collect();
+        assert_eq!(unused, [1024, 2048, 3072, 4096]);
         let offsets: Vec<u64> = std::iter::from_fn(|| carver.take()).map(|n| n.offset()).collect();
         assert_eq!(offsets, [1024, 2048, 3072, 4096]);
     }

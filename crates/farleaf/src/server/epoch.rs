@@ -119,6 +119,11 @@ impl Epochs {
     pub fn retired(&self) -> usize {
         lock(&self.retired).len()
     }
+
+    /// Which nodes these are, the oldest first.
+    pub fn retired_nodes(&self) -> Vec<GlobalAddr> {
+        lock(&self.retired).iter().map(|(_, node)| *node).collect()
+    }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -135,6 +140,7 @@ mod tests {
         for _ in 0..5 {
             assert!(epochs.advance().is_empty());
         }
+        assert_eq!(epochs.retired_nodes(), [node]);
         drop(reader);
         let freed: Vec<_> = (0..3).flat_map(|_| epochs.advance()).collect();
         assert_eq!(freed, [node]);

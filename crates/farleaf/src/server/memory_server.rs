@@ -117,6 +117,15 @@ impl<L: Layout> MemoryServer<L> {
         (given.saturating_sub(free), free)
     }
 
+    /// The nodes that the server knows to be out of use: its tree's, free or retired, and those that clients have given
+    /// back. No page of any index may point to one of them. For inspection: it takes time in proportion to them.
+    pub fn nodes_out_of_use(&self) -> BTreeSet<GlobalAddr> {
+        let mut nodes = lock(&self.given_back).clone();
+        nodes.extend(self.tree.unused_nodes());
+        nodes.extend(self.tree.retired_nodes());
+        nodes
+    }
+
     /// Refuses keys of other servers.
     #[inline]
     fn mine(&self, key: &L::Key) -> Result<(), Refusal> {

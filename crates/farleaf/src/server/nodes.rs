@@ -62,4 +62,9 @@ impl NodePool {
         let inner = lock(&self.inner);
         (inner.in_use, inner.carver.free_nodes() as u64)
     }
+
+    /// The nodes of its chunks that nobody has: given back, or not taken yet.
+    pub fn unused(&self) -> Vec<GlobalAddr> {
+        lock(&self.inner).carver.unused().collect()
+    }
 }

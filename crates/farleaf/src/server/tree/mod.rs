@@ -133,6 +133,16 @@ impl<L: Layout> Tree<L> {
         TreeUsage { nodes_in_use, nodes_free, deleted_records, height }
     }
 
+    /// Nodes that have been taken out of the tree (T4) and wait for the operations that may have met them to end.
+    pub fn retired_nodes(&self) -> Vec<GlobalAddr> {
+        self.epochs.retired_nodes()
+    }
+
+    /// Nodes that the tree can take and has not taken.
+    pub(super) fn unused_nodes(&self) -> Vec<GlobalAddr> {
+        self.nodes.unused()
+    }
+
     /// Accounts for deleted records that came or went by a change of one leaf.
     fn count_deleted(&self, before: usize, after: usize) {
         if after > before {
