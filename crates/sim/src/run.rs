@@ -204,8 +204,13 @@ where
 {
     let servers = start::<L, De>(scenario, options)?;
     let compute = De::compute(options).map_err(|error| format!("no compute side: {error}"))?;
-    simulate::<L, De, _>(scenario, seed, board, &servers, &compute, (0, async |_, _| {}));
-    Ok(())
+    let pool = Pool::new(&servers, scenario);
+    let beside = (1, async |fabric, _| pool.watch(fabric, board, seed).await);
+    let cluster = simulate::<L, De, _>(scenario, seed, board, &servers, &compute, beside);
+    if board.fault().is_some() {
+        return Ok(());
+    }
+    pool.look_at_the_end::<De>(&cluster, &compute, scenario.cluster.compute_servers)
 }
 
 /// Plays DEX, and looks at its tree meanwhile and at the end.

@@ -1,0 +1,41 @@
+//! The trees of the memory servers: the index of the coarse-grained design, and what leads to the leaves of the
+//! hybrid one.
+//!
+//! *What holds when no latch on the way is held*: T1, T2 and T4 of `farleaf::server::tree`, as [`super::walk`]
+//! checks them. *At the end*: each node that the tree has taken is in it or retired, so none is lost.
+
+use super::walk::{Access, Stop, Walk, records};
+use super::{Expect, Records};
+use farleaf::page::{Layout, Superblock};
+use farleaf_fabric::{Region, RpcService};
+
+impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
+    /// The records of all trees, by key.
+    pub(super) fn coarse(&mut self) -> Result<Records, Stop> {
+        let mut all = Vec::new();
+        for number in 0..self.pool.servers.len() {
+            all.extend(self.tree_of(number)?.unwrap_or_default());
+        }
+        // By a hash, each server has keys from everywhere.
+        all.sort_unstable();
+        Ok(all)
+    }
+
+    /// The records of a memory server's tree; `None` if a page on the way is held.
+    pub(super) fn tree_of(&mut self, number: usize) -> Result<Option<Records>, Stop> {
+        let server = &self.pool.servers[number];
+        let root = Superblock::root(&Region::words(server.region())[..Superblock::WORDS]);
+        let met_before = self.met.len();
+        let leaves = match self.leaves(root, Access::OnServer) {
+            Err(Stop::Held) => return Ok(None),
+            leaves => leaves?,
+        };
+        let (taken, retired) = (server.tree().usage().nodes_in_use, server.tree().retired_nodes());
+        let found = (self.met.len() - met_before + retired.len()) as u64;
+        if self.expect != Expect::WellFormed && taken != found {
+            let fault = format!("the tree of server {number} has {taken} nodes, {found} are there");
+            return Err(Stop::Wrong(fault));
+        }
+        Ok(Some(records(&leaves)))
+    }
+}

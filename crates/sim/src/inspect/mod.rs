@@ -1,0 +1,152 @@
+//! The inspector: it looks at the memory servers' regions directly, past the network, at random instants of a
+//! run and at its end, and checks the structure that the index promises.
+//!
+//! *What holds at every instant*, for each design: no page points to a node that is out of use, dead or another
+//! by its own words; no node is met twice; and what the module of the design says ([`dex`], [`coarse`],
+//! [`one_sided`]). Three designs promise this only as far as no page on the way is held or half written
+//! (`server::tree` T1, `index::fine` G2): a look that meets such a page ends there, and finds no fault.
+//!
+//! *What holds at the end of a run* that has no uncertain outcomes: no page is held, and the records are exactly
+//! those of a scan.
+//!
+//! *Thread safety*: plain functions over atomics, between two steps of the simulator.
+
+mod coarse;
+mod dex;
+mod one_sided;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use crate::client::Board;
+use crate::scenario::{DesignSpec, ErrorKind, Scenario};
+use crate::workload;
+use farleaf::index::{Design, RangeIndex, Scan};
+use farleaf::page::{Layout, NodeCarver, Page};
+use farleaf::server::MemoryServer;
+use farleaf_fabric::sim::SimCluster;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Fabric, GlobalAddr, RpcService};
+use rand::RngExt;
+use std::collections::BTreeSet;
+use walk::{Stop, Walk};
+
+/// The longest time between two looks, in nanoseconds.
+const MAX_PAUSE_NS: u64 = 20_000;
+
+/// Keys and values, by key.
+type Records = Vec<(u64, u64)>;
+
+/// What one look is to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// A tree in the middle of things.
+    WellFormed,
+    /// One to which nothing is added any more.
+    Exact,
+    /// DEX's tree, the same after a crash: nodes that nobody has brought since may have more than their parents lead to them
+    /// for.
+    Settled,
+}
+
+/// The memory servers' regions, as one index.
+pub(crate) struct Pool<L: Layout> {
+    servers: Vec<Arc<MemoryServer<L>>>,
+    design: DesignSpec,
+    /// Where the shares of the memory servers begin, but for the first, if they are ranges.
+    boundaries: Vec<u64>,
+    /// Servers that may be dead: what is on them counts no more.
+    doomed: BTreeSet<u16>,
+    /// Compute servers die, and may leave pages locked that nobody has wanted since.
+    clients_die: bool,
+    /// Nothing keeps a parent, or a memory server, from learning of a split.
+    tells_all: bool,
+    /// What is late may land after the end, and what has failed may be half done.
+    is_uncertain: bool,
+}
+
+impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
+    pub(crate) fn new(servers: &[Arc<MemoryServer<L>>], scenario: &Scenario) -> Self {
+        let (faults, allowed) = (&scenario.faults, &scenario.allowed_errors);
+        let doomed: BTreeSet<u16> =
+            faults.kill_memory_server.iter().map(|death| death.server).collect();
+        let clients_die = !faults.kill_compute_server.is_empty();
+        Self {
+            servers: servers.to_vec(),
+            design: scenario.design.clone(),
+            boundaries: workload::boundaries(&scenario.workload, servers.len() as u16),
+            clients_die,
+            tells_all: !clients_die && doomed.is_empty() && allowed.is_empty(),
+            is_uncertain: !doomed.is_empty() || allowed.contains(&ErrorKind::Indeterminate),
+            doomed,
+        }
+    }
+
+    /// Whether the page at an address says that it is a leaf.
+    pub(crate) fn is_leaf(&self, at: GlobalAddr) -> bool {
+        self.page(at).is_ok_and(|page| page.level() == 0)
+    }
+
+    /// The page at an address, if there can be one.
+    fn page(&self, at: GlobalAddr) -> Result<Page<'_, L>, String> {
+        let sensible = !at.is_null()
+            && !at.is_swizzled()
+            && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN);
+        let server = self.servers.get(at.server().index()).filter(|_| sensible);
+        let words = server.and_then(|server| server.region().slice(at.offset(), L::PAGE_WORDS));
+        words.map(Page::new).ok_or_else(|| format!("{at:?} is no address of a page"))
+    }
+
+    /// Looks at everything; the records of all leaves, as far as the look comes.
+    pub(crate) fn look(&self, expect: Expect) -> Result<Records, String> {
+        let mut walk = Walk::new(self, expect);
+        let seen = match self.design {
+            DesignSpec::Coarse { .. } => walk.coarse(),
+            DesignSpec::Fine { .. } => walk.fine(),
+            DesignSpec::Hybrid { .. } => walk.hybrid(),
+            DesignSpec::Dex { .. } => walk.dex(),
+        };
+        match seen {
+            Ok(records) => Ok(records),
+            Err(Stop::Held) => Ok(Vec::new()),
+            Err(Stop::Wrong(fault)) => Err(fault),
+        }
+    }
+
+    /// Looks again and again until the run is over.
+    pub(crate) async fn watch(&self, fabric: impl Fabric, board: &Board, seed: u64) {
+        let mut rng = workload::rng(seed, u64::MAX / 2);
+        while !board.is_over() {
+            fabric.sleep(rng.random_range(1..=MAX_PAUSE_NS)).await;
+            if let Err(fault) = self.look(Expect::WellFormed) {
+                board.report(format!("at {} ns, in the pool: {fault}", fabric.now_ns()));
+                return;
+            }
+        }
+    }
+
+    /// Looks for the last time, at a design without caches: it holds what a scan from compute server `observer` returns.
+    pub(crate) fn look_at_the_end<De: Design<L>>(
+        &self,
+        cluster: &SimCluster<MemoryServer<L>>,
+        compute: &De::Compute,
+        observer: u16,
+    ) -> Result<(), String> {
+        let at_the_end = |fault| format!("at the end, in the pool: {fault}");
+        if self.is_uncertain {
+            return self.look(Expect::WellFormed).map(drop).map_err(at_the_end);
+        }
+        let mut scanned = cluster.run(&[observer], async |fabric, _| {
+            De::open(fabric, compute).await?.scan(&Scan::range(..)).await
+        });
+        let records = match scanned.pop().flatten() {
+            Some(Ok(records)) => records,
+            other => return Err(format!("the index cannot be scanned at the end: {other:?}")),
+        };
+        let held = self.look(Expect::Exact).map_err(at_the_end)?;
+        if held != records {
+            return Err(at_the_end(format!("it has {held:?}, and the index {records:?}")));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! The pages that clients reach one-sided: the tree of the fine-grained design and the leaves of the hybrid one.
+//!
+//! *What holds when no page on the way is held or half written*
+//! - fine: B1 and B2 of `farleaf::index::fine`, as [`super::walk`] checks them. What heads list are hints, and
+//!   not looked at.
+//! - hybrid: Y1 and Y2 of `farleaf::index::hybrid`: one chain through all shares, in which the first leaf of each
+//!   share is where the share begins.
+//!
+//! *What holds at every instant* in the hybrid design: Y3. a record of a server's tree names a leaf that begins at
+//! its key, also while the leaf is locked: a change takes the record out first.
+
+use super::walk::{Access, Place, Stop, Walk, records};
+use super::{Expect, Records};
+use farleaf::page::{Layout, Page, Superblock};
+use farleaf_fabric::{GlobalAddr, Region, RpcService};
+
+impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
+    pub(super) fn fine(&mut self) -> Result<Records, Stop> {
+        let root = Superblock::root(self.superblock(0));
+        Ok(records(&self.leaves(root, Access::OneSided)?))
+    }
+
+    fn superblock(&self, server: usize) -> &[farleaf_fabric::sync::AtomicU64] {
+        &Region::words(self.pool.servers[server].region())[..Superblock::WORDS]
+    }
+
+    pub(super) fn hybrid(&mut self) -> Result<Records, Stop> {
+        let named = self.named()?;
+        let firsts = self.firsts()?;
+        let leaves = self.chain(firsts[0].1, 0, Access::OneSided)?;
+        let place = |leaf: &Page<'_, L>| (L::low(*leaf), leaf.address());
+        let missing = firsts.iter().find(|first| !leaves.iter().any(|leaf| place(leaf) == **first));
+        if let Some((low, at)) = missing {
+            let fault = format!("the first leaf of a share at {at:?} does not begin at {low}");
+            return Err(Stop::Wrong(fault));
+        }
+        // Without a tree that could be looked at, the others do not know all leaves.
+        let Some(mut known) = named else { return Ok(records(&leaves)) };
+        known.extend(firsts);
+        known.sort_unstable();
+        self.check_known(&known, &leaves, "a memory server")?;
+        Ok(records(&leaves))
+    }
+
+    /// The first leaves of the shares, which no record names.
+    fn firsts(&self) -> Result<Vec<Place>, Stop> {
+        let lows = std::iter::once(0).chain(self.pool.boundaries.iter().copied());
+        let firsts = (0..self.pool.servers.len()).map(|server| {
+            Superblock::read::<L>(self.superblock(server)).map(|found| found.first_leaf)
+        });
+        lows.zip(firsts)
+            .map(|(low, first)| Ok((low, first.map_err(|error| Stop::Wrong(error.to_string()))?)))
+            .collect()
+    }
+
+    /// The leaves that the servers' trees name (Y3); `None` if one of the trees is being changed.
+    fn named(&mut self) -> Result<Option<Vec<Place>>, Stop> {
+        let mut named = Some(Vec::new());
+        for server in 0..self.pool.servers.len() {
+            let records = self.tree_of(server)?;
+            for (key, at) in records.iter().flatten() {
+                if self.pool.boundaries.partition_point(|low| low <= key) != server {
+                    return Err(Stop::Wrong(format!("server {server} names a leaf from {key} on")));
+                }
+                self.check_named(*key, GlobalAddr::from_bits(*at))?;
+            }
+            named = named.zip(records).map(|(mut all, records)| {
+                all.extend(records.into_iter().map(|(key, at)| (key, GlobalAddr::from_bits(at))));
+                all
+            });
+        }
+        Ok(named)
+    }
+
+    /// Y3, also of a leaf that is locked.
+    fn check_named(&self, key: u64, at: GlobalAddr) -> Result<(), Stop> {
+        let page = self.pool.page(at)?;
+        let is_half_written = self.expect == Expect::WellFormed && !page.is_of_one_piece();
+        if is_half_written || self.pool.doomed.contains(&at.server().number()) {
+            return Ok(());
+        }
+        let what = match page {
+            _ if self.is_free(at) => "is free",
+            _ if page.address() != at => "is another by its own words",
+            _ if page.is_dead() => "is dead",
+            _ if page.level() > 0 || page.is_head() => "is no leaf",
+            _ if L::low(page) != key => "does not begin there",
+            _ => return Ok(()),
+        };
+        let fault = format!("a memory server leads from {key} to {at:?}, which {what}: {page:?}");
+        Err(Stop::Wrong(fault))
+    }
+}

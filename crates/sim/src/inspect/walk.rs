@@ -1,0 +1,252 @@
+//! Walks that the designs have in common: to a page, along a level, and down a B-link tree.
+//!
+//! *What holds when no page on the way is held*: each level is one chain of siblings from the smallest key to the
+//! infinite fence, each page begins where the one before ends, and its entries ascend within its fences. What
+//! parents lead to are pages of the chain, in its order, by their low fences. A page that no parent leads to is
+//! reached from its left sibling; at the end of a run in which nothing goes wrong there is none.
+
+use super::{Expect, Pool, Records};
+use farleaf::page::{Layout, MAX_LEVEL, Page, ScanWindow};
+use farleaf_fabric::GlobalAddr;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
+/// Why a walk ends early.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// A page is held or half written, or its server may be dead: what is behind it may be in the middle of a change.
+    Held,
+    /// What must not be.
+    Wrong(String),
+}
+
+impl From<String> for Stop {
+    fn from(fault: String) -> Self {
+        Self::Wrong(fault)
+    }
+}
+
+/// Who reads and writes pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Clients, by verbs: pages have a checksum, and leaves can have heads between them.
+    OneSided,
+    /// The pages' own memory server.
+    OnServer,
+}
+
+/// One look under way.
+pub(super) struct Walk<'a, L: Layout> {
+    pub(super) pool: &'a Pool<L>,
+    pub(super) expect: Expect,
+    /// Nodes that nothing may point to, beside those in memory that no server has given out.
+    out_of_use: BTreeSet<GlobalAddr>,
+    /// How much each server has given out of its region, in bytes.
+    given_out: Vec<u64>,
+    pub(super) met: BTreeSet<GlobalAddr>,
+}
+
+/// Where a page begins, and where it is.
+pub(super) type Place = (u64, GlobalAddr);
+
+impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
+    pub(super) fn new(pool: &'a Pool<L>, expect: Expect) -> Self {
+        let out_of_use = pool.servers.iter().flat_map(|server| server.nodes_out_of_use());
+        let given_out = pool.servers.iter().map(|server| server.usage().allocated_bytes);
+        Self {
+            pool,
+            expect,
+            out_of_use: out_of_use.collect(),
+            given_out: given_out.collect(),
+            met: BTreeSet::new(),
+        }
+    }
+
+    /// Whether a node is free, as far as the memory servers know: nothing may point to it.
+    pub(super) fn is_free(&self, at: GlobalAddr) -> bool {
+        at.offset() >= self.given_out[at.server().index()] || self.out_of_use.contains(&at)
+    }
+
+    /// The page that something points to.
+    pub(super) fn page(&self, at: GlobalAddr, access: Access) -> Result<Page<'a, L>, Stop> {
+        let page = self.pool.page(at)?;
+        let wrong = |what: &str| Err(Stop::Wrong(format!("the node at {at:?} {what}")));
+        if self.is_free(at) {
+            return wrong("is in use and free");
+        }
+        if self.pool.doomed.contains(&at.server().number()) {
+            return Err(Stop::Held);
+        }
+        let one_sided = access == Access::OneSided;
+        if one_sided && !page.is_of_one_piece() {
+            return match self.expect {
+                Expect::WellFormed => Err(Stop::Held),
+                _ => wrong("has a checksum that does not fit"),
+            };
+        }
+        if page.lock_word().is_locked() {
+            match self.expect {
+                Expect::WellFormed => return Err(Stop::Held),
+                _ if one_sided && self.pool.clients_die => {}
+                _ => return wrong("is still locked"),
+            }
+        }
+        if page.address() != at {
+            return wrong(&format!("is at {:?} by its own words", page.address()));
+        }
+        if page.is_dead() {
+            return wrong("is dead");
+        }
+        Ok(page)
+    }
+
+    /// The pages of a level, without heads, from the one at `first` on.
+    pub(super) fn chain(
+        &mut self,
+        first: GlobalAddr,
+        level: u8,
+        access: Access,
+    ) -> Result<Vec<Page<'a, L>>, Stop> {
+        let mut pages: Vec<Page<'a, L>> = Vec::new();
+        let (mut at, mut low, mut from) = (first, 0, GlobalAddr::NULL);
+        loop {
+            let page = self.page(at, access).map_err(|stop| match stop {
+                Stop::Held => Stop::Held,
+                Stop::Wrong(fault) => {
+                    Stop::Wrong(format!("on level {level}, after {from:?}, from {low} on: {fault}"))
+                }
+            })?;
+            let wrong = |what: String| {
+                Err(Stop::Wrong(format!(
+                    "the node at {at:?}, on level {level} from {low} on: {what}"
+                )))
+            };
+            if !self.met.insert(at) {
+                return wrong("it is there twice".to_owned());
+            }
+            if page.level() != level {
+                return wrong(format!("its level is {}", page.level()));
+            }
+            let (begin, end) = (L::low(page), L::high(page));
+            if page.is_head() {
+                let may_be_here = access == Access::OneSided && level == 0 && !pages.is_empty();
+                if !may_be_here || (begin, end) != (low, Some(low)) {
+                    return wrong(format!("it is a head with the fences {begin} and {end:?}"));
+                }
+                (from, at) = (at, page.sibling());
+                continue;
+            }
+            if begin != low || end.is_some_and(|end| end <= begin) {
+                return wrong(format!("its fences are {begin} and {end:?}"));
+            }
+            if let Err(fault) = check_entries(page) {
+                return wrong(fault);
+            }
+            pages.push(page);
+            match (end, page.sibling()) {
+                (None, sibling) if sibling.is_null() => return Ok(pages),
+                (Some(end), sibling) if !sibling.is_null() => {
+                    (from, at, low) = (at, sibling, end);
+                }
+                (end, sibling) => {
+                    return wrong(format!("it ends at {end:?}, and its sibling is {sibling:?}"));
+                }
+            }
+        }
+    }
+
+    /// The leaves of a B-link tree.
+    pub(super) fn leaves(
+        &mut self,
+        root: GlobalAddr,
+        access: Access,
+    ) -> Result<Vec<Page<'a, L>>, Stop> {
+        let mut level = self.page(root, access)?.level();
+        if level > MAX_LEVEL {
+            return Err(Stop::Wrong(format!("the root at {root:?} is on level {level}")));
+        }
+        let mut known = vec![(0, root)];
+        loop {
+            let chain = self.chain(known[0].1, level, access)?;
+            self.check_known(&known, &chain, "a parent")?;
+            if level == 0 {
+                return Ok(chain);
+            }
+            level -= 1;
+            known = chain.iter().flat_map(|page| children(*page)).collect();
+        }
+    }
+
+    /// Checks that what `who` leads to, by key, are pages of the chain, and that it knows all that it must.
+    pub(super) fn check_known(
+        &self,
+        known: &[Place],
+        chain: &[Page<'_, L>],
+        who: &str,
+    ) -> Result<(), Stop> {
+        let mut left = known.iter().peekable();
+        for (number, page) in chain.iter().enumerate() {
+            let place = (L::low(*page), page.address());
+            if left.next_if_eq(&&place).is_some() {
+                continue;
+            }
+            if number == 0 || (self.expect != Expect::WellFormed && self.pool.tells_all) {
+                let (low, at) = place;
+                return Err(Stop::Wrong(format!("{who} leads nowhere from {low}, not to {at:?}")));
+            }
+        }
+        match left.next() {
+            None => Ok(()),
+            Some((key, at)) => {
+                let what = self.pool.page(*at).map(|page| match page.is_dead() {
+                    true => "is dead".to_owned(),
+                    false => format!("begins at {} on level {}", L::low(page), page.level()),
+                });
+                let what = what.unwrap_or_else(|fault| fault);
+                let from =
+                    format!("{who} leads from {key} to {at:?}, which is not in the chain there");
+                Err(Stop::Wrong(format!("{from}: it {what}")))
+            }
+        }
+    }
+}
+
+/// What an inner page leads to.
+fn children<L: Layout<Key = u64>>(page: Page<'_, L>) -> impl Iterator<Item = Place> + '_ {
+    (0..page.count()).map(move |slot| (L::inner_key(page, slot), L::inner_child(page, slot)))
+}
+
+/// The records of leaves.
+pub(super) fn records<L: Layout<Key = u64, Value = u64>>(leaves: &[Page<'_, L>]) -> Records {
+    let mut records = Vec::new();
+    for leaf in leaves {
+        L::leaf_collect(*leaf, &EVERYTHING, &mut records);
+    }
+    records
+}
+
+const EVERYTHING: ScanWindow<'_, u64> = ScanWindow {
+    lower: Bound::Unbounded,
+    upper: Bound::Unbounded,
+    reverse: false,
+    limit: usize::MAX,
+};
+
+/// P3, P4 and P5 of the page format.
+fn check_entries<L: Layout<Key = u64, Value = u64>>(page: Page<'_, L>) -> Result<(), String> {
+    let keys: Vec<u64> = match page.level() {
+        0 => records(&[page]).into_iter().map(|(key, _)| key).collect(),
+        _ => children(page).map(|(key, _)| key).collect(),
+    };
+    let is_within = |key: &u64| *key >= L::low(page) && L::high(page).is_none_or(|end| *key < end);
+    if !keys.is_sorted_by(|one, next| one < next) || !keys.iter().all(is_within) {
+        return Err(format!("its keys are {keys:?}, its high fence {:?}", L::high(page)));
+    }
+    if page.level() == 0 && keys.len() != page.live_count() {
+        return Err("it marks records as deleted that it does not have".to_owned());
+    }
+    if page.level() > 0 && keys.first() != Some(&L::low(page)) {
+        return Err(format!("its first child begins at {:?}", keys.first()));
+    }
+    Ok(())
+}
