@@ -2,17 +2,19 @@
 
 use crate::{units, usage};
 use clap::Args;
-use farleaf_sim::{CommandError, DeathAt, Deaths, run_command};
+use farleaf_sim::{CommandError, DeathAt, Deaths, run_command, run_mutants, run_random};
 
 /// The options of `farleaf sim`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  farleaf sim --scenario all --seed 1 --count 100\n  \
                         farleaf sim --scenario canary\n  \
-                        farleaf sim --scenario dex-crash-sweep --sweep\n\n\
+                        farleaf sim --scenario dex-crash-sweep --sweep\n  \
+                        farleaf sim --random 1000 --seed 1\n  \
+                        farleaf sim --mutants --count 2000\n\n\
                         Exit codes: 0 done, 1 a run violated what must hold (the output has the command that replays it), 2 the command line or an input file makes no sense.")]
 pub(crate) struct Arguments {
     /// A scenario's file or name, `all` for all that are built in, or `canary` for those with a planted
-    /// bug, which must fail
+    /// bug, each of which must be caught within the seeds
     #[arg(long, value_name = "FILE|all|canary", default_value = "all")]
     scenario: String,
     /// The first seed
@@ -29,18 +31,32 @@ pub(crate) struct Arguments {
     /// its way takes effect
     #[arg(long, value_name = "WRITE:WORDS")]
     death: Option<DeathAt>,
+    /// So many random scenarios, each with a seed of its own, over all designs, faults and parameters
+    #[arg(long, value_name = "N", value_parser = units::positive, conflicts_with_all = ["scenario", "count", "sweep", "death", "mutants"])]
+    random: Option<u64>,
+    /// Only random scenarios of this kind: a design, a fault, or both, as in dex-lossy
+    #[arg(long, value_name = "KIND", default_value = "all", requires = "random")]
+    kind: String,
+    /// Each planted bug in turn, or only those named: how many runs it takes to catch it, of --count at most
+    #[arg(long, value_name = "BUG", num_args = 0.., conflicts_with_all = ["scenario", "sweep", "death"])]
+    mutants: Option<Vec<String>>,
 }
 
 /// Runs scenarios; `false` if one of them failed.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let Arguments { scenario, seed, count, sweep, death } = arguments;
+    let Arguments { scenario, seed, count, sweep, death, random, kind, mutants } = arguments;
     let deaths = match (sweep, death) {
         (true, _) => Deaths::Sweep,
         (false, Some(death)) => Deaths::At(*death),
         (false, None) => Deaths::AsSeeded,
     };
     let mut out = std::io::stdout().lock();
-    match run_command(scenario, *seed, *count, deaths, &mut out) {
+    let outcome = match (random, mutants) {
+        (Some(count), _) => run_random(kind, *seed, *count, &mut out),
+        (None, Some(bugs)) => run_mutants(bugs, *seed, *count, &mut out),
+        (None, None) => run_command(scenario, *seed, *count, deaths, &mut out),
+    };
+    match outcome {
         Ok(all_well) => Ok(all_well),
         Err(CommandError::Output(error)) => Err(error.into()),
         Err(error) => usage(error.to_string()),

@@ -194,3 +194,39 @@ fn no_file_is_too_long_and_no_module_is_called_util() {
         assert!(!file.contains("util") && !file.contains("common"), "{file}: say what it is for");
     }
 }
+
+/// The types that do something when they are dropped.
+fn guards(text: &str) -> impl Iterator<Item = String> {
+    let name = |line: &str| {
+        let (_, rest) = line.split_once("Drop for ")?;
+        Some(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect())
+    };
+    code(text).filter(|line| line.trim_start().starts_with("impl")).filter_map(name)
+}
+
+/// The guards that are made in an argument of `then_some`, which makes its argument whatever the answer: the guard that is refused is
+/// dropped, and ends what it guards for whoever has it.
+fn guards_made_in_vain(text: &str, guards: &BTreeSet<String>) -> Vec<String> {
+    let code: String = code(text).collect::<Vec<_>>().join("\n");
+    let made = |at: usize| -> Option<String> {
+        let rest = code[at..].trim_start();
+        let path: String =
+            rest.chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect();
+        let is_made = rest[path.len()..].trim_start().starts_with(['(', '{']);
+        path.split("::").find(|part| is_made && guards.contains(*part)).map(str::to_owned)
+    };
+    code.match_indices("then_some(").filter_map(|(at, word)| made(at + word.len())).collect()
+}
+
+#[test]
+fn no_guard_is_made_only_to_be_refused() {
+    let folders = ["crates/fabric/src", "crates/fabric-verbs/src", "crates/farleaf/src"];
+    let files: Vec<_> = folders.iter().flat_map(|folder| files_below(folder)).collect();
+    let guards: BTreeSet<String> = files.iter().flat_map(|(_, text)| guards(text)).collect();
+    assert!(guards.contains("Moving") && guards.contains("Hold"), "{guards:?}");
+    for (file, text) in &files {
+        assert_eq!(guards_made_in_vain(text, &guards), [""; 0], "{file}");
+    }
+    let wrong = "fn begin(&self) { (!self.busy.swap(true, AcqRel)).then_some(Moving(&self.busy)) }";
+    assert_eq!(guards_made_in_vain(wrong, &guards), ["Moving"]);
+}

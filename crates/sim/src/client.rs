@@ -14,7 +14,9 @@ use crate::workload::{self, Stream};
 use farleaf::cache::CacheCounters;
 use farleaf::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf::page::Layout;
+use farleaf::wire::Refusal;
 use farleaf_fabric::Fabric;
+use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -26,6 +28,9 @@ const LOOK_AGAIN_NS: u64 = 10_000;
 
 /// How often the observer, or a client that opens the index, tries again after an uncertain outcome.
 const ATTEMPTS: u32 = 16;
+
+/// How long a client waits before it tries again to open the index, or to settle what it is in doubt about, in nanoseconds.
+const SETTLE_PAUSE_NS: u64 = 3_000_000;
 
 /// What the clients of one run share.
 #[derive(Debug)]
@@ -45,6 +50,8 @@ pub(crate) struct Board {
     death: Option<DeathAt>,
     /// WRITEs of clients, in scenarios with crashes.
     deaths: AtomicUsize,
+    /// Where it is said that an operation has ended.
+    progress: Mutex<Option<SimControl>>,
 }
 
 /// What was counted in a run.
@@ -82,7 +89,13 @@ impl Board {
             balanced: AtomicUsize::new(0),
             death: None,
             deaths: AtomicUsize::new(0),
+            progress: Mutex::new(None),
         }
+    }
+
+    /// From now on the cluster is told of each operation that ends.
+    pub(crate) fn reports_progress_to(&self, cluster: SimControl) {
+        *lock(&self.progress) = Some(cluster);
     }
 
     /// When the compute servers die first, if not as the seed says.
@@ -146,6 +159,7 @@ impl Board {
             IndexError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             IndexError::Contended { .. } => ErrorKind::Contended,
             IndexError::Damaged { .. } => ErrorKind::Damaged,
+            IndexError::Refused { refusal: Refusal::DeclaredDead, .. } => ErrorKind::DeclaredDead,
             _ => return false,
         };
         self.allowed.contains(&kind)
@@ -187,8 +201,14 @@ impl Board {
         ticket: Ticket,
         answer: Result<Outcome, IndexError>,
     ) -> Outcome {
+        if let Some(cluster) = &*lock(&self.progress) {
+            cluster.progress();
+        }
         let outcome = answer.unwrap_or_else(|error| {
-            if !self.allows(&error) {
+            // Another may be collecting; that is no fault.
+            let is_harmless =
+                *action == Action::Collect && matches!(error, IndexError::Contended { .. });
+            if !is_harmless && !self.allows(&error) {
                 self.report(format!("an error that must not happen here: {action}: {error}"));
             }
             Outcome::of_error(&error)
@@ -211,7 +231,7 @@ impl Board {
         for _ in 0..ATTEMPTS {
             match De::open(fabric.clone(), compute).await {
                 Ok(index) => return Some(index),
-                Err(error) if self.allows(&error) => {}
+                Err(error) if self.allows(&error) => fabric.sleep(SETTLE_PAUSE_NS).await,
                 Err(error) => {
                     self.report(format!("the index cannot be opened: {error}"));
                     return None;
@@ -270,7 +290,7 @@ where
     })
 }
 
-/// One client: as many streams of operations as it keeps in flight, over one handle. The history numbers the streams of all
+/// One client: as many streams of operations as it keeps in flight, over one handle at a time. The history numbers the streams of all
 /// clients from `first` on.
 pub(crate) async fn client<L, De, F>(
     fabric: F,
@@ -286,21 +306,44 @@ pub(crate) async fn client<L, De, F>(
 {
     let _active = Active(board);
     board.wait_for_load(&fabric).await;
-    let Some(index) = board.open::<L, De, F>(&fabric, compute).await else { return };
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
-    let streams = (number * in_flight..(number + 1) * in_flight).map(|stream| {
-        let stream = Stream::new(&scenario.workload, seed, (first + stream) as u32);
-        drive(&fabric, &index, board, stream)
-    });
-    join_all(streams).await;
-    *lock(&board.cache) += index.cache_counters();
+    let mut streams: Vec<Stream> = (number * in_flight..(number + 1) * in_flight)
+        .map(|stream| Stream::new(&scenario.workload, seed, (first + stream) as u32))
+        .collect();
+    let handles = u32::from(scenario.cluster.handles_per_client);
+    let operations = scenario.workload.operations_per_client.div_ceil(handles);
+    for _ in 0..handles {
+        let Some(index) = board.open::<L, De, F>(&fabric, compute).await else { return };
+        let driven =
+            streams.iter_mut().map(|stream| drive(&fabric, &index, board, stream, operations));
+        join_all(driven).await;
+        settle(&fabric, &index).await;
+        *lock(&board.cache) += index.cache_counters();
+    }
 }
 
-async fn drive<I>(fabric: &impl Fabric, index: &I, board: &Board, mut stream: Stream)
-where
+/// Settles what a handle is in doubt about before it is dropped; a memory server that is out of reach for long is given up.
+pub(crate) async fn settle<I: RangeIndex>(fabric: &impl Fabric, index: &I) {
+    for _ in 0..ATTEMPTS {
+        if index.settle().await.is_ok() {
+            return;
+        }
+        fabric.sleep(SETTLE_PAUSE_NS).await;
+    }
+}
+
+/// Does so many operations of a stream, or as many as it has left.
+async fn drive<I>(
+    fabric: &impl Fabric,
+    index: &I,
+    board: &Board,
+    stream: &mut Stream,
+    operations: u32,
+) where
     I: RangeIndex<Key = u64, Value = u64>,
 {
-    while let Some(action) = stream.next() {
+    for _ in 0..operations {
+        let Some(action) = stream.next() else { return };
         let pause_ns = stream.pause_ns();
         if pause_ns > 0 {
             fabric.sleep(pause_ns).await;
@@ -344,6 +387,8 @@ pub(crate) async fn observer<L, De, F>(
     let mut undeclared: Vec<&Death> = deaths.iter().collect();
     while board.active.load(Ordering::Acquire) > 0 || !undeclared.is_empty() {
         fabric.sleep(LOOK_AGAIN_NS).await;
+        // Others wait for what a handle is in doubt about, also if it does nothing.
+        let _ = index.settle().await;
         let known = undeclared.extract_if(.., |death| death.known_at_ns <= fabric.now_ns());
         for death in known.collect::<Vec<_>>() {
             declare(&index, board, death.compute_server).await;

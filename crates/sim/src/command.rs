@@ -1,6 +1,8 @@
 //! The command `farleaf sim`: plays scenarios with consecutive seeds, and says how to replay what fails.
 
 use crate::crash::DeathAt;
+use crate::mutants::{MUTANTS, Mutant};
+use crate::random::{Kind, random_scenario, reduced};
 use crate::run::{RunOutcome, RunReport, run_seed, run_with_death};
 use crate::scenario::{SCENARIOS, Scenario, ScenarioError};
 use std::io::{self, Write};
@@ -35,6 +37,16 @@ pub enum CommandError {
         "in the scenario {0} nobody dies at a WRITE: take one whose name begins with dex-crash"
     )]
     NobodyDies(String),
+    /// There are no random scenarios of this kind.
+    #[error(
+        "there are no random scenarios of the kind `{0}`: give a design ({designs}), a fault ({faults}), or both, as in dex-lossy",
+        designs = Kind::DESIGNS.join(", "),
+        faults = Kind::FAULTS.join(", ")
+    )]
+    NoSuchKind(String),
+    /// There is no such planted bug.
+    #[error("there is no planted bug of the name `{0}`: docs/internals/mutants.md lists them")]
+    NoSuchBug(String),
     /// The output cannot be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
@@ -54,7 +66,7 @@ pub enum Deaths {
 
 /// Plays `count` consecutive seeds from `seed` on, each with every scenario that `scenario` stands for:
 /// the name of a registered one, a file (with a `/` or the ending `.toml`), `all` for every registered
-/// scenario without a planted bug, or `canary` for those with one.
+/// scenario without a planted bug, or `canary` for those with one, each of which must be caught.
 ///
 /// Writes a line for each run: scenario, seed, the death if it is said or swept, history hash, how many operations, `ok`. After
 /// a violation it writes the report and the command that replays it, and goes on with the next scenario.
@@ -70,6 +82,9 @@ pub fn run_command(
     deaths: Deaths,
     out: &mut impl Write,
 ) -> Result<bool, CommandError> {
+    if scenario == "canary" {
+        return catch_canaries(seed, count, out);
+    }
     let scenarios = select(scenario)?;
     let last = seed.checked_add(count.saturating_sub(1));
     let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
@@ -112,6 +127,19 @@ fn sweep(scenario: &Scenario, seed: u64, out: &mut impl Write) -> io::Result<boo
 
 /// Writes what came of a run; whether it went well.
 fn say(report: &RunReport, death: Option<DeathAt>, out: &mut impl Write) -> io::Result<bool> {
+    let RunReport { scenario, seed, .. } = report;
+    let died = death.map(|death| format!(" --death {death}")).unwrap_or_default();
+    let again = format!("farleaf sim --scenario {scenario} --seed {seed} --count 1{died}");
+    say_outcome(report, death, &again, out)
+}
+
+/// The same; `again` is the command that replays it.
+fn say_outcome(
+    report: &RunReport,
+    death: Option<DeathAt>,
+    again: &str,
+    out: &mut impl Write,
+) -> io::Result<bool> {
     let RunReport { scenario, seed, history_hash, operations, .. } = report;
     let died = death.map(|death| format!(" death {death}")).unwrap_or_default();
     let line =
@@ -126,22 +154,132 @@ fn say(report: &RunReport, death: Option<DeathAt>, out: &mut impl Write) -> io::
     };
     writeln!(out, "{line} {what}")?;
     writeln!(out, "{}", text.trim_end())?;
-    let died = death.map(|death| format!(" --death {death}")).unwrap_or_default();
-    writeln!(out, "replay: farleaf sim --scenario {scenario} --seed {seed} --count 1{died}")?;
+    writeln!(out, "replay: {again}")?;
     Ok(false)
 }
 
+/// Plays `count` random scenarios, of the seeds from `seed` on. After a violation it writes the report, the command that replays it,
+/// and the scenario, as simple as it still fails with that seed if that is found quickly; and goes on.
+///
+/// Returns whether all runs went well.
+///
+/// # Errors
+/// [`CommandError`].
+pub fn run_random(
+    kind: &str,
+    seed: u64,
+    count: u64,
+    out: &mut impl Write,
+) -> Result<bool, CommandError> {
+    let no_kind = || CommandError::NoSuchKind(kind.to_owned());
+    let drawn = if kind == "all" { Kind::default() } else { Kind::of(kind).ok_or_else(no_kind)? };
+    let last = seed.checked_add(count.saturating_sub(1));
+    let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
+    let mut all_well = true;
+    for seed in (seed..=last).take_while(|_| count > 0) {
+        let scenario = random_scenario(drawn, seed);
+        let report = run_seed(&scenario, seed);
+        let again = format!("farleaf sim --random 1 --kind {kind} --seed {seed}");
+        if say_outcome(&report, None, &again, out)? {
+            continue;
+        }
+        if matches!(report.outcome, RunOutcome::GaveUp(_)) {
+            continue; // Too much for the checkers: it proves nothing.
+        }
+        all_well = false;
+        // What does not get on takes long each time.
+        let is_quick = !matches!(&report.outcome, RunOutcome::Violation(text) if text.contains("gave up") || text.contains("endless"));
+        let shown = if is_quick { reduced(&scenario, seed) } else { scenario };
+        writeln!(out, "the scenario, as simple as it still fails with this seed, for a file:")?;
+        writeln!(out, "{}", shown.to_text())?;
+    }
+    Ok(all_well)
+}
+
+/// Plays each planted bug of the table, or only those that are named, with the scenarios that should show it, in turn, in `count` runs at
+/// most, and writes how many it took.
+///
+/// Returns whether all were caught but those of which the table says that no run can tell.
+///
+/// # Errors
+/// [`CommandError`].
+pub fn run_mutants(
+    bugs: &[String],
+    seed: u64,
+    count: u64,
+    out: &mut impl Write,
+) -> Result<bool, CommandError> {
+    let unknown = |bug: &&String| !MUTANTS.iter().any(|mutant| mutant.bug == **bug);
+    if let Some(bug) = bugs.iter().find(unknown) {
+        return Err(CommandError::NoSuchBug(bug.clone()));
+    }
+    let wanted = |mutant: &&Mutant| bugs.is_empty() || bugs.iter().any(|bug| bug == mutant.bug);
+    let (mut all, mut caught, mut expected) = (0, 0, true);
+    for mutant in MUTANTS.iter().filter(wanted) {
+        all += 1;
+        match mutant.hunt(seed, count)? {
+            Some(found) => {
+                caught += 1;
+                let what = found.report.lines().next().unwrap_or_default();
+                let (runs, scenario, seed) = (found.runs, found.scenario, found.seed);
+                writeln!(
+                    out,
+                    "{} caught in run {runs} by {scenario} seed {seed}: {what}",
+                    mutant.bug
+                )?;
+            }
+            None if mutant.survives.is_empty() => {
+                expected = false;
+                writeln!(out, "{} SURVIVED {count} runs", mutant.bug)?;
+            }
+            None => writeln!(out, "{} survives {count} runs: {}", mutant.bug, mutant.survives)?,
+        }
+        out.flush()?;
+    }
+    writeln!(out, "{caught} of {all} planted bugs were caught within {count} runs each")?;
+    Ok(expected)
+}
+
+/// Plays every scenario with a planted bug until that is caught; whether all are, within so many seeds.
+fn catch_canaries(seed: u64, count: u64, out: &mut impl Write) -> Result<bool, CommandError> {
+    let last = seed.checked_add(count.saturating_sub(1));
+    let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
+    let mut all_caught = true;
+    for scenario in with_canary(true)? {
+        let found = (seed..=last).take_while(|_| count > 0).find_map(|seed| {
+            match run_seed(&scenario, seed).outcome {
+                RunOutcome::Violation(report) => Some((seed, report)),
+                _ => None,
+            }
+        });
+        match found {
+            Some((seed, report)) => {
+                let what = report.lines().next().unwrap_or_default();
+                writeln!(out, "{} caught by seed {seed}: {what}", scenario.name)?;
+            }
+            None => {
+                all_caught = false;
+                writeln!(out, "{} went UNNOTICED in {count} runs", scenario.name)?;
+            }
+        }
+    }
+    Ok(all_caught)
+}
+
 fn select(scenario: &str) -> Result<Vec<Scenario>, CommandError> {
-    let with_canary = match scenario {
-        "all" => false,
-        "canary" => true,
+    match scenario {
+        "all" => with_canary(false),
         file if file.contains('/') || file.ends_with(".toml") => {
             let text = std::fs::read_to_string(Path::new(file))
                 .map_err(|error| CommandError::File { path: file.to_owned(), error })?;
-            return Ok(vec![Scenario::parse(file, &text)?]);
+            Ok(vec![Scenario::parse(file, &text)?])
         }
-        name => return Ok(vec![Scenario::registered(name)?]),
-    };
+        name => Ok(vec![Scenario::registered(name)?]),
+    }
+}
+
+/// The registered scenarios with a planted bug, or those without.
+fn with_canary(with_canary: bool) -> Result<Vec<Scenario>, CommandError> {
     let mut selected = Vec::new();
     for (name, text) in SCENARIOS {
         let scenario = Scenario::parse(name, text)?;

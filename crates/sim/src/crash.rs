@@ -13,7 +13,7 @@ use crate::client::{self, Active, Board, Over, join_all};
 use crate::history::Action;
 use crate::inspect::{Expect, Pool};
 use crate::run::{Servers, dex_options, mover, sim_config, start};
-use crate::scenario::{ErrorKind, LoadSpec, Scenario};
+use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, Scenario};
 use crate::workload::{self, Stream};
 use farleaf::cache::OwnedRange;
 use farleaf::index::{Background, Design, IndexError, RangeIndex, Scan};
@@ -270,7 +270,11 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
 
     /// The compute server of those who never die.
     fn observer(&self) -> u16 {
-        self.scenario.cluster.compute_servers
+        let spares = match self.scenario.design {
+            DesignSpec::Dex { spare_compute_servers, .. } => spare_compute_servers,
+            _ => 0,
+        };
+        self.scenario.cluster.compute_servers + spares
     }
 
     /// Lets the clients work until they have ended or died.
@@ -295,6 +299,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         let seed = self.seed ^ u64::from(round) << 48;
         let own_keys = self.has_own_keys();
         let control = sim.control();
+        board.reports_progress_to(control.clone());
         sim.run(&endpoints, async |fabric, number| match number - clients.min(number) {
             _ if number < clients && own_keys => {
                 let place = (number, first_client);
@@ -311,7 +316,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
             1 => self.inspector.watch(fabric, board, seed).await,
             2 => {
                 board.wait_for_load(&fabric).await;
-                mover::<L, _>(fabric, pool, board, scenario, seed).await;
+                mover::<L, _>(fabric, pool, board, scenario, (seed, 0)).await;
             }
             _ => write_back(fabric, pool, board).await,
         });

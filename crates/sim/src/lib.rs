@@ -14,11 +14,15 @@ mod command;
 mod crash;
 pub mod history;
 mod inspect;
+mod mutants;
+mod random;
 mod run;
 pub mod scenario;
 mod workload;
 
-pub use command::{CommandError, Deaths, run_command};
+pub use command::{CommandError, Deaths, run_command, run_mutants, run_random};
 pub use crash::DeathAt;
+pub use mutants::{MUTANTS, Mutant};
+pub use random::{Kind, random_scenario};
 pub use run::{RunOutcome, RunReport, run_and_keep, run_seed, run_with_death};
 pub use scenario::{SCENARIOS, Scenario, ScenarioError};

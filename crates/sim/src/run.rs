@@ -7,7 +7,7 @@
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
 use crate::checker::{Verdict, check};
-use crate::client::{Board, Counts, Death, client, observer};
+use crate::client::{Board, Counts, Death, client, observer, settle};
 use crate::crash::{self, DeathAt};
 use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool};
@@ -34,8 +34,8 @@ use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
 use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The virtual time after which a run counts as caught in an endless loop, in nanoseconds. Runs take a
-/// few milliseconds, operations that give up a second. An endless loop gets there after seconds of real time.
+/// The virtual time without an operation that ends after which a run counts as caught in an endless loop, in nanoseconds.
+/// Operations that give up take a second. An endless loop gets there after seconds of real time.
 const GIVE_UP_AFTER_NS: u64 = 4_000_000_000;
 
 /// How a run ended.
@@ -226,13 +226,20 @@ where
     let compute = <Dex as Design<L>>::compute(&options)
         .map_err(|error| format!("no compute side: {error}"))?;
     let pool = Pool::new(&servers, scenario);
+    let DesignSpec::Dex { movers, .. } = scenario.design else {
+        return Err("this scenario is not about DEX".to_owned());
+    };
     let beside = async |fabric, number: usize| match number {
         0 => pool.watch(fabric, board, seed).await,
-        1 => mover::<L, _>(fabric, &compute, board, scenario, seed).await,
+        1 => mover::<L, _>(fabric, &compute, board, scenario, (seed, 0)).await,
         2 => balancer::<L, _>(fabric, &compute, board, scenario).await,
-        _ => grower::<L, _>(fabric, &compute, board, scenario, seed).await,
+        3 => grower::<L, _>(fabric, &compute, board, scenario, seed).await,
+        _ => {
+            let mover = number as u64 - 3;
+            self::mover::<L, _>(fabric, &compute, board, scenario, (seed, mover)).await;
+        }
     };
-    let beside = (4, beside);
+    let beside = (3 + usize::from(movers), beside);
     let cluster = simulate::<L, Dex, _>(scenario, seed, board, &servers, &compute, beside);
     if board.fault().is_some() {
         return Ok(());
@@ -367,14 +374,14 @@ pub(crate) async fn mover<L, F>(
     compute: &Arc<ComputePool<L>>,
     board: &Board,
     scenario: &Scenario,
-    seed: u64,
+    (seed, which): (u64, u64),
 ) where
     L: Layout<Key = u64, Value = u64>,
     F: Fabric,
 {
     let DesignSpec::Dex { moves, .. } = scenario.design else { return };
     let key_space = scenario.workload.key_space;
-    let mut rng = workload::rng(seed, u64::MAX / 3);
+    let mut rng = workload::rng(seed, u64::MAX / 3 - which);
     let index = match <Dex as Design<L>>::open(fabric.clone(), compute).await {
         Ok(index) if moves > 0 => index,
         _ => return,
@@ -384,6 +391,8 @@ pub(crate) async fn mover<L, F>(
         if board.is_over() {
             return;
         }
+        // What it can settle only later is tried again.
+        let _ = index.settle().await;
         let from = *pick(compute.map().owners(), &mut rng);
         let to = rng.random_range(0..compute.servers().len() as u16);
         let near = workload::key_at(rng.random_range(0..key_space), key_space);
@@ -397,6 +406,7 @@ pub(crate) async fn mover<L, F>(
             Err(error) => board.report(format!("keys cannot move: {error}")),
         }
     }
+    settle(&fabric, &index).await;
 }
 
 /// Adds the memory servers that are not used yet, one after the other at random moments.
@@ -434,7 +444,7 @@ async fn balancer<L, F>(
     F: Fabric,
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
-    let Ok(index) = <Dex as Design<L>>::open(fabric, compute).await else { return };
+    let Ok(index) = <Dex as Design<L>>::open(fabric.clone(), compute).await else { return };
     let report = |moved: Result<Reshaped, IndexError>| match moved {
         Ok(_) => board.count_balanced(),
         Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
@@ -443,6 +453,7 @@ async fn balancer<L, F>(
     };
     let balanced = index.background(Background::Balance, &|| board.is_over(), &report).await;
     balanced.unwrap_or_else(|error| board.report(format!("there is no balancer: {error}")));
+    settle(&fabric, &index).await;
 }
 
 fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
@@ -462,7 +473,9 @@ pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfi
         network: scenario.network.model(),
         cost: scenario.cost(|limit| rng.random_range(0..=limit)),
         cores_per_memory_server: scenario.cluster.cores_per_memory_server,
-        faults: scenario.faults.faults(|limit| rng.random_range(0..=limit)),
+        faults: scenario
+            .faults
+            .faults(scenario.cluster.compute_servers, |limit| rng.random_range(0..=limit)),
         broken: scenario.canary.as_ref().map(|canary| canary.0.rule),
         give_up_after_ns: GIVE_UP_AFTER_NS,
         ..SimConfig::default()
@@ -490,7 +503,12 @@ where
         compute_server,
         known_at_ns: at_ns.saturating_add(known_after_ns),
     };
-    let deaths: Vec<Death> = sim.faults.kill_compute_server_at_ns.iter().map(death).collect();
+    let mut deaths: Vec<Death> = sim.faults.kill_compute_server_at_ns.iter().map(death).collect();
+    let mut rng = workload::rng(seed, u64::MAX / 9);
+    deaths.extend(scenario.faults.declare_live_dead.iter().map(|wrong| Death {
+        compute_server: wrong.server,
+        known_at_ns: rng.random_range(wrong.earliest_ns..=wrong.latest_ns),
+    }));
     let mut endpoints: Vec<u16> = (0..cluster.compute_servers)
         .flat_map(|server| (0..cluster.clients_per_compute_server).map(move |_| server))
         .collect();
@@ -499,6 +517,7 @@ where
     endpoints.push(cluster.compute_servers);
     endpoints.extend(std::iter::repeat_n(cluster.compute_servers, others));
     let simulated = sim.start(servers.to_vec());
+    board.reports_progress_to(simulated.control());
     simulated.run(&endpoints, async |fabric, number| {
         if number < clients {
             client::<L, De, _>(fabric, compute, board, scenario, seed, (number, 0)).await;

@@ -6,8 +6,8 @@
 use farleaf::cache::CacheOptions;
 use farleaf::rules::{KnownRule, RULES};
 use farleaf_fabric::CostModel;
-use farleaf_fabric::sim::{Faults, NetworkModel};
-use serde::Deserialize;
+use farleaf_fabric::sim::{Faults, NetworkModel, Outage};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The registered scenarios: names and texts.
@@ -68,7 +68,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-crash-shared-torn", include_str!("../scenarios/dex-crash-shared-torn.toml")),
     ("dex-crash-sweep", include_str!("../scenarios/dex-crash-sweep.toml")),
     ("dex-crash-torn", include_str!("../scenarios/dex-crash-torn.toml")),
+    ("dex-crowded-cache", include_str!("../scenarios/dex-crowded-cache.toml")),
+    ("dex-doubt", include_str!("../scenarios/dex-doubt.toml")),
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
+    ("dex-ghost-node", include_str!("../scenarios/dex-ghost-node.toml")),
     ("dex-grows", include_str!("../scenarios/dex-grows.toml")),
     ("dex-grows-offload", include_str!("../scenarios/dex-grows-offload.toml")),
     ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
@@ -90,6 +93,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-shared-nodes", include_str!("../scenarios/dex-shared-nodes.toml")),
     ("dex-small-pool", include_str!("../scenarios/dex-small-pool.toml")),
     ("dex-tiny-cache", include_str!("../scenarios/dex-tiny-cache.toml")),
+    ("dex-two-movers", include_str!("../scenarios/dex-two-movers.toml")),
     ("fine-bulk", include_str!("../scenarios/fine-bulk.toml")),
     ("fine-calm", include_str!("../scenarios/fine-calm.toml")),
     ("fine-churn", include_str!("../scenarios/fine-churn.toml")),
@@ -109,6 +113,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("hybrid-long-scans", include_str!("../scenarios/hybrid-long-scans.toml")),
     ("hybrid-scans", include_str!("../scenarios/hybrid-scans.toml")),
     ("hybrid-server-dies", include_str!("../scenarios/hybrid-server-dies.toml")),
+    ("hybrid-slow-collect", include_str!("../scenarios/hybrid-slow-collect.toml")),
     ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
 ];
 
@@ -126,7 +131,7 @@ pub struct ScenarioError {
 }
 
 /// A scenario.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// What reports call it; not in the file.
@@ -135,7 +140,7 @@ pub struct Scenario {
     /// What it is for.
     pub description: String,
     /// A bug that is put in, and that the checkers must find.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<Canary>,
     /// Errors that operations may end in; any other is a violation.
     #[serde(default)]
@@ -157,13 +162,13 @@ pub struct Scenario {
     /// What clients do.
     pub workload: WorkloadSpec,
     /// How the compute servers die together, if they do.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash: Option<CrashSpec>,
 }
 
 /// Compute servers that die together and come back with empty caches. What they find then is checked: every way to a key
 /// gives one answer, and nothing that was acknowledged before a completed flush is lost.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrashSpec {
     /// How often they die. After the last time they live on.
@@ -182,9 +187,15 @@ fn usual() -> u64 {
 }
 
 /// A planted bug, by its name in [`farleaf::rules`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Canary(pub &'static KnownRule);
+
+impl From<Canary> for String {
+    fn from(canary: Canary) -> Self {
+        canary.0.bug.to_owned()
+    }
+}
 
 impl TryFrom<String> for Canary {
     type Error = String;
@@ -198,7 +209,7 @@ impl TryFrom<String> for Canary {
 }
 
 /// Kinds of errors that a scenario can expect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// The outcome is unknown.
@@ -209,10 +220,12 @@ pub enum ErrorKind {
     Contended,
     /// A page is damaged.
     Damaged,
+    /// The compute server was declared dead.
+    DeclaredDead,
 }
 
 /// The servers.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSpec {
     /// How many memory servers.
@@ -226,6 +239,9 @@ pub struct ClusterSpec {
     /// Operations that each client keeps in flight.
     #[serde(default = "one")]
     pub in_flight_per_client: u16,
+    /// Handles that each client opens and closes, one after the other.
+    #[serde(default = "one")]
+    pub handles_per_client: u16,
     /// Words of a page, one of [`PAGE_WORDS`].
     pub page_words: usize,
     /// Bytes of each memory server's pool.
@@ -239,7 +255,7 @@ fn one() -> u16 {
 }
 
 /// The index.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 pub enum DesignSpec {
     /// The coarse-grained design.
@@ -285,6 +301,9 @@ pub enum DesignSpec {
         /// How often keys move from one compute server to another during a run, at random moments.
         #[serde(default)]
         moves: u16,
+        /// Tasks that move keys, each so often.
+        #[serde(default = "one")]
+        movers: u16,
         /// Compute servers that own nothing at first, beside those of the cluster.
         #[serde(default)]
         spare_compute_servers: u16,
@@ -306,7 +325,7 @@ fn usual_cooling_percent() -> u32 {
 }
 
 /// How leaves that were read enter a cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdmissionSpec {
     /// As candidates for eviction.
@@ -321,7 +340,7 @@ pub enum AdmissionSpec {
 }
 
 /// How the frames that cool are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CoolingSpec {
     /// In buckets of a cache line.
@@ -332,7 +351,7 @@ pub enum CoolingSpec {
 }
 
 /// How the frames are found that are made to cool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VictimSpec {
     /// At random, those that are used spared.
@@ -345,7 +364,7 @@ pub enum VictimSpec {
 }
 
 /// Which operations are left to memory servers when a node on their way is missing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OffloadSpec {
     /// None.
@@ -358,7 +377,7 @@ pub enum OffloadSpec {
 }
 
 /// How keys are divided among memory servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitioningSpec {
     /// By a hash.
@@ -368,7 +387,7 @@ pub enum PartitioningSpec {
 }
 
 /// The network; what is left out is as [`NetworkModel`] has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the fields are those of the network model")]
 pub struct NetworkSpec {
@@ -394,7 +413,7 @@ impl NetworkSpec {
 }
 
 /// What goes wrong: the fields are those of [`Faults`]; what is left out does not happen.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the fields are those of the simulator's faults")]
 pub struct FaultSpec {
@@ -404,6 +423,7 @@ pub struct FaultSpec {
     pub delay_probability: f64,
     pub max_delay_ns: u64,
     pub drop_probability: f64,
+    pub drop_burst_ns: u64,
     pub late_probability: f64,
     pub max_late_ns: u64,
     pub timeout_ns: u64,
@@ -414,10 +434,32 @@ pub struct FaultSpec {
     pub kill_compute_server: Vec<DeathSpec>,
     /// How long after a compute server's death the observer declares it dead.
     pub declare_dead_after_ns: u64,
+    pub clock_offset_ns: u64,
+    pub clock_drift_ppm: u64,
+    /// Compute servers that stand still for a while.
+    pub pause_compute_server: Vec<OutageSpec>,
+    /// Memory servers that are out of reach for a while.
+    pub cut_memory_server: Vec<OutageSpec>,
+    /// Compute servers that the observer declares dead, and that live on.
+    pub declare_live_dead: Vec<DeathSpec>,
+}
+
+/// A server that is not there for a while; the seed says from when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutageSpec {
+    /// The server's number.
+    pub server: u16,
+    /// The earliest beginning, in nanoseconds.
+    pub earliest_ns: u64,
+    /// The latest.
+    pub latest_ns: u64,
+    /// For how long.
+    pub for_ns: u64,
 }
 
 /// A server's death; the seed says when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeathSpec {
     /// The server's number.
@@ -430,11 +472,24 @@ pub struct DeathSpec {
 
 impl FaultSpec {
     /// The faults of one run; `moment` draws a number up to its argument.
-    pub(crate) fn faults(&self, mut moment: impl FnMut(u64) -> u64) -> Faults {
+    pub(crate) fn faults(
+        &self,
+        compute_servers: u16,
+        mut moment: impl FnMut(u64) -> u64,
+    ) -> Faults {
         let mut deaths = |all: &[DeathSpec]| {
             all.iter()
                 .map(|d| (d.server, d.earliest_ns + moment(d.latest_ns - d.earliest_ns)))
                 .collect()
+        };
+        let kill_memory_server_at_ns = deaths(&self.kill_memory_server);
+        let kill_compute_server_at_ns = deaths(&self.kill_compute_server);
+        let mut outages = |all: &[OutageSpec]| {
+            let outage = |spec: &OutageSpec| {
+                let from_ns = spec.earliest_ns + moment(spec.latest_ns - spec.earliest_ns);
+                Outage { server: spec.server, from_ns, until_ns: from_ns + spec.for_ns }
+            };
+            all.iter().map(outage).collect()
         };
         Faults {
             tear_probability: self.tear_probability,
@@ -447,18 +502,27 @@ impl FaultSpec {
             max_late_ns: self.max_late_ns,
             timeout_ns: self.timeout_ns,
             detect_death_ns: self.detect_death_ns,
-            kill_memory_server_at_ns: deaths(&self.kill_memory_server),
-            kill_compute_server_at_ns: deaths(&self.kill_compute_server),
+            kill_memory_server_at_ns,
+            kill_compute_server_at_ns,
+            drop_burst_ns: self.drop_burst_ns,
+            clock_offset_ns: self.clock_offset_ns,
+            clock_drift_ppm: self.clock_drift_ppm,
+            // The observer knows when something has happened.
+            clocks: compute_servers,
+            pause_compute_server: outages(&self.pause_compute_server),
+            cut_memory_server: outages(&self.cut_memory_server),
         }
     }
 
     fn loses_messages(&self) -> bool {
-        self.drop_probability > 0.0 || self.late_probability > 0.0
+        self.drop_probability > 0.0
+            || self.late_probability > 0.0
+            || !self.cut_memory_server.is_empty()
     }
 }
 
 /// What clients do.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkloadSpec {
     /// How many keys there are; few, so that clients meet. They include the smallest and the largest
@@ -496,7 +560,7 @@ fn default_multi_get_keys() -> u64 {
 }
 
 /// How the first keys get into the index.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadSpec {
     /// By insertions, which are a part of the history.
@@ -507,7 +571,7 @@ pub enum LoadSpec {
 }
 
 /// How often which kind of operation comes, in proportion.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the fields are the index's operations")]
 pub struct Weights {
@@ -525,7 +589,7 @@ pub struct Weights {
 }
 
 /// How often which key is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum DistributionSpec {
     /// All keys alike.
@@ -546,6 +610,11 @@ pub enum DistributionSpec {
 }
 
 impl Scenario {
+    /// Its text, as a file has it.
+    pub fn to_text(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| format!("# {error}\n"))
+    }
+
     /// The registered scenario of this name.
     ///
     /// # Errors
@@ -591,7 +660,7 @@ impl Scenario {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let (cluster, workload, faults) = (&self.cluster, &self.workload, &self.faults);
         if !PAGE_WORDS.contains(&cluster.page_words) {
             return Err(format!("page_words must be one of {PAGE_WORDS:?}"));
@@ -602,6 +671,8 @@ impl Scenario {
             ("compute_servers", u64::from(cluster.compute_servers)),
             ("clients_per_compute_server", u64::from(cluster.clients_per_compute_server)),
             ("in_flight_per_client", u64::from(cluster.in_flight_per_client)),
+            ("handles_per_client", u64::from(cluster.handles_per_client)),
+            ("movers", self.movers()),
             ("operations_per_client", u64::from(workload.operations_per_client)),
             ("max_work_factor", self.max_work_factor),
             ("max_scan_keys", workload.max_scan_keys),
@@ -646,19 +717,42 @@ impl Scenario {
         if faults.loses_messages() && workload.load == LoadSpec::Bulk {
             return Err("a bulk load needs a network that loses nothing".to_owned());
         }
-        let deaths = [
-            ("kill_memory_server", &faults.kill_memory_server, cluster.memory_servers),
-            ("kill_compute_server", &faults.kill_compute_server, cluster.compute_servers),
+        if faults.clock_drift_ppm >= 1_000_000 {
+            return Err("clock_drift_ppm must be less than a million".to_owned());
+        }
+        let of_deaths = |all: &[DeathSpec]| -> Vec<_> {
+            all.iter().map(|d| (d.server, d.earliest_ns, d.latest_ns)).collect()
+        };
+        let of_outages = |all: &[OutageSpec]| -> Vec<_> {
+            all.iter().map(|o| (o.server, o.earliest_ns, o.latest_ns)).collect()
+        };
+        let (memory, compute) = (cluster.memory_servers, cluster.compute_servers);
+        let events = [
+            ("kill_memory_server", of_deaths(&faults.kill_memory_server), memory),
+            ("kill_compute_server", of_deaths(&faults.kill_compute_server), compute),
+            ("declare_live_dead", of_deaths(&faults.declare_live_dead), compute),
+            ("pause_compute_server", of_outages(&faults.pause_compute_server), compute),
+            ("cut_memory_server", of_outages(&faults.cut_memory_server), memory),
         ];
-        for (name, deaths, servers) in deaths {
-            let fits = |d: &DeathSpec| d.server < servers && d.earliest_ns <= d.latest_ns;
-            if !deaths.iter().all(fits) {
+        for (name, events, servers) in events {
+            let fits = |(server, earliest, latest): &(u16, u64, u64)| {
+                *server < servers && earliest <= latest
+            };
+            if !events.iter().all(fits) {
                 return Err(format!(
                     "{name}: a server's number is too large, or earliest_ns after latest_ns"
                 ));
             }
         }
         self.check_dex()
+    }
+
+    /// Tasks that move keys; one, where none can.
+    fn movers(&self) -> u64 {
+        match self.design {
+            DesignSpec::Dex { movers, .. } => movers.into(),
+            _ => 1,
+        }
     }
 
     fn check_dex(&self) -> Result<(), String> {
@@ -677,7 +771,8 @@ impl Scenario {
         if *spare_memory_servers >= self.cluster.memory_servers {
             return Err("spare_memory_servers must leave one of memory_servers".to_owned());
         }
-        if !self.faults.kill_compute_server.is_empty() {
+        let faults = &self.faults;
+        if !faults.kill_compute_server.is_empty() || !faults.declare_live_dead.is_empty() {
             // What a compute server has not written back is lost with it, which no checker can tell from a
             // bug; and the caches of all of them are in one process.
             return Err("compute servers of dex die only together: [crash]".to_owned());

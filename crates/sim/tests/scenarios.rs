@@ -2,8 +2,8 @@
 
 use farleaf_sim::history::{Action, Outcome};
 use farleaf_sim::{
-    DeathAt, Deaths, RunOutcome, SCENARIOS, Scenario, run_and_keep, run_command, run_seed,
-    run_with_death,
+    DeathAt, Deaths, RunOutcome, SCENARIOS, Scenario, run_and_keep, run_command, run_mutants,
+    run_random, run_seed, run_with_death,
 };
 
 const SEEDS: std::ops::Range<u64> = 1..6;
@@ -47,7 +47,7 @@ fn every_scenario_holds_and_most_operations_are_answered() {
 }
 
 /// Seeds that once showed a bug, and what it was.
-const ONCE_WRONG: [(&str, u64, &str); 6] = [
+const ONCE_WRONG: [(&str, u64, &str); 12] = [
     (
         "dex-moves-offload",
         703,
@@ -73,6 +73,32 @@ const ONCE_WRONG: [(&str, u64, &str); 6] = [
         "dex-crash-sweep",
         20_000_008,
         "a node that had been freed was read again, and hid the one that had its place by then (H2)",
+    ),
+    (
+        "hybrid-slow-collect",
+        12_300_003,
+        "a collector moved records into a leaf that another had merged away (V4)",
+    ),
+    (
+        "dex-ghost-node",
+        77_100_010,
+        "a node that the giver had freed came back, and was written over its next use (H2)",
+    ),
+    ("dex-balance-faults", 918_273_662, "the same"),
+    (
+        "dex-two-movers",
+        77_100_004,
+        "who was refused the right to move keys ended that of the one who had it (H4)",
+    ),
+    (
+        "dex-doubt",
+        99_100_002,
+        "one unknown outcome of a lock barred a client from a shared page for ever (K4)",
+    ),
+    (
+        "fine-server-dies",
+        918_273_818,
+        "five operations that gave up one after the other passed for an endless loop",
     ),
 ];
 
@@ -164,10 +190,10 @@ fn every_kind_of_answer_shows() {
 
 #[test]
 fn the_planted_bug_is_caught_and_can_be_replayed() {
+    let name = "canary-skipped-validation";
     let mut out = Vec::new();
-    let all_well = run_command("canary", 1, 200, Deaths::AsSeeded, &mut out).unwrap();
+    assert!(!run_command(name, 1, 200, Deaths::AsSeeded, &mut out).unwrap());
     let text = String::from_utf8(out).unwrap();
-    assert!(!all_well, "200 seeds did not show the planted bug");
     let replay = text.lines().last().unwrap();
     let seed: u64 = replay
         .strip_prefix("replay: farleaf sim --scenario canary-skipped-validation --seed ")
@@ -175,11 +201,46 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| panic!("no replay command: {text}"));
     let mut again = Vec::new();
-    assert!(
-        !run_command("canary-skipped-validation", seed, 1, Deaths::AsSeeded, &mut again).unwrap()
-    );
+    assert!(!run_command(name, seed, 1, Deaths::AsSeeded, &mut again).unwrap());
     let again = String::from_utf8(again).unwrap();
     assert!(text.ends_with(&again), "a replay shows the same: {again}");
+}
+
+#[test]
+fn canaries_succeed_when_all_are_caught() {
+    let mut out = Vec::new();
+    let none = run_command("canary", 1, 0, Deaths::AsSeeded, &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let unnoticed = text.lines().filter(|line| line.ends_with("went UNNOTICED in 0 runs")).count();
+    let canaries = SCENARIOS.iter().filter(|(name, _)| name.starts_with("canary-")).count();
+    assert!(!none && unnoticed == canaries, "{text}");
+}
+
+#[test]
+fn mutants_are_hunted_by_name() {
+    let mut out = Vec::new();
+    let bugs = ["skips_checksum".to_owned()];
+    assert!(run_mutants(&bugs, 1, 400, &mut out).unwrap());
+    let text = String::from_utf8(out).unwrap();
+    assert!(text.starts_with("skips_checksum caught in run "), "{text}");
+    let mut out = Vec::new();
+    assert!(!run_mutants(&bugs, 1, 0, &mut out).unwrap(), "nothing was run");
+    assert!(run_mutants(&["nope".to_owned()], 1, 1, &mut Vec::new()).is_err());
+}
+
+#[test]
+fn random_scenarios_hold_and_repeat() {
+    let run = |kind: &str, seed, count| {
+        let mut out = Vec::new();
+        let well = run_random(kind, seed, count, &mut out);
+        (well, String::from_utf8(out).unwrap())
+    };
+    let (well, text) = run("all", 1, 40);
+    assert!(well.unwrap(), "{text}");
+    assert_eq!(text.lines().count(), 40);
+    assert_eq!(run("all", 17, 1).1.trim_end(), text.lines().nth(16).unwrap());
+    assert!(run("fine-deaths", 5, 2).1.lines().all(|line| line.starts_with("random-fine-deaths ")));
+    assert!(run("sideways", 1, 1).0.unwrap_err().to_string().contains("no random scenarios"));
 }
 
 #[test]

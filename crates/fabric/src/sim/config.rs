@@ -24,8 +24,8 @@ pub struct SimConfig {
     /// How long `sleep(0)` takes, in nanoseconds: a turn of the poll loop. At least 1, because a task
     /// that waits by yielding must let virtual time pass.
     pub yield_ns: u64,
-    /// The virtual time of one `run` after which clients that have not ended count as caught in an
-    /// endless loop, in nanoseconds; 0 is without limit.
+    /// The virtual time without progress after which clients that have not ended count as caught in an endless loop, in
+    /// nanoseconds; 0 is without limit. It begins with a `run`, and again with each `SimControl::progress`.
     pub give_up_after_ns: u64,
 }
 
@@ -148,6 +148,40 @@ pub struct Faults {
     pub kill_memory_server_at_ns: Vec<(u16, u64)>,
     /// Compute servers that die, each with its moment.
     pub kill_compute_server_at_ns: Vec<(u16, u64)>,
+    /// After a message is lost, all messages between the two servers are lost for up to so long, in nanoseconds: so
+    /// that trying again at once does not help.
+    pub drop_burst_ns: u64,
+    /// Clocks of compute servers differ by up to so much, in nanoseconds.
+    pub clock_offset_ns: u64,
+    /// Clocks of compute servers are too fast or too slow by up to so much, in parts per million; less than a million.
+    pub clock_drift_ppm: u64,
+    /// Only the clocks of the first so many compute servers differ.
+    pub clocks: u16,
+    /// Compute servers that stand still: nothing runs there, and what comes is noticed afterwards.
+    pub pause_compute_server: Vec<Outage>,
+    /// Memory servers that are out of reach: requests and replies are lost, and connections cannot be reset.
+    pub cut_memory_server: Vec<Outage>,
+}
+
+/// Something is not there for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// The server's number.
+    pub server: u16,
+    /// From when.
+    pub from_ns: u64,
+    /// Until when.
+    pub until_ns: u64,
+}
+
+impl Outage {
+    /// The end of the last of these outages that this server has now.
+    pub(super) fn end_of(outages: &[Self], server: u16, now_ns: u64) -> Option<u64> {
+        let now = |outage: &&Self| {
+            outage.server == server && (outage.from_ns..outage.until_ns).contains(&now_ns)
+        };
+        outages.iter().filter(now).map(|outage| outage.until_ns).max()
+    }
 }
 
 impl Faults {
@@ -177,7 +211,10 @@ impl Faults {
         for (name, value) in probabilities {
             assert!((0.0..=1.0).contains(&value), "{name} is {value}, not a probability");
         }
-        let loses = self.drop_probability > 0.0 || self.late_probability > 0.0;
+        assert!(self.clock_drift_ppm < 1_000_000, "a clock that stands still or goes back");
+        let loses = self.drop_probability > 0.0
+            || self.late_probability > 0.0
+            || !self.cut_memory_server.is_empty();
         assert!(!loses || self.timeout_ns > 0, "lost and late messages need a timeout_ns");
     }
 }

@@ -4,7 +4,7 @@ use super::config::SimConfig;
 use super::events::Until;
 use super::network::Connection;
 use super::op::{Body, Op, SimOp};
-use super::world::{Shared, World};
+use super::world::{Clock, Shared, World};
 use crate::access::check_alignment;
 use crate::{
     Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
@@ -127,17 +127,27 @@ impl SimFabric {
         SimOp::in_flight(op, finish)
     }
 
+    /// Waits for a moment of virtual time.
+    fn until(&self, at_ns: u64) -> Until<'_> {
+        Until::new(&self.world, at_ns, Some(self.endpoint.compute_server))
+    }
+
+    /// This compute server's clock.
+    fn clock(&self) -> Clock {
+        self.world.borrow_mut().compute_server(self.endpoint.compute_server).clock
+    }
+
     /// Waits until a message of the connection's management is at the other side.
     async fn travel(&self) {
         let until_ns = {
             let mut world = self.world.borrow_mut();
             world.events.now_ns() + world.travel_ns()
         };
-        Until::new(&self.world, until_ns).await;
+        self.until(until_ns).await;
     }
 
     /// Asks the memory server's side of the connection to do something, and waits for its answer. The
-    /// connection's management repeats what is lost, so only a dead server is out of reach.
+    /// connection's management repeats what is lost, so only a server that is dead or cut off is out of reach.
     async fn manage(
         &self,
         server: ServerId,
@@ -150,7 +160,7 @@ impl SimFabric {
         self.travel().await;
         let noticed_ns = {
             let mut world = self.world.borrow_mut();
-            if world.memory[server.index()].alive {
+            if world.memory[server.index()].alive && !world.is_cut_off(server) {
                 act(&mut world);
                 None
             } else {
@@ -161,7 +171,7 @@ impl SimFabric {
             self.travel().await;
             return Ok(());
         };
-        Until::new(&self.world, noticed_ns).await;
+        self.until(noticed_ns).await;
         self.endpoint.counters.count_indeterminate();
         Err(FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost })
     }
@@ -263,11 +273,12 @@ impl Fabric for SimFabric {
             }
             self.endpoint.occupy(world.events.now_ns(), ns)
         };
-        Until::new(&self.world, until_ns).await;
+        self.until(until_ns).await;
     }
 
     async fn sleep(&self, ns: u64) {
         self.endpoint.close_batch();
+        let ns = self.clock().takes(ns);
         let until_ns = {
             let world = self.world.borrow();
             let now_ns = world.events.now_ns();
@@ -277,11 +288,12 @@ impl Fabric for SimFabric {
                 _ => now_ns.saturating_add(ns),
             }
         };
-        Until::new(&self.world, until_ns).await;
+        self.until(until_ns).await;
     }
 
     fn now_ns(&self) -> u64 {
-        self.world.borrow().events.now_ns()
+        let now_ns = self.world.borrow().events.now_ns();
+        self.clock().shows(now_ns)
     }
 
     fn random(&self) -> u64 {

@@ -101,6 +101,8 @@ pub(super) struct Events {
     heap: BinaryHeap<Scheduled>,
     /// Wakers of [`Event::Wake`]; a place is free again once its event has happened.
     wakers: Vec<Option<Waker>>,
+    /// By place: the compute server that the task runs on, if it runs on any.
+    waiting_on: Vec<Option<u16>>,
     vacant: Vec<usize>,
     happened: u64,
     trace_hash: u64,
@@ -140,14 +142,21 @@ impl Events {
         Some(event)
     }
 
-    fn wake_at(&mut self, at_ns: u64, waker: Waker) -> usize {
+    fn wake_at(&mut self, at_ns: u64, on: Option<u16>, waker: Waker) -> usize {
         let place = self.vacant.pop().unwrap_or_else(|| {
             self.wakers.push(None);
+            self.waiting_on.push(None);
             self.wakers.len() - 1
         });
         self.wakers[place] = Some(waker);
+        self.waiting_on[place] = on;
         self.schedule(at_ns, Event::Wake(place));
         place
+    }
+
+    /// The compute server of the task that waits at a place.
+    pub(super) fn waits_on(&self, place: usize) -> Option<u16> {
+        self.waiting_on[place]
     }
 
     /// [`Event::Wake`] happens.
@@ -164,13 +173,15 @@ impl Events {
 pub(super) struct Until<'a> {
     world: &'a Shared,
     at_ns: u64,
+    /// The compute server that it waits on, if it is one.
+    on: Option<u16>,
     /// Where the waker is, once the task waits.
     place: Option<usize>,
 }
 
 impl<'a> Until<'a> {
-    pub(super) fn new(world: &'a Shared, at_ns: u64) -> Self {
-        Self { world, at_ns, place: None }
+    pub(super) fn new(world: &'a Shared, at_ns: u64, on: Option<u16>) -> Self {
+        Self { world, at_ns, on, place: None }
     }
 }
 
@@ -190,7 +201,7 @@ impl Future for Until<'_> {
                 empty => *empty = Some(context.waker().clone()),
             },
             None => {
-                let place = events.wake_at(self.at_ns, context.waker().clone());
+                let place = events.wake_at(self.at_ns, self.on, context.waker().clone());
                 self.place = Some(place);
             }
         }

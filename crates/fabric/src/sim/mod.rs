@@ -19,7 +19,7 @@ mod statistics;
 mod tearing;
 mod world;
 
-pub use config::{Faults, LastWords, NetworkModel, SimConfig};
+pub use config::{Faults, LastWords, NetworkModel, Outage, SimConfig};
 pub use endpoint::SimFabric;
 pub use op::SimOp;
 pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};
@@ -143,13 +143,7 @@ impl<S: RpcService> Cluster for SimCluster<S> {
         let mut executor = Executor::new();
         // The dead of the time between two runs.
         drop(driver.requests());
-        {
-            let mut world = self.world.borrow_mut();
-            world.give_up_at_ns = match world.config.give_up_after_ns {
-                0 => u64::MAX,
-                after_ns => world.events.now_ns().saturating_add(after_ns),
-            };
-        }
+        self.world.borrow_mut().be_patient();
         for (server, cores) in (0..).zip(&self.cores) {
             for core in cores {
                 executor.spawn(Group::Memory(server).number(), core.clone());
@@ -200,6 +194,7 @@ struct Orders {
     deaths: AtomicU64,
     any: AtomicBool,
     kill: Mutex<Vec<Group>>,
+    progressed: AtomicBool,
 }
 
 impl SimControl {
@@ -211,6 +206,11 @@ impl SimControl {
     /// Stops a compute server, with all its clients.
     pub fn kill_compute_server(&self, server: u16) {
         self.order(Group::Compute(server));
+    }
+
+    /// Something was achieved: the patience of [`SimConfig::give_up_after_ns`] begins anew.
+    pub fn progress(&self) {
+        self.0.progressed.store(true, Ordering::Release);
     }
 
     /// How many servers have died so far, by whatever cause.
@@ -301,6 +301,13 @@ impl Driver for SimDriver<'_> {
                 Step::Quiet => {}
                 Step::Woke => return Progress::Advanced,
                 Step::Empty => return Progress::Stuck,
+                Step::Overdue if self.control.0.progressed.swap(false, Ordering::AcqRel) => {
+                    world.be_patient();
+                }
+                Step::Overdue => panic!(
+                    "nothing was achieved for {} ns of virtual time (give_up_after_ns): an endless loop?",
+                    world.config.give_up_after_ns
+                ),
             }
         }
     }

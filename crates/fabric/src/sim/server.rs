@@ -94,7 +94,7 @@ impl Cpu for SimCpu {
             world.memory[self.server].core_busy_ns += ns;
             world.events.now_ns() + ns
         };
-        Until::new(&self.world, until_ns).await;
+        Until::new(&self.world, until_ns, None).await;
     }
 
     async fn pause(&self, _attempt: u32) {

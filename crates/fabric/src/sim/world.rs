@@ -9,7 +9,7 @@
 //! message is lost or a server found dead. `Deadline` and `Lost` end an operation whose completion has
 //! not come; what is still on its way then goes on, and may take effect later (contract F7).
 
-use super::config::{LastWords, SimConfig};
+use super::config::{LastWords, Outage, SimConfig};
 use super::endpoint::EndpointState;
 use super::events::{Event, Events};
 use super::network::Nic;
@@ -19,10 +19,11 @@ use super::tearing;
 use crate::access::check_access;
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::{FabricError, MAX_MESSAGE_BYTES, Message, Uncertainty, Work};
+use crate::{FabricError, MAX_MESSAGE_BYTES, Message, ServerId, Uncertainty, Work};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The world, as everything on its one thread holds it.
@@ -39,6 +40,51 @@ pub(super) struct ComputeServer {
     /// Endpoints up to this number belong to lives that have ended.
     ended: u64,
     pub(super) nic: Nic,
+    pub(super) clock: Clock,
+}
+
+/// How a compute server's clock differs from virtual time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Clock {
+    offset_ns: u64,
+    /// Parts per million that it is too fast.
+    drift_ppm: i64,
+}
+
+impl Clock {
+    const MILLION: i128 = 1_000_000;
+
+    fn of(server: u16, config: &SimConfig) -> Self {
+        let faults = &config.faults;
+        let is_exact = faults.clock_offset_ns == 0 && faults.clock_drift_ppm == 0;
+        if is_exact || server >= faults.clocks {
+            return Self::default();
+        }
+        let mut rng =
+            SmallRng::seed_from_u64(config.seed ^ u64::from(server).wrapping_mul(0x9e37_79b9));
+        let drift = faults.clock_drift_ppm as i64;
+        Self {
+            offset_ns: rng.random_range(0..=faults.clock_offset_ns),
+            drift_ppm: rng.random_range(-drift..=drift),
+        }
+    }
+
+    /// What it says at `ns` of virtual time.
+    pub(super) fn shows(self, ns: u64) -> u64 {
+        self.offset_ns + self.lasts(ns, Self::MILLION, Self::MILLION + i128::from(self.drift_ppm))
+    }
+
+    /// The virtual time in which it goes on by `ns`.
+    pub(super) fn takes(self, ns: u64) -> u64 {
+        self.lasts(ns, Self::MILLION + i128::from(self.drift_ppm), Self::MILLION)
+    }
+
+    fn lasts(self, ns: u64, from: i128, to: i128) -> u64 {
+        match self.drift_ppm {
+            0 => ns,
+            _ => u64::try_from(i128::from(ns) * to / from).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 /// Compute servers that die together at one of their WRITEs.
@@ -63,7 +109,9 @@ pub(super) struct World {
     pub(super) doom: Option<Doom>,
     /// What becomes of what dead compute servers had on its way.
     last_words: LastWords,
-    pub(super) give_up_at_ns: u64,
+    give_up_at_ns: u64,
+    /// By compute and memory server: until when messages between the two are lost.
+    bursts: BTreeMap<(u16, u16), u64>,
     /// Whether the last event woke a task.
     woke: bool,
 }
@@ -97,6 +145,8 @@ pub(super) enum Step {
     Woke,
     /// There is no event.
     Empty,
+    /// Patience is at its end.
+    Overdue,
 }
 
 impl World {
@@ -124,15 +174,25 @@ impl World {
             doom: None,
             last_words: LastWords::default(),
             give_up_at_ns: u64::MAX,
+            bursts: BTreeMap::new(),
             woke: false,
         }
+    }
+
+    /// Patience begins anew.
+    pub(super) fn be_patient(&mut self) {
+        self.give_up_at_ns = match self.config.give_up_after_ns {
+            0 => u64::MAX,
+            after_ns => self.events.now_ns().saturating_add(after_ns),
+        };
     }
 
     /// The compute server of this number, which exists from now on.
     pub(super) fn compute_server(&mut self, server: u16) -> &mut ComputeServer {
         let needed = usize::from(server) + 1;
         while self.compute.len() < needed {
-            self.compute.push(ComputeServer { alive: true, ended: 0, nic: Nic::default() });
+            let clock = Clock::of(self.compute.len() as u16, &self.config);
+            self.compute.push(ComputeServer { alive: true, ended: 0, nic: Nic::default(), clock });
         }
         &mut self.compute[usize::from(server)]
     }
@@ -150,12 +210,11 @@ impl World {
     /// Lets the next event happen.
     pub(super) fn step(&mut self) -> Step {
         self.woke = false;
+        if self.events.now_ns() > self.give_up_at_ns {
+            return Step::Overdue;
+        }
         let Some(event) = self.events.next() else { return Step::Empty };
-        assert!(
-            self.events.now_ns() <= self.give_up_at_ns,
-            "clients still run after {} ns of virtual time (give_up_after_ns): an endless loop?",
-            self.config.give_up_after_ns
-        );
+        let Some(event) = self.unless_paused(event) else { return Step::Quiet };
         match event {
             Event::Wake(place) => {
                 self.events.wake(place);
@@ -193,6 +252,51 @@ impl World {
             Event::KillCompute(server) => self.kill_compute_server(server),
         }
         if self.woke { Step::Woke } else { Step::Quiet }
+    }
+
+    /// What a compute server that stands still notices only later is put off.
+    fn unless_paused(&mut self, event: Event) -> Option<Event> {
+        if self.config.faults.pause_compute_server.is_empty() {
+            return Some(event);
+        }
+        let server = match &event {
+            Event::Wake(place) => self.events.waits_on(*place),
+            Event::Complete(op) | Event::Deadline(op) | Event::Lost(op) => {
+                Some(op.endpoint.compute_server)
+            }
+            _ => None,
+        };
+        let pauses = &self.config.faults.pause_compute_server;
+        let now_ns = self.events.now_ns();
+        match server.and_then(|server| Outage::end_of(pauses, server, now_ns)) {
+            None => Some(event),
+            Some(until_ns) => {
+                self.events.schedule(until_ns, event);
+                None
+            }
+        }
+    }
+
+    /// Whether a memory server is out of reach now.
+    pub(super) fn is_cut_off(&self, server: ServerId) -> bool {
+        let cuts = &self.config.faults.cut_memory_server;
+        Outage::end_of(cuts, server.number(), self.events.now_ns()).is_some()
+    }
+
+    /// Whether a message between two servers is lost that is sent now.
+    fn is_lost(&mut self, op: &Op) -> bool {
+        let now_ns = self.events.now_ns();
+        let between = (op.endpoint.compute_server, op.server.number());
+        if self.happens(self.config.faults.drop_probability) {
+            if self.config.faults.drop_burst_ns > 0 {
+                let burst_ns = self.rng.random_range(0..=self.config.faults.drop_burst_ns);
+                let until_ns = self.bursts.entry(between).or_default();
+                *until_ns = (now_ns + burst_ns).max(*until_ns);
+            }
+            return true;
+        }
+        self.bursts.get(&between).is_some_and(|until_ns| now_ns < *until_ns)
+            || self.is_cut_off(op.server)
     }
 
     fn sender_lives(&self, endpoint: &EndpointState) -> bool {
@@ -252,7 +356,7 @@ impl World {
         let cost_ns = self.config.network.message_ns(sent_bytes);
         let sender = usize::from(op.endpoint.compute_server);
         let start_ns = self.compute[sender].nic.send.take(at_ns, cost_ns);
-        let lost = self.happens(self.config.faults.drop_probability);
+        let lost = self.is_lost(op);
         let mut arrives_ns = start_ns + self.travel_ns();
         if self.happens(self.config.faults.late_probability) {
             let late_ns = self.rng.random_range(1..=self.config.faults.max_late_ns.max(1));
@@ -408,7 +512,7 @@ impl World {
         let cost_ns = self.config.network.message_ns(payload_bytes);
         let send = &mut self.memory[op.server.index()].nic.send;
         let start_ns = send.take(self.events.now_ns(), cost_ns);
-        if !self.happens(self.config.faults.drop_probability) {
+        if !self.is_lost(op) {
             let arrives_ns = start_ns + self.travel_ns();
             self.events.schedule(arrives_ns, Event::ReplyArrive(Rc::clone(op)));
         }

@@ -250,7 +250,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let spare = self.spare().await?; // C16
         let (low, high) = slot_range(parent.page, slot);
         // A node that is merged away or moved meanwhile changes the parent first.
-        let is_there = || parent.is_valid() && self.may_bring(parent, slot).is_ok();
+        let is_there = || {
+            (parent.is_valid() || self.fabric().breaks(rules::PARENT_LOOKED_AT))
+                && self.may_bring(parent, slot).is_ok()
+        };
         match self.cache.mapping.begin_io(address.to_bits(), is_there) {
             Ok(mark) => {
                 // While the READ is on its way.
@@ -614,7 +617,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
                 Err(error @ FabricError::Indeterminate { .. }) => {
                     self.fabric().counters().count_retry();
-                    self.fabric().reset(address.server()).await?;
+                    if !self.fabric().breaks(rules::READS_SETTLED) {
+                        self.fabric().reset(address.server()).await?;
+                    }
                     outcome = Err(error.into());
                 }
                 Err(error) => {

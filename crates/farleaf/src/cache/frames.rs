@@ -12,7 +12,7 @@
 
 use super::{
     Admission, Ages, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
-    OffloadName, Owned, OwnedRange, Ownership, Swip, Victims, is_clean,
+    OffloadName, Owned, OwnedRange, Ownership, Swip, Turns, Victims, is_clean,
 };
 use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version, lies_within, slot_range};
 use crate::remote::Detector;
@@ -37,6 +37,8 @@ pub struct Cache<L: Layout> {
     owned: Owned<L::Key>,
     /// Since when nodes have been dirty.
     ages: Ages,
+    /// Of operations that have lost too often.
+    turns: Turns,
     /// Which memory servers can be reached.
     detector: Detector,
     options: CacheOptions,
@@ -165,6 +167,7 @@ impl<L: Layout> Cache<L> {
             fresh: AtomicU64::new(0),
             owned: Owned::new(owned),
             ages: Ages::new(options.write_back_ns, frames),
+            turns: Turns::new(frames),
             detector: Detector::default(),
             options: *options,
         })
@@ -195,6 +198,11 @@ impl<L: Layout> Cache<L> {
     /// Since when nodes have been dirty, if they are written back by age.
     pub(crate) fn ages(&self) -> &Ages {
         &self.ages
+    }
+
+    /// Turns of operations that have lost too often.
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// Which memory servers can be reached, as far as is known.

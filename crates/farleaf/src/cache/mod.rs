@@ -19,6 +19,7 @@ mod options;
 mod owned;
 mod policy;
 mod swip;
+mod turns;
 mod write_back;
 
 pub(crate) use ages::Ages;
@@ -39,3 +40,4 @@ pub use policy::{
     Admission, Admit, Always, ClockVictims, Coin, RandomVictims, UnusedVictims, Victims,
 };
 pub use swip::Swip;
+pub(crate) use turns::{Turn, Turns};

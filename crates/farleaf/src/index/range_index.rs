@@ -89,6 +89,13 @@ pub trait RangeIndex {
         async { Ok(()) }
     }
 
+    /// Settles what operations of this handle did not learn the outcome of: pages that it may hold, WRITEs that may still land. Only this
+    /// handle can; so after an operation that ended as indeterminate, call it before the handle is dropped, or others wait for these
+    /// pages for ever. Designs whose clients hold nothing have nothing to do.
+    fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
+
     /// Runs the design's housekeeping (collection of deleted records, rebalancing) to its end, instead of
     /// waiting for it to happen by the way.
     fn collect(&self) -> impl Future<Output = Result<(), IndexError>>;

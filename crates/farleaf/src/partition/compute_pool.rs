@@ -6,6 +6,8 @@ use super::{ComputeServer, PartitionMap};
 use crate::index::IndexError;
 use crate::index::dex::{DexOptions, DexServer, MemoryUse};
 use crate::page::Layout;
+use crate::rules;
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 
 /// The right to move keys, until it is dropped.
@@ -91,8 +93,10 @@ impl<L: Layout> ComputePool<L> {
     }
 
     /// The right to move keys; nothing while another has it.
-    pub(super) fn begin_move(&self) -> Option<Moving<'_>> {
-        (!self.moving.swap(true, Ordering::Acquire)).then_some(Moving(&self.moving))
+    pub(super) fn begin_move(&self, fabric: &impl Fabric) -> Option<Moving<'_>> {
+        // Not `then_some`: a guard that is made and dropped would end the move that is under way.
+        let free = !self.moving.swap(true, Ordering::Acquire);
+        (free || fabric.breaks(rules::ONE_MOVE)).then(|| Moving(&self.moving))
     }
 
     /// Publishes a map to all compute servers. For when no operation is under way on any, or the ranges that change are

@@ -6,6 +6,7 @@ use super::design::open_pool;
 use crate::index::IndexError;
 use crate::index::dex::mend;
 use crate::page::Layout;
+use crate::rules;
 use farleaf_fabric::{Fabric, ServerId};
 
 /// Shuts whatever life the compute server of this number had before out of all memory servers: nothing of it takes effect any
@@ -18,6 +19,9 @@ pub async fn fence_former_life<F: Fabric>(
     compute_server: u16,
 ) -> Result<(), IndexError> {
     for number in 0..fabric.memory_servers() {
+        if fabric.breaks(rules::FORMER_LIFE_FENCED) {
+            continue;
+        }
         fabric.fence(ServerId::new(number), compute_server).await?;
     }
     Ok(())
@@ -34,8 +38,15 @@ pub async fn end_former_life<F: Fabric, L: Layout>(
     compute_server: u16,
 ) -> Result<(), IndexError> {
     let (pages, root, _) = open_pool::<F, L>(fabric).await?;
-    pages.declare_fenced(compute_server).await?;
-    pages.finish_all(compute_server).await?;
-    mend(&pages, root, compute_server).await?;
+    let breaks = |rule| pages.fabric().breaks(rule);
+    if !breaks(rules::FORMER_LIFE_DECLARED) {
+        pages.declare_fenced(compute_server).await?;
+    }
+    if !breaks(rules::FORMER_CHANGES_FINISHED) {
+        pages.finish_all(compute_server).await?;
+    }
+    if !breaks(rules::HALF_WRITTEN_MENDED) {
+        mend(&pages, root, compute_server).await?;
+    }
     Ok(())
 }

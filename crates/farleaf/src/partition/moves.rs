@@ -38,7 +38,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         if self.pool.options().cache.admission == AdmissionName::Never {
             return Err(IndexError::InvalidArgument("without a cache keys do not move"));
         }
-        let _moving = self.pool.begin_move().ok_or(IndexError::Contended { retries: 0 })?;
+        let _moving = self.pool.begin_move(fabric).ok_or(IndexError::Contended { retries: 0 })?;
         let (giver, taker) = (&self.parts[usize::from(from)], &self.parts[usize::from(to)]);
         for _ in 0..ATTEMPTS {
             let map = self.pool.map();
@@ -52,13 +52,12 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
                 }
             };
             let planned = map.plan(from, to, at.as_ref())?;
-            if !giver.index.let_go(&planned.keys, &planned.rest).await? {
+            let Some(given_up) = giver.index.let_go(&planned.keys, &planned.rest).await? else {
                 continue;
-            }
-            if let Err(error) = taker.index.take_over(&planned.grown).await {
-                giver.index.server().set_range(map.range_of(from));
-                return Err(error.into());
-            }
+            };
+            taker.index.take_over(&planned.grown).await?;
+            // Without a wait since the taker owns them: nobody can drop this future in between.
+            given_up.for_good();
             self.pool.publish(map.after(&planned));
             self.learn_map();
             let did = fabric.counters().snapshot() - before;

@@ -8,6 +8,7 @@ use crate::index::IndexError;
 use crate::index::dex::DexIndex;
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};
+use crate::rules;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::{Cell, RefCell};
@@ -51,7 +52,9 @@ impl<F: Fabric, L: Layout> Part<F, L> {
     /// Accepts an operation on a key, or says whose it is.
     #[inline]
     pub(super) fn accept(&self, key: &L::Key) -> Result<(), IndexError> {
-        if self.server.epoch() != self.epoch.get() || !self.range.borrow().has(key) {
+        let is_old = self.server.epoch() != self.epoch.get()
+            && !self.index.fabric().breaks(rules::EPOCHS_COMPARED);
+        if is_old || !self.range.borrow().has(key) {
             self.accept_by_the_map(key)?;
         }
         self.sample(key);

@@ -287,6 +287,13 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
         Ok(())
     }
 
+    async fn settle(&self) -> Result<(), IndexError> {
+        for part in &self.parts {
+            part.index.settle().await?;
+        }
+        Ok(())
+    }
+
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
         Ok(self.pages.declare_dead(compute_server).await?)
     }

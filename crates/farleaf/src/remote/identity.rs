@@ -40,7 +40,7 @@ pub(crate) struct Slot<'a> {
     pub(super) at: GlobalAddr,
     /// The entry may still be needed: the slot stays in use.
     pub(crate) keep: bool,
-    /// Until the node at this address is whole.
+    /// It stays in use until the node at this address is whole.
     pinned_for: Option<GlobalAddr>,
 }
 
@@ -57,6 +57,11 @@ impl Slot<'_> {
     /// Keeps the slot in use until the node at `at`, which is half written and not locked, has been written again.
     pub(crate) fn pin(mut self, at: GlobalAddr) {
         self.pinned_for = Some(at);
+    }
+
+    /// The node that it was kept for is whole, or nothing was ever written of it.
+    pub(crate) fn is_done(&mut self) {
+        (self.keep, self.pinned_for) = (false, None);
     }
 
     /// The client whose log this is a slot of.
@@ -81,6 +86,13 @@ impl Identity {
         Some(self.owner.get()).filter(|owner| *owner != 0)
     }
 
+    /// Whether no slot and no ticket is in use or was in doubt, and no ticket ever was: memory servers remember tickets by number.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.pinned.borrow().is_empty()
+            && self.logs.borrow().iter().flatten().all(|log| log.used == 0)
+            && self.tickets.borrow().iter().all(|ticket| *ticket == (0, false))
+    }
+
     /// Frees the slots that were kept: all of their pages are written by now.
     pub(super) fn free_kept(&self) {
         for log in self.logs.borrow_mut().iter_mut().flatten() {
@@ -98,14 +110,29 @@ impl Identity {
         }
     }
 
-    /// A slot that nobody uses. The log is there.
-    fn take(&self, server: ServerId, slot_bytes: u64) -> Option<Slot<'_>> {
+    /// A slot for an entry about the node at `node`: that which is kept for it, or one that nobody uses. The log is there.
+    fn take(
+        &self,
+        server: ServerId,
+        slot_bytes: u64,
+        node: Option<GlobalAddr>,
+    ) -> Option<Slot<'_>> {
         let mut logs = self.logs.borrow_mut();
         let log = logs.get_mut(server.index())?.as_mut()?;
-        let number = (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0)?;
+        let mut pinned = self.pinned.borrow_mut();
+        let kept = pinned.iter().position(|(at, on, _)| Some(*at) == node && *on == server);
+        let kept = kept.map(|place| pinned.swap_remove(place));
+        let free = || (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0);
+        let number = kept.map_or_else(free, |(.., number)| Some(number))?;
         log.used |= 1 << number;
-        let at = log.at.plus(number * slot_bytes);
-        Some(Slot { identity: self, server, number, at, keep: false, pinned_for: None })
+        let (at, pinned_for) = (log.at.plus(number * slot_bytes), kept.map(|(at, ..)| at));
+        Some(Slot { identity: self, server, number, at, keep: false, pinned_for })
+    }
+
+    /// The nodes that slots of a server's log are kept for.
+    fn pinned_on(&self, server: ServerId) -> Vec<GlobalAddr> {
+        let pinned = self.pinned.borrow();
+        pinned.iter().filter(|(_, on, _)| *on == server).map(|(at, ..)| *at).collect()
     }
 }
 
@@ -186,6 +213,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
+    /// Frees the slots that are kept for nodes which others have written since: they are whole.
+    async fn unpin_whole(&self, server: ServerId) -> Result<(), RemoteError> {
+        for at in self.identity.pinned_on(server) {
+            if self.read_raw(at).await?.page().is_of_one_piece() {
+                self.unpin(at);
+            }
+        }
+        Ok(())
+    }
+
     /// Prepares this client's logs on all memory servers, as far as they have room: later they may have none.
     pub(crate) async fn prepare_logs(&self) {
         for number in 0..self.fabric().memory_servers() {
@@ -194,16 +231,23 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// A slot of this client's log on `server`, which has been prepared. Waits while all are in use: each is
+    /// A slot of this client's log on `server`, which has been prepared, for an entry about `node` alone or about several. Waits while all are in use: each is
     /// for a round trip or two.
-    pub(crate) async fn slot(&self, server: ServerId) -> Result<Slot<'_>, RemoteError> {
+    pub(crate) async fn slot(
+        &self,
+        server: ServerId,
+        node: Option<GlobalAddr>,
+    ) -> Result<Slot<'_>, RemoteError> {
         let mut waits = 0;
         loop {
-            if let Some(slot) = self.identity.take(server, log_slot_bytes::<L>()) {
+            if let Some(slot) = self.identity.take(server, log_slot_bytes::<L>(), node) {
                 return Ok(slot);
             }
             if waits == MAX_SLOT_WAITS {
                 return Err(RemoteError::Contended { retries: waits });
+            }
+            if waits.is_multiple_of(WAITS_BEFORE_LOOK) {
+                self.unpin_whole(server).await?;
             }
             waits += 1;
             self.fabric().sleep(SLOT_WAIT_NS).await;
@@ -213,3 +257,4 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
 const SLOT_WAIT_NS: u64 = 500;
 const MAX_SLOT_WAITS: u32 = 20_000;
+const WAITS_BEFORE_LOOK: u32 = 256;

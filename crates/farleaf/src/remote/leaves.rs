@@ -11,6 +11,7 @@
 use super::heads::listed;
 use super::{Miss, PageClient, PageCopy, PendingRead, Pointer};
 use crate::page::Layout;
+use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::collections::VecDeque;
 use std::fmt;
@@ -92,7 +93,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
             }
             let copy = self.pages.read(next).await?;
             let page = copy.page();
-            if page.is_dead() || page.level() != 0 || L::low(page) != wanted {
+            if page.level() != 0 || L::low(page) != wanted {
                 return Err(Miss::Restart);
             }
             self.pages.fabric().charge(Work::VisitNode).await;
@@ -128,9 +129,14 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
                 },
             };
             let page = copy.page();
-            let is_leaf = !page.is_dead() && page.level() == 0 && !page.is_head();
+            let is_leaf = page.level() == 0 && !page.is_head();
             let low = L::low(page);
-            if is_leaf && low == *wanted && (front.fresh || front.at == expected) {
+            if is_leaf
+                && low == *wanted
+                && (front.fresh
+                    || front.at == expected
+                    || self.pages.fabric().breaks(rules::CHAIN_DECIDES))
+            {
                 self.pages.fabric().charge(Work::VisitNode).await;
                 return Ok(Some(copy));
             }

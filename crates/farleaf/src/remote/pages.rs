@@ -7,11 +7,12 @@
 //! - V2. No pointer is followed that is older than half of [`GRACE_NS`] when its page arrives, and a freed
 //!   node is not used again before [`GRACE_NS`] have passed: so the page that arrives is the one that was
 //!   pointed to, or that page marked dead.
+//! - V4. A copy that is handed out is of a page that was not dead then. So no caller can forget to ask.
 //! - V3. A page's version never goes back, whatever the node is used for.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::identity::Identity;
+use super::identity::{Identity, REGISTRAR};
 use super::lock::Doubt;
 use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
 use crate::page::{Layout, LockWord, NodeCarver};
@@ -54,6 +55,21 @@ pub struct PageClient<F: Fabric, L: Layout> {
     backoff: Cell<Backoff>,
     /// Freed nodes with the moment from which they can be used again.
     resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
+}
+
+impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
+    /// Lets another have this client's number, if nothing can ever be done or looked for under it any more. Nobody waits for the answer:
+    /// if the request is lost, so is the number.
+    fn drop(&mut self) {
+        let Some(owner) = self.identity.owner() else { return };
+        let is_at_rest = self.held.borrow().is_empty()
+            && self.doubts.borrow().is_empty()
+            && self.identity.is_at_rest()
+            && self.fabric().counters().snapshot().indeterminate == 0;
+        if is_at_rest || self.fabric().breaks(rules::NUMBERS_AT_REST) {
+            drop(self.rpc.post(REGISTRAR, &Request::Retire { owner }));
+        }
+    }
 }
 
 /// A READ of a page that has been posted.
@@ -146,10 +162,22 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(PendingRead { pointer, posted_ns, operation: self.fabric().read(at, buffer) })
     }
 
+    /// The same for one of several that are to be in flight together: without a buffer it is tried again later.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if there is no buffer, or no page can be there.
+    #[inline]
+    pub fn post_together(&self, pointer: Pointer) -> Result<PendingRead<F>, Miss> {
+        self.post_read(pointer).map_err(|miss| match miss {
+            Miss::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. })) => Miss::Restart,
+            miss => miss,
+        })
+    }
+
     /// Waits for a READ and validates what it brought (V1, V2).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the pointer has become too old, or somebody holds the page up.
+    /// [`Miss::Restart`] if the pointer has become too old, the page is dead, or its holder keeps it too long.
     #[inline]
     pub async fn finish_read(&self, pending: PendingRead<F>) -> Result<PageCopy<L>, Miss> {
         let PendingRead { pointer, posted_ns, operation } = pending;
@@ -159,7 +187,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                     PageCopy { at: pointer.at, buffer, read_ns: posted_ns, layout: PhantomData };
                 self.check_age(pointer)?;
                 if self.is_sound(&copy) {
-                    Ok(copy)
+                    self.living(copy)
                 } else {
                     self.read_again(pointer, Some(copy)).await
                 }
@@ -187,7 +215,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     fn check_age(&self, pointer: Pointer) -> Result<(), Miss> {
         let now_ns = self.fabric().now_ns();
-        if now_ns.saturating_sub(pointer.since_ns) > GRACE_NS / 2 {
+        let is_old = now_ns.saturating_sub(pointer.since_ns) > GRACE_NS / 2;
+        if is_old && !self.fabric().breaks(rules::POINTERS_AGE) {
             return Err(Miss::Restart);
         }
         Ok(())
@@ -203,7 +232,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.suspect.set(Some((copy.at, word)));
         }
         (page.is_of_one_piece() || self.fabric().breaks(rules::CHECKSUMS))
-            && page.address() == copy.at
+            && (page.address() == copy.at || self.fabric().breaks(rules::OWN_ADDRESS))
+    }
+
+    /// The copy, if its page is not dead (V4).
+    #[inline]
+    fn living(&self, copy: PageCopy<L>) -> Result<PageCopy<L>, Miss> {
+        match copy.page().is_dead() && !self.fabric().breaks(rules::DEAD_PAGES_REFUSED) {
+            true => Err(Miss::Restart),
+            false => Ok(copy),
+        }
     }
 
     #[cold]
@@ -241,7 +279,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             };
             self.check_age(pointer)?;
             if self.is_sound(&copy) {
-                return Ok(copy);
+                return self.living(copy);
             }
             last = Some(copy);
         }
@@ -304,6 +342,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         body.copy_from(&image.page().words()[1..]);
         word.set(0, image.page().lock_word().to_bits());
         let fabric = self.fabric();
+        if fabric.breaks(rules::UNLOCK_LAST) {
+            let word = fabric.write(at, word);
+            return Ok([fabric.write(at.plus(8), body), word]);
+        }
+        if fabric.breaks(rules::UNLOCK_ALONE) {
+            let page = self.buffer(Self::PAGE_BYTES).await?;
+            page.copy_from(image.page().words());
+            return Ok([fabric.write(at, page), fabric.read(at, word)]);
+        }
         Ok([fabric.write(at.plus(8), body), fabric.write(at, word)])
     }
 
@@ -392,7 +439,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Takes back a node that no page points to any more; it rests first (V2).
     pub fn retire(&self, node: GlobalAddr) {
-        self.resting.borrow_mut().push_back((self.fabric().now_ns() + GRACE_NS, node));
+        let rest_ns = if self.fabric().breaks(rules::FREED_NODES_REST) { 0 } else { GRACE_NS };
+        self.resting.borrow_mut().push_back((self.fabric().now_ns() + rest_ns, node));
     }
 
     /// Nodes that rest.
@@ -457,6 +505,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         found: LockWord,
         image: &Image<L>,
     ) -> Result<F::Op<Buffer>, RemoteError> {
+        let found = match self.fabric().breaks(rules::VERSIONS_GO_ON) {
+            true => LockWord::from_bits(0),
+            false => found,
+        };
         image.page().seal(found.next_by(self.identity.owner().unwrap_or(0)));
         self.post_page(node, image).await
     }
@@ -489,7 +541,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             // What is late must not land on the node's next life, or over what follows on this one.
             self.fabric().counters().count_retry();
             for (node, ..) in pages {
-                self.fabric().reset(node.server()).await?;
+                if !self.fabric().breaks(rules::FRESH_SETTLED) {
+                    self.fabric().reset(node.server()).await?;
+                }
             }
         }
         outcome

@@ -23,6 +23,7 @@ use super::pages::READ_RETRIES;
 use super::redo::{Redo, RedoPage};
 use super::{Change, Image, Miss, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
+use crate::rules;
 use crate::wire::{LOG_SLOTS, Refusal, Reply, Request, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
@@ -77,6 +78,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         let state = match self.rpc.ask_harmless(REGISTRAR, &Request::OwnerState { owner }).await {
             Ok(Reply::Owner { dead, compute_server, fenced, .. }) => {
+                let dead = dead || self.fabric().breaks(rules::DEAD_IF_DECLARED);
                 dead.then_some((compute_server, fenced))
             }
             Ok(_) => return Err(RemoteError::BadReply { server: REGISTRAR }),
@@ -85,7 +87,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             Err(error) => return Err(error),
         };
         let Some((compute_server, fenced)) = state else { return Ok(()) };
-        if !fenced {
+        if !fenced && !self.fabric().breaks(rules::RECOVERY_FENCES) {
             for server in self.all_servers() {
                 let fence = async || Ok(self.fabric().fence(server, compute_server).await?);
                 self.retrying(fence).await?;
@@ -131,7 +133,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let entries = self.log_entries(gone.owner).await?;
         let about = |version: u64| {
             let is_it = move |page: &RedoPage| {
-                page.at == at && page.version == version && belongs(word, gone, page, of_one_piece)
+                page.at == at
+                    && page.version == version
+                    && self.belongs(word, gone, page, of_one_piece)
             };
             entries.iter().find(move |entry| entry.pages.iter().any(is_it))
         };
@@ -139,7 +143,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         // server, with the entry of its last change still there: what is to come is what counts.
         if let Some(entry) = about(word.version() + 1) {
             for page in &entry.pages {
-                self.finish_for(gone, page).await?;
+                if page.at == at || !self.fabric().breaks(rules::WHOLE_ENTRIES_FINISHED) {
+                    self.finish_for(gone, page).await?;
+                }
             }
             return Ok(());
         }
@@ -151,7 +157,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
             return Ok(());
         }
-        if word.is_locked() && found.page().is_of_one_piece() {
+        let untouched = word.is_locked() && found.page().is_of_one_piece();
+        if untouched && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
             let free = word.unlocked_by(gone.owner);
             // Whatever comes of it, the next look will tell.
             drop(self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await);
@@ -248,11 +255,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn finish_for(&self, gone: Gone, redo: &RedoPage) -> Result<(), Miss> {
         let found = self.read_raw(redo.at).await?;
         let word = found.word();
-        if !belongs(word, gone, redo, found.page().is_of_one_piece()) {
+        if !self.belongs(word, gone, redo, found.page().is_of_one_piece()) {
             // Another has taken the page over and not finished yet: what follows has to wait for it.
             let under_way = word.version() < redo.version
                 || (word.version() == redo.version && !found.page().is_of_one_piece());
-            return if under_way {
+            return if under_way && !self.fabric().breaks(rules::SURVIVORS_AWAITED) {
                 self.suspect.set(Some((redo.at, word)));
                 Err(Miss::Restart)
             } else {
@@ -267,13 +274,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             None if own_doubt => self.hold_again(redo.at),
             None => return Err(Miss::Restart),
         };
-        let mut slot = self.slot(redo.at.server()).await?;
+        let mut slot = self.slot(redo.at.server(), None).await?;
         let taken = word.locked_by(owner);
         after.page().seal(LockWord::from_bits(redo.version).unlocked_by(owner));
         let entry = RedoPage::between(redo.at, found.page(), after.page());
         let words = Redo { owner, pages: vec![entry.clone()] }.words();
         slot.keep = true;
-        if self.post_write(slot.at, words.into_iter()).await?.await.is_err() {
+        let logs = !self.fabric().breaks(rules::SURVIVORS_LOG);
+        if logs && self.post_write(slot.at, words.into_iter()).await?.await.is_err() {
             // Nothing has changed yet. What is late must not land on another entry in this slot.
             self.fabric().reset(redo.at.server()).await?;
             slot.keep = false;
@@ -296,18 +304,22 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
+    /// Whether a page with this word is one that the entry is about and that is not finished.
+    fn belongs(&self, word: LockWord, gone: Gone, redo: &RedoPage, of_one_piece: bool) -> bool {
+        let breaks = |rule| self.fabric().breaks(rule);
+        let held = word.version() + 1 == redo.version && !breaks(rules::HELD_PAGES_FINISHED);
+        let again = word.version() == redo.version && !breaks(rules::RELOCKED_PAGES_FINISHED);
+        let half = word.version() == redo.version && !breaks(rules::HALF_PAGES_FINISHED);
+        word.owner() == gone.owner
+            && match word.is_locked() {
+                true => held || again,
+                false => half && !of_one_piece,
+            }
+    }
+
     /// WRITEs a page that was taken over; the entry is there already.
     async fn write_taken(&self, change: &[Change<'_, L>; 1]) -> Result<(), RemoteError> {
         let after: &Image<L> = &change[0].after;
         self.write_unlock(change[0].locked.at, after).await
     }
-}
-
-/// Whether a page with this word is one that the entry is about and that is not finished.
-fn belongs(word: LockWord, gone: Gone, redo: &RedoPage, of_one_piece: bool) -> bool {
-    word.owner() == gone.owner
-        && match word.is_locked() {
-            true => word.version() + 1 == redo.version || word.version() == redo.version,
-            false => word.version() == redo.version && !of_one_piece,
-        }
 }

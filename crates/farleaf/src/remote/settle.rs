@@ -9,6 +9,7 @@ use super::identity::Slot;
 use super::pages::READ_RETRIES;
 use super::{Backoff, Change, PageClient, RemoteError};
 use crate::page::Layout;
+use crate::rules;
 use farleaf_fabric::{Fabric, ServerId};
 use std::collections::BTreeSet;
 
@@ -40,7 +41,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let servers: BTreeSet<ServerId> =
             changes.iter().map(|change| change.locked.at.server()).collect();
         for server in servers {
-            self.fabric().reset(server).await?;
+            if !self.fabric().breaks(rules::SETTLED_AFTER_RESET) {
+                self.fabric().reset(server).await?;
+            }
         }
         // The same entry as before: written over itself it is never anything else.
         self.post_entry(slot, changes).await?.await?;

@@ -304,6 +304,10 @@ impl<L: Layout> MemoryServer<L> {
                 let owner = self.owners.register(client)?;
                 Reply::Owner { owner, compute_server: client, dead: false, fenced: false }
             }
+            Request::Retire { owner } => {
+                self.owners.retire(owner, client);
+                Reply::Done
+            }
             Request::LogArea { owner, create } => {
                 let chunks = create.then_some(&*self.chunks);
                 let (at, bytes) = self.owners.log_area(owner, Self::log_bytes(), chunks)?;

@@ -4,8 +4,9 @@
 //! client that changes pages there a piece of memory for its log. All of it is control plane: a client
 //! asks once, and others ask about it only when they suspect that it has died.
 //!
-//! *Invariants*: O1. a number is given out once. O2. who is dead stays dead. O3. a client's log is where
-//! it is for ever. The tables have at most [`LockWord::OWNER_LIMIT`] entries.
+//! *Invariants*: O1. a number has one client at a time: it is given out again only when its client has said that it ends with
+//! nothing locked, logged or on its way. O2. who is dead stays dead. O3. the log of a number is where it is for ever. The tables have
+//! at most [`LockWord::OWNER_LIMIT`] entries.
 //!
 //! *Thread safety*: any number of threads; mutexes that are never held across a wait.
 
@@ -14,7 +15,7 @@ use crate::page::LockWord;
 use crate::wire::Refusal;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Mutex, lock};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// One registered client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +28,21 @@ pub struct Owner {
     pub fenced: bool,
 }
 
+#[derive(Debug, Default)]
+struct Registered {
+    /// By number, from 1; none while nobody has the number.
+    owners: Vec<Option<Owner>>,
+    /// Compute servers that were declared dead, and may still be there: whoever finishes what their clients were at shuts them out, so
+    /// that what they lock from now on would stay locked.
+    buried: BTreeSet<u16>,
+    /// Numbers that nobody has, the one that has been free for longest first.
+    free: VecDeque<u16>,
+}
+
 /// The clients, as one memory server knows them.
 #[derive(Debug, Default)]
 pub struct Owners {
-    /// By number, from 1.
-    registered: Mutex<Vec<Owner>>,
+    registered: Mutex<Registered>,
     logs: Mutex<BTreeMap<u16, (GlobalAddr, u64)>>,
 }
 
@@ -39,29 +50,56 @@ impl Owners {
     /// A number for a new client.
     ///
     /// # Errors
-    /// [`Refusal::OutOfMemory`] if all numbers are given out.
+    /// [`Refusal::TooManyClients`] if all numbers are given out; [`Refusal::DeclaredDead`] for a compute server that was declared dead
+    /// and has not been since as one that is shut out, which is how its next life begins.
     pub fn register(&self, compute_server: u16) -> Result<u16, Refusal> {
         let mut registered = lock(&self.registered);
-        if registered.len() >= usize::from(LockWord::OWNER_LIMIT) {
-            return Err(Refusal::OutOfMemory);
+        if registered.buried.contains(&compute_server) {
+            return Err(Refusal::DeclaredDead);
         }
-        registered.push(Owner { compute_server, dead: false, fenced: false });
-        Ok(registered.len() as u16)
+        let owner = Some(Owner { compute_server, dead: false, fenced: false });
+        if let Some(number) = registered.free.pop_front() {
+            registered.owners[usize::from(number) - 1] = owner;
+            return Ok(number);
+        }
+        if registered.owners.len() >= usize::from(LockWord::OWNER_LIMIT) {
+            return Err(Refusal::TooManyClients);
+        }
+        registered.owners.push(owner);
+        Ok(registered.owners.len() as u16)
+    }
+
+    /// Nobody has a number any more that a client of this compute server had, unless that client is dead: what the dead leave behind
+    /// is looked for under their numbers.
+    pub fn retire(&self, owner: u16, compute_server: u16) {
+        let mut registered = lock(&self.registered);
+        let place = usize::from(owner).wrapping_sub(1);
+        let Some(held) = registered.owners.get_mut(place) else { return };
+        if held.is_some_and(|owner| !owner.dead && owner.compute_server == compute_server) {
+            *held = None;
+            registered.free.push_back(owner);
+        }
     }
 
     /// What is known of a client.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchOwner`] if the number was never given out.
+    /// [`Refusal::NoSuchOwner`] if nobody has the number.
     pub fn state(&self, owner: u16) -> Result<Owner, Refusal> {
         let place = usize::from(owner).checked_sub(1).ok_or(Refusal::NoSuchOwner)?;
-        lock(&self.registered).get(place).copied().ok_or(Refusal::NoSuchOwner)
+        let registered = lock(&self.registered);
+        registered.owners.get(place).copied().flatten().ok_or(Refusal::NoSuchOwner)
     }
 
     /// All clients of a compute server are dead, and perhaps shut out of all memory servers; those that it registers later are
     /// not.
     pub fn declare_dead(&self, compute_server: u16, fenced: bool) {
-        for owner in lock(&self.registered).iter_mut() {
+        let mut registered = lock(&self.registered);
+        match fenced {
+            true => _ = registered.buried.remove(&compute_server),
+            false => _ = registered.buried.insert(compute_server),
+        }
+        for owner in registered.owners.iter_mut().flatten() {
             if owner.compute_server == compute_server {
                 (owner.dead, owner.fenced) = (true, owner.fenced || fenced);
             }
@@ -72,7 +110,8 @@ impl Owners {
     pub fn dead_of(&self, compute_server: u16, most: usize) -> Vec<u16> {
         let registered = lock(&self.registered);
         let is_dead = |owner: &Owner| owner.dead && owner.compute_server == compute_server;
-        let dead = registered.iter().enumerate().rev().filter(|(_, owner)| is_dead(owner));
+        let owners = registered.owners.iter().enumerate().rev();
+        let dead = owners.filter(|(_, owner)| owner.as_ref().is_some_and(is_dead));
         dead.map(|(place, _)| place as u16 + 1).take(most).collect()
     }
 
@@ -112,17 +151,29 @@ mod tests {
         let chunks = ChunkAllocator::new(ServerId::new(0), 8192);
         let (first, second) = (owners.register(4).unwrap(), owners.register(5).unwrap());
         owners.declare_dead(4, false);
+        assert_eq!(owners.register(4), Err(Refusal::DeclaredDead));
+        assert!(!owners.state(1).unwrap().fenced && owners.state(1).unwrap().dead);
+        owners.declare_dead(4, true);
         let third = owners.register(4).unwrap();
         assert_eq!([first, second, third], [1, 2, 3]);
         let dead = |owner| owners.state(owner).unwrap().dead;
         assert_eq!([dead(1), dead(2), dead(3)], [true, false, false]);
-        assert!(!owners.state(1).unwrap().fenced);
         owners.declare_dead(4, true);
         assert!(owners.state(1).unwrap().fenced && !owners.state(2).unwrap().fenced);
         assert_eq!((owners.dead_of(4, 9), owners.dead_of(4, 1)), (vec![3, 1], vec![3]));
         assert_eq!(owners.dead_of(5, 9), Vec::<u16>::new());
         assert_eq!(owners.state(0), Err(Refusal::NoSuchOwner));
         assert_eq!(owners.state(4), Err(Refusal::NoSuchOwner));
+
+        owners.retire(1, 4);
+        owners.retire(2, 4);
+        owners.retire(9, 4);
+        assert_eq!(owners.register(6), Ok(4), "the dead, others and nobody do not retire");
+        owners.retire(4, 6);
+        assert_eq!(owners.state(4), Err(Refusal::NoSuchOwner));
+        assert_eq!(owners.register(7), Ok(4));
+        assert_eq!(owners.state(4).unwrap().compute_server, 7);
+        owners.retire(4, 7);
 
         let area = owners.log_area(2, 3000, Some(&chunks)).unwrap();
         assert_eq!(owners.log_area(2, 3000, None).unwrap(), area);

@@ -114,6 +114,12 @@ pub enum Request<L: Layout> {
     },
     /// A number for a client, to hold locks under; of memory server 0. Answered by [`Reply::Owner`].
     Register,
+    /// The client that asks has ended with nothing locked, logged or on its way: another may have its number, and its logs with it.
+    /// Of memory server 0.
+    Retire {
+        /// The client.
+        owner: u16,
+    },
     /// The memory that a client logs its changes to this server's pages in; answered by
     /// [`Reply::Chunk`], the same each time.
     LogArea {
@@ -354,9 +360,15 @@ pub enum Refusal {
     /// Under this ticket nothing is done any more.
     #[error("the ticket is closed")]
     TicketClosed,
+    /// All numbers of clients are given out, to those that live and to those that died.
+    #[error("too many clients have changed this index and died, or still live")]
+    TooManyClients,
+    /// The compute server was declared dead, and has not begun another life.
+    #[error("this compute server was declared dead")]
+    DeclaredDead,
 }
 
-const REFUSALS: [Refusal; 15] = [
+const REFUSALS: [Refusal; 17] = [
     Refusal::Malformed,
     Refusal::OutOfMemory,
     Refusal::NoTree,
@@ -372,6 +384,8 @@ const REFUSALS: [Refusal; 15] = [
     Refusal::NotHere,
     Refusal::Restructures,
     Refusal::TicketClosed,
+    Refusal::TooManyClients,
+    Refusal::DeclaredDead,
 ];
 
 fn put_ticket(ticket: &Ticket, to: &mut Message) {
@@ -482,6 +496,10 @@ impl<L: Layout> Request<L> {
                 to.push(20);
                 to.extend_from_slice(&owner.to_le_bytes());
             }
+            Self::Retire { owner } => {
+                to.push(26);
+                to.extend_from_slice(&owner.to_le_bytes());
+            }
             Self::GiveBack { nodes } => {
                 to.push(21);
                 nodes.iter().for_each(|node| put_address(*node, &mut to));
@@ -583,6 +601,7 @@ impl<L: Layout> Request<L> {
                 limit: take_u32(&mut from)?,
             },
             24 => Self::CloseTicket { ticket: take_ticket(&mut from)? },
+            26 => Self::Retire { owner: take_u16(&mut from)? },
             25 => Self::DeadOwners { compute_server: take_u16(&mut from)? },
             _ => return None,
         };

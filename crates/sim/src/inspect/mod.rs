@@ -116,8 +116,11 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
     /// Looks again and again until the run is over.
     pub(crate) async fn watch(&self, fabric: impl Fabric, board: &Board, seed: u64) {
         let mut rng = workload::rng(seed, u64::MAX / 2);
+        let began_ns = fabric.now_ns();
         while !board.is_over() {
-            fabric.sleep(rng.random_range(1..=MAX_PAUSE_NS)).await;
+            // Long runs are looked at less often, or the looks would be all that takes time.
+            let pause_ns = MAX_PAUSE_NS + fabric.now_ns().saturating_sub(began_ns) / 64;
+            fabric.sleep(rng.random_range(1..=pause_ns)).await;
             if let Err(fault) = self.look(Expect::WellFormed) {
                 board.report(format!("at {} ns, in the pool: {fault}", fabric.now_ns()));
                 return;

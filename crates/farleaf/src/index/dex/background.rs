@@ -26,7 +26,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let pause_ns = (limit_ns / LOOKS).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
         while limit_ns > 0 && !ended() {
             // What cannot be settled now is tried again.
-            let _ = self.client.settle_writes().await;
+            let _ = self.settle().await;
             let written = self.write_oldest(limit_ns / 4 * 3, FRAMES_TOGETHER).await;
             let now_ns = self.fabric().now_ns();
             let is_late = |since_ns: u64| now_ns.saturating_sub(since_ns) > limit_ns;

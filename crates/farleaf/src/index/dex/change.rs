@@ -103,8 +103,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Does `edit` to the leaf of its key, making room as long as it finds none.
     async fn run(&self, edit: &LeafEdit<L>) -> Result<Answer<L::Value>, RemoteError> {
-        if edit.changes() && self.client.cache().ages().is_behind() {
-            Box::pin(self.help_to_write_back()).await;
+        if edit.changes() {
+            if self.client.cache().ages().is_behind() {
+                Box::pin(self.help_to_write_back()).await;
+            }
+            if self.client.pages().has_doubts() {
+                // Others may wait for these pages, and only this client can let go of them.
+                Box::pin(self.client.pages().settle_doubts()).await;
+            }
         }
         let probe = Probe::At(&edit.key);
         let mut attempts = None;

@@ -28,10 +28,20 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// Puts a range back that was given up, unless it is kept given up.
-struct GivenUp<'a, F: Fabric, L: Layout> {
+/// Keys that were given up, and that nobody owns yet. Unless another does in the end, they are owned as before: after an error, and
+/// when the future of the move is dropped.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct GivenUp<'a, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
     before: Option<OwnedRange<L::Key>>,
+}
+
+impl<F: Fabric, L: Layout> GivenUp<'_, F, L> {
+    /// Another owns them now.
+    pub(crate) fn for_good(mut self) {
+        self.before = None;
+    }
 }
 
 impl<F: Fabric, L: Layout> Drop for GivenUp<'_, F, L> {
@@ -62,8 +72,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.read_leaf(Probe::At(key), |page| L::low(page)).await
     }
 
-    /// Lets go of `keys`, keeping `rest`: nothing of them is here any more afterwards. `false` if the leaves do not keep the
-    /// boundary between the two; then nothing has changed.
+    /// Lets go of `keys`, keeping `rest`: nothing of them is here any more afterwards, until what is returned says otherwise.
+    /// `None` if the leaves do not keep the boundary between the two; then nothing has changed.
     ///
     /// # Errors
     /// [`RemoteError`] if something cannot be written back; then nothing has changed, but copies may be gone.
@@ -71,19 +81,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         keys: &OwnedRange<L::Key>,
         rest: &OwnedRange<L::Key>,
-    ) -> Result<bool, RemoteError> {
+    ) -> Result<Option<GivenUp<'_, F, L>>, RemoteError> {
         let before = self.server.range();
         self.server.set_range(rest.clone());
-        let mut given_up = GivenUp { index: self, before: Some(before) };
-        if !rest.is_empty() && !self.keeps_boundary(keys, rest).await? {
-            return Ok(false); // H1
+        let given_up = GivenUp { index: self, before: Some(before) };
+        let looks = !rest.is_empty() && !self.fabric().breaks(rules::BOUNDARY_LOOKED_AT);
+        if looks && !self.keeps_boundary(keys, rest).await? {
+            return Ok(None); // H1
         }
         if !self.fabric().breaks(rules::MARKS_AWAITED) {
             self.wait_for_marks().await?;
         }
         self.sweep(|frame| self.clear(frame, keys)).await?;
-        given_up.before = None;
-        Ok(true)
+        Ok(Some(given_up))
     }
 
     /// Whether a leaf of what is kept ends where the keys begin, or the other way round.
@@ -99,8 +109,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         };
         match found {
             Ok(fence) => Ok(fence.as_ref() == Some(boundary)),
-            Err(error @ RemoteError::Damaged { .. }) => Err(error),
-            Err(_) => Ok(false),
+            Err(RemoteError::Moved | RemoteError::Contended { .. }) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
@@ -152,7 +162,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if !node.is_valid() {
             return Ok(Swept::Later);
         }
-        if !clean {
+        if !clean && !self.fabric().breaks(rules::GIVEN_UP_CLEAN) {
             return match self.client.write_back(frame).await {
                 Err(Detour::Failed(error)) => Err(error),
                 _ => Ok(Swept::Later),
@@ -172,9 +182,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// [`RemoteError`] if a node cannot be read; then nothing has changed.
     pub(crate) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
         // READs that were posted before the other let go may bring what is old.
-        self.wait_for_marks().await?;
+        if !self.fabric().breaks(rules::OLD_READS_AWAITED) {
+            self.wait_for_marks().await?;
+        }
         let (held, dropped) = (self.server.range(), RefCell::default());
-        self.sweep(|frame| self.renew(frame, (&held, grown), &dropped)).await?;
+        if !self.fabric().breaks(rules::OLD_COPIES_DROPPED) {
+            self.sweep(|frame| self.renew(frame, (&held, grown), &dropped)).await?;
+        }
         self.server.set_range(grown.clone()); // H2
         Ok(())
     }

@@ -6,6 +6,7 @@ use super::DexIndex;
 use crate::cache::{Detour, FrameId, Ownership, Seen, is_clean};
 use crate::page::{Exclusive, Layout, LockWord, Page};
 use crate::remote::{Image, PageCopy};
+use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 /// A latched node.
@@ -41,6 +42,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let shared = match self.server.owns(node.page) {
             Ownership::All => false,
             Ownership::Part => true,
+            Ownership::None if self.fabric().breaks(rules::LOST_KEYS_LEFT) => false,
             Ownership::None => return Err(Detour::Moved),
         };
         if shared && (node.page.level() == 0 || !is_clean(node.page)) {
@@ -85,7 +87,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             // A clean frame has what the pool has.
             let before = is_clean(node.page).then(|| self.client.cache().image(node.page));
             let held = self.word_of(node);
-            let word = self.client.write_inner(node.at(), before.as_ref(), image, held).await;
+            // If it cannot be logged, nothing has been written yet.
+            let slot = self.client.log_slot(node.at()).await?;
+            let word = self.client.write_inner(slot, node.at(), before.as_ref(), image, held).await;
             word.map(|word| self.set_word(node, word))
         };
         if let Err(detour) = &written {

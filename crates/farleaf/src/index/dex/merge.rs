@@ -16,6 +16,7 @@ use super::latched::Latched;
 use crate::cache::{Detour, LiveCounters, Ownership, Seen, mark_clean};
 use crate::page::{Layout, Page, Probe, least_entries, slot_range};
 use crate::remote::{Image, RemoteError};
+use crate::rules;
 use farleaf_fabric::{Fabric, Work};
 
 /// Whether two neighbours fit one page, or one has too little to stay as it is.
@@ -78,7 +79,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if found != other || !parent.is_valid() {
                 return Err(Detour::Busy);
             }
-            if self.server.shares(neighbour.page) {
+            if self.server.shares(neighbour.page) && !self.fabric().breaks(rules::SHARED_NOT_MERGED)
+            {
                 return Err(self.refresh_neighbour(&low).await);
             }
             let (pair, right_slot) = match other > slot {
@@ -106,6 +108,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) fn is_exclusive_slot(&self, parent: Seen<'_, L>, slot: usize) -> bool {
         let (low, high) = slot_range(parent.page, slot);
         self.client.cache().owned().of(&low, high.as_ref()) == Ownership::All
+            || self.fabric().breaks(rules::SHARED_NOT_MERGED)
     }
 
     /// Makes one of two neighbours, or evens them out; `right_slot` is the right one's.
@@ -118,7 +121,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let parent = self.latch(parent)?;
         let left = self.latch(left)?;
         let right = self.latch(right)?;
-        if left.shared || right.shared || !can_join(left.page, right.page) {
+        let shared = left.shared || right.shared;
+        if (shared && !self.fabric().breaks(rules::SHARED_NOT_MERGED))
+            || !can_join(left.page, right.page)
+        {
             return Err(Detour::Busy);
         }
         let (lower, upper) = (Image::of(left.page), Image::of(right.page));
@@ -147,14 +153,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.charge(Work::RestructureNode).await;
         L::merge(lower.page(), upper.page());
         lower.page().set_note(0);
-        if let Err(detour) = self.write_exclusive(&left, &cache.image(lower.page())).await {
+        if !self.fabric().breaks(rules::GAINER_FIRST)
+            && let Err(detour) = self.write_exclusive(&left, &cache.image(lower.page())).await
+        {
             self.unlock_shared(lock).await;
             return Err(detour);
         }
         let remove = |page: Page<'_, L>| L::inner_remove(page, right_slot);
         if let Err(detour) = self.write_parent_alone(&parent, lock, remove).await {
             // The gainer in the pool reaches too far: what is here must replace it before it is read again.
-            self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
+            if !self.fabric().breaks(rules::GAINER_DIRTY) {
+                self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
+            }
             return Err(detour);
         }
         LiveCounters::count(&self.client.counters.merges);
@@ -197,7 +207,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         left.page.copy_all_but_latch(lower.page());
         right.page.copy_all_but_latch(upper.page());
         let loser = if left_gains { &right } else { &left };
-        self.client.mark_dirty(loser.frame, loser.page, 1..L::PAGE_WORDS);
+        if !self.fabric().breaks(rules::LOSER_DIRTY) {
+            self.client.mark_dirty(loser.frame, loser.page, 1..L::PAGE_WORDS);
+        }
         cache.adopt(left.frame);
         cache.adopt(right.frame);
         move_boundary(parent.page);

@@ -57,9 +57,10 @@ pub use options::{BalanceOptions, Boundaries, DexOptions};
 pub use placement::MemoryUse;
 pub use server::DexServer;
 
-use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, FrameId};
+use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, FrameId, Turn};
 use crate::page::{Layout, Probe};
 use crate::remote::{Backoff, PageClient, Pointer, RemoteError};
+use crate::rules;
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
@@ -87,8 +88,9 @@ pub struct DexIndex<F: Fabric, L: Layout> {
 
 /// The attempts of one operation.
 #[derive(Debug)]
-struct Attempts {
+struct Attempts<'a> {
     backoff: Backoff,
+    turn: Option<Turn<'a>>,
     again: u32,
     busy: u32,
     torn: u32,
@@ -96,6 +98,9 @@ struct Attempts {
 
 /// Attempts at once before an operation begins to wait between them.
 const EAGER: u32 = 3;
+/// How often, and how long, an operation that has lost too often waits for a turn before it goes on without.
+const TURN_WAITS: u32 = 2_000;
+const TURN_WAIT_NS: u64 = 20_000;
 /// How often a page is met that is not of one piece, though the way to it has been read again, before it counts as damaged.
 const MOST_TORN: u32 = 3;
 /// No operation has so many nodes to bring or to make on its way.
@@ -149,6 +154,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// [`RemoteError`] if something cannot be written.
     pub async fn flush(&self) -> Result<(), RemoteError> {
         let cache = self.client.cache();
+        if self.fabric().breaks(rules::FLUSH_WRITES) {
+            return Ok(());
+        }
         self.client.settle_writes().await?;
         // Frames that become dirty later have changes that were made later.
         let mut frames = cache.unwritten_frames();
@@ -198,7 +206,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     #[inline]
-    fn fabric(&self) -> &F {
+    pub(crate) fn fabric(&self) -> &F {
         self.client.fabric()
     }
 
@@ -206,15 +214,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.fabric().charge(work).await;
     }
 
-    fn attempts(&self) -> Attempts {
-        Attempts { backoff: self.client.pages().backoff(), again: 0, busy: 0, torn: 0 }
+    fn attempts(&self) -> Attempts<'_> {
+        let backoff = self.client.pages().backoff();
+        Attempts { backoff, turn: None, again: 0, busy: 0, torn: 0 }
     }
 
     /// What follows from an attempt that did not get through: the next one, or the end.
     #[cold]
-    async fn after(
-        &self,
-        attempts: &mut Attempts,
+    async fn after<'a>(
+        &'a self,
+        attempts: &mut Attempts<'a>,
         detour: Detour,
         probe: Probe<'_, L::Key>,
     ) -> Result<(), RemoteError> {
@@ -242,8 +251,41 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         attempts.busy += 1;
         if attempts.busy > EAGER {
+            // Pages that only this handle can let go of; what cannot be settled now is tried again.
+            if self.client.has_writes_in_doubt() {
+                let _ = self.client.settle_writes().await;
+            }
+            if self.offload.has_open_tickets() {
+                let _ = self.close_tickets().await;
+            }
+            self.wait_for_turn(attempts).await;
             self.client.pages().before_retry(&mut attempts.backoff).await?;
         }
         Ok(())
+    }
+
+    /// Waits for a turn (C23), but not for ever.
+    async fn wait_for_turn<'a>(&'a self, attempts: &mut Attempts<'a>) {
+        let turns = self.client.cache().turns();
+        for _ in 0..TURN_WAITS {
+            if attempts.turn.is_none() && !self.fabric().breaks(rules::TURNS_TAKEN) {
+                attempts.turn = turns.take();
+            } else {
+                return;
+            }
+            if attempts.turn.is_none() {
+                self.fabric().sleep(TURN_WAIT_NS).await;
+            }
+        }
+    }
+
+    /// Settles what operations of this handle do not know the outcome of.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server is out of reach.
+    pub(crate) async fn settle(&self) -> Result<(), RemoteError> {
+        self.close_tickets().await?;
+        self.client.settle_writes().await?;
+        self.client.pages().settle_all().await
     }
 }

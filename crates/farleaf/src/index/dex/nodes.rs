@@ -25,6 +25,13 @@ impl<'a, L: Layout> NewNode<'a, L> {
         self.node.at
     }
 
+    /// A WRITE may still land on the node: nobody uses it again.
+    pub(super) fn lost_after(self, detour: &Detour, breaks: bool) {
+        if matches!(detour, Detour::Failed(_)) && !breaks {
+            drop(self.used());
+        }
+    }
+
     /// Something in the pool points to the node, or may; with the mark it can be published.
     pub(super) fn used(self) -> IoMark<'a> {
         let Self { node, mark } = self;

@@ -22,8 +22,9 @@ use crate::index::{Records, Scan};
 use crate::page::{Answer, Layout, LeafEdit, ScanWindow, slot_range};
 use crate::remote::RemoteError;
 use crate::rules;
-use crate::wire::{Reply, Request};
-use farleaf_fabric::Fabric;
+use crate::wire::{Reply, Request, Ticket};
+use farleaf_fabric::{Fabric, ServerId};
+use std::cell::RefCell;
 
 /// How long the search of a cached node takes, in nanoseconds: the paper's l_s.
 const SEARCH_NS: u64 = 105;
@@ -44,6 +45,16 @@ pub(super) struct Offloading {
     request_ns: MovingAverage,
     /// How long requests for records of a scan took lately.
     scan_request_ns: MovingAverage,
+    /// Tickets that could not be closed yet.
+    open: RefCell<Vec<Open>>,
+}
+
+/// A ticket under which something may still be done below a node, which is marked until then.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    server: ServerId,
+    ticket: Ticket,
+    mark: u64,
 }
 
 impl Offloading {
@@ -52,7 +63,14 @@ impl Offloading {
             policy,
             request_ns: MovingAverage::default(),
             scan_request_ns: MovingAverage::default(),
+            open: RefCell::default(),
         }
+    }
+
+    /// Whether there are tickets that could not be closed yet.
+    #[inline]
+    pub(super) fn has_open_tickets(&self) -> bool {
+        !self.open.borrow().is_empty()
     }
 
     /// Whether anything is ever left to memory servers.
@@ -121,7 +139,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let of_one_leaf = level == 0 && offer != Offer::Edit;
         if of_one_leaf
             || level > self.placement_level
-            || self.client.cache().arena().detached() > 0
+            || self.has_detached()
             || !self.is_exclusive_slot(parent, slot)
         {
             return false;
@@ -144,6 +162,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
+    /// Whether a hot node names no parent (C18).
+    fn has_detached(&self) -> bool {
+        self.client.cache().arena().detached() > 0 && !self.fabric().breaks(rules::NONE_DETACHED)
+    }
+
     /// Lets the memory server do `edit` below a missing node.
     ///
     /// # Errors
@@ -161,7 +184,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let give_ticket = || ticket.map(|ticket| self.client.pages().give_ticket(ticket));
         let begun = self.client.begin_remote(parent, slot, address);
         let mark = begun.inspect_err(|_| _ = give_ticket())?;
-        if self.client.cache().arena().detached() > 0 {
+        if self.has_detached() {
             give_ticket();
             return Err(Detour::Here); // C18
         }
@@ -175,7 +198,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if outcome.is_ok() {
             self.offload.request_ns.add(self.fabric().now_ns().saturating_sub(asked_ns));
         }
-        if let (Err(RemoteError::Indeterminate(_)), Some(ticket)) = (&outcome, ticket) {
+        let closes = !self.fabric().breaks(rules::TICKETS_CLOSED);
+        if let (Err(RemoteError::Indeterminate(_)), Some(ticket), true) = (&outcome, ticket, closes)
+        {
             for _ in 0..CLOSINGS {
                 outcome = rpc.ask_harmless(server, &Request::CloseTicket { ticket }).await;
                 if !matches!(outcome, Err(RemoteError::Indeterminate(_))) {
@@ -183,7 +208,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 }
             }
             if let Err(error @ RemoteError::Indeterminate(_)) = outcome {
-                return Err(error.into()); // the mark and the ticket stay
+                // The mark and the ticket stay until it can be closed.
+                self.offload.open.borrow_mut().push(Open { server, ticket, mark });
+                return Err(error.into());
             }
         }
         let answer = match outcome {
@@ -210,6 +237,28 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         answer
     }
 
+    /// Closes the tickets that could not be closed when their changes were given up: from then on others come to these nodes again.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server is out of reach.
+    pub(super) async fn close_tickets(&self) -> Result<(), RemoteError> {
+        loop {
+            let Some(open) = self.offload.open.borrow_mut().pop() else { return Ok(()) };
+            let Open { server, ticket, mark } = open;
+            let close = Request::CloseTicket { ticket };
+            match self.client.pages().rpc().ask_harmless(server, &close).await {
+                Ok(Reply::Walked { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
+                Ok(_) => {}
+                Err(error) => {
+                    self.offload.open.borrow_mut().push(open);
+                    return Err(error);
+                }
+            }
+            drop(self.client.cache().mapping().resume(mark));
+            self.client.pages().give_ticket(ticket);
+        }
+    }
+
     /// Lets the memory server look for the records of a scan below a missing node; and says where that node ends.
     ///
     /// # Errors
@@ -228,7 +277,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let wanted = within(&wanted, &OwnedRange { low, high });
         // Nothing can happen late: a mark that ends with this is enough.
         let mark = self.client.begin_remote(parent, slot, address)?;
-        if self.client.cache().arena().detached() > 0 {
+        if self.has_detached() {
             return Err(Detour::Here); // C18
         }
         let request = Request::WalkScan {

@@ -10,6 +10,7 @@ use super::DexIndex;
 use crate::cache::{Detour, FrameId, LiveCounters, Swip};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::Pointer;
+use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
@@ -63,10 +64,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(Detour::Busy);
         }
         let held = LockWord::from_bits(cache.arena().remote_word(frame));
-        if word.version() < held.version() || word == held {
+        let newer = word.version() > held.version();
+        let older = word.version() < held.version() && !self.fabric().breaks(rules::NEWER_STAYS);
+        if older || word == held {
             return Ok(false);
         }
-        let newer = word.version() > held.version();
         let gone = cache.replace(node, copy).ok_or(Detour::Busy)?;
         cache.arena().set_remote_word(frame, word.to_bits());
         gone.into_iter().for_each(|spare| self.client.keep(spare));

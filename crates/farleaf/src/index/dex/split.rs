@@ -13,6 +13,7 @@ use super::nodes::NewNode;
 use crate::cache::{Detour, LiveCounters, Seen, Swip, mark_clean};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::{Change, Image, Locked, PageCopy};
+use crate::rules;
 use farleaf_fabric::{Fabric, ServerId, Work};
 
 /// Whether a node has to be split before another entry can come below it.
@@ -72,7 +73,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         node: &Latched<'_, L>,
     ) -> Result<Option<Held<'a, L>>, Detour> {
-        if !node.shared {
+        if !node.shared || self.fabric().breaks(rules::SHARED_LOCKED) {
             return Ok(None);
         }
         let copy = self.cached_copy(node)?;
@@ -98,6 +99,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         node: &NewNode<'_, L>,
         page: Page<'_, L>,
     ) -> Result<LockWord, Detour> {
+        if self.fabric().breaks(rules::NEW_NODE_FIRST) {
+            return self.client.pages().fresh_word(node.at()).await.map_err(Detour::from);
+        }
         if page.level() == 0 {
             // What was in the frame before stays here.
             L::clear_unused(page);
@@ -139,6 +143,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Err(detour) => {
                 self.unlock_shared(child_lock).await;
                 self.unlock_shared(parent_lock).await;
+                new.lost_after(&detour, self.fabric().breaks(rules::NODES_IN_DOUBT_LOST));
                 return Err(detour);
             }
         };
@@ -252,6 +257,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Ok(words) => words,
             Err(detour) => {
                 self.unlock_shared(lock).await;
+                let breaks = self.fabric().breaks(rules::NODES_IN_DOUBT_LOST);
+                left.lost_after(&detour, breaks);
+                right.lost_after(&detour, breaks);
                 return Err(detour);
             }
         };

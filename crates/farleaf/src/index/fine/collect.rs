@@ -15,6 +15,7 @@ use super::{FineIndex, attempts};
 use crate::index::IndexError;
 use crate::page::{Layout, MAX_LEVEL, Page, Probe};
 use crate::remote::{Change, Edit, Image, Miss, PageCopy};
+use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
 /// Passes after which a collection stops at the latest: each empties a level more.
@@ -146,12 +147,12 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         for start in (first..count).step_by(CHILDREN_AHEAD) {
             let slots = start..(start + CHILDREN_AHEAD).min(count);
             let child = |slot| parent.pointer(L::inner_child(parent.page(), slot));
-            let posted = slots.clone().map(|slot| self.pages.post_read(child(slot)));
+            let posted = slots.clone().map(|slot| self.pages.post_together(child(slot)));
             let posted: Vec<_> = posted.collect::<Result<_, Miss>>()?;
             for (slot, read) in slots.zip(posted) {
                 let mut copy = self.pages.finish_read(read).await?;
                 self.pages.fabric().charge(Work::VisitNode).await;
-                if copy.page().is_dead() || copy.page().level() != level {
+                if copy.page().level() != level {
                     return Err(Miss::Restart);
                 }
                 if level == 0 && copy.page().deleted_count() > 0 {
@@ -200,7 +201,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         left: &PageCopy<L>,
         right: &PageCopy<L>,
     ) -> Result<Pair<L::Key>, Miss> {
-        if left.page().sibling() != right.at() {
+        let unknown = left.page().sibling() != right.at();
+        if unknown && !self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
             return self.remove_head_between(left, right).await;
         }
         let (above, lower, upper) =
@@ -213,7 +215,9 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let separator = if L::fits_merged(lower.page(), upper.page()) {
             L::merge(lower.page(), upper.page());
             L::inner_remove(above.page(), slot + 1);
-            upper.page().set_dead();
+            if !self.pages.fabric().breaks(rules::FREED_ARE_DEAD) {
+                upper.page().set_dead();
+            }
             None
         } else if lower.page().count().abs_diff(upper.page().count()) > 1 {
             let separator = L::rebalance(lower.page(), upper.page());
@@ -277,7 +281,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     ) -> Result<Pair<L::Key>, Miss> {
         let between = self.pages.read(left.pointer(left.page().sibling())).await?;
         let page = between.page();
-        if !page.is_head() || page.is_dead() || page.sibling() != right.at() {
+        if !page.is_head() || page.sibling() != right.at() {
             return Ok(Pair::Untouched);
         }
         self.remove_head(left, &between).await?;
@@ -321,7 +325,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let child_at: GlobalAddr = L::inner_child(root.page(), 0);
         let child = self.pages.read(root.pointer(child_at)).await?;
         // A child that was split, whose sibling the root does not know yet, is not all there is.
-        if !child.page().sibling().is_null() || !child.page().high_is_infinite() {
+        let split = !child.page().sibling().is_null() || !child.page().high_is_infinite();
+        if split && !self.pages.fabric().breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(false);
         }
         let (top, gone) = (Image::of(root.page()), Image::of(child.page()));

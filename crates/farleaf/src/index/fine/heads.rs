@@ -20,7 +20,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let mut key = Some(L::min_key());
         let mut since = 0;
         while let Some(from) = key {
-            (key, since) = attempts!(self, self.refresh_below(&from, since))?;
+            let mut from = from;
+            key = attempts!(self, self.refresh_below(&mut from, &mut since))?;
         }
         Ok(())
     }
@@ -33,40 +34,38 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             .collect()
     }
 
-    /// Refreshes the heads behind the children of the parent of `key`'s leaf, with `since` leaves before them
-    /// after the last head; returns where to go on, and how many leaves are after the last head there.
+    /// Refreshes the heads behind the leaf of `key` and those after it below the same parent, with `since` leaves before them after
+    /// the last head; returns where to go on. What an attempt has done, `key` and `since` remember: over a slow network the
+    /// parent's pointers grow too old before all of its leaves have been seen.
     async fn refresh_below(
         &self,
-        key: &L::Key,
-        mut since: usize,
-    ) -> Result<(Option<L::Key>, usize), Miss> {
+        key: &mut L::Key,
+        since: &mut usize,
+    ) -> Result<Option<L::Key>, Miss> {
         let root = self.pages.read(self.root_pointer()).await?;
         if root.page().level() == 0 {
-            return Ok((None, 0));
+            return Ok(None);
         }
         drop(root);
         let parent = self.descend(Probe::At(key), 1).await?;
-        let mut leaves = Self::children(&parent, 0);
-        let own = leaves.len();
+        let mut children = Self::children(&parent, 0);
+        let own = children.len();
         let next_parent = parent.page().sibling();
         if !next_parent.is_null() {
             let next = self.pages.read(parent.pointer(next_parent)).await?;
-            if next.page().level() == 1 && !next.page().is_dead() {
-                leaves.extend(Self::children(&next, 0));
+            if next.page().level() == 1 {
+                children.extend(Self::children(&next, 0));
             }
         }
         let every = usize::from(self.options.leaves_per_head).min(head_leaves::<L>());
-        for number in 0..own {
+        for number in L::inner_slot(parent.page(), Probe::At(key))..own {
             // The list of the last parent's last leaf would be empty.
-            let following = &leaves[number + 1..];
+            let following = &children[number + 1..];
             let listed = &following[..following.len().min(every)];
-            since += 1;
-            let due = since >= every || (number + 1 == own && 2 * since >= every);
+            let leaves = *since + 1;
+            let due = leaves >= every || (number + 1 == own && 2 * leaves >= every);
             let wanted = due && !listed.is_empty();
-            if wanted {
-                since = 0;
-            }
-            let pointer = parent.pointer(leaves[number].1);
+            let pointer = parent.pointer(children[number].1);
             let leaf = self.pages.read(pointer).await?;
             self.pages.fabric().charge(Work::VisitNode).await;
             let next_is_known = following.first().map(|(_, at)| *at) == Some(leaf.page().sibling());
@@ -75,8 +74,12 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             } else if !next_is_known && !leaf.page().sibling().is_null() {
                 self.refresh_head(&leaf, listed, wanted).await?;
             }
+            *since = if wanted { 0 } else { leaves };
+            if let Some((low, _)) = children[..own].get(number + 1) {
+                *key = low.clone();
+            }
         }
-        Ok((L::high(parent.page()), since))
+        Ok(L::high(parent.page()))
     }
 
     async fn add_head(
@@ -116,7 +119,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         wanted: bool,
     ) -> Result<(), Miss> {
         let head = self.pages.read(leaf.pointer(leaf.page().sibling())).await?;
-        if !head.page().is_head() || head.page().is_dead() {
+        if !head.page().is_head() {
             return Ok(());
         }
         if !wanted {

@@ -241,6 +241,10 @@ impl<F: Fabric, L: Layout> RangeIndex for FineIndex<F, L> {
         self.load_all(records, fill)
     }
 
+    async fn settle(&self) -> Result<(), IndexError> {
+        Ok(self.pages.settle_all().await?)
+    }
+
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
         Ok(self.pages.declare_dead(compute_server).await?)
     }

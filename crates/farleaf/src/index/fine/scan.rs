@@ -148,7 +148,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         while L::reach(leaf.page(), Probe::At(start)) == Reach::Beyond {
             leaf = stream.after(&leaf).await?.ok_or(Miss::Restart)?;
         }
-        let is_leaf = leaf.page().level() == 0 && !leaf.page().is_dead() && !leaf.page().is_head();
+        let is_leaf = leaf.page().level() == 0 && !leaf.page().is_head();
         if !is_leaf || L::reach(leaf.page(), Probe::At(start)) != Reach::Inside {
             return Err(Miss::Restart);
         }
@@ -207,7 +207,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             };
             let fits = |leaf: &PageCopy<L>| {
                 let page = leaf.page();
-                let is_leaf = page.level() == 0 && !page.is_dead() && !page.is_head();
+                let is_leaf = page.level() == 0 && !page.is_head();
                 is_leaf && L::reach(page, expected) == Reach::Inside
             };
             if !fits(&leaf) {

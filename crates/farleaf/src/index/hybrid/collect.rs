@@ -15,6 +15,7 @@ use super::HybridIndex;
 use crate::index::IndexError;
 use crate::page::{Layout, Page, Probe};
 use crate::remote::{Change, Edit, Image, Locked, Miss, PageCopy, RemoteError};
+use crate::rules;
 use crate::wire::{Reply, Request};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::ops::Bound;
@@ -98,17 +99,18 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         let mut left = self.find(Probe::At(key)).await?;
         let named = self.finish(asked).await?;
         self.compact(&mut left).await?;
-        let post = |(low, pointer)| Ok((low, self.pages.post_read(pointer)?));
+        let post = |(low, pointer)| Ok((low, self.pages.post_together(pointer)?));
         let posted: Vec<_> = named.leaves.into_iter().map(post).collect::<Result<_, Miss>>()?;
         for (low, read) in posted {
             let mut right = self.pages.finish_read(read).await?;
             self.pages.fabric().charge(Work::VisitNode).await;
-            if right.page().is_dead() || right.page().level() != 0 || L::low(right.page()) != low {
+            if right.page().level() != 0 || L::low(right.page()) != low {
                 return Err(Miss::Restart);
             }
             self.compact(&mut right).await?;
             // Between the two may be one that the server does not know: then they stay as they are.
-            let are_neighbours = left.page().sibling() == right.at();
+            let are_neighbours = left.page().sibling() == right.at()
+                || self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY);
             if are_neighbours && Self::too_empty(left.page(), right.page()) {
                 if self.join(server, &left, &right).await? {
                     left = self.pages.read(left.itself()).await?;
@@ -160,7 +162,9 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         let begins = L::low(right.page());
         let separator = if L::fits_merged(lower.page(), upper.page()) {
             L::merge(lower.page(), upper.page());
-            upper.page().set_dead();
+            if !self.pages.fabric().breaks(rules::FREED_ARE_DEAD) {
+                upper.page().set_dead();
+            }
             None
         } else if lower.page().count().abs_diff(upper.page().count()) > 1 {
             Some(L::rebalance(lower.page(), upper.page()))
@@ -169,7 +173,10 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         };
         let left_loses = lower.page().count() < before;
         let (left_lock, right_lock) = self.lock_both(left, right).await?;
-        let forgotten = self.forget(server, &begins, right).await;
+        let forgotten = match self.pages.fabric().breaks(rules::RECORDS_GO_FIRST) {
+            true => Ok(true),
+            false => self.forget(server, &begins, right).await,
+        };
         if !matches!(forgotten, Ok(true)) {
             self.pages.release(right_lock).await;
             self.pages.release(left_lock).await;

@@ -297,6 +297,10 @@ impl<F: Fabric, L: Layout<Value = u64>> RangeIndex for HybridIndex<F, L> {
         self.collect_all()
     }
 
+    async fn settle(&self) -> Result<(), IndexError> {
+        Ok(self.pages.settle_all().await?)
+    }
+
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
         Ok(self.pages.declare_dead(compute_server).await?)
     }

@@ -188,10 +188,10 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     ) -> Result<PageCopy<L>, Miss> {
         let mut leaf = stream.first().await?;
         self.pages.fabric().charge(Work::VisitNode).await;
-        while is_leaf(&leaf) && L::reach(leaf.page(), Probe::At(start)) == Reach::Beyond {
+        while leaf.page().level() == 0 && L::reach(leaf.page(), Probe::At(start)) == Reach::Beyond {
             leaf = stream.after(&leaf).await?.ok_or(Miss::Restart)?;
         }
-        if !is_leaf(&leaf) || L::reach(leaf.page(), Probe::At(start)) != Reach::Inside {
+        if leaf.page().level() != 0 || L::reach(leaf.page(), Probe::At(start)) != Reach::Inside {
             return Err(Miss::Restart);
         }
         Ok(leaf)
@@ -240,7 +240,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             self.pages.fabric().charge(Work::VisitNode).await;
             let cursor = progress.cursor.clone();
             let expected = cursor.as_ref().map_or(probe, Probe::Before);
-            let found = is_leaf(&leaf) && L::reach(leaf.page(), expected) == Reach::Inside;
+            let found =
+                leaf.page().level() == 0 && L::reach(leaf.page(), expected) == Reach::Inside;
             // If not, the server does not know of a split, or knew of what is gone: for itself, once.
             let leaf = if found { leaf } else { self.find(expected).await? };
             let low = L::low(leaf.page());
@@ -253,10 +254,6 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         }
         Ok(())
     }
-}
-
-fn is_leaf<L: Layout>(copy: &PageCopy<L>) -> bool {
-    copy.page().level() == 0 && !copy.page().is_dead()
 }
 
 /// Whether all keys from `key` on are above the bound.

@@ -13,6 +13,7 @@
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
 use crate::page::{Layout, Page, Probe};
+use crate::rules;
 use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
@@ -238,7 +239,7 @@ impl<L: Layout> Tree<L> {
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
         let left_guard = self.lock_any(cpu, left).await?;
         // Between a split and its separator there is a node that the parent does not know.
-        if left.sibling() != right_at {
+        if left.sibling() != right_at && !cpu.breaks(rules::NEIGHBOURS_ONLY) {
             return Ok(Pair::Untouched);
         }
         let right_guard = self.lock_any(cpu, right).await?;
@@ -251,7 +252,9 @@ impl<L: Layout> Tree<L> {
             L::merge(left, right);
             cpu.charge(Work::ChangeNode).await;
             L::inner_remove(parent.page, slot + 1);
-            right.set_dead();
+            if !cpu.breaks(rules::FREED_ARE_DEAD) {
+                right.set_dead();
+            }
             Pair::Merged
         } else if left.count().abs_diff(right.count()) > 1 {
             let separator = L::rebalance(left, right);
@@ -265,7 +268,11 @@ impl<L: Layout> Tree<L> {
         drop(left_guard);
         drop(parent_guard);
         if pair == Pair::Merged {
-            self.epochs.retire(right_at);
+            if cpu.breaks(rules::RETIRED_NODES_REST) {
+                self.nodes.give_back([right_at]);
+            } else {
+                self.epochs.retire(right_at);
+            }
             self.collector.merges.fetch_add(1, Ordering::Relaxed);
         }
         Ok(pair)
@@ -288,7 +295,8 @@ impl<L: Layout> Tree<L> {
         let child = self.page(child_at).ok_or(Refusal::Damaged)?;
         let child_guard = self.lock_any(cpu, child).await?;
         // A child that was split, whose sibling the root does not know yet, is not all there is.
-        if !child.sibling().is_null() || !child.high_is_infinite() {
+        let split = !child.sibling().is_null() || !child.high_is_infinite();
+        if split && !cpu.breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(());
         }
         cpu.charge(Work::RestructureNode).await;

@@ -77,7 +77,9 @@ impl<L: Layout> Tree<L> {
         let page = self.page(to).ok_or(Refusal::Damaged)?;
         prefetch(page.words());
         let version = self.version(cpu, page).await?;
-        self.validate(cpu, found)?;
+        if !cpu.breaks(rules::HAND_OVER_VALIDATED) {
+            self.validate(cpu, found)?;
+        }
         Ok(Found { at: to, page, version })
     }
 

@@ -1,0 +1,194 @@
+//! Mutation testing: which scenarios should show which planted bug, and the hunt for it.
+//!
+//! [`farleaf::rules`] has the rules that code can be told to break; this table says where each should be seen: in registered scenarios, or
+//! in random ones of a kind. A test fails for a rule that is not here exactly once. `docs/internals/mutants.md` has what came of it.
+//!
+//! *Thread safety*: constants and plain functions.
+
+use crate::random::{Kind, random_scenario};
+use crate::run::{RunOutcome, run_seed};
+use crate::scenario::{Canary, Scenario, ScenarioError};
+use farleaf::rules::KnownRule;
+
+/// A planted bug, and where it should be seen.
+#[derive(Clone, Copy, Debug)]
+pub struct Mutant {
+    /// Its name in [`farleaf::rules`].
+    pub bug: &'static str,
+    /// Registered scenarios, and kinds of random ones as `random-dex-lossy`; played in turn.
+    pub shown_by: &'static [&'static str],
+    /// Why no run can tell, if none can.
+    pub survives: &'static str,
+}
+
+/// How a planted bug was caught.
+#[derive(Clone, Debug)]
+pub struct Caught {
+    /// How many runs it took.
+    pub runs: u64,
+    /// The scenario of the last.
+    pub scenario: String,
+    /// Its seed.
+    pub seed: u64,
+    /// What was wrong.
+    pub report: String,
+}
+
+impl Mutant {
+    /// Plays the scenarios in turn, with seeds from `seed` on, until the bug is caught, in `most` runs at most.
+    ///
+    /// # Errors
+    /// [`ScenarioError`] if the table names a scenario that is not there.
+    pub fn hunt(&self, seed: u64, most: u64) -> Result<Option<Caught>, ScenarioError> {
+        let canary = KnownRule::of_bug(self.bug).map(Canary);
+        let places: Vec<Place> =
+            self.shown_by.iter().map(|name| Place::of(name)).collect::<Result<_, _>>()?;
+        for (run, place) in (0..most).zip(places.iter().cycle()) {
+            let seed = seed.wrapping_add(run);
+            let scenario = match place {
+                Place::Registered(scenario) => (**scenario).clone(),
+                Place::Random(kind) => random_scenario(*kind, seed),
+            };
+            let scenario = Scenario { canary, ..scenario };
+            if let RunOutcome::Violation(report) = run_seed(&scenario, seed).outcome {
+                return Ok(Some(Caught { runs: run + 1, scenario: scenario.name, seed, report }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+enum Place {
+    Registered(Box<Scenario>),
+    Random(Kind),
+}
+
+impl Place {
+    fn of(name: &str) -> Result<Self, ScenarioError> {
+        match name.strip_prefix("random-").and_then(Kind::of) {
+            Some(kind) => Ok(Self::Random(kind)),
+            None => Ok(Self::Registered(Box::new(Scenario::registered(name)?))),
+        }
+    }
+}
+
+const fn seen(bug: &'static str, shown_by: &'static [&'static str]) -> Mutant {
+    Mutant { bug, shown_by, survives: "" }
+}
+
+const fn unseen(
+    bug: &'static str,
+    shown_by: &'static [&'static str],
+    survives: &'static str,
+) -> Mutant {
+    Mutant { bug, shown_by, survives }
+}
+
+/// The planted bugs.
+pub const MUTANTS: &[Mutant] = &[
+    seen("ignores_own_address", &["random-fine-slow", "random-hybrid-slow", "random-dex-slow"]),
+    seen("skips_checksum", &["canary-fine-skipped-checksum", "canary-hybrid-skipped-checksum"]),
+    seen("follows_old_pointers", &["random-fine-paused", "random-hybrid-paused"]),
+    seen("reuses_at_once", &["random-fine-slow", "random-hybrid-slow"]),
+    seen("restarts_versions", &["random-fine-slow", "random-hybrid-slow"]),
+    seen("uses_dead_pages", &["hybrid-slow-collect", "random-fine-slow", "random-hybrid-slow"]),
+    seen("locks_whatever_is_there", &["random-fine-slow", "random-hybrid-slow"]),
+    seen("never_releases", &["random-fine-slow", "random-hybrid-slow"]),
+    seen("leaves_doubts", &["dex-doubt", "random-fine-lossy", "random-hybrid-lossy"]),
+    seen("looks_without_reset", &["random-fine-lossy", "random-hybrid-lossy", "random-dex-lossy"]),
+    seen("commits_unlogged", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("awaits_no_entry", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("unlocks_first", &["random-fine-slow", "random-hybrid-slow"]),
+    seen(
+        "unlocks_with_the_page",
+        &["random-fine-slow", "random-hybrid-slow", "random-fine-paused"],
+    ),
+    seen("commits_in_doubt", &["random-fine-lossy", "random-hybrid-lossy"]),
+    seen("settles_without_reset", &["random-fine-lossy", "random-hybrid-lossy"]),
+    seen("links_before_sibling", &["canary-fine-parent-first", "canary-hybrid-parent-first"]),
+    seen("rewrites_without_reset", &["random-fine-lossy", "random-hybrid-lossy"]),
+    seen("believes_heads", &["random-fine-slow"]),
+    seen("buries_the_living", &["random-fine-slow", "random-hybrid-slow"]),
+    seen("retires_in_doubt", &["random-fine-lossy", "random-hybrid-lossy"]),
+    seen("recovers_unfenced", &["random-fine-buried", "random-hybrid-buried"]),
+    seen("forgets_held_pages", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("forgets_relocked_pages", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("forgets_half_pages", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("finishes_one_page", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("leaves_untouched_locked", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("takes_over_unlogged", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("overtakes_survivors", &["random-fine-deaths", "random-hybrid-deaths"]),
+    seen("joins_strangers", &["random-fine-slow", "random-hybrid-slow", "random-coarse-slow"]),
+    seen("writes_gainers_first", &["random-fine-slow", "random-hybrid-slow"]),
+    seen("frees_the_living", &["random-fine-slow", "random-hybrid-slow", "random-coarse-slow"]),
+    seen("keeps_records_of_leaves", &["random-hybrid-slow"]),
+    seen("collapses_split_child", &["random-fine-slow", "random-coarse-slow"]),
+    seen("skips_validation", &["canary-skipped-validation"]),
+    seen("trusts_old_parents", &["random-coarse-slow"]),
+    seen("frees_at_once", &["random-coarse-slow"]),
+    seen("does_it_twice", &["dex-offload-faults", "random-dex-lossy"]),
+    seen("walks_anywhere", &["dex-offload", "random-dex-slow"]),
+    seen("skips_fences", &["canary-dex-skipped-fences"]),
+    seen("marks_blindly", &["random-dex-slow"]),
+    seen("keeps_changed_copies", &["canary-dex-kept-copy"]),
+    seen("overtakes_its_own_writes", &["random-dex-slow"]),
+    seen("frees_frames_early", &["canary-dex-early-free"]),
+    seen("rewrites_pages_without_reset", &["random-dex-lossy"]),
+    seen("forgets_failed_writes", &["random-dex-cut"]),
+    seen("flushes_in_doubt", &["random-dex-cut"]),
+    seen("reuses_landing_frames", &["random-dex-lossy"]),
+    seen("offloads_above_orphans", &["dex-offload-shared", "random-dex-slow"]),
+    seen("leaves_in_haste", &["canary-dex-left-in-haste"]),
+    seen("takes_no_turns", &["dex-crowded-cache", "random-dex-slow"]),
+    seen("reuses_nodes_in_doubt", &["random-dex-cut"]),
+    seen("forgets_ages", &["dex-crash-by-age"]),
+    seen("changes_shared_unlocked", &["random-dex-slow"]),
+    seen("publishes_unwritten_nodes", &["random-dex-slow"]),
+    seen("merges_without_gainer", &["random-dex-slow", "random-dex-crash"]),
+    seen("leaves_gainer_clean", &["random-dex-lossy", "random-dex-cut"]),
+    seen("leaves_loser_clean", &["random-dex-slow"]),
+    seen("merges_shared_nodes", &["random-dex-slow"]),
+    seen("replaces_newer_copies", &["random-dex-slow"]),
+    seen("keeps_strays", &["canary-dex-kept-strays"]),
+    seen("believes_torn_leaves", &["canary-dex-believed-torn-leaf"]),
+    seen("skips_entries", &["canary-dex-unlogged-inner-node"]),
+    seen("frees_pinned_slots", &["random-dex-cut"]),
+    seen("flushes_nothing", &["random-dex-slow", "random-dex-crash"]),
+    seen("asks_again_blindly", &["dex-offload-faults", "random-dex-lossy"]),
+    seen("trusts_the_plan", &["dex-moves-churn", "random-dex-slow"]),
+    seen("gives_up_dirty_nodes", &["dex-moves", "random-dex-slow"]),
+    seen("keeps_old_copies", &["dex-moves", "random-dex-slow"]),
+    seen("takes_over_in_haste", &["random-dex-slow"]),
+    seen("restructures_lost_keys", &["dex-moves-churn", "random-dex-slow"]),
+    seen("admits_second_mover", &["dex-two-movers", "random-dex-slow"]),
+    unseen(
+        "goes_by_an_old_map",
+        &["random-dex-slow"],
+        "a leaf is brought only while its keys are owned, so that an operation that comes too late is sent on all the same",
+    ),
+    seen("begins_unfenced", &["random-dex-crash"]),
+    seen("declares_nobody_dead", &["random-dex-crash", "dex-crash-shared"]),
+    seen("leaves_logged_changes", &["random-dex-crash", "dex-crash-shared"]),
+    seen("leaves_half_written_nodes", &["dex-crash-torn", "random-dex-crash"]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farleaf::rules::RULES;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_rule_is_there_once_and_every_scenario_exists() {
+        let bugs: BTreeSet<_> = MUTANTS.iter().map(|mutant| mutant.bug).collect();
+        let rules: BTreeSet<_> = RULES.iter().map(|rule| rule.bug).collect();
+        assert_eq!(bugs.len(), MUTANTS.len(), "none is there twice");
+        assert_eq!(bugs, rules);
+        for mutant in MUTANTS {
+            assert!(!mutant.shown_by.is_empty(), "{}", mutant.bug);
+            for name in mutant.shown_by {
+                assert!(Place::of(name).is_ok(), "{}: {name}", mutant.bug);
+            }
+        }
+    }
+}

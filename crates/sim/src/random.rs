@@ -1,0 +1,405 @@
+//! Random scenarios: a design, a cluster, a network, faults and a workload, all drawn from one seed.
+//!
+//! What a scenario allows follows from its faults: lost messages and deaths may end operations as indeterminate, nothing may end them as
+//! contended. A run has some 1,500 operations at most, so that the checkers keep up.
+//!
+//! *Thread safety*: plain functions.
+
+use crate::run::{RunOutcome, run_seed};
+use crate::scenario::{
+    AdmissionSpec, ClusterSpec, CoolingSpec, CrashSpec, DeathSpec, DesignSpec, DistributionSpec,
+    ErrorKind, FaultSpec, LoadSpec, NetworkSpec, OffloadSpec, OutageSpec, PartitioningSpec,
+    Scenario, VictimSpec, Weights, WorkloadSpec,
+};
+use crate::workload;
+use rand::RngExt;
+use rand::rngs::Xoshiro256PlusPlus;
+
+/// Which random scenarios: of all designs and faults, or only some.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kind {
+    /// The design, by its name in a scenario's file.
+    pub design: Option<&'static str>,
+    /// What goes wrong, by one of [`Kind::FAULTS`].
+    pub faults: Option<&'static str>,
+}
+
+impl Kind {
+    /// The designs.
+    pub const DESIGNS: [&str; 4] = ["coarse", "fine", "hybrid", "dex"];
+    /// What can go wrong: verbs in pieces and messages that are slow, in all; beside them messages that are lost or late, memory
+    /// servers out of reach, compute servers that stand still, compute servers that die, or are declared dead and live, memory
+    /// servers that die, and compute servers of DEX that die together and come back.
+    pub const FAULTS: [&str; 8] =
+        ["slow", "lossy", "cut", "paused", "deaths", "buried", "memory", "crash"];
+
+    /// From `design`, `design-faults` or `faults`.
+    pub fn of(text: &str) -> Option<Self> {
+        let find =
+            |all: &[&'static str], wanted: &str| all.iter().copied().find(|name| *name == wanted);
+        let mut kind = Self::default();
+        for part in text.split('-') {
+            match (find(&Self::DESIGNS, part), find(&Self::FAULTS, part)) {
+                (Some(design), _) if kind.design.is_none() => kind.design = Some(design),
+                (_, Some(faults)) if kind.faults.is_none() => kind.faults = Some(faults),
+                _ => return None,
+            }
+        }
+        Some(kind)
+    }
+}
+
+struct Dice(Xoshiro256PlusPlus);
+
+impl Dice {
+    fn of<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.0.random_range(0..choices.len())].clone()
+    }
+
+    fn up_to(&mut self, most: u64) -> u64 {
+        self.0.random_range(0..=most)
+    }
+
+    fn one_in(&mut self, many: u32) -> bool {
+        self.0.random_range(0..many) == 0
+    }
+}
+
+/// The random scenario of a seed.
+pub fn random_scenario(kind: Kind, seed: u64) -> Scenario {
+    let mut dice = Dice(workload::rng(seed, u64::MAX / 11));
+    let design =
+        kind.design.unwrap_or_else(|| dice.of(&["coarse", "fine", "hybrid", "dex", "dex"]));
+    let is_dex = design == "dex";
+    let usual: &[&str] = match is_dex {
+        true => &["slow", "slow", "lossy", "cut", "paused", "memory", "crash"],
+        false => &["slow", "lossy", "cut", "paused", "deaths", "deaths", "buried", "memory"],
+    };
+    let what = kind.faults.unwrap_or_else(|| dice.of(usual));
+    let cluster = cluster(&mut dice, is_dex);
+    let mut scenario = Scenario {
+        name: format!("random-{design}-{what}"),
+        description: format!("Random: {design}, {what}."),
+        canary: None,
+        allowed_errors: Vec::new(),
+        design: self::design(&mut dice, design, cluster.memory_servers),
+        network: NetworkSpec {
+            one_way_ns: Some(dice.of(&[100, 300, 850, 2_000])),
+            ..NetworkSpec::default()
+        },
+        max_work_factor: dice.of(&[1, 8, 32]),
+        faults: slow(&mut dice),
+        workload: self::workload(&mut dice, &cluster, is_dex),
+        crash: None,
+        cluster,
+    };
+    go_wrong(&mut dice, what, &mut scenario);
+    scenario
+}
+
+fn cluster(dice: &mut Dice, is_dex: bool) -> ClusterSpec {
+    ClusterSpec {
+        memory_servers: dice.of(&[1, 2, 2, 3, 5]),
+        cores_per_memory_server: dice.of(&[1, 2, 4]),
+        compute_servers: if is_dex { dice.of(&[1, 2, 2, 3, 5]) } else { dice.of(&[2, 3]) },
+        clients_per_compute_server: dice.of(&[1, 2, 3]),
+        in_flight_per_client: dice.of(&[1, 2, 5]),
+        handles_per_client: dice.of(&[1, 1, 3, 8]),
+        page_words: dice.of(&[16, 16, 16, 24, 24, 40, 128]),
+        pool_bytes: 8 << 20,
+        chunk_bytes: dice.of(&[4_096, 16_384, 65_536]),
+    }
+}
+
+fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
+    let chunk_nodes_log2 = dice.of(&[0, 3, 5]);
+    match design {
+        "coarse" => DesignSpec::Coarse {
+            partitioning: dice.of(&[PartitioningSpec::Hash, PartitioningSpec::Range]),
+        },
+        "fine" => {
+            DesignSpec::Fine { chunk_nodes_log2, leaves_per_head: dice.of(&[0, 1, 2, 3, 4, 8]) }
+        }
+        "hybrid" => DesignSpec::Hybrid { chunk_nodes_log2 },
+        _ => DesignSpec::Dex {
+            chunk_nodes_log2,
+            placement_level: dice.of(&[0, 1, 1, 2]),
+            cache_frames: dice.of(&[24, 32, 48, 64, 128]),
+            admission: dice.of(&[
+                AdmissionSpec::Cold,
+                AdmissionSpec::Cold,
+                AdmissionSpec::Coin(0.5),
+                AdmissionSpec::Hot,
+                AdmissionSpec::Never,
+            ]),
+            cooling: dice.of(&[CoolingSpec::Map, CoolingSpec::Queue]),
+            cooling_percent: dice.of(&[10, 30, 60, 90]),
+            victims: dice.of(&[VictimSpec::Unused, VictimSpec::Random, VictimSpec::Clock]),
+            offload: dice.of(&[
+                OffloadSpec::Never,
+                OffloadSpec::Never,
+                OffloadSpec::Always,
+                OffloadSpec::CostAware,
+            ]),
+            moves: dice.of(&[0, 4, 20, 60, 120]),
+            movers: dice.of(&[1, 1, 2]),
+            spare_compute_servers: dice.of(&[0, 0, 1, 2]),
+            spare_memory_servers: dice.up_to(u64::from(memory_servers) - 1) as u16,
+            write_back_ns: dice.of(&[0, 0, 50_000]),
+            balance_window_ns: dice.of(&[0, 0, 20_000, 50_000]),
+        },
+    }
+}
+
+fn workload(dice: &mut Dice, cluster: &ClusterSpec, is_dex: bool) -> WorkloadSpec {
+    let key_space = dice.of(&[32, 96, 160, 320, 1_000]);
+    let streams =
+        cluster.compute_servers * cluster.clients_per_compute_server * cluster.in_flight_per_client;
+    let longest = (1_500 / u32::from(streams)).clamp(10, 250);
+    let weights = dice.of(&[
+        Weights {
+            get: 20,
+            insert: 15,
+            update: 15,
+            upsert: 10,
+            remove: 15,
+            compare_exchange: 25,
+            multi_get: 4,
+            scan: 2,
+            reverse_scan: 2,
+            collect: 1,
+            flush: 0,
+        },
+        Weights {
+            get: 10,
+            insert: 40,
+            remove: 36,
+            upsert: 4,
+            scan: 3,
+            reverse_scan: 3,
+            collect: 6,
+            ..Weights::default()
+        },
+        Weights {
+            get: 10,
+            insert: 40,
+            remove: 36,
+            upsert: 4,
+            scan: 3,
+            reverse_scan: 3,
+            collect: 30,
+            ..Weights::default()
+        },
+        Weights {
+            get: 40,
+            insert: 25,
+            remove: 10,
+            multi_get: 10,
+            scan: 15,
+            reverse_scan: 15,
+            ..Weights::default()
+        },
+        Weights { get: 10, insert: 80, remove: 5, scan: 2, reverse_scan: 2, ..Weights::default() },
+    ]);
+    WorkloadSpec {
+        key_space,
+        initial_keys: dice.up_to(key_space),
+        load: LoadSpec::Insert,
+        operations_per_client: dice.0.random_range(longest / 2..=longest),
+        weights: Weights { flush: if is_dex { 1 } else { 0 }, ..weights },
+        distribution: match dice.up_to(2) {
+            0 => DistributionSpec::Uniform,
+            1 => DistributionSpec::Hot { keys: dice.of(&[3, 8]), probability: 0.5 },
+            _ => DistributionSpec::Sliding { keys: key_space / 3 },
+        },
+        max_pause_ns: dice.of(&[0, 1_000, 4_000, 20_000, 200_000]),
+        max_scan_keys: dice.of(&[8, 32, key_space]),
+        max_multi_get_keys: 8,
+    }
+}
+
+/// What the fabric's contract allows at any time.
+fn slow(dice: &mut Dice) -> FaultSpec {
+    // Where many messages took milliseconds, a collection would take seconds.
+    let (delay_probability, max_delay_ns) =
+        dice.of(&[(0.0, 0), (0.05, 5_000), (0.2, 20_000), (0.2, 200_000), (0.02, 4_000_000)]);
+    FaultSpec {
+        tear_probability: dice.of(&[0.0, 0.5, 1.0]),
+        tear_window_ns: dice.of(&[500, 3_000, 20_000]),
+        jitter_ns: dice.of(&[0, 300, 2_000, 8_000]),
+        delay_probability,
+        max_delay_ns,
+        detect_death_ns: 10_000,
+        clock_offset_ns: dice.of(&[0, 1_000_000_000]),
+        clock_drift_ppm: dice.of(&[0, 0, 200, 200_000]),
+        ..FaultSpec::default()
+    }
+}
+
+fn death(dice: &mut Dice, server: u16) -> DeathSpec {
+    let earliest_ns = dice.up_to(1_000_000);
+    DeathSpec { server, earliest_ns, latest_ns: earliest_ns + dice.of(&[0, 100_000, 2_000_000]) }
+}
+
+fn outage(dice: &mut Dice, servers: u16, longest: &[u64]) -> OutageSpec {
+    let server = dice.0.random_range(0..servers);
+    let DeathSpec { earliest_ns, latest_ns, .. } = death(dice, server);
+    OutageSpec { server, earliest_ns, latest_ns, for_ns: dice.of(longest) }
+}
+
+/// Adds what goes wrong beside.
+fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
+    let Scenario { cluster, faults, workload, allowed_errors, .. } = scenario;
+    let (memory, compute) = (cluster.memory_servers, cluster.compute_servers);
+    const PAUSES: &[u64] = &[100_000, 1_000_000, 6_000_000, 12_000_000];
+    match what {
+        "lossy" => {
+            faults.drop_probability = dice.of(&[0.01, 0.05, 0.2]);
+            // Where bursts follow each other, nothing gets through.
+            if faults.drop_probability < 0.1 {
+                faults.drop_burst_ns = dice.of(&[0, 50_000, 400_000]);
+            }
+            faults.late_probability = dice.of(&[0.0, 0.02, 0.1]);
+            faults.max_late_ns = dice.of(&[20_000, 300_000, 4_000_000]);
+        }
+        "cut" => {
+            let cuts = 1 + dice.up_to(2);
+            const CUTS: &[u64] = &[50_000, 500_000, 3_000_000, 20_000_000];
+            faults.cut_memory_server = (0..cuts).map(|_| outage(dice, memory, CUTS)).collect();
+        }
+        "paused" => {
+            let pauses = 1 + dice.up_to(3);
+            faults.pause_compute_server =
+                (0..pauses).map(|_| outage(dice, compute, PAUSES)).collect();
+        }
+        "deaths" | "buried" => {
+            let doomed: Vec<u16> = (0..compute).filter(|_| !dice.one_in(3)).collect();
+            let deaths = doomed.iter().map(|server| death(dice, *server)).collect();
+            faults.declare_dead_after_ns = dice.of(&[1_000, 50_000, 1_000_000]);
+            if what == "deaths" {
+                faults.kill_compute_server = deaths;
+            } else {
+                faults.declare_live_dead = deaths;
+                faults.pause_compute_server =
+                    (0..dice.up_to(3)).map(|_| outage(dice, compute, PAUSES)).collect();
+            }
+        }
+        "memory" => {
+            // Not the first, which knows who is dead.
+            cluster.memory_servers = memory.max(2);
+            let DeathSpec { server, earliest_ns, latest_ns } =
+                death(dice, cluster.memory_servers - 1);
+            // By then all have opened the index.
+            let opened_ns = 200_000 + 8 * faults.max_delay_ns;
+            let (earliest_ns, latest_ns) = (earliest_ns + opened_ns, latest_ns + opened_ns);
+            faults.kill_memory_server = vec![DeathSpec { server, earliest_ns, latest_ns }];
+            // What is dirty of the dead one stays in the caches of DEX, until they are full of it.
+            allowed_errors.push(ErrorKind::Contended);
+        }
+        "crash" => {
+            allowed_errors.push(ErrorKind::Damaged);
+            // A lock that a dead life holds is not looked after by time.
+            faults.max_delay_ns = faults.max_delay_ns.min(20_000);
+        }
+        _ => {
+            if dice.one_in(3) {
+                workload.load = LoadSpec::Bulk;
+            }
+        }
+    }
+    let loses = matches!(what, "lossy" | "cut" | "memory");
+    if loses {
+        // An answer takes as long as the memory server's work.
+        let answer_ns = 4 * faults.jitter_ns + 4_000 * scenario.max_work_factor;
+        faults.timeout_ns = dice.of(&[20_000, 50_000, 200_000]) + answer_ns;
+    }
+    if loses || what == "buried" {
+        allowed_errors.push(ErrorKind::Indeterminate);
+    }
+    if what == "buried" {
+        allowed_errors.push(ErrorKind::DeclaredDead);
+    }
+    if what == "crash" {
+        let servers = match compute > 1 && dice.one_in(2) {
+            true => vec![dice.0.random_range(0..compute)],
+            false => Vec::new(),
+        };
+        scenario.crash = Some(CrashSpec {
+            rounds: 1 + dice.up_to(1) as u16,
+            max_writes: dice.of(&[40, 160, 400]),
+            servers,
+        });
+    }
+}
+
+/// A simpler scenario that still fails with the seed, if one is found quickly.
+pub(crate) fn reduced(scenario: &Scenario, seed: u64) -> Scenario {
+    type Simpler = fn(&mut Scenario);
+    const SIMPLER: &[Simpler] = &[
+        |s| s.faults.tear_probability = 0.0,
+        |s| s.faults.delay_probability = 0.0,
+        |s| s.faults.jitter_ns = 0,
+        |s| (s.faults.clock_drift_ppm, s.faults.clock_offset_ns) = (0, 0),
+        |s| s.faults.drop_burst_ns = 0,
+        |s| s.faults.late_probability = 0.0,
+        |s| s.faults.drop_probability = 0.0,
+        |s| _ = s.faults.pause_compute_server.pop(),
+        |s| _ = s.faults.cut_memory_server.pop(),
+        |s| _ = s.faults.kill_compute_server.pop(),
+        |s| _ = s.faults.declare_live_dead.pop(),
+        |s| _ = s.faults.kill_memory_server.pop(),
+        |s| s.max_work_factor = 1,
+        |s| s.cluster.in_flight_per_client = 1,
+        |s| s.cluster.clients_per_compute_server = 1,
+        |s| s.cluster.memory_servers = 1,
+        |s| s.workload.operations_per_client = (s.workload.operations_per_client / 2).max(1),
+        |s| s.workload.operations_per_client = (s.workload.operations_per_client / 2).max(1),
+        |s| s.workload.distribution = DistributionSpec::Uniform,
+        |s| s.workload.max_pause_ns = 0,
+        |s| (s.workload.weights.scan, s.workload.weights.reverse_scan) = (0, 0),
+        |s| (s.workload.weights.multi_get, s.workload.weights.get) = (0, 1),
+        |s| (s.workload.weights.update, s.workload.weights.compare_exchange) = (0, 0),
+        |s| (s.workload.weights.upsert, s.workload.weights.collect) = (0, 0),
+    ];
+    let mut simplest = scenario.clone();
+    for simpler in SIMPLER {
+        let mut tried = simplest.clone();
+        simpler(&mut tried);
+        let fails = tried != simplest
+            && tried.check().is_ok()
+            && matches!(run_seed(&tried, seed).outcome, RunOutcome::Violation(_));
+        if fails {
+            simplest = tried;
+        }
+    }
+    simplest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn all_that_is_drawn_makes_sense_and_can_be_read_again() {
+        let mut names = BTreeSet::new();
+        for seed in 0..2_000 {
+            let scenario = random_scenario(Kind::default(), seed);
+            assert_eq!(scenario.check(), Ok(()), "seed {seed}:\n{}", scenario.to_text());
+            let again = Scenario::parse(&scenario.name, &scenario.to_text()).unwrap();
+            assert_eq!(again, scenario, "seed {seed}");
+            names.insert(scenario.name);
+        }
+        assert!(names.len() > 25, "{names:?}");
+    }
+
+    #[test]
+    fn kinds_are_named() {
+        let dex = Kind { design: Some("dex"), faults: Some("crash") };
+        assert_eq!(Kind::of("dex-crash"), Some(dex));
+        assert_eq!(Kind::of("lossy"), Some(Kind { design: None, faults: Some("lossy") }));
+        for nonsense in ["", "dex-dex", "quick", "dex-crash-fine"] {
+            assert_eq!(Kind::of(nonsense), None, "{nonsense}");
+        }
+    }
+}
