@@ -15,6 +15,8 @@ mod clock;
 mod cluster;
 pub mod conformance;
 mod counters;
+#[cfg(not(any(loom, shuttle)))]
+pub mod endpoint;
 mod error;
 pub mod executor;
 #[cfg(not(any(loom, shuttle)))]

@@ -8,7 +8,7 @@ pub use crate::clock::Clock;
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::gates::{Gate, Gates};
 #[cfg(not(any(loom, shuttle)))]
-pub use crate::sockets::{connect_socket, prepare_socket};
+pub use crate::sockets::{Heard, connect_socket, next_message, prepare_socket};
 pub use crate::timers::Timers;
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::wake::WakeFd;

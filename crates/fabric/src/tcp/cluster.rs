@@ -3,13 +3,11 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::driver::TcpDriver;
-use super::endpoint::TcpFabric;
+use super::endpoint::{TcpDriver, TcpFabric};
 use super::server::{TcpServer, TcpServerConfig};
-use crate::clients::{run_here, run_on_threads};
-use crate::clock::Clock;
+use crate::endpoint::{Peers, ServerStarts, run_clients};
 use crate::handshake::{Role, Token};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::Arc;
 use crate::{Cluster, Provider, RpcService, ServerId};
 use std::future::Future;
 use std::io;
@@ -56,38 +54,9 @@ impl Default for TcpConfig {
 
 /// What all endpoints of a cluster share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub struct Shared {
     pub(super) config: TcpConfig,
-    /// Where each server is, from the next connection on.
-    addresses: Vec<Mutex<SocketAddr>>,
-    pub(super) token: Token,
-    pub(super) clock: Clock,
-    /// The epoch of each server, 0 as long as nobody has connected to it.
-    epochs: Vec<AtomicU64>,
-}
-
-impl Shared {
-    pub(super) fn servers(&self) -> usize {
-        self.addresses.len()
-    }
-
-    pub(super) fn address(&self, server: ServerId) -> SocketAddr {
-        *lock(&self.addresses[server.index()])
-    }
-
-    /// Whether `epoch` is that of the `server` that this cluster has known from the start. Clients of compute servers
-    /// know nothing that a restart could make wrong: they go on with whoever is there.
-    pub(super) fn is_of_known_epoch(&self, server: ServerId, epoch: u64) -> bool {
-        let known = &self.epochs[server.index()];
-        if self.config.role == Role::Client {
-            known.store(epoch, Ordering::Release);
-            return true;
-        }
-        match known.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => true,
-            Err(known) => known == epoch,
-        }
-    }
+    pub(super) peers: Peers,
 }
 
 /// Servers over TCP, as their clients see them.
@@ -102,19 +71,18 @@ impl TcpCluster {
     /// The client side of servers elsewhere, numbered in the order of their addresses. Connects to none
     /// yet: an endpoint connects to a server when it first has something to send there.
     pub fn connect(addresses: Vec<SocketAddr>, token: &Token, config: TcpConfig) -> Self {
-        let epochs = addresses.iter().map(|_| AtomicU64::new(0)).collect();
-        let addresses = addresses.into_iter().map(Mutex::new).collect();
-        let shared =
-            Shared { config, addresses, token: token.clone(), clock: Clock::start(), epochs };
+        let starts = match config.role {
+            Role::Client => ServerStarts::Again,
+            _ => ServerStarts::Once,
+        };
+        let shared = Shared { config, peers: Peers::new(addresses, token, starts) };
         Self { shared: Arc::new(shared), servers: Vec::new() }
     }
 
     /// Says that a server is at another address: connections that are opened from now on go there. Nothing happens to
     /// those that are open. A server that is not of this cluster is ignored.
     pub fn relocate(&self, server: ServerId, address: SocketAddr) {
-        if let Some(place) = self.shared.addresses.get(server.index()) {
-            *lock(place) = address;
-        }
+        self.shared.peers.relocate(server, address);
     }
 
     /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
@@ -133,8 +101,7 @@ impl TcpCluster {
 
     /// The epoch that `server` had when somebody of this cluster connected to it first.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
-        let epoch = self.shared.epochs.get(server.index())?.load(Ordering::Acquire);
-        (epoch != 0).then_some(epoch)
+        self.shared.peers.known_epoch(server)
     }
 }
 
@@ -171,13 +138,8 @@ impl Cluster for TcpCluster {
         T: Send,
         Fut: Future<Output = T>,
     {
-        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
-            let driver = self.driver().expect("a client thread gets its file descriptors");
-            let open = |compute_server, number| {
-                driver.open(compute_server, number).expect("an endpoint gets its memory")
-            };
-            run_here(&driver, clients, open, &body)
-        })
+        let on_one_thread = self.shared.config.one_client_thread;
+        run_clients(&self.shared, on_one_thread, compute_servers, body)
     }
 
     /// Stops one that the provider has started; others are not within reach.
