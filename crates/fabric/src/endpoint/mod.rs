@@ -17,6 +17,7 @@ mod peers;
 mod slots;
 
 pub use common::{Common, Settings};
+pub(crate) use driver::timespec;
 pub use driver::{EndpointDriver, Looks, Reactor, run_clients};
 pub use op::{HeldRead, NoHeldRead, Op};
 pub use peers::{Peers, ServerStarts};
@@ -273,7 +274,7 @@ pub fn lost(server: ServerId) -> FabricError {
 
 /// One endpoint of a compute server, over a transport.
 #[derive(Debug)]
-pub struct Endpoint<X: Transport>(Rc<Inner<X>>);
+pub struct Endpoint<X: Transport>(pub(crate) Rc<Inner<X>>);
 
 impl<X: Transport> Clone for Endpoint<X> {
     fn clone(&self) -> Self {

@@ -14,11 +14,11 @@ const ONCE: &str = "a completed operation is not polled again";
 
 /// A READ that is carried out when its future is polled first, by transports that map the memory.
 pub trait HeldRead: std::fmt::Debug {
-    /// Carries it out.
-    ///
-    /// # Errors
-    /// As for any READ.
-    fn complete(&mut self) -> Result<Buffer, FabricError>;
+    /// Carries it out, if its connection still exists.
+    fn copy(&mut self) -> Option<Buffer>;
+
+    /// What it ends as if its connection does not.
+    fn lost(&self) -> FabricError;
 }
 
 /// What transports have that carry nothing out themselves.
@@ -26,7 +26,11 @@ pub trait HeldRead: std::fmt::Debug {
 pub enum NoHeldRead {}
 
 impl HeldRead for NoHeldRead {
-    fn complete(&mut self) -> Result<Buffer, FabricError> {
+    fn copy(&mut self) -> Option<Buffer> {
+        match *self {}
+    }
+
+    fn lost(&self) -> FabricError {
         match *self {}
     }
 }
@@ -93,7 +97,12 @@ impl<T, X: Transport> Future for Op<T, X> {
         let (body, outcome, finish) = match &mut self.state {
             State::Done(value) => return Poll::Ready(Ok(value.take().expect(ONCE))),
             State::Failed(error) => return Poll::Ready(Err(error.take().expect(ONCE))),
-            State::Held { read, finish } => return Poll::Ready(read.complete().map(*finish)),
+            State::Held { read, finish } => {
+                return Poll::Ready(match read.copy() {
+                    Some(into) => Ok(finish(into)),
+                    None => Err(read.lost()),
+                });
+            }
             State::Posted { endpoint, id, finish } => {
                 endpoint.common.close_batch();
                 let mut core = endpoint.core.borrow_mut();

@@ -1,14 +1,13 @@
 //! Memory servers of this host, as a process that uses them sees them.
 
 use super::connection::{Hello, greet};
-use super::driver::ShmDriver;
-use super::endpoint::ShmFabric;
+use super::endpoint::{ShmDriver, ShmFabric};
 use super::process::{Listening, Process, Server};
 use super::server::{ShmServer, ShmServerConfig};
 use super::socket::Packet;
 use super::{ShmConfig, ShmError};
-use crate::clients::{run_here, run_on_threads};
 use crate::clock::Clock;
+use crate::endpoint::run_clients;
 use crate::handshake::{Identity, Role, Token, draw_epoch};
 use crate::sync::{Arc, Mutex, lock};
 use crate::{Cluster, Region, RpcService, ServerId};
@@ -99,7 +98,7 @@ impl ShmCluster {
     /// # Errors
     /// [`ShmError::System`] if there are no more file descriptors.
     pub fn driver(&self) -> Result<ShmDriver, ShmError> {
-        ShmDriver::new(&self.process)
+        Ok(ShmDriver::new(&self.process)?)
     }
 
     /// The epoch that `server` drew when it started. One that is started again at the same place has another, and memory
@@ -121,13 +120,8 @@ impl Cluster for ShmCluster {
         T: Send,
         Fut: Future<Output = T>,
     {
-        run_on_threads(compute_servers, self.process.config.one_client_thread, |clients| {
-            let driver = self.driver().expect("a client thread gets its file descriptors");
-            let open = |compute_server, number| {
-                driver.open(compute_server, number).expect("an endpoint can be opened")
-            };
-            run_here(&driver, clients, open, &body)
-        })
+        let on_one_thread = self.process.config.one_client_thread;
+        run_clients(&self.process, on_one_thread, compute_servers, body)
     }
 
     /// Stops a memory server of this process. One of another process is only given up.

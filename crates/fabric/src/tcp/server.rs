@@ -14,11 +14,12 @@ use super::calls::Calls;
 use super::inbox::{Content, Inbox, Late};
 use super::served::{Around, Next, Served, Tally, Totals};
 use crate::clock::Clock;
+use crate::endpoint::timespec;
 use crate::gates::Gates;
 use crate::handshake::{Identity, Nonce, Refusal, Responder, Role, Token, draw_epoch};
 use crate::sockets::prepare_socket;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, lock};
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -253,10 +254,7 @@ impl<S: Calls> IoThread<S> {
         let mut events = [nothing; EVENTS];
         let mut spare = Vec::new();
         while !self.shared.stopped.load(Ordering::Acquire) {
-            let timeout = self.timeout().map(|ns| Timespec {
-                tv_sec: (ns / 1_000_000_000) as i64,
-                tv_nsec: (ns % 1_000_000_000) as _,
-            });
+            let timeout = self.timeout().map(timespec);
             let count = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => 0,
