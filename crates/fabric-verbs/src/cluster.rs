@@ -4,13 +4,12 @@
 //! *Thread safety*: any number of threads.
 
 use crate::device::{Adapter, DeviceChoice, Missing, Patience};
-use crate::driver::VerbsDriver;
-use crate::endpoint::VerbsFabric;
+use crate::endpoint::{VerbsDriver, VerbsFabric};
 use crate::memory::Memory;
 use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
+use farleaf_fabric::endpoint::{Peers, ServerStarts, run_clients};
 use farleaf_fabric::handshake::Token;
-use farleaf_fabric::provider::{Clock, run_here, run_on_threads};
-use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
 use std::future::Future;
 use std::io;
@@ -60,26 +59,11 @@ impl Default for VerbsConfig {
 
 /// What all endpoints of a cluster share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub struct Shared {
     pub(crate) config: VerbsConfig,
-    pub(crate) addresses: Vec<SocketAddr>,
-    pub(crate) token: Token,
-    pub(crate) clock: Clock,
+    pub(crate) peers: Peers,
     pub(crate) adapter: Adapter,
     pub(crate) memory: Memory,
-    /// The epoch of each server, 0 as long as nobody has connected to it.
-    epochs: Vec<AtomicU64>,
-}
-
-impl Shared {
-    /// Whether `epoch` is that of the `server` that this cluster has known from the start.
-    pub(crate) fn is_of_known_epoch(&self, server: ServerId, epoch: u64) -> bool {
-        let known = &self.epochs[server.index()];
-        match known.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => true,
-            Err(known) => known == epoch,
-        }
-    }
 }
 
 /// Memory servers over RDMA, as their clients see them.
@@ -102,15 +86,8 @@ impl VerbsCluster {
         config: VerbsConfig,
     ) -> Result<Self, Missing> {
         let adapter = Adapter::open(&config.device)?;
-        let shared = Shared {
-            adapter,
-            epochs: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
-            config,
-            addresses,
-            token: token.clone(),
-            clock: Clock::start(),
-            memory: Memory::default(),
-        };
+        let peers = Peers::new(addresses, token, ServerStarts::Once);
+        let shared = Shared { config, peers, adapter, memory: Memory::default() };
         Ok(Self { shared: Arc::new(shared), servers: Vec::new() })
     }
 
@@ -130,8 +107,7 @@ impl VerbsCluster {
 
     /// The epoch that `server` had when somebody of this cluster connected to it first.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
-        let epoch = self.shared.epochs.get(server.index())?.load(Ordering::Acquire);
-        (epoch != 0).then_some(epoch)
+        self.shared.peers.known_epoch(server)
     }
 }
 
@@ -171,13 +147,8 @@ impl Cluster for VerbsCluster {
         T: Send,
         Fut: Future<Output = T>,
     {
-        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
-            let driver = self.driver().expect("a client thread gets its file descriptors");
-            let open = |compute_server, number| {
-                driver.open(compute_server, number).expect("an endpoint gets its memory")
-            };
-            run_here(&driver, clients, open, &body)
-        })
+        let on_one_thread = self.shared.config.one_client_thread;
+        run_clients(&self.shared, on_one_thread, compute_servers, body)
     }
 
     /// Stops one that the provider has started; others are not within reach.

@@ -11,10 +11,10 @@ use crate::server::Shared;
 use farleaf_fabric::handshake::{
     Gather, Identity, Nonce, Refusal, Responder, ResponderStep, draw_epoch,
 };
-use farleaf_fabric::provider::{Gate, Gates, prepare_socket};
+use farleaf_fabric::provider::{Gate, Gates, Heard, next_message, prepare_socket};
 use farleaf_fabric::sync::{Arc, Ordering};
 use rustix::event::{Timespec, epoll};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
@@ -249,14 +249,11 @@ impl Entrance {
             if *of != generation {
                 return;
             }
-            let message = match visitor.socket.read(visitor.gather.missing()) {
-                Ok(0) => return self.close(index),
-                Ok(bytes) => visitor.gather.arrived(bytes),
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => return self.close(index),
+            let message = match next_message(&mut visitor.socket, &mut visitor.gather) {
+                Heard::Message(message) => message,
+                Heard::Nothing => return,
+                Heard::End => return self.close(index),
             };
-            let Some(message) = message else { continue };
             let fate = match &mut visitor.phase {
                 Phase::Handshake(responder) => {
                     let step = responder.receive(&message, self.shared.clock.now_ns());

@@ -49,7 +49,7 @@ pub enum Ready {
 pub struct Lost;
 
 /// What a transport does with the connection to one server, once it is brought up.
-pub trait Wire<X: Dials>: Debug {
+pub trait Carrier<X: Dials>: Debug {
     /// Takes an operation that was posted; whether it is time to drive the link.
     fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>) -> bool;
 
@@ -62,7 +62,7 @@ pub trait Wire<X: Dials>: Debug {
     /// The attempt has failed.
     fn welcomed(&mut self, socket: &mut TcpStream, around: &Around<'_, X>) -> Result<Ready, Lost>;
 
-    /// The answer to what [`Wire::welcomed`] has sent, if it has to wait for one.
+    /// The answer to what [`Carrier::welcomed`] has sent, if it has to wait for one.
     ///
     /// # Errors
     /// The attempt has failed.
@@ -159,7 +159,7 @@ impl<W> Dialled<W> {
 impl<W> Dialled<W> {
     fn connect<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
     where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         let timeout_ns = around.transport.connect_timeout_ns();
         let address = around.transport.address(self.connection.server());
@@ -178,7 +178,7 @@ impl<W> Dialled<W> {
 
     fn connected<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
     where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
         if !matches!(socket.take_error(), Ok(None)) {
@@ -205,7 +205,7 @@ impl<W> Dialled<W> {
     /// Takes what the server says until the connection is open.
     fn bring_up<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
     where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         let error = loop {
             let Some(socket) = &mut self.socket else { return };
@@ -232,7 +232,7 @@ impl<W> Dialled<W> {
         around: &Around<'_, X>,
     ) -> Result<Ready, FabricError>
     where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         let (server, error) = (self.connection.server(), self.lost());
         let Some(socket) = &mut self.socket else { return Err(error) };
@@ -258,7 +258,7 @@ impl<W> Dialled<W> {
     /// Sends what is to be sent over the open connection.
     fn send<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
     where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
         if self.wire.send(socket, slots, around) == Err(Lost) {
@@ -268,7 +268,7 @@ impl<W> Dialled<W> {
 
     fn receive<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
     where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
         if self.wire.receive(socket, slots, around) == Err(Lost) {
@@ -279,7 +279,7 @@ impl<W> Dialled<W> {
     /// Takes what has come without the socket; whether anything has.
     fn poll<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) -> bool
     where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         self.wire.poll(slots, around).unwrap_or_else(|Lost| {
             self.fail(slots, around, self.lost());
@@ -294,7 +294,7 @@ impl<W> Dialled<W> {
         around: &Around<'_, X>,
         error: FabricError,
     ) where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         self.connection.fail(around.now_ns, &error);
         self.end(slots, around, &error);
@@ -307,7 +307,7 @@ impl<W> Dialled<W> {
         around: &Around<'_, X>,
         error: &FabricError,
     ) where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         self.wire.let_go_of_buffers();
         self.wire.clear();
@@ -322,7 +322,7 @@ impl<W> Dialled<W> {
         around: &Around<'_, X>,
     ) -> Result<Attempts, FabricError>
     where
-        W: Wire<X>,
+        W: Carrier<X>,
     {
         let before = self.connection.attempts()?;
         if self.is_open() {
@@ -339,7 +339,7 @@ impl<W> Dialled<W> {
     }
 }
 
-impl<X: Dials, W: Wire<X>> Link<X> for Dialled<W> {
+impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
     #[inline]
     fn admit(&mut self, is_verb: bool, slots: &Slots<X::Progress>) -> Result<(), FabricError> {
         self.connection.admit(is_verb, slots)
@@ -415,7 +415,7 @@ impl<X: Dials, W: Wire<X>> Link<X> for Dialled<W> {
 pub async fn reset_link<X, W>(endpoint: &Inner<X>, server: ServerId) -> Result<(), FabricError>
 where
     X: Dials<Link = Dialled<W>>,
-    W: Wire<X>,
+    W: Carrier<X>,
 {
     endpoint.common.close_batch();
     let before =

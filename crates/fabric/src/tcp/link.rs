@@ -9,7 +9,7 @@ use super::endpoint::Tcp;
 use super::frame::{Completion, Decoded, decode_completion};
 use super::op::{Completed, Progress, complete, encode};
 use super::queue::{ByteQueue, Flow};
-use crate::endpoint::dial::{Lost, Ready, Wire};
+use crate::endpoint::dial::{Carrier, Lost, Ready};
 use crate::endpoint::{Around, Body};
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ pub struct Frames {
     is_blocked: bool,
 }
 
-impl Wire<Tcp> for Frames {
+impl Carrier<Tcp> for Frames {
     #[inline]
     fn enqueue(&mut self, id: u64, slots: &mut Slots) -> bool {
         let payload_bytes = match slots.pending(id).map(|slot| &slot.body) {

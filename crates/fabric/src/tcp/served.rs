@@ -18,10 +18,11 @@ use crate::access::check_access;
 use crate::gates::{Gate, Gates};
 use crate::handshake::{Gather, Identity, Responder, ResponderStep};
 use crate::region::{load_bytes, store_bytes};
+use crate::sockets::{Heard, next_message};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::{FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message};
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 
 /// Room for requests of a connection: the longest frame, and a good many short ones.
@@ -185,14 +186,11 @@ impl Served {
     fn shake_hands<S: Calls>(&mut self, around: &Around<'_, S>, tally: &mut Tally) -> Next {
         let Phase::Handshake { responder, gather } = &mut self.phase else { return Next::Close };
         loop {
-            let message = match self.socket.read(gather.missing()) {
-                Ok(0) => return Next::Close,
-                Ok(bytes) => gather.arrived(bytes),
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Next::Readable,
-                Err(_) => return Next::Close,
+            let message = match next_message(&mut self.socket, gather) {
+                Heard::Message(message) => message,
+                Heard::Nothing => return Next::Readable,
+                Heard::End => return Next::Close,
             };
-            let Some(message) = message else { continue };
             let step = responder.receive(&message, around.now_ns);
             // A socket that has sent nothing yet has room for a message: if not, it is closed.
             let outcome = match step {
