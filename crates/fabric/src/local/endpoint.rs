@@ -1,16 +1,17 @@
 //! An endpoint of the local provider.
 
 use super::op::{InFlight, LocalOp, State};
-use super::threads::ServerThreads;
+use super::threads::{ReplySlot, ServerThreads};
 use super::{LocalConfig, LocalServer};
-use crate::access::{check_access, check_alignment};
+use crate::access::{check_alignment, check_lent};
 use crate::clock::Clock;
+use crate::handshake::{Identity, Role};
 use crate::region::copy_words;
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timers::Timers;
 use crate::{
-    Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES,
-    Message, RpcService, ServerId, Uncertainty, Work, now_or_never,
+    Buffer, BufferPool, Call, Calls, Counters, Fabric, FabricError, GlobalAddr, InlineCpu,
+    MAX_MESSAGE_BYTES, Message, ServerId, Uncertainty, Work, now_or_never,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -29,11 +30,11 @@ pub(super) struct Shared<S> {
 
 /// One endpoint of a compute server of this process.
 #[derive(Debug)]
-pub struct LocalFabric<S: RpcService> {
+pub struct LocalFabric<S: Calls> {
     endpoint: Rc<Endpoint<S>>,
 }
 
-impl<S: RpcService> Clone for LocalFabric<S> {
+impl<S: Calls> Clone for LocalFabric<S> {
     fn clone(&self) -> Self {
         Self { endpoint: Rc::clone(&self.endpoint) }
     }
@@ -45,7 +46,7 @@ struct Endpoint<S> {
     in_flight: Rc<InFlight>,
     buffers: BufferPool,
     rng: RefCell<SmallRng>,
-    compute_server: u16,
+    me: Identity,
     cpu: InlineCpu,
     /// When the endpoint's link has sent all that was posted.
     link_free_ns: Cell<u64>,
@@ -57,7 +58,7 @@ struct Endpoint<S> {
 /// The largest scratch buffer.
 const BUFFER_BYTES: usize = 4096;
 
-impl<S: RpcService> LocalFabric<S> {
+impl<S: Calls> LocalFabric<S> {
     pub(super) fn new(
         shared: Arc<Shared<S>>,
         timers: Rc<Timers>,
@@ -78,7 +79,11 @@ impl<S: RpcService> LocalFabric<S> {
             }),
             buffers,
             rng: RefCell::new(SmallRng::seed_from_u64(seed)),
-            compute_server,
+            me: Identity {
+                role: Role::ComputeServer,
+                number: compute_server,
+                epoch: number as u64,
+            },
             cpu: InlineCpu::new(number),
             link_free_ns: Cell::new(0),
             held_back: timed || give_way,
@@ -126,7 +131,8 @@ impl<S: RpcService> LocalFabric<S> {
     /// The words that a verb is about, checked where the memory is.
     fn memory(&self, at: GlobalAddr, bytes: usize) -> Result<&[AtomicU64], FabricError> {
         check_alignment(at, bytes)?;
-        check_access(self.server(at.server())?.service.region(), at, bytes)
+        let memory = self.server(at.server())?.service.memory();
+        check_lent(memory.map(|region| &**region), at, bytes)
     }
 
     /// When an operation with a payload of `bytes` completes.
@@ -164,7 +170,7 @@ impl<S: RpcService> LocalFabric<S> {
     }
 }
 
-impl<S: RpcService> Fabric for LocalFabric<S> {
+impl<S: Calls> Fabric for LocalFabric<S> {
     type Op<T: 'static> = LocalOp<T>;
 
     fn read(&self, at: GlobalAddr, into: Buffer) -> LocalOp<Buffer> {
@@ -216,10 +222,14 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
         if let Some(threads) = &found.threads {
             return self.call_on_thread(server, threads, request);
         }
-        let mut reply = Message::new();
-        let cpu = &self.endpoint.cpu;
-        now_or_never(found.service.handle(cpu, self.endpoint.compute_server, &request, &mut reply));
-        now_or_never(found.service.after_reply(cpu));
+        let (mut reply, mut later) = (Message::new(), None);
+        let Endpoint { cpu, me, .. } = &*self.endpoint;
+        let mut defer = || ReplySlot::sink(later.insert(ReplySlot::new(server)));
+        now_or_never(found.service.call(cpu, Call::new(*me, &request, &mut reply, &mut defer)));
+        if let Some(slot) = later {
+            return self.on_server(slot, server, bytes);
+        }
+        now_or_never(found.service.after_answer(cpu));
         let reply_bytes = reply.len();
         if reply_bytes > MAX_MESSAGE_BYTES {
             return LocalOp::ready(Err(FabricError::MessageTooLarge { bytes: reply_bytes }));
@@ -277,7 +287,7 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
     }
 
     fn compute_server(&self) -> u16 {
-        self.endpoint.compute_server
+        self.endpoint.me.number
     }
 
     fn depth(&self) -> usize {
@@ -285,7 +295,7 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
     }
 }
 
-impl<S: RpcService> LocalFabric<S> {
+impl<S: Calls> LocalFabric<S> {
     fn call_on_thread(
         &self,
         server: ServerId,
@@ -293,10 +303,17 @@ impl<S: RpcService> LocalFabric<S> {
         request: Message,
     ) -> LocalOp<Message> {
         let bytes = request.len();
-        let Some(slot) = threads.post(self.endpoint.compute_server, request) else {
-            let depth = ServerThreads::depth();
-            return LocalOp::ready(Err(FabricError::QueueFull { depth }));
-        };
+        match threads.post(self.endpoint.me, server, request) {
+            Some(slot) => self.on_server(slot, server, bytes),
+            None => {
+                let depth = ServerThreads::depth();
+                LocalOp::ready(Err(FabricError::QueueFull { depth }))
+            }
+        }
+    }
+
+    /// A request of `bytes` bytes whose reply will be in `slot`.
+    fn on_server(&self, slot: Arc<ReplySlot>, server: ServerId, bytes: usize) -> LocalOp<Message> {
         let endpoint = Rc::clone(&self.endpoint.in_flight);
         endpoint.count.set(endpoint.count.get() + 1);
         let deadline_ns = self.now_ns().saturating_add(self.endpoint.shared.config.timeout_ns);

@@ -93,7 +93,13 @@ impl<T> Future for LocalOp<T> {
                 if now >= *not_before_ns
                     && let Some(reply) = held.reply.take()
                 {
-                    endpoint.counters.count_rpc_reply(reply.as_ref().map_or(0, |m| m.len()));
+                    match &reply {
+                        Ok(reply) => endpoint.counters.count_rpc_reply(reply.len()),
+                        Err(FabricError::Indeterminate { .. }) => {
+                            endpoint.counters.count_indeterminate();
+                        }
+                        Err(_) => {}
+                    }
                     return Poll::Ready(reply.map(*finish));
                 }
                 if now >= *deadline_ns {

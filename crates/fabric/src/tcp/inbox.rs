@@ -6,9 +6,9 @@
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
-use crate::Message;
 use crate::sync::{Mutex, lock};
 use crate::wake::WakeFd;
+use crate::{Answers, Message, Ticket};
 use std::net::TcpStream;
 
 /// Which request of which connection an answer belongs to.
@@ -29,6 +29,16 @@ pub(super) struct Late {
     pub(super) reply: Option<Message>,
 }
 
+impl Place {
+    pub(super) fn ticket(self) -> Ticket {
+        [u64::from(self.generation) << 32 | u64::from(self.slot), self.id]
+    }
+
+    fn of([connection, id]: Ticket) -> Self {
+        Self { slot: connection as u32, generation: (connection >> 32) as u32, id }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Content {
     pub(super) answers: Vec<Late>,
@@ -45,13 +55,16 @@ pub(super) struct Inbox {
     pub(super) wake: WakeFd,
 }
 
+impl Answers for Inbox {
+    fn answer(&self, ticket: Ticket, reply: Option<Message>) {
+        let late = Late { place: Place::of(ticket), reply };
+        self.change(|content| content.answers.push(late));
+    }
+}
+
 impl Inbox {
     pub(super) fn new() -> std::io::Result<Self> {
         Ok(Self { content: Mutex::default(), wake: WakeFd::new()? })
-    }
-
-    pub(super) fn push(&self, late: Late) {
-        self.change(|content| content.answers.push(late));
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut Content)) {

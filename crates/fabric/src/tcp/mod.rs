@@ -6,7 +6,6 @@
 //!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 
-mod calls;
 mod cluster;
 mod endpoint;
 pub mod frame;
@@ -17,7 +16,6 @@ mod queue;
 mod served;
 mod server;
 
-pub use calls::{Call, Calls, ReplySink};
 pub use cluster::{TcpCluster, TcpConfig};
 pub use endpoint::{Tcp, TcpDriver, TcpFabric, TcpOp};
 pub use server::{TcpServer, TcpServerConfig, TcpServerCounters};

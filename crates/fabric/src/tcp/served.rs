@@ -7,20 +7,22 @@
 //!
 //! *Thread safety*: belongs to one I/O thread.
 
-use super::calls::{Call, Calls};
 use super::frame::{
     Completion, Decoded, HEADER_BYTES, Kind, MAX_FRAME_BYTES, NotDone, PIECE_BYTES, Piece, Request,
     decode_request, read_completion_frame,
 };
 use super::inbox::{Inbox, Late, Place};
 use super::queue::{ByteQueue, Flow};
-use crate::access::check_access;
+use crate::access::check_lent;
 use crate::gates::{Gate, Gates};
 use crate::handshake::{Gather, Identity, Responder, ResponderStep};
 use crate::region::{load_bytes, store_bytes};
 use crate::sockets::{Heard, next_message};
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::{FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message};
+use crate::{
+    Call, Calls, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES, Message, ReplySink,
+    now_or_never,
+};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::net::TcpStream;
@@ -41,7 +43,8 @@ pub(super) struct Around<'a, S> {
     pub(super) inbox: &'a Arc<Inbox>,
     /// How many calls of one connection may wait for a later answer.
     pub(super) waiting_calls: usize,
-    pub(super) io_thread: usize,
+    /// The I/O thread.
+    pub(super) cpu: InlineCpu,
     pub(super) now_ns: u64,
 }
 
@@ -265,8 +268,9 @@ impl Open {
             }
             let sent = self.outgoing.send(socket);
             if self.replies > 0 {
-                let replies = std::mem::take(&mut self.replies);
-                around.service.after_replies(around.io_thread, replies);
+                for _ in 0..std::mem::take(&mut self.replies) {
+                    now_or_never(around.service.after_answer(&around.cpu));
+                }
             }
             return match (sent, pause) {
                 (Flow::Closed, _) | (_, Pause::Close) => Next::Close,
@@ -329,15 +333,13 @@ impl Open {
                 Request::Call(request) => {
                     let mut is_later = false;
                     self.scratch.clear();
-                    around.service.call(Call {
-                        peer: gate.peer,
-                        request,
-                        reply: &mut self.scratch,
-                        io_thread: around.io_thread,
-                        inbox: around.inbox,
-                        place: Place { slot: place.0, generation: place.1, id },
-                        is_later: &mut is_later,
-                    });
+                    let place = Place { slot: place.0, generation: place.1, id };
+                    let mut defer = || {
+                        is_later = true;
+                        ReplySink::new(Arc::clone(around.inbox) as _, place.ticket())
+                    };
+                    let call = Call::new(gate.peer, request, &mut self.scratch, &mut defer);
+                    now_or_never(around.service.call(&around.cpu, call));
                     if is_later {
                         self.waiting += 1;
                     } else {
@@ -395,10 +397,8 @@ fn memory<'a, S: Calls>(
     if at.server().number() != around.server.number {
         return Err(NotDone::NoSuchServer);
     }
-    let Some(region) = around.service.memory() else {
-        return Err(NotDone::OutOfBounds { region_bytes: 0 });
-    };
-    check_access(region, at, bytes).map_err(|error| match error {
+    let memory = around.service.memory().map(|region| &**region);
+    check_lent(memory, at, bytes).map_err(|error| match error {
         FabricError::OutOfBounds { region_bytes, .. } => {
             NotDone::OutOfBounds { region_bytes: region_bytes as u64 }
         }

@@ -10,7 +10,6 @@
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
-use super::calls::Calls;
 use super::inbox::{Content, Inbox, Late};
 use super::served::{Around, Next, Served, Tally, Totals};
 use crate::clock::Clock;
@@ -19,6 +18,7 @@ use crate::gates::Gates;
 use crate::handshake::{Identity, Nonce, Refusal, Responder, Role, Token, draw_epoch};
 use crate::sockets::prepare_socket;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, lock};
+use crate::{Calls, InlineCpu};
 use rustix::event::epoll;
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -440,7 +440,7 @@ impl<S: Calls> IoThread<S> {
             totals: &self.shared.totals,
             inbox: &self.inbox,
             waiting_calls: self.shared.config.waiting_calls,
-            io_thread: self.number,
+            cpu: InlineCpu::new(self.number),
             now_ns: self.shared.clock.now_ns(),
         };
         let slot = self.slots.get_mut(place.0 as usize)?;
