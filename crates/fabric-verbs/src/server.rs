@@ -15,8 +15,9 @@ use crate::lane::Lane;
 use crate::objects::Registration;
 use farleaf_fabric::RpcService;
 use farleaf_fabric::handshake::{Identity, Role, Token, draw_epoch};
-use farleaf_fabric::provider::{Clock, WakeFd};
-use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock};
+use farleaf_fabric::listener::{Bounds, Listener};
+use farleaf_fabric::provider::WakeFd;
+use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::thread::JoinHandle;
@@ -78,17 +79,11 @@ pub struct VerbsServerCounters {
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) config: VerbsServerConfig,
-    pub(crate) identity: Identity,
-    pub(crate) token: Token,
-    pub(crate) clock: Clock,
+    pub(crate) listener: Arc<Listener>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) memory: Registration,
     pub(crate) wake: WakeFd,
     pub(crate) stopped: AtomicBool,
-    pub(crate) connections: AtomicUsize,
-    pub(crate) welcomed: AtomicU64,
-    pub(crate) refused: AtomicU64,
 }
 
 impl Shared {
@@ -131,18 +126,18 @@ impl VerbsServer {
             .collect();
         let epoch = draw_epoch()?.max(1);
         let identity = Identity { role: Role::MemoryServer, number: config.number, epoch };
+        let bounds = Bounds {
+            accepts: config.accepts,
+            connections: config.connections,
+            half_open: config.half_open,
+            handshake_timeout_ns: config.handshake_timeout_ns,
+        };
         let shared = Arc::new(Shared {
-            config,
-            identity,
-            token: token.clone(),
-            clock: Clock::start(),
+            listener: Arc::new(Listener::new(identity, token, bounds)),
             lanes: lanes?,
             memory,
             wake: WakeFd::new()?,
             stopped: AtomicBool::new(false),
-            connections: AtomicUsize::new(0),
-            welcomed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
         });
         let server = Self { address, shared, threads: Mutex::default() };
         let shared = &server.shared;
@@ -168,17 +163,17 @@ impl VerbsServer {
 
     /// Who it is, with the epoch that it drew when it started.
     pub fn identity(&self) -> Identity {
-        self.shared.identity
+        self.shared.listener.identity
     }
 
     /// What it has done so far.
     pub fn counters(&self) -> VerbsServerCounters {
-        let shared = &self.shared;
+        let Shared { listener, lanes, .. } = &*self.shared;
         VerbsServerCounters {
-            connections: shared.connections.load(Ordering::Relaxed) as u64,
-            welcomed: shared.welcomed.load(Ordering::Relaxed),
-            refused: shared.refused.load(Ordering::Relaxed),
-            requests: shared.lanes.iter().map(Lane::requests).sum(),
+            connections: listener.connections(),
+            welcomed: listener.welcomed(),
+            refused: listener.refused(),
+            requests: lanes.iter().map(Lane::requests).sum(),
         }
     }
 

@@ -23,6 +23,8 @@ pub mod executor;
 #[cfg(not(any(loom, shuttle)))]
 mod gates;
 pub mod handshake;
+#[cfg(not(any(loom, shuttle)))]
+pub mod listener;
 pub mod local;
 mod message;
 pub mod provider;

@@ -84,6 +84,13 @@ fn tcp_with_more_threads_that_look_before_they_wait() {
 }
 
 #[test]
+fn tcp_with_threads_that_each_accept() {
+    let server =
+        TcpServerConfig { io_threads: 3, each_thread_accepts: true, ..TcpServerConfig::default() };
+    conformance::run(&TcpConfig { server, ..TcpConfig::default() });
+}
+
+#[test]
 fn answers_may_come_later() {
     let service = || vec![Arc::new(LateService::default())];
     for server_threads in [0, 2] {

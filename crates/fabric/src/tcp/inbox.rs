@@ -6,6 +6,7 @@
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
+use crate::listener::{Place, place_of, token_of};
 use crate::sync::{Mutex, lock};
 use crate::wake::WakeFd;
 use crate::{Answers, Message, Ticket};
@@ -13,11 +14,8 @@ use std::net::TcpStream;
 
 /// Which request of which connection an answer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The connection's slot.
-    pub(super) slot: u32,
-    /// The connection in the slot: a later one has another.
-    pub(super) generation: u32,
+pub(super) struct Asked {
+    pub(super) place: Place,
     /// The request's id.
     pub(super) id: u64,
 }
@@ -25,17 +23,17 @@ pub(super) struct Place {
 /// An answer that comes later; `None` if nobody answered.
 #[derive(Debug)]
 pub(super) struct Late {
-    pub(super) place: Place,
+    pub(super) asked: Asked,
     pub(super) reply: Option<Message>,
 }
 
-impl Place {
+impl Asked {
     pub(super) fn ticket(self) -> Ticket {
-        [u64::from(self.generation) << 32 | u64::from(self.slot), self.id]
+        [token_of(self.place), self.id]
     }
 
     fn of([connection, id]: Ticket) -> Self {
-        Self { slot: connection as u32, generation: (connection >> 32) as u32, id }
+        Self { place: place_of(connection), id }
     }
 }
 
@@ -57,7 +55,7 @@ pub(super) struct Inbox {
 
 impl Answers for Inbox {
     fn answer(&self, ticket: Ticket, reply: Option<Message>) {
-        let late = Late { place: Place::of(ticket), reply };
+        let late = Late { asked: Asked::of(ticket), reply };
         self.change(|content| content.answers.push(late));
     }
 }
