@@ -7,13 +7,13 @@ use crate::device::{Adapter, DeviceChoice, Missing, Patience};
 use crate::endpoint::{VerbsDriver, VerbsFabric};
 use crate::memory::Memory;
 use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
-use farleaf_fabric::endpoint::{Peers, ServerStarts, run_clients};
-use farleaf_fabric::handshake::Token;
+use farleaf_fabric::endpoint::{Peers, PeersConfig, ServerStarts, run_clients, start_on_loopback};
+use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
 use std::future::Future;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 /// What the client side is like; and the servers, where the provider starts them.
 #[derive(Clone, Debug)]
@@ -86,7 +86,12 @@ impl VerbsCluster {
         config: VerbsConfig,
     ) -> Result<Self, Missing> {
         let adapter = Adapter::open(&config.device)?;
-        let peers = Peers::new(addresses, token, ServerStarts::Once);
+        let servers = PeersConfig {
+            role: Role::MemoryServer,
+            starts: ServerStarts::Once,
+            connect_timeout_ns: config.connect_timeout_ns,
+        };
+        let peers = Peers::new(addresses, token, servers);
         let shared = Shared { config, peers, adapter, memory: Memory::default() };
         Ok(Self { shared: Arc::new(shared), servers: Vec::new() })
     }
@@ -120,14 +125,12 @@ impl Provider for VerbsConfig {
     /// # Panics
     /// If RDMA cannot be used here ([`crate::probe`] says why beforehand), or if there are no sockets or threads to be had.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> VerbsCluster {
-        let token = Token::draw().expect("the operating system has entropy");
-        let start = |(number, service): (u16, Arc<S>)| {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let started = start_on_loopback(services, |listener, number, service, token| {
             let config = VerbsServerConfig { number, ..self.server.clone() };
-            VerbsServer::start(listener, service, &token, config)
-        };
-        let servers: io::Result<Vec<_>> = (0..).zip(services).map(start).collect();
-        let servers = servers.unwrap_or_else(|error| panic!("a server does not start: {error}"));
+            VerbsServer::start(listener, service, token, config)
+        });
+        let (token, servers) =
+            started.unwrap_or_else(|error| panic!("a server does not start: {error}"));
         let addresses = servers.iter().map(VerbsServer::local_address).collect();
         let cluster = VerbsCluster::connect(addresses, &token, self.clone());
         let cluster = cluster.unwrap_or_else(|missing| panic!("{missing}"));

@@ -8,17 +8,16 @@ use crate::memory::Known;
 use crate::objects::Channel;
 use farleaf_fabric::endpoint::dial::{Dialled, Dials, reset_link};
 use farleaf_fabric::endpoint::{
-    Body, Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Reactor, Settings, Slot,
+    Body, Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
     Transport,
 };
-use farleaf_fabric::handshake::{Identity, Role, Token};
+use farleaf_fabric::handshake::{Identity, Role};
 use farleaf_fabric::provider::Clock;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, BufferPool, FabricError, Message, ServerId};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::cell::RefCell;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -67,26 +66,21 @@ impl Transport for Verbs {
     type Link = Dialled<Queues>;
     type HeldRead = NoHeldRead;
 
-    fn looks(shared: &Shared) -> Looks {
-        Looks {
-            before_waiting: shared.config.looks_before_waiting,
-            in_memory: true,
-            unheard: 1,
-            short_wait_ns: 0,
-        }
-    }
-
-    fn settings(shared: &Shared) -> (Settings, Role) {
+    fn settings(shared: &Shared) -> Settings {
         let config = &shared.config;
-        let settings = Settings {
-            compute_server: 0,
+        Settings {
+            role: Role::ComputeServer,
             memory_servers: shared.peers.count(),
             depth: config.depth,
             timeout_ns: config.timeout_ns,
             seed: config.seed,
-            number: 0,
-        };
-        (settings, Role::ComputeServer)
+            looks: Looks {
+                before_waiting: config.looks_before_waiting,
+                in_memory: true,
+                unheard: 1,
+                short_wait_ns: 0,
+            },
+        }
     }
 
     fn clock(shared: &Shared) -> &Clock {
@@ -155,23 +149,7 @@ impl Transport for Verbs {
 }
 
 impl Dials for Verbs {
-    fn address(&self, server: ServerId) -> SocketAddr {
-        self.shared.peers.address(server)
-    }
-
-    fn server_role(&self) -> Role {
-        Role::MemoryServer
-    }
-
-    fn token(&self) -> &Token {
-        self.shared.peers.token()
-    }
-
-    fn connect_timeout_ns(&self) -> u64 {
-        self.shared.config.connect_timeout_ns
-    }
-
-    fn is_known(&self, server: ServerId, epoch: u64) -> bool {
-        self.shared.peers.is_known(server, epoch)
+    fn peers(&self) -> &Peers {
+        &self.shared.peers
     }
 }

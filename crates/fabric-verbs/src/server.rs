@@ -15,12 +15,11 @@ use crate::lane::Lane;
 use crate::objects::Registration;
 use farleaf_fabric::RpcService;
 use farleaf_fabric::handshake::{Identity, Role, Token, draw_epoch};
-use farleaf_fabric::listener::{Bounds, Listener};
+use farleaf_fabric::listener::{Bounds, Listener, Threads};
 use farleaf_fabric::provider::WakeFd;
-use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::thread::JoinHandle;
 
 /// What a server is like.
 #[derive(Clone, Debug)]
@@ -100,7 +99,7 @@ impl Shared {
 pub struct VerbsServer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Threads,
 }
 
 impl VerbsServer {
@@ -139,20 +138,15 @@ impl VerbsServer {
             wake: WakeFd::new()?,
             stopped: AtomicBool::new(false),
         });
-        let server = Self { address, shared, threads: Mutex::default() };
+        let server = Self { address, shared, threads: Threads::default() };
         let shared = &server.shared;
-        let start = |name: String, body: Box<dyn FnOnce() + Send>| {
-            let thread = std::thread::Builder::new().name(name).spawn(body)?;
-            lock(&server.threads).push(thread);
-            io::Result::Ok(())
-        };
         for lane in 0..threads {
             let (shared, service) = (Arc::clone(shared), Arc::clone(&service));
             let body = move || shared.lanes[lane].serve(&*service, lane);
-            start(format!("verbs-{}-{lane}", identity.number), Box::new(body))?;
+            server.threads.start(format!("verbs-{}-{lane}", identity.number), body)?;
         }
         let mut entrance = Entrance::new(listener, shared)?;
-        start(format!("verbs-{}-door", identity.number), Box::new(move || entrance.run()))?;
+        server.threads.start(format!("verbs-{}-door", identity.number), move || entrance.run())?;
         Ok(server)
     }
 
@@ -182,11 +176,7 @@ impl VerbsServer {
         self.shared.stopped.store(true, Ordering::Release);
         self.shared.wake.wake();
         self.shared.lanes.iter().for_each(Lane::stop);
-        for thread in lock(&self.threads).drain(..) {
-            if thread.join().is_err() && !std::thread::panicking() {
-                panic!("a thread of a server has panicked");
-            }
-        }
+        self.threads.join();
     }
 }
 

@@ -15,7 +15,7 @@ use crate::endpoint::timespec;
 use crate::gates::{Gate, Gates};
 use crate::handshake::{Gather, Identity, Nonce, Refusal, Responder, ResponderStep, Role, Token};
 use crate::sockets::{Heard, next_message, prepare_socket};
-use crate::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 use crate::wake::WakeFd;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use std::collections::VecDeque;
@@ -23,6 +23,7 @@ use std::fmt::Debug;
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::thread::JoinHandle;
 
 /// What events carry that are of no connection.
 pub const LISTENER: u64 = u64::MAX;
@@ -448,5 +449,33 @@ impl<C: Admitted> Acceptor<C> {
         let Some(peer) = self.peer(place) else { return Ok(()) };
         let data = EventData::new_u64(token_of(place));
         Ok(epoll::modify(&self.epoll, &peer.socket, data, flags)?)
+    }
+}
+
+/// The threads of a server.
+#[derive(Debug, Default)]
+pub struct Threads(Mutex<Vec<JoinHandle<()>>>);
+
+impl Threads {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name(name).spawn(body)?;
+        lock(&self.0).push(thread);
+        Ok(())
+    }
+
+    /// Waits until all have ended, which they have been told to.
+    ///
+    /// # Panics
+    /// If one of them has panicked, and the caller has not.
+    pub fn join(&self) {
+        for thread in lock(&self.0).drain(..) {
+            if thread.join().is_err() && !std::thread::panicking() {
+                panic!("a thread of a server has panicked");
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! *Thread safety*: one thread.
 
+use crate::handshake::Role;
 use crate::timers::Timers;
 use crate::{Buffer, BufferPool, Counters, FabricError, RegionError};
 use rand::rngs::SmallRng;
@@ -15,21 +16,34 @@ use std::task::Poll;
 /// The largest scratch buffer, in bytes.
 const BUFFER_BYTES: usize = 4096;
 
-/// What an endpoint is like.
+/// How a thread whose tasks all wait looks for what has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looks {
+    /// How often before it blocks.
+    pub before_waiting: u32,
+    /// Whether what comes is in memory: looking is driving, not a system call.
+    pub in_memory: bool,
+    /// How often timers may be due before the sockets are looked at all the same.
+    pub unheard: u32,
+    /// Below this, a thread with nothing to do gives its core away instead of sleeping, in nanoseconds.
+    pub short_wait_ns: u64,
+}
+
+/// What the endpoints of a cluster are like.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The compute server, or the client, that it belongs to.
-    pub compute_server: u16,
+    /// What they are.
+    pub role: Role,
     /// How many memory servers there are.
     pub memory_servers: u16,
-    /// How many operations may be in flight.
+    /// How many operations an endpoint may have in flight.
     pub depth: usize,
     /// The longest that an operation may take, in nanoseconds.
     pub timeout_ns: u64,
-    /// Where randomness starts, the same for all endpoints of a cluster.
+    /// Where randomness starts.
     pub seed: u64,
-    /// Tells the endpoint's random stream from those of others.
-    pub number: usize,
+    /// How their threads wait.
+    pub looks: Looks,
 }
 
 /// The part of an endpoint that is the same over every transport.
@@ -45,17 +59,24 @@ pub struct Common {
     pub batch_open: Cell<bool>,
     /// What the endpoint is like.
     pub settings: Settings,
+    /// The compute server, or the client, that it belongs to.
+    pub compute_server: u16,
     buffers: BufferPool,
     rng: RefCell<SmallRng>,
 }
 
 impl Common {
-    /// That of an endpoint which has done nothing yet.
+    /// That of an endpoint which has done nothing yet; `number` tells its random stream from those of others.
     ///
     /// # Errors
     /// [`RegionError`] if there is no memory for scratch buffers.
-    pub fn new(settings: Settings, timers: &Rc<Timers>) -> Result<Self, RegionError> {
-        let seed = settings.seed ^ (settings.number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    pub fn new(
+        settings: Settings,
+        compute_server: u16,
+        number: usize,
+        timers: &Rc<Timers>,
+    ) -> Result<Self, RegionError> {
+        let seed = settings.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Ok(Self {
             counters: Counters::default(),
             timers: Rc::clone(timers),
@@ -64,6 +85,7 @@ impl Common {
             buffers: BufferPool::new(settings.depth, BUFFER_BYTES)?,
             rng: RefCell::new(SmallRng::seed_from_u64(seed)),
             settings,
+            compute_server,
         })
     }
 

@@ -7,32 +7,20 @@
 //! *Thread safety*: an endpoint's thread.
 
 use super::connection::{Attempts, Connection, Greeted, Phase};
-use super::{Around, Inner, Link, Slots, Transport, lost};
-use crate::handshake::{Gather, HandshakeMessage, Role, Token, Wanted};
+use super::{Around, Inner, Link, Peers, Slots, Transport, lost};
+use crate::handshake::{Gather, HandshakeMessage, Wanted};
 use crate::sockets::{Heard, connect_socket, next_message};
 use crate::{FabricError, ServerId};
 use rustix::event::epoll::EventFlags;
 use std::fmt::Debug;
 use std::future::poll_fn;
 use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 
-/// What a transport says of those it dials.
+/// A transport whose connections are brought up over TCP sockets.
 pub trait Dials: Transport {
-    /// Where a server is.
-    fn address(&self, server: ServerId) -> SocketAddr;
-
-    /// What the servers are.
-    fn server_role(&self) -> Role;
-
-    /// What both sides know.
-    fn token(&self) -> &Token;
-
-    /// The longest that it may take to connect, in nanoseconds.
-    fn connect_timeout_ns(&self) -> u64;
-
-    /// Whether `epoch` is that of the server that the cluster knows.
-    fn is_known(&self, server: ServerId, epoch: u64) -> bool;
+    /// The servers of its cluster.
+    fn peers(&self) -> &Peers;
 }
 
 /// How far a wire is after a step of bringing it up.
@@ -161,8 +149,9 @@ impl<W> Dialled<W> {
     where
         W: Carrier<X>,
     {
-        let timeout_ns = around.transport.connect_timeout_ns();
-        let address = around.transport.address(self.connection.server());
+        let peers = around.transport.peers();
+        let timeout_ns = peers.config().connect_timeout_ns;
+        let address = peers.address(self.connection.server());
         let socket = connect_socket(address).and_then(|socket| {
             around.watch(&socket, EventFlags::IN | EventFlags::OUT)?;
             Ok(socket)
@@ -187,10 +176,10 @@ impl<W> Dialled<W> {
         if socket.peer_addr().is_err() {
             return; // an event of an earlier socket
         }
-        let transport = around.transport;
+        let peers = around.transport.peers();
         let number = self.connection.server().number();
-        let wanted = Wanted { role: transport.server_role(), number };
-        let Ok(hello) = self.connection.greet(transport.token(), around.me, wanted) else {
+        let wanted = Wanted { role: peers.config().role, number };
+        let Ok(hello) = self.connection.greet(peers.token(), around.me, wanted) else {
             return self.fail(slots, around, self.lost());
         };
         self.gather = Gather::default();
@@ -239,8 +228,8 @@ impl<W> Dialled<W> {
         if self.connection.phase() == Phase::Preparing {
             return self.wire.answered(message, around).map_err(|Lost| error);
         }
-        let transport = around.transport;
-        let is_known = |epoch| transport.is_known(server, epoch);
+        let peers = around.transport.peers();
+        let is_known = |epoch| peers.is_known(server, epoch);
         match self.connection.greeted(message, around.now_ns, is_known)? {
             Greeted::Send(proof) => {
                 socket.write_all(&proof).map_err(|_| error)?;
@@ -248,7 +237,7 @@ impl<W> Dialled<W> {
             }
             Greeted::Welcome => {
                 let ready = self.wire.welcomed(socket, around).map_err(|Lost| error)?;
-                let timeout_ns = transport.connect_timeout_ns();
+                let timeout_ns = peers.config().connect_timeout_ns;
                 self.connection.preparing(around.now_ns.saturating_add(timeout_ns));
                 Ok(ready)
             }

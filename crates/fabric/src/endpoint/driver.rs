@@ -8,7 +8,7 @@
 //!
 //! *Thread safety*: one thread; the unparker may go anywhere.
 
-use super::{Endpoint, Inner, Transport};
+use super::{Endpoint, Inner, Looks, Transport};
 use crate::clients::{run_here, run_on_threads};
 use crate::executor::{Driver, Progress, Requests};
 use crate::sync::Arc;
@@ -27,19 +27,6 @@ use std::task::{Wake, Waker};
 const WAKE: u64 = u64::MAX;
 const SOURCE: u64 = u64::MAX - 1;
 const EVENTS: usize = 128;
-
-/// How a thread whose tasks all wait looks for what has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Looks {
-    /// How often before it blocks.
-    pub before_waiting: u32,
-    /// Whether what comes is in memory: looking is driving, not a system call.
-    pub in_memory: bool,
-    /// How often timers may be due before the sockets are looked at all the same.
-    pub unheard: u32,
-    /// Below this, a thread with nothing to do gives its core away instead of sleeping, in nanoseconds.
-    pub short_wait_ns: u64,
-}
 
 struct Unparker(WakeFd);
 
@@ -189,7 +176,7 @@ impl<X: Transport> EndpointDriver<X> {
     /// What the operating system says if there are no more file descriptors.
     pub fn new(cluster: &Arc<X::Cluster>) -> io::Result<Self> {
         let reactor = Rc::new(Reactor::<X>::new(cluster)?);
-        Ok(Self { reactor, looks: X::looks(cluster), cluster: Arc::clone(cluster) })
+        Ok(Self { reactor, looks: X::settings(cluster).looks, cluster: Arc::clone(cluster) })
     }
 
     /// Opens an endpoint of `compute_server`; `number` tells its random stream from those of others.

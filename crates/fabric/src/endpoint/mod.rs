@@ -16,15 +16,15 @@ mod op;
 mod peers;
 mod slots;
 
-pub use common::{Common, Settings};
+pub use common::{Common, Looks, Settings};
 pub(crate) use driver::timespec;
-pub use driver::{EndpointDriver, Looks, Reactor, run_clients};
+pub use driver::{EndpointDriver, Reactor, run_clients};
 pub use op::{HeldRead, NoHeldRead, Op};
-pub use peers::{Peers, ServerStarts};
+pub use peers::{Peers, PeersConfig, ServerStarts, start_on_loopback};
 pub use slots::{Body, Slot, Slots};
 
 use crate::access::check_alignment;
-use crate::handshake::{Identity, Role, draw_epoch};
+use crate::handshake::{Identity, draw_epoch};
 use crate::sync::Arc;
 use crate::{
     Buffer, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message, ServerId,
@@ -53,11 +53,8 @@ pub trait Transport: Debug + Sized + 'static {
     /// A READ that is carried out when its future is polled.
     type HeldRead: HeldRead;
 
-    /// How a thread whose tasks all wait looks for what has come before it blocks.
-    fn looks(cluster: &Self::Cluster) -> Looks;
-
-    /// What endpoints of this cluster are like, and their role.
-    fn settings(cluster: &Self::Cluster) -> (Settings, Role);
+    /// What endpoints of this cluster are like.
+    fn settings(cluster: &Self::Cluster) -> Settings;
 
     /// What a thread's timers go by.
     fn clock(cluster: &Self::Cluster) -> &crate::clock::Clock;
@@ -317,11 +314,11 @@ impl<X: Transport> Inner<X> {
         compute_server: u16,
         number: usize,
     ) -> Result<Self, X::Error> {
-        let (settings, role) = X::settings(cluster);
-        let me = Identity { role, number: compute_server, epoch: draw_epoch()? };
+        let settings = X::settings(cluster);
+        let me = Identity { role: settings.role, number: compute_server, epoch: draw_epoch()? };
         let (transport, links) = X::open(cluster, reactor, me, token_of(index, 0))?;
-        let settings = Settings { compute_server, number, ..settings };
-        let common = Common::new(settings, &reactor.timers).map_err(io::Error::other)?;
+        let common = Common::new(settings, compute_server, number, &reactor.timers);
+        let common = common.map_err(io::Error::other)?;
         let core = Core { links, slots: Slots::default(), nearest_deadline_ns: u64::MAX };
         let (core, reactor) = (RefCell::new(core), Rc::clone(reactor));
         Ok(Self { core, transport, common, reactor, index, me })
@@ -550,7 +547,7 @@ impl<X: Transport> Fabric for Endpoint<X> {
     }
 
     fn compute_server(&self) -> u16 {
-        self.0.common.settings.compute_server
+        self.0.common.compute_server
     }
 
     #[inline]

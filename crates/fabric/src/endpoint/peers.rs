@@ -5,9 +5,10 @@
 
 use crate::ServerId;
 use crate::clock::Clock;
-use crate::handshake::Token;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
-use std::net::SocketAddr;
+use crate::handshake::{Role, Token};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 /// What a server that was restarted is to those who knew the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,17 @@ pub enum ServerStarts {
     Again,
 }
 
+/// What the servers of a cluster are to its clients.
+#[derive(Clone, Copy, Debug)]
+pub struct PeersConfig {
+    /// What they must prove to be.
+    pub role: Role,
+    /// What one is that was restarted.
+    pub starts: ServerStarts,
+    /// The longest that it may take to connect to one, in nanoseconds.
+    pub connect_timeout_ns: u64,
+}
+
 /// The servers of a cluster.
 #[derive(Debug)]
 pub struct Peers {
@@ -25,18 +37,18 @@ pub struct Peers {
     addresses: Vec<Mutex<SocketAddr>>,
     /// The epoch of each server, 0 as long as nothing has connected to it.
     epochs: Vec<AtomicU64>,
-    starts: ServerStarts,
+    config: PeersConfig,
     token: Token,
     clock: Clock,
 }
 
 impl Peers {
     /// Servers that nothing has connected to yet, numbered in the order of their addresses.
-    pub fn new(addresses: Vec<SocketAddr>, token: &Token, starts: ServerStarts) -> Self {
+    pub fn new(addresses: Vec<SocketAddr>, token: &Token, config: PeersConfig) -> Self {
         Self {
             epochs: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
             addresses: addresses.into_iter().map(Mutex::new).collect(),
-            starts,
+            config,
             token: token.clone(),
             clock: Clock::start(),
         }
@@ -45,6 +57,11 @@ impl Peers {
     /// How many there are.
     pub fn count(&self) -> u16 {
         u16::try_from(self.addresses.len()).unwrap_or(ServerId::LIMIT)
+    }
+
+    /// What they are to their clients.
+    pub fn config(&self) -> &PeersConfig {
+        &self.config
     }
 
     /// What both sides know.
@@ -72,7 +89,7 @@ impl Peers {
     /// Whether `epoch` is that of the `server` that this cluster knows.
     pub fn is_known(&self, server: ServerId, epoch: u64) -> bool {
         let known = &self.epochs[server.index()];
-        if self.starts == ServerStarts::Again {
+        if self.config.starts == ServerStarts::Again {
             known.store(epoch, Ordering::Release);
             return true;
         }
@@ -87,4 +104,20 @@ impl Peers {
         let epoch = self.epochs.get(server.index())?.load(Ordering::Acquire);
         (epoch != 0).then_some(epoch)
     }
+}
+
+/// Starts a server for each service in this process, on sockets of the loopback interface; the token, and the servers.
+///
+/// # Errors
+/// What the operating system says, or `start`, which is given the socket and the number of each.
+pub fn start_on_loopback<S, T>(
+    services: Vec<Arc<S>>,
+    start: impl Fn(TcpListener, u16, Arc<S>, &Token) -> io::Result<T>,
+) -> io::Result<(Token, Vec<T>)> {
+    let token = Token::draw()?;
+    let start = |(number, service)| {
+        start(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?, number, service, &token)
+    };
+    let servers = (0..).zip(services).map(start).collect::<io::Result<Vec<_>>>()?;
+    Ok((token, servers))
 }

@@ -6,9 +6,9 @@
 //!
 //! *Thread safety*: one thread; others only close its gates.
 
-use super::ShmError;
 use super::connection::{Connection, Reach, ShmLink};
 use super::process::Listening;
+use super::{ShmConfig, ShmError};
 use crate::access::{check_access, check_alignment};
 use crate::clock::Clock;
 use crate::endpoint::{
@@ -133,22 +133,14 @@ impl Transport for Shm {
     type Link = ShmLink;
     type HeldRead = PostedRead;
 
-    fn looks(_: &Listening) -> Looks {
+    fn settings(process: &Listening) -> Settings {
+        let ShmConfig { timeout_ns, depth, seed, .. } = process.config;
+        let memory_servers = u16::try_from(process.servers.len()).unwrap_or(ServerId::LIMIT);
         // Timers are not finer than the short wait.
-        Looks { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 }
-    }
-
-    fn settings(process: &Listening) -> (Settings, Role) {
-        let config = &process.config;
-        let settings = Settings {
-            compute_server: 0,
-            memory_servers: u16::try_from(process.servers.len()).unwrap_or(ServerId::LIMIT),
-            depth: config.depth,
-            timeout_ns: config.timeout_ns,
-            seed: config.seed,
-            number: 0,
-        };
-        (settings, Role::ComputeServer)
+        let looks =
+            Looks { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 };
+        let role = Role::ComputeServer;
+        Settings { role, memory_servers, depth, timeout_ns, seed, looks }
     }
 
     fn clock(process: &Listening) -> &Clock {

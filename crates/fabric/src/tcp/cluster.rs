@@ -5,13 +5,13 @@
 
 use super::endpoint::{TcpDriver, TcpFabric};
 use super::server::{TcpServer, TcpServerConfig};
-use crate::endpoint::{Peers, ServerStarts, run_clients};
+use crate::endpoint::{Peers, PeersConfig, ServerStarts, run_clients, start_on_loopback};
 use crate::handshake::{Role, Token};
 use crate::sync::Arc;
 use crate::{Cluster, Provider, RpcService, ServerId};
 use std::future::Future;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 /// What the client side is like; and the servers, where the provider starts them.
 #[derive(Clone, Debug)]
@@ -75,7 +75,12 @@ impl TcpCluster {
             Role::Client => ServerStarts::Again,
             _ => ServerStarts::Once,
         };
-        let shared = Shared { config, peers: Peers::new(addresses, token, starts) };
+        let servers = PeersConfig {
+            role: config.server_role,
+            starts,
+            connect_timeout_ns: config.connect_timeout_ns,
+        };
+        let shared = Shared { config, peers: Peers::new(addresses, token, servers) };
         Self { shared: Arc::new(shared), servers: Vec::new() }
     }
 
@@ -113,14 +118,11 @@ impl Provider for TcpConfig {
     /// # Panics
     /// If there are no sockets or threads to be had.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TcpCluster {
-        let token = Token::draw().expect("the operating system has entropy");
-        let start = |(number, service): (u16, Arc<S>)| {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let started = start_on_loopback(services, |listener, number, service, token| {
             let config = TcpServerConfig { number, ..self.server.clone() };
-            TcpServer::start(listener, service, &token, config)
-        };
-        let servers: io::Result<Vec<_>> = (0..).zip(services).map(start).collect();
-        let servers = servers.expect("servers get their sockets and threads");
+            TcpServer::start(listener, service, token, config)
+        });
+        let (token, servers) = started.expect("servers get their sockets and threads");
         let addresses = servers.iter().map(TcpServer::local_address).collect();
         TcpCluster { servers, ..TcpCluster::connect(addresses, &token, self.clone()) }
     }

@@ -2,20 +2,19 @@
 //!
 //! *Thread safety*: one thread.
 
-use super::cluster::Shared;
+use super::cluster::{Shared, TcpConfig};
 use super::link::Frames;
 use super::op::Progress;
 use crate::clock::Clock;
 use crate::endpoint::dial::{Dialled, Dials, reset_link};
 use crate::endpoint::{
-    Body, Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Reactor, Settings, Slot,
+    Body, Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
     Transport,
 };
-use crate::handshake::{Identity, Role, Token};
+use crate::handshake::{Identity, Role};
 use crate::sync::Arc;
 use crate::{FabricError, ServerId};
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -42,26 +41,15 @@ impl Transport for Tcp {
     type Link = Dialled<Frames>;
     type HeldRead = NoHeldRead;
 
-    fn looks(shared: &Shared) -> Looks {
-        Looks {
-            before_waiting: shared.config.looks_before_waiting,
+    fn settings(shared: &Shared) -> Settings {
+        let TcpConfig { role, depth, timeout_ns, seed, looks_before_waiting, .. } = shared.config;
+        let looks = Looks {
+            before_waiting: looks_before_waiting,
             in_memory: false,
             unheard: 1,
             short_wait_ns: 0,
-        }
-    }
-
-    fn settings(shared: &Shared) -> (Settings, Role) {
-        let config = &shared.config;
-        let settings = Settings {
-            compute_server: 0,
-            memory_servers: shared.peers.count(),
-            depth: config.depth,
-            timeout_ns: config.timeout_ns,
-            seed: config.seed,
-            number: 0,
         };
-        (settings, config.role)
+        Settings { role, memory_servers: shared.peers.count(), depth, timeout_ns, seed, looks }
     }
 
     fn clock(shared: &Shared) -> &Clock {
@@ -118,23 +106,7 @@ impl Transport for Tcp {
 }
 
 impl Dials for Tcp {
-    fn address(&self, server: ServerId) -> SocketAddr {
-        self.shared.peers.address(server)
-    }
-
-    fn server_role(&self) -> Role {
-        self.shared.config.server_role
-    }
-
-    fn token(&self) -> &Token {
-        self.shared.peers.token()
-    }
-
-    fn connect_timeout_ns(&self) -> u64 {
-        self.shared.config.connect_timeout_ns
-    }
-
-    fn is_known(&self, server: ServerId, epoch: u64) -> bool {
-        self.shared.peers.is_known(server, epoch)
+    fn peers(&self) -> &Peers {
+        &self.shared.peers
     }
 }

@@ -12,13 +12,14 @@
 use super::inbox::{Content, Inbox, Late};
 use super::served::{Around, Next, Served, Tally};
 use crate::handshake::{Identity, Role, Token, draw_epoch};
-use crate::listener::{Acceptor, Bounds, Greeting, LISTENER, Listener, Place, WAKE, place_of};
-use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use crate::listener::{
+    Acceptor, Bounds, Greeting, LISTENER, Listener, Place, Threads, WAKE, place_of,
+};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use crate::{Calls, InlineCpu};
 use rustix::event::epoll::EventFlags;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::thread::JoinHandle;
 
 /// What a server is like.
 #[derive(Clone, Debug)]
@@ -86,7 +87,7 @@ struct Shared {
 pub struct TcpServer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Threads,
 }
 
 impl TcpServer {
@@ -119,15 +120,14 @@ impl TcpServer {
             stopped: AtomicBool::new(false),
             config,
         });
-        let server = Self { address, shared, threads: Mutex::default() };
+        let server = Self { address, shared, threads: Threads::default() };
         for number in 0..server.shared.inboxes.len() {
             let (shared, service) = (Arc::clone(&server.shared), Arc::clone(&service));
             let accepts = number == 0 || shared.config.each_thread_accepts;
             let socket = if accepts { Some(listener.try_clone()?) } else { None };
             let mut thread = IoThread::new(number, socket, shared, service)?;
             let name = format!("tcp-{}-{number}", identity.number);
-            let thread = std::thread::Builder::new().name(name).spawn(move || thread.run())?;
-            lock(&server.threads).push(thread);
+            server.threads.start(name, move || thread.run())?;
         }
         Ok(server)
     }
@@ -159,11 +159,7 @@ impl TcpServer {
         for inbox in &self.shared.inboxes {
             inbox.change(|content| content.stop = true);
         }
-        for thread in lock(&self.threads).drain(..) {
-            if thread.join().is_err() && !std::thread::panicking() {
-                panic!("an I/O thread of a server has panicked");
-            }
-        }
+        self.threads.join();
     }
 }
 
