@@ -21,7 +21,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// An endpoint that is dropped waits so long for what it has posted, in nanoseconds: longer than a device tries.
+/// An endpoint that is dropped waits so long for what it has posted, in nanoseconds: longer than a
+/// device tries.
 const LINGER_NS: u64 = 5_000_000_000;
 /// How long it looks at a time.
 const LINGER_TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -74,13 +75,12 @@ impl Transport for Verbs {
             depth: config.depth,
             timeout_ns: config.timeout_ns,
             seed: config.seed,
-            looks: Looks {
-                before_waiting: config.looks_before_waiting,
-                in_memory: true,
-                unheard: 1,
-                short_wait_ns: 0,
-            },
         }
+    }
+
+    fn looks(shared: &Shared) -> Looks {
+        let before_waiting = shared.config.looks_before_waiting;
+        Looks { before_waiting, in_memory: true, unheard: 1, short_wait_ns: 0 }
     }
 
     fn clock(shared: &Shared) -> &Clock {

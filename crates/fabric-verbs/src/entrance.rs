@@ -1,7 +1,9 @@
-//! The entrance of a server: the thread that lets endpoints in over TCP, connects their queue pairs, and shuts them.
+//! The entrance of a server: the thread that lets endpoints in over TCP, connects their queue
+//! pairs, and shuts them.
 //!
-//! *Invariants*: E2. a gate that has been closed is one whose queue pair is gone, before anybody is told so (F9, F10). E3. what is no
-//! message of this protocol closes its connection, and nothing else.
+//! *Invariants*: E2. a gate that has been closed is one whose queue pair is gone, before anybody is
+//! told so (F9, F10). E3. what is no message of this protocol closes its connection, and nothing
+//! else.
 //!
 //! *Thread safety*: one thread.
 
@@ -19,7 +21,8 @@ use std::net::TcpListener;
 struct Guest {
     gate: Arc<Gate>,
     gather: Gather,
-    /// Its lane and the number of its queue pair, from the moment when it has said what to connect to.
+    /// Its lane and the number of its queue pair, from the moment when it has said what to connect
+    /// to.
     pair: Option<(usize, u32)>,
 }
 
@@ -70,7 +73,8 @@ impl Entrance {
         }
     }
 
-    /// Destroys the queue pairs of the connections whose gates have been closed, and closes them, but for the one at `except`.
+    /// Destroys the queue pairs of the connections whose gates have been closed, and closes them,
+    /// but for the one at `except`.
     fn sweep(&mut self, except: Place) {
         for place in self.acceptor.shut_out() {
             if place != except {
@@ -113,21 +117,23 @@ impl Entrance {
         }
     }
 
-    /// Lets a peer in that has proven itself, when what its last connection had is gone; whether its connection goes on.
+    /// Lets a peer in that has proven itself, when what its last connection had is gone; whether
+    /// its connection goes on.
     fn let_in(&mut self, place: Place, peer: Identity, fences: u64) -> bool {
         let Some((gate, fences)) = self.acceptor.admit(place, peer, fences) else { return false };
         self.sweep(place);
         self.acceptor.welcome(place, fences, Guest { gate, gather: Gather::default(), pair: None })
     }
 
-    /// Sends one message; whether the connection goes on. A socket that has no room for it is one that is not read from: it is
-    /// given up.
+    /// Sends one message; whether the connection goes on. A socket that has no room for it is one
+    /// that is not read from: it is given up.
     fn say(&mut self, place: Place, message: &[u8]) -> bool {
         let admitted = self.acceptor.admitted(place);
         admitted.is_some_and(|(socket, _)| socket.write_all(message).is_ok())
     }
 
-    /// Connects a queue pair to that of an endpoint that has been let in; whether its connection goes on.
+    /// Connects a queue pair to that of an endpoint that has been let in; whether its connection
+    /// goes on.
     fn connect(&mut self, place: Place, peer: End) -> bool {
         let Some((_, guest)) = self.acceptor.admitted(place) else { return false };
         let Ok(psn) = draw_epoch() else { return false };

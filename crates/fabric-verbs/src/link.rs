@@ -1,10 +1,12 @@
-//! What goes to one server and comes from there: verbs and calls over a queue pair, fences over the socket beside it.
+//! What goes to one server and comes from there: verbs and calls over a queue pair, fences over the
+//! socket beside it.
 //!
-//! Posting only notes what is to be done. It goes to the device when the endpoint's tasks all wait: one list, and so one
-//! doorbell, for each server.
+//! Posting only notes what is to be done. It goes to the device when the endpoint's tasks all wait:
+//! one list, and so one doorbell, for each server.
 //!
-//! *Invariants*: K3. verbs are posted to the device in the order in which they were posted here (F3). K6. what is outside the
-//! server's region is not posted; the device there would refuse it, at the price of the connection.
+//! *Invariants*: K3. verbs are posted to the device in the order in which they were posted here
+//! (F3). K6. what is outside the server's region is not posted; the device there would refuse it,
+//! at the price of the connection.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -33,7 +35,8 @@ pub struct Queues {
     gather: Gather,
     /// Verbs that are to be posted, in posting order.
     verbs: VecDeque<u64>,
-    /// Calls whose requests have not been sent whole, and those whose replies have not been asked for whole.
+    /// Calls whose requests have not been sent whole, and those whose replies have not been asked
+    /// for whole.
     calls: VecDeque<u64>,
     asks: VecDeque<u64>,
     /// Fences that are to be sent.
@@ -194,8 +197,8 @@ impl Carrier<Verbs> for Queues {
         if good { Ok(()) } else { Err(Lost) }
     }
 
-    /// Has the next completion told, if any is to come; whether it was not to be told already, so that one that has come
-    /// before must be looked for.
+    /// Has the next completion told, if any is to come; whether it was not to be told already, so
+    /// that one that has come before must be looked for.
     fn arm(&mut self) -> bool {
         self.wire.as_mut().is_some_and(|wire| wire.is_busy() && wire.arm())
     }

@@ -1,10 +1,12 @@
-//! What a server answers: the memory that verbs reach, and calls that are answered at once or later.
+//! What a server answers: the memory that verbs reach, and calls that are answered at once or
+//! later.
 //!
-//! [`Calls`] is *the* service of a server. An [`RpcService`] is the simple case, which answers every call before its
-//! handler ends. A compute server cannot: it waits for the network, and answers through a [`ReplySink`] from a
-//! thread of its own.
+//! [`Calls`] is *the* service of a server. An [`RpcService`] is the simple case, which answers
+//! every call before its handler ends. A compute server cannot: it waits for the network, and
+//! answers through a [`ReplySink`] from a thread of its own.
 //!
-//! *Thread safety*: [`Calls`] is called by every thread of its server; a [`ReplySink`] may go to any thread.
+//! *Thread safety*: [`Calls`] is called by every thread of its server; a [`ReplySink`] may go to
+//! any thread.
 
 use crate::handshake::Identity;
 use crate::sync::Arc;
@@ -20,12 +22,13 @@ pub trait Calls: Send + Sync + 'static {
     /// The memory that verbs reach; without any, all of them are out of bounds.
     fn memory(&self) -> Option<&Arc<Region>>;
 
-    /// Answers one request, whatever its bytes are: at once, by leaving the answer in [`Call::reply`], or later, through
-    /// [`Call::later`]. Runs on a thread that serves others too: it must not block.
+    /// Answers one request, whatever its bytes are: at once, by leaving the answer in
+    /// [`Call::reply`], or later, through [`Call::later`]. Runs on a thread that serves others too:
+    /// it must not block.
     fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) -> impl Future<Output = ()>;
 
-    /// Housekeeping after an answer that was given at once has left, on the thread that served it: a bounded piece of
-    /// work, or nothing.
+    /// Housekeeping after an answer that was given at once has left, on the thread that served it:
+    /// a bounded piece of work, or nothing.
     fn after_answer<C: Cpu>(&self, cpu: &C) -> impl Future<Output = ()> {
         let _ = cpu;
         async {}
@@ -97,8 +100,8 @@ pub trait Answers: fmt::Debug + Send + Sync {
 /// Which of a host's calls an answer belongs to: what the host makes of it.
 pub type Ticket = [u64; 2];
 
-/// Where the answer to one call goes. Dropped unanswered, it tells the caller that there will be no answer: the caller
-/// does not know then whether its request was carried out.
+/// Where the answer to one call goes. Dropped unanswered, it tells the caller that there will be no
+/// answer: the caller does not know then whether its request was carried out.
 #[derive(Debug)]
 #[must_use = "a call waits for its answer"]
 pub struct ReplySink {

@@ -14,6 +14,7 @@ mod calls;
 mod clients;
 mod clock;
 mod cluster;
+mod common;
 pub mod conformance;
 mod counters;
 #[cfg(not(any(loom, shuttle)))]

@@ -1,12 +1,15 @@
-//! What every listener does before it serves: accepting, the handshake, the bounds on both, and who is in.
+//! What every listener does before it serves: accepting, the handshake, the bounds on both, and who
+//! is in.
 //!
-//! A [`Listener`] is what the threads of a server share; each has an [`Acceptor`] of its own, with an epoll instance and the
-//! connections that fell to it. A thread accepts by itself if its acceptor has the listening socket: one of them may have it and
-//! hand the connections out, or each.
+//! A [`Listener`] is what the threads of a server share; each has an [`Acceptor`] of its own, with
+//! an epoll instance and the connections that fell to it. A thread accepts by itself if its
+//! acceptor has the listening socket: one of them may have it and hand the connections out, or
+//! each.
 //!
-//! *Invariants*: A1. connections, those among them that are not settled yet, and the memory of each are bounded: until a peer has
-//! proven itself, it costs one message. A2. what is no message of the handshake closes its connection, and nothing
-//! else. A3. a place names one connection: what comes late for one that has ended finds none.
+//! *Invariants*: A1. connections, those among them that are not settled yet, and the memory of each
+//! are bounded: until a peer has proven itself, it costs one message. A2. what is no message of the
+//! handshake closes its connection, and nothing else. A3. a place names one connection: what comes
+//! late for one that has ended finds none.
 //!
 //! *Thread safety*: a [`Listener`] is for any number of threads, an [`Acceptor`] belongs to one.
 
@@ -47,7 +50,7 @@ pub fn place_of(token: u64) -> Place {
     (token as u32, (token >> 32) as u32)
 }
 
-/// Whom a listener lets in, and how many.
+/// Which roles a listener lets in, and how many connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// The roles that it lets in.
@@ -255,8 +258,8 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// Accepts connections and counts them. `keep` gives back those that stay with this thread, and hands over the others, to be
-    /// adopted elsewhere.
+    /// Accepts connections and counts them. `keep` gives back those that stay with this thread, and
+    /// hands over the others, to be adopted elsewhere.
     pub fn accept(&mut self, mut keep: impl FnMut(TcpStream) -> Option<TcpStream>) {
         // Not for ever: those who are connected already want their turn.
         for _ in 0..EVENTS {
@@ -364,7 +367,8 @@ impl<C: Admitted> Acceptor<C> {
         self.places().into_iter().filter(is_shut_out).collect()
     }
 
-    /// Something has happened on a socket: goes on with the handshake, if that is where the connection is.
+    /// Something has happened on a socket: goes on with the handshake, if that is where the
+    /// connection is.
     pub fn hear(&mut self, place: Place) -> Greeting {
         loop {
             let now_ns = self.listener.clock.now_ns();
@@ -400,8 +404,9 @@ impl<C: Admitted> Acceptor<C> {
         Greeting::Ended
     }
 
-    /// Lets a peer in that has proven itself: its gate, and what its welcome says. Everything that an earlier connection of
-    /// it brought has been applied or will never be. If it is refused, its connection has ended.
+    /// Lets a peer in that has proven itself: its gate, and what its welcome says. Everything that
+    /// an earlier connection of it brought has been applied or will never be. If it is refused, its
+    /// connection has ended.
     pub fn admit(&mut self, place: Place, peer: Identity, fences: u64) -> Option<(Arc<Gate>, u64)> {
         match self.listener.gates.admit(peer, fences) {
             Ok(admitted) => Some(admitted),

@@ -5,6 +5,7 @@
 pub use crate::access::check_alignment;
 pub use crate::clients::{run_here, run_on_threads};
 pub use crate::clock::Clock;
+pub use crate::common::{Common, Settings};
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::gates::{Gate, Gates};
 #[cfg(not(any(loom, shuttle)))]

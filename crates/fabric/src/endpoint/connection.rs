@@ -1,5 +1,5 @@
-//! The life of a connection that is made when it is needed, lost, and made again: without a socket, so that every transport
-//! can carry it.
+//! The life of a connection that is made when it is needed, lost, and made again: without a socket,
+//! so that every transport can carry it.
 //!
 //! ```text
 //!            wanted                told            let in             ready
@@ -8,11 +8,12 @@
 //!    └──────────────── failed: the next attempt waits ◀───────────────────────┘ lost: the next one does not
 //! ```
 //!
-//! *Invariants*: K1. it is opened when something is to be sent, or after a reset, and by nothing else; each attempt has a
-//! deadline, and after one that failed the next waits, twice as long each time up to a bound. K4. a WRITE that was
-//! lost with the connection keeps later verbs from going over the next one, until the task that waits for it has learnt of it:
-//! nothing that was meant to come after a WRITE comes without it (F3). K5. it opens only to a server of the epoch
-//! that the cluster knows. K2 and K3 are those of its link ([`super::dial`]).
+//! *Invariants*: K1. it is opened when something is to be sent, or after a reset, and by nothing
+//! else; each attempt has a deadline, and after one that failed the next waits, twice as long each
+//! time up to a bound. K4. a WRITE that was lost with the connection keeps later verbs from going
+//! over the next one, until the task that waits for it has learnt of it: nothing that was meant to
+//! come after a WRITE comes without it (F3). K5. it opens only to a server of the epoch that the
+//! cluster knows. K2 and K3 are those of its link ([`super::dial`]).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -161,7 +162,8 @@ impl Connection {
         }
     }
 
-    /// Whether its deadline has come: a closed one is to be opened, one that is being opened has failed.
+    /// Whether its deadline has come: a closed one is to be opened, one that is being opened has
+    /// failed.
     pub(super) fn is_due(&self, has_work: bool, now_ns: u64) -> bool {
         self.deadline_ns(has_work).is_some_and(|at_ns| at_ns <= now_ns)
     }
@@ -189,7 +191,8 @@ impl Connection {
         Ok(hello)
     }
 
-    /// Takes a message of the handshake. `is_known` says whether an epoch is that of the server that the cluster knows.
+    /// Takes a message of the handshake. `is_known` says whether an epoch is that of the server
+    /// that the cluster knows.
     ///
     /// # Errors
     /// The attempt has failed.
@@ -256,8 +259,8 @@ impl Connection {
         self.is_tainted = true;
     }
 
-    /// It is to be closed and opened anew, with nothing lost: a task that resets knows that what was posted may not have
-    /// happened.
+    /// It is to be closed and opened anew, with nothing lost: a task that resets knows that what
+    /// was posted may not have happened.
     pub(super) fn reset(&mut self) {
         self.close();
         self.is_tainted = false;
@@ -296,7 +299,8 @@ impl Connection {
 mod tests {
     use super::*;
 
-    /// Each attempt that fails makes the next one wait longer, up to a bound; a lost connection is made again at once.
+    /// Each attempt that fails makes the next one wait longer, up to a bound; a lost connection is
+    /// made again at once.
     #[test]
     fn attempts_back_off() {
         let mut connection = Connection::new(ServerId::new(0));

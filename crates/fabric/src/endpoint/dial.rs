@@ -1,8 +1,9 @@
-//! A link that is brought up over a TCP socket: the life of a `Connection` with the socket that it is without.
+//! A link that is brought up over a TCP socket: the life of a `Connection` with the socket that it
+//! is without.
 //!
-//! *Invariants*: K2. when the connection ends, the transport lets go of all buffers first, and then every operation that
-//! was posted over it and has not ended, ends. K3. the transport is told of operations in the order in which they were
-//! posted (F3).
+//! *Invariants*: K2. when the connection ends, the transport lets go of all buffers first, and then
+//! every operation that was posted over it and has not ended, ends. K3. the transport is told of
+//! operations in the order in which they were posted (F3).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -304,7 +305,8 @@ impl<W> Dialled<W> {
         around.give_up_all(slots, self.connection.server(), error);
     }
 
-    /// Closes the connection, takes what has come, ends what is left of its operations, and opens it anew.
+    /// Closes the connection, takes what has come, ends what is left of its operations, and opens
+    /// it anew.
     fn begin_reset<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
@@ -399,8 +401,9 @@ impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
     }
 }
 
-/// [`crate::Fabric::reset`] over dialled links: closes the connection and opens it again. The server lets an endpoint in again
-/// only when nothing of its last connection can take effect any more (F9).
+/// [`crate::Fabric::reset`] over dialled links: closes the connection and opens it again. The
+/// server lets an endpoint in again only when nothing of its last connection can take effect any
+/// more (F9).
 pub async fn reset_link<X, W>(endpoint: &Inner<X>, server: ServerId) -> Result<(), FabricError>
 where
     X: Dials<Link = Dialled<W>>,

@@ -1,14 +1,14 @@
-//! What moves the tasks of a client thread on: its endpoints, the sockets of their links, and its timers; and nothing
-//! that spins for long.
+//! What moves the tasks of a client thread on: its endpoints, the sockets of their links, and its
+//! timers; and nothing that spins for long.
 //!
-//! *Invariants*: D1. tasks are woken only by [`Driver::progress`], never while the thread waits, so a wake of the
-//! thread's own costs no system call. D2. before it waits, everything that was posted has been sent, as far as the
-//! transport takes it, and every link from which something is to come has been armed and then driven once more. D3. it waits
-//! no longer than to the nearest deadline.
+//! *Invariants*: D1. tasks are woken only by [`Driver::progress`], never while the thread waits, so
+//! a wake of the thread's own costs no system call. D2. before it waits, everything that was posted
+//! has been sent, as far as the transport takes it, and every link from which something is to come
+//! has been armed and then driven once more. D3. it waits no longer than to the nearest deadline.
 //!
 //! *Thread safety*: one thread; the unparker may go anywhere.
 
-use super::{Endpoint, Inner, Looks, Transport};
+use super::{Endpoint, Inner, Transport};
 use crate::clients::{run_here, run_on_threads};
 use crate::executor::{Driver, Progress, Requests};
 use crate::sync::Arc;
@@ -27,6 +27,20 @@ use std::task::{Wake, Waker};
 const WAKE: u64 = u64::MAX;
 const SOURCE: u64 = u64::MAX - 1;
 const EVENTS: usize = 128;
+
+/// How a thread whose tasks all wait looks for what has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looks {
+    /// How often before it blocks.
+    pub before_waiting: u32,
+    /// Whether what comes is in memory: looking is driving, not a system call.
+    pub in_memory: bool,
+    /// How often timers may be due before the sockets are looked at all the same.
+    pub unheard: u32,
+    /// Below this, a thread with nothing to do gives its core away instead of sleeping, in
+    /// nanoseconds.
+    pub short_wait_ns: u64,
+}
 
 struct Unparker(WakeFd);
 
@@ -176,14 +190,15 @@ impl<X: Transport> EndpointDriver<X> {
     /// What the operating system says if there are no more file descriptors.
     pub fn new(cluster: &Arc<X::Cluster>) -> io::Result<Self> {
         let reactor = Rc::new(Reactor::<X>::new(cluster)?);
-        Ok(Self { reactor, looks: X::settings(cluster).looks, cluster: Arc::clone(cluster) })
+        Ok(Self { reactor, looks: X::looks(cluster), cluster: Arc::clone(cluster) })
     }
 
-    /// Opens an endpoint of `compute_server`; `number` tells its random stream from those of others.
+    /// Opens an endpoint of `compute_server`; `number` tells its random stream from those of
+    /// others.
     ///
-    /// Over `tcp` and `verbs` it connects to a server when it first has something to send there. Over `shm` it blocks its
-    /// thread until each server has answered; a server that is gone does not keep it from being opened, and what is
-    /// sent there ends as indeterminate.
+    /// Over `tcp` and `verbs` it connects to a server when it first has something to send there.
+    /// Over `shm` it blocks its thread until each server has answered; a server that is gone does
+    /// not keep it from being opened, and what is sent there ends as indeterminate.
     ///
     /// # Errors
     /// There is no entropy or no memory; over `shm`, a server that is there does not answer in time, or has no room.

@@ -1,14 +1,15 @@
-//! Endpoints: what every provider that reaches servers over a connection has in common, and what a transport adds.
+//! Endpoints: what every provider that reaches servers over a connection has in common, and what a
+//! transport adds.
 //!
-//! An [`Endpoint`] has slots for posted operations, ids, deadlines, doorbells, counters and buffers, and implements
-//! [`Fabric`] once for all transports. A [`Transport`] carries the operations: over a [`Link`] to each server, which is told
-//! what was posted, driven when the thread's tasks all wait, and asked when it must be driven again. [`EndpointDriver`] is
-//! the loop of a client thread. `connection.rs` is the life of a connection that is lost and made again, without a
-//! socket; [`dial`] gives it one. `docs/decisions/042-one-endpoint.md` has the reasons.
+//! An [`Endpoint`] has slots for posted operations, ids, deadlines, doorbells, counters and
+//! buffers, and implements [`Fabric`] once for all transports. A [`Transport`] carries the
+//! operations: over a [`Link`] to each server, which is told what was posted, driven when the
+//! thread's tasks all wait, and asked when it must be driven again. [`EndpointDriver`] is the loop
+//! of a client thread. `connection.rs` is the life of a connection that is lost and made again,
+//! without a socket; [`dial`] gives it one. `docs/decisions/042-one-endpoint.md` has the reasons.
 //!
 //! *Thread safety*: an endpoint and its driver belong to one thread.
 
-mod common;
 mod connection;
 pub mod dial;
 mod driver;
@@ -16,9 +17,9 @@ mod op;
 mod peers;
 mod slots;
 
-pub use common::{Common, Looks, Settings};
+pub use crate::common::{Common, Settings};
 pub(crate) use driver::timespec;
-pub use driver::{EndpointDriver, Reactor, run_clients};
+pub use driver::{EndpointDriver, Looks, Reactor, run_clients};
 pub use op::{HeldRead, NoHeldRead, Op};
 pub use peers::{Peers, PeersConfig, ServerStarts, start_on_loopback};
 pub use slots::{Body, Slot, Slots};
@@ -56,6 +57,9 @@ pub trait Transport: Debug + Sized + 'static {
     /// What endpoints of this cluster are like.
     fn settings(cluster: &Self::Cluster) -> Settings;
 
+    /// How their threads wait.
+    fn looks(cluster: &Self::Cluster) -> Looks;
+
     /// What a thread's timers go by.
     fn clock(cluster: &Self::Cluster) -> &crate::clock::Clock;
 
@@ -71,7 +75,8 @@ pub trait Transport: Debug + Sized + 'static {
         None
     }
 
-    /// The transport of an endpoint and its links, one for each server; `token` is that of the first.
+    /// The transport of an endpoint and its links, one for each server; `token` is that of the
+    /// first.
     ///
     /// # Errors
     /// Why the endpoint cannot be opened.
@@ -97,8 +102,8 @@ pub trait Transport: Debug + Sized + 'static {
         error
     }
 
-    /// Whether the operation's deadline breaks its connection: what comes after it must not be done without it (F3),
-    /// or its buffer is still lent.
+    /// Whether the operation's deadline breaks its connection: what comes after it must not be done
+    /// without it (F3), or its buffer is still lent.
     fn breaks_off(&self, slot: &Slot<Self::Progress>) -> bool;
 
     /// Counts the doorbell of a verb.
@@ -264,7 +269,7 @@ impl<X: Transport> Around<'_, X> {
     }
 }
 
-/// Nobody knows what became of an operation: its connection is lost.
+/// The outcome of an operation is unknown: its connection is lost.
 pub fn lost(server: ServerId) -> FabricError {
     FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost }
 }
@@ -363,8 +368,8 @@ impl<X: Transport> Inner<X> {
         let _ = self.with_link(ServerId::new(link), |link, _, _| link.disarm());
     }
 
-    /// Takes what has come, sends what is posted and ends what is overdue. Whether anything has come, and when it must be
-    /// called again, if nothing happens before.
+    /// Takes what has come, sends what is posted and ends what is overdue. Whether anything has
+    /// come, and when it must be called again, if nothing happens before.
     pub fn drive(&self) -> (bool, u64) {
         let core = &mut *self.core.borrow_mut();
         let now_ns = self.common.now_ns();

@@ -44,8 +44,9 @@ pub struct Op<T, X: Transport> {
 
 #[derive(Debug)]
 enum State<T, X: Transport> {
-    // Not one `Result`: what moves a value and an error through the same places does so in pieces, and reading those
-    // as a whole afterwards stalls the processor until the copy before has been fetched from memory.
+    // Not one `Result`: what moves a value and an error through the same places does so in pieces,
+    // and reading those as a whole afterwards stalls the processor until the copy before has been
+    // fetched from memory.
     Done(Option<T>),
     Failed(Option<FabricError>),
     /// `finish` makes the result of the buffer.

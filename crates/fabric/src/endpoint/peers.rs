@@ -1,5 +1,5 @@
-//! The servers of a cluster as its clients know them: where they are, what they prove to be, and whether they have been
-//! restarted since.
+//! The servers of a cluster as its clients know them: where they are, what they prove to be, and
+//! whether they have been restarted since.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -106,7 +106,8 @@ impl Peers {
     }
 }
 
-/// Starts a server for each service in this process, on sockets of the loopback interface; the token, and the servers.
+/// Starts a server for each service in this process, on sockets of the loopback interface; the
+/// token, and the servers.
 ///
 /// # Errors
 /// What the operating system says, or `start`, which is given the socket and the number of each.

@@ -1,13 +1,14 @@
 //! Posted operations: the slots that they live in until they have ended.
 //!
-//! *Invariants*: O1. an operation's buffer stays in its slot until the transport is done with it, whether its future
-//! still exists or not (F8). O2. a slot is used again only when its operation has ended and its future has taken the result or is
-//! gone; with each use its generation, and so the id on the wire, is another: what comes late for an operation
-//! that has ended finds no slot. O3. `outcome` is set once.
+//! *Invariants*: O1. an operation's buffer stays in its slot until the transport is done with it,
+//! whether its future still exists or not (F8). O2. a slot is used again only when its operation
+//! has ended and its future has taken the result or is gone; with each use its generation, and so
+//! the id on the wire, is another: what comes late for an operation that has ended finds no slot.
+//! O3. `outcome` is set once.
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use super::common::Common;
+use crate::common::Common;
 use crate::{Buffer, FabricError, GlobalAddr, Message, ServerId};
 use std::task::Waker;
 
@@ -210,7 +211,8 @@ impl<P: Default> Slots<P> {
         })
     }
 
-    /// Ends an operation that is under way: sets its outcome and wakes its task. Counts an unknown outcome.
+    /// Ends an operation that is under way: sets its outcome and wakes its task. Counts an unknown
+    /// outcome.
     #[inline]
     pub fn end(&mut self, id: u64, outcome: Result<(), FabricError>, common: &Common) {
         if matches!(outcome, Err(FabricError::Indeterminate { .. })) {
@@ -250,7 +252,8 @@ impl<P: Default> Slots<P> {
 
     fn free(&mut self, id: u64, common: &Common) -> Ended {
         let slot = self.held(id);
-        // A fence that has ended is still one: nothing else changes the kind of a body to or from it.
+        // A fence that has ended is still one: nothing else changes the kind of a body to or from
+        // it.
         if Slot::<P>::is_counted(&slot.body) {
             common.leave();
         }

@@ -1,24 +1,21 @@
 //! An endpoint of the local provider.
 
-use super::op::{InFlight, LocalOp, State};
+use super::op::{LocalOp, State};
 use super::threads::{ReplySlot, ServerThreads};
 use super::{LocalConfig, LocalServer};
 use crate::access::{check_alignment, check_lent};
 use crate::clock::Clock;
+use crate::common::{Common, Settings};
 use crate::handshake::{Identity, Role};
 use crate::region::copy_words;
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timers::Timers;
 use crate::{
-    Buffer, BufferPool, Call, Calls, Counters, Fabric, FabricError, GlobalAddr, InlineCpu,
-    MAX_MESSAGE_BYTES, Message, ServerId, Uncertainty, Work, now_or_never,
+    Buffer, Call, Calls, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES,
+    Message, ServerId, Uncertainty, Work, now_or_never,
 };
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
-use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::cell::Cell;
 use std::rc::Rc;
-use std::task::Poll;
 
 /// What all endpoints of a cluster share.
 #[derive(Debug)]
@@ -43,9 +40,7 @@ impl<S: Calls> Clone for LocalFabric<S> {
 #[derive(Debug)]
 struct Endpoint<S> {
     shared: Arc<Shared<S>>,
-    in_flight: Rc<InFlight>,
-    buffers: BufferPool,
-    rng: RefCell<SmallRng>,
+    common: Rc<Common>,
     me: Identity,
     cpu: InlineCpu,
     /// When the endpoint's link has sent all that was posted.
@@ -55,9 +50,6 @@ struct Endpoint<S> {
     timed: bool,
 }
 
-/// The largest scratch buffer.
-const BUFFER_BYTES: usize = 4096;
-
 impl<S: Calls> LocalFabric<S> {
     pub(super) fn new(
         shared: Arc<Shared<S>>,
@@ -66,19 +58,16 @@ impl<S: Calls> LocalFabric<S> {
         number: usize,
         give_way: bool,
     ) -> Self {
-        let timed = shared.config.network_latency_ns > 0 || shared.config.bandwidth_bytes_per_s > 0;
-        let buffers = BufferPool::new(shared.config.depth, BUFFER_BYTES)
+        let LocalConfig { network_latency_ns, bandwidth_bytes_per_s, .. } = shared.config;
+        let LocalConfig { depth, timeout_ns, seed, .. } = shared.config;
+        let timed = network_latency_ns > 0 || bandwidth_bytes_per_s > 0;
+        let memory_servers = u16::try_from(shared.servers.len()).unwrap_or(ServerId::LIMIT);
+        let role = Role::ComputeServer;
+        let settings = Settings { role, memory_servers, depth, timeout_ns, seed };
+        let common = Common::new(settings, compute_server, number, &timers)
             .expect("an endpoint's scratch buffers are small");
-        let seed = shared.config.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let endpoint = Endpoint {
-            in_flight: Rc::new(InFlight {
-                timers,
-                count: Cell::new(0),
-                batch_open: Cell::new(false),
-                counters: Counters::default(),
-            }),
-            buffers,
-            rng: RefCell::new(SmallRng::seed_from_u64(seed)),
+            common: Rc::new(common),
             me: Identity {
                 role: Role::ComputeServer,
                 number: compute_server,
@@ -94,24 +83,21 @@ impl<S: Calls> LocalFabric<S> {
     }
 
     fn counters_ref(&self) -> &Counters {
-        &self.endpoint.in_flight.counters
+        &self.endpoint.common.counters
     }
 
     /// Counts the doorbell of the batch that this operation opens, if it does.
     #[inline]
     fn ring(&self) {
-        if !self.endpoint.in_flight.batch_open.replace(self.endpoint.held_back) {
+        if !self.endpoint.common.batch_open.replace(self.endpoint.held_back) {
             self.counters_ref().count_doorbell();
         }
     }
 
     #[inline]
     fn server(&self, server: ServerId) -> Result<&LocalServer<S>, FabricError> {
-        let depth = self.endpoint.shared.config.depth;
-        if self.endpoint.in_flight.count.get() >= depth
-            && server.index() < self.endpoint.shared.servers.len()
-        {
-            return Err(FabricError::QueueFull { depth });
+        if server.index() < self.endpoint.shared.servers.len() {
+            self.endpoint.common.admit()?;
         }
         self.reach(server)
     }
@@ -164,8 +150,8 @@ impl<S: Calls> LocalFabric<S> {
 
     #[cold]
     fn hold_back<T>(&self, result: Result<T, FabricError>, due_ns: u64) -> LocalOp<T> {
-        let endpoint = Rc::clone(&self.endpoint.in_flight);
-        endpoint.count.set(endpoint.count.get() + 1);
+        let endpoint = Rc::clone(&self.endpoint.common);
+        endpoint.enter();
         LocalOp { state: State::HeldBack { result: Some(result), due_ns, armed: false, endpoint } }
     }
 }
@@ -250,32 +236,21 @@ impl<S: Calls> Fabric for LocalFabric<S> {
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
-        self.endpoint.buffers.take(bytes).ok_or(FabricError::NoBuffer { bytes })
+        self.endpoint.common.buffer(bytes)
     }
 
     async fn charge(&self, _work: Work) {}
 
     async fn sleep(&self, ns: u64) {
-        self.endpoint.in_flight.batch_open.set(false);
-        let until_ns = self.now_ns().saturating_add(ns);
-        let mut polled = false;
-        poll_fn(|context| {
-            if polled && self.now_ns() >= until_ns {
-                return Poll::Ready(());
-            }
-            polled = true;
-            self.endpoint.in_flight.timers.wake_at(until_ns, context.waker().clone());
-            Poll::Pending
-        })
-        .await;
+        self.endpoint.common.sleep(ns).await;
     }
 
     fn now_ns(&self) -> u64 {
-        self.endpoint.in_flight.timers.now_ns()
+        self.endpoint.common.now_ns()
     }
 
     fn random(&self) -> u64 {
-        self.endpoint.rng.borrow_mut().next_u64()
+        self.endpoint.common.random()
     }
 
     fn counters(&self) -> &Counters {
@@ -283,7 +258,7 @@ impl<S: Calls> Fabric for LocalFabric<S> {
     }
 
     fn memory_servers(&self) -> u16 {
-        u16::try_from(self.endpoint.shared.servers.len()).unwrap_or(ServerId::LIMIT)
+        self.endpoint.common.settings.memory_servers
     }
 
     fn compute_server(&self) -> u16 {
@@ -314,8 +289,8 @@ impl<S: Calls> LocalFabric<S> {
 
     /// A request of `bytes` bytes whose reply will be in `slot`.
     fn on_server(&self, slot: Arc<ReplySlot>, server: ServerId, bytes: usize) -> LocalOp<Message> {
-        let endpoint = Rc::clone(&self.endpoint.in_flight);
-        endpoint.count.set(endpoint.count.get() + 1);
+        let endpoint = Rc::clone(&self.endpoint.common);
+        endpoint.enter();
         let deadline_ns = self.now_ns().saturating_add(self.endpoint.shared.config.timeout_ns);
         let state = State::OnServer {
             slot,

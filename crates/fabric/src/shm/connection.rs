@@ -1,8 +1,10 @@
-//! An endpoint's connection to one memory server: the gate before its verbs, and the rings for its calls.
+//! An endpoint's connection to one memory server: the gate before its verbs, and the rings for its
+//! calls.
 //!
-//! *Invariants*: C1. a request goes on whether its future waits or not (F8). C2. requests that found the ring full wait in
-//! `backlog`, in order and at most as many as the endpoint's depth; every reply makes room, so what takes replies
-//! sends them after. C3. a connection that was lost stays lost: its gate is closed and its calls have ended.
+//! *Invariants*: C1. a request goes on whether its future waits or not (F8). C2. requests that
+//! found the ring full wait in `backlog`, in order and at most as many as the endpoint's depth;
+//! every reply makes room, so what takes replies sends them after. C3. a connection that was lost
+//! stays lost: its gate is closed and its calls have ended.
 //!
 //! *Thread safety*: the endpoint's thread.
 
@@ -44,7 +46,8 @@ pub(super) struct Opened {
     pub(super) bytes: u64,
 }
 
-/// Connects, shows the token, and asks for what this connection is for. Blocks its thread, but not beyond the deadline.
+/// Connects, shows the token, and asks for what this connection is for. Blocks its thread, but not
+/// beyond the deadline.
 pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result<Opened, ShmError> {
     let server = hello.server;
     let deadline_ns = clock.now_ns().saturating_add(hello.timeout_ns);

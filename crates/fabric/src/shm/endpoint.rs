@@ -1,8 +1,8 @@
 //! Endpoints over shared memory: verbs are carried out here, calls go to the server.
 //!
-//! WRITEs and atomics are done when they are posted. A READ that was posted asks for the memory to come closer and copies it
-//! when its future is polled first. So the READs of a batch wait for memory together; one after the other, each would wait
-//! alone.
+//! WRITEs and atomics are done when they are posted. A READ that was posted asks for the memory to
+//! come closer and copies it when its future is polled first. So the READs of a batch wait for
+//! memory together; one after the other, each would wait alone.
 //!
 //! *Thread safety*: one thread; others only close its gates.
 
@@ -136,11 +136,12 @@ impl Transport for Shm {
     fn settings(process: &Listening) -> Settings {
         let ShmConfig { timeout_ns, depth, seed, .. } = process.config;
         let memory_servers = u16::try_from(process.servers.len()).unwrap_or(ServerId::LIMIT);
+        Settings { role: Role::ComputeServer, memory_servers, depth, timeout_ns, seed }
+    }
+
+    fn looks(_: &Listening) -> Looks {
         // Timers are not finer than the short wait.
-        let looks =
-            Looks { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 };
-        let role = Role::ComputeServer;
-        Settings { role, memory_servers, depth, timeout_ns, seed, looks }
+        Looks { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 }
     }
 
     fn clock(process: &Listening) -> &Clock {
@@ -225,8 +226,9 @@ impl Transport for Shm {
         verb(endpoint, at, 8, add).map_or_else(ShmOp::failed, ShmOp::done)
     }
 
-    /// What changes memory takes effect when it is posted, so there is nothing left to settle but READs that were not
-    /// polled. A connection that was lost stays lost: another endpoint has to be opened.
+    /// What changes memory takes effect when it is posted, so there is nothing left to settle but
+    /// READs that were not polled. A connection that was lost stays lost: another endpoint has to
+    /// be opened.
     async fn reset(endpoint: &Shared, server: ServerId) -> Result<(), FabricError> {
         let found = endpoint.transport.reaches.get(server.index());
         let found = found.ok_or(FabricError::NoSuchServer(server))?;

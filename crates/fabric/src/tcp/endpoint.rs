@@ -42,14 +42,13 @@ impl Transport for Tcp {
     type HeldRead = NoHeldRead;
 
     fn settings(shared: &Shared) -> Settings {
-        let TcpConfig { role, depth, timeout_ns, seed, looks_before_waiting, .. } = shared.config;
-        let looks = Looks {
-            before_waiting: looks_before_waiting,
-            in_memory: false,
-            unheard: 1,
-            short_wait_ns: 0,
-        };
-        Settings { role, memory_servers: shared.peers.count(), depth, timeout_ns, seed, looks }
+        let TcpConfig { role, depth, timeout_ns, seed, .. } = shared.config;
+        Settings { role, memory_servers: shared.peers.count(), depth, timeout_ns, seed }
+    }
+
+    fn looks(shared: &Shared) -> Looks {
+        let before_waiting = shared.config.looks_before_waiting;
+        Looks { before_waiting, in_memory: false, unheard: 1, short_wait_ns: 0 }
     }
 
     fn clock(shared: &Shared) -> &Clock {
@@ -83,8 +82,9 @@ impl Transport for Tcp {
         }
     }
 
-    /// Says that nothing of the operation was sent, if that is so. Only clients are told: what a compute server has posted to
-    /// a memory server and is not sure of, it fences or reads again, whether it was sent or not.
+    /// Says that nothing of the operation was sent, if that is so. Only clients are told: what a
+    /// compute server has posted to a memory server and is not sure of, it fences or reads again,
+    /// whether it was sent or not.
     fn ended(&self, error: FabricError, slot: &Slot<Progress>) -> FabricError {
         match error {
             FabricError::Indeterminate { server, .. }

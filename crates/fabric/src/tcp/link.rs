@@ -1,7 +1,7 @@
 //! The frames that go over an endpoint's connection to one server.
 //!
-//! Posting only notes what is to be sent. It is sent when the endpoint's tasks all wait, or when it is much. Frames leave in the
-//! order in which operations were posted (K3).
+//! Posting only notes what is to be sent. It is sent when the endpoint's tasks all wait, or when it
+//! is much. Frames leave in the order in which operations were posted (K3).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -148,7 +148,8 @@ impl Frames {
     }
 }
 
-/// Takes all completions that have arrived whole. The connection is lost if the server does not speak as agreed.
+/// Takes all completions that have arrived whole. The connection is lost if the server does not
+/// speak as agreed.
 fn take_completions(
     incoming: &mut ByteQueue,
     slots: &mut Slots,

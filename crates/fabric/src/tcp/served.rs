@@ -1,8 +1,8 @@
 //! One connection, as the server sees it.
 //!
-//! *Invariants*: V2. a request is carried out only when there is room for its answer: a peer that does not read is not read
-//! from. V3. what is not a frame closes the connection, and nothing else. V4. requests are carried out in the
-//! order of the frames, so F3 holds.
+//! *Invariants*: V2. a request is carried out only when there is room for its answer: a peer that
+//! does not read is not read from. V3. what is not a frame closes the connection, and nothing else.
+//! V4. requests are carried out in the order of the frames, so F3 holds.
 //!
 //! *Thread safety*: belongs to one I/O thread.
 

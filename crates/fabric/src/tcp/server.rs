@@ -1,11 +1,12 @@
 //! A listener that serves: a bounded number of I/O threads over nonblocking sockets.
 //!
-//! Each thread has an [`Acceptor`] of its own and the connections that fall to it; the first one accepts for all of them, or each
-//! for itself ([`TcpServerConfig::each_thread_accepts`]). The threads carry the verbs out themselves, by word-wise atomic
-//! access to the region, and answer as many requests as one look at a socket brings by one write.
+//! Each thread has an [`Acceptor`] of its own and the connections that fall to it; the first one
+//! accepts for all of them, or each for itself ([`TcpServerConfig::each_thread_accepts`]). The
+//! threads carry the verbs out themselves, by word-wise atomic access to the region, and answer as
+//! many requests as one look at a socket brings by one write.
 //!
-//! *Invariants*: S2. a connection's end, whatever ended it, touches no other. S3. after `stop` no request is carried
-//! out any more, and no thread is left. A1–A3 are the acceptor's.
+//! *Invariants*: S2. a connection's end, whatever ended it, touches no other. S3. after `stop` no
+//! request is carried out any more, and no thread is left. A1–A3 are the acceptor's.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
@@ -34,7 +35,8 @@ pub struct TcpServerConfig {
     pub io_threads: usize,
     /// How many connections there may be.
     pub connections: usize,
-    /// How many of an I/O thread's connections may be in their handshake: one more closes the oldest.
+    /// How many of an I/O thread's connections may be in their handshake: one more closes the
+    /// oldest.
     pub half_open: usize,
     /// The longest that a handshake may take, in nanoseconds.
     pub handshake_timeout_ns: u64,
@@ -278,7 +280,8 @@ impl<S: Calls> IoThread<S> {
         }
     }
 
-    /// Does something with a connection and what follows from it; `None` if there is no such connection any more.
+    /// Does something with a connection and what follows from it; `None` if there is no such
+    /// connection any more.
     fn with(
         &mut self,
         place: Place,

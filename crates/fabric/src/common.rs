@@ -1,5 +1,5 @@
-//! What every endpoint has in real time, whatever carries its operations: counters, scratch buffers, randomness, timers, and
-//! the account of what is in flight.
+//! What every endpoint has in real time, whatever carries its operations: counters, scratch
+//! buffers, randomness, timers, and the account of what is in flight.
 //!
 //! *Thread safety*: one thread.
 
@@ -16,19 +16,6 @@ use std::task::Poll;
 /// The largest scratch buffer, in bytes.
 const BUFFER_BYTES: usize = 4096;
 
-/// How a thread whose tasks all wait looks for what has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Looks {
-    /// How often before it blocks.
-    pub before_waiting: u32,
-    /// Whether what comes is in memory: looking is driving, not a system call.
-    pub in_memory: bool,
-    /// How often timers may be due before the sockets are looked at all the same.
-    pub unheard: u32,
-    /// Below this, a thread with nothing to do gives its core away instead of sleeping, in nanoseconds.
-    pub short_wait_ns: u64,
-}
-
 /// What the endpoints of a cluster are like.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -42,8 +29,6 @@ pub struct Settings {
     pub timeout_ns: u64,
     /// Where randomness starts.
     pub seed: u64,
-    /// How their threads wait.
-    pub looks: Looks,
 }
 
 /// The part of an endpoint that is the same over every transport.
@@ -66,7 +51,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// That of an endpoint which has done nothing yet; `number` tells its random stream from those of others.
+    /// That of an endpoint which has done nothing yet; `number` tells its random stream from those
+    /// of others.
     ///
     /// # Errors
     /// [`RegionError`] if there is no memory for scratch buffers.
