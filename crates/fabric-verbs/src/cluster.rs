@@ -4,14 +4,15 @@
 //! *Thread safety*: any number of threads.
 
 use crate::device::{Adapter, DeviceChoice, Missing, Patience};
-use crate::endpoint::{VerbsDriver, VerbsFabric};
+use crate::endpoint::{Verbs, VerbsDriver};
 use crate::memory::Memory;
 use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
-use farleaf_fabric::endpoint::{Peers, PeersConfig, ServerStarts, run_clients, start_on_loopback};
+use farleaf_fabric::endpoint::{
+    EndpointCluster, Peers, PeersConfig, ServerStarts, start_on_loopback,
+};
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
-use std::future::Future;
+use farleaf_fabric::{Provider, RpcService, ServerId};
 use std::io;
 use std::net::SocketAddr;
 
@@ -138,24 +139,19 @@ impl Provider for VerbsConfig {
     }
 }
 
-impl Cluster for VerbsCluster {
-    type Fabric = VerbsFabric;
+impl EndpointCluster for VerbsCluster {
+    type Transport = Verbs;
 
-    fn run<T, Fut>(
-        &self,
-        compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        let on_one_thread = self.shared.config.one_client_thread;
-        run_clients(&self.shared, on_one_thread, compute_servers, body)
+    fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn has_one_client_thread(&self) -> bool {
+        self.shared.config.one_client_thread
     }
 
     /// Stops one that the provider has started; others are not within reach.
-    fn kill_memory_server(&self, server: ServerId) {
+    fn kill(&self, server: ServerId) {
         if let Some(server) = self.servers.get(server.index()) {
             server.stop();
         }

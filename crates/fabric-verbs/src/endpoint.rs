@@ -135,8 +135,8 @@ impl Transport for Verbs {
             return;
         }
         endpoint.drive();
-        let until_ns = endpoint.common.now_ns().saturating_add(LINGER_NS);
-        while endpoint.is_busy() && endpoint.common.now_ns() < until_ns {
+        let until_ns = endpoint.resources.now_ns().saturating_add(LINGER_NS);
+        while endpoint.is_busy() && endpoint.resources.now_ns() < until_ns {
             if !endpoint.arm() {
                 let mut fds = [PollFd::new(&*endpoint.reactor.source, PollFlags::IN)];
                 // An interruption only makes the wait shorter.

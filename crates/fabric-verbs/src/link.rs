@@ -110,7 +110,7 @@ impl Carrier<Verbs> for Queues {
             };
             let Some(Control::Fenced { id }) = Control::decode(&message) else { return Err(Lost) };
             match slots.pending(id).map(|slot| &slot.body) {
-                Some(Body::Fence { .. }) => slots.end(id, Ok(()), around.common),
+                Some(Body::Fence { .. }) => slots.end(id, Ok(()), around.resources),
                 Some(_) => return Err(Lost),
                 None => {}
             }
@@ -130,7 +130,7 @@ impl Carrier<Verbs> for Queues {
                         if let Some(found) = slot.progress.found.take() {
                             slot.body = Body::Found(found.get(0));
                         }
-                        slots.end(id, Ok(()), around.common);
+                        slots.end(id, Ok(()), around.resources);
                     }
                 }
                 Event::Message { place, bytes } => {
@@ -163,7 +163,7 @@ impl Carrier<Verbs> for Queues {
             let Some(id) = self.verbs.pop_front() else { break };
             let Some(slot) = slots.pending(id) else { continue };
             if let Err(error) = post_verb(wire, id, slot, known, around.transport) {
-                slots.end(id, Err(error), around.common);
+                slots.end(id, Err(error), around.resources);
             }
         }
         while wire.has_number() {
@@ -303,17 +303,17 @@ fn take_message(
                 return true;
             }
             slot.body = Body::Call(std::mem::take(&mut call.reply));
-            around.common.counters.count_rpc_reply(whole);
-            slots.end(id, Ok(()), around.common);
+            around.resources.counters.count_rpc_reply(whole);
+            slots.end(id, Ok(()), around.resources);
         }
         Kind::TooLarge => {
             let error = FabricError::MessageTooLarge { bytes: whole };
-            slots.end(id, Err(error), around.common);
+            slots.end(id, Err(error), around.resources);
         }
         Kind::Gone => {
             let why = Uncertainty::NotKnownThere;
             let error = FabricError::Indeterminate { server, why };
-            slots.end(id, Err(error), around.common);
+            slots.end(id, Err(error), around.resources);
         }
         Kind::Request | Kind::More => return false,
     }

@@ -9,13 +9,10 @@
 //! any thread.
 
 use crate::handshake::Identity;
-use crate::sync::Arc;
+use crate::sync::{Arc, ObjectArc};
 use crate::{Cpu, Message, Region, RpcService};
 use std::fmt;
 use std::future::Future;
-
-// Model schedulers' own cannot hold a trait object.
-type StdArc<T> = std::sync::Arc<T>;
 
 /// What a server answers with, over the memory it lends, if any.
 pub trait Calls: Send + Sync + 'static {
@@ -105,14 +102,14 @@ pub type Ticket = [u64; 2];
 #[derive(Debug)]
 #[must_use = "a call waits for its answer"]
 pub struct ReplySink {
-    answers: StdArc<dyn Answers>,
+    answers: ObjectArc<dyn Answers>,
     /// Taken when the answer is on its way.
     ticket: Option<Ticket>,
 }
 
 impl ReplySink {
     /// That of one call of a host.
-    pub fn new(answers: StdArc<dyn Answers>, ticket: Ticket) -> Self {
+    pub fn new(answers: ObjectArc<dyn Answers>, ticket: Ticket) -> Self {
         Self { answers, ticket: Some(ticket) }
     }
 

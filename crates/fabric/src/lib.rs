@@ -14,7 +14,6 @@ mod calls;
 mod clients;
 mod clock;
 mod cluster;
-mod common;
 pub mod conformance;
 mod counters;
 #[cfg(not(any(loom, shuttle)))]
@@ -30,6 +29,7 @@ pub mod local;
 mod message;
 pub mod provider;
 mod region;
+mod resources;
 mod service;
 #[cfg(not(any(loom, shuttle)))]
 pub mod shm;

@@ -5,9 +5,9 @@
 pub use crate::access::check_alignment;
 pub use crate::clients::{run_here, run_on_threads};
 pub use crate::clock::Clock;
-pub use crate::common::{Common, Settings};
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::gates::{Gate, Gates};
+pub use crate::resources::{Resources, Settings};
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::sockets::{Heard, connect_socket, next_message, prepare_socket};
 pub use crate::timers::Timers;

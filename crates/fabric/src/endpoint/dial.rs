@@ -409,7 +409,7 @@ where
     X: Dials<Link = Dialled<W>>,
     W: Carrier<X>,
 {
-    endpoint.common.close_batch();
+    endpoint.resources.close_batch();
     let before =
         endpoint.with_link(server, |link, slots, around| link.begin_reset(slots, around))??;
     poll_fn(|context| {

@@ -14,6 +14,7 @@ use crate::executor::{Driver, Progress, Requests};
 use crate::sync::Arc;
 use crate::timers::Timers;
 use crate::wake::WakeFd;
+use crate::{Cluster, ServerId};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -276,25 +277,48 @@ impl<X: Transport> Driver for EndpointDriver<X> {
     }
 }
 
-/// [`crate::Cluster::run`] over endpoints.
-///
-/// # Panics
-/// If a thread gets no file descriptors, or an endpoint cannot be opened.
-pub fn run_clients<X: Transport, T: Send, Fut: Future<Output = T>>(
-    cluster: &Arc<X::Cluster>,
-    on_one_thread: bool,
-    compute_servers: &[u16],
-    body: impl Fn(Endpoint<X>, usize) -> Fut + Sync,
-) -> Vec<Option<T>>
-where
-    X::Error: std::fmt::Debug,
-{
-    run_on_threads(compute_servers, on_one_thread, |clients| {
-        let driver = EndpointDriver::<X>::new(cluster);
-        let driver = driver.expect("a client thread gets its file descriptors");
-        let open = |compute_server, number| {
-            driver.open(compute_server, number).expect("an endpoint can be opened")
-        };
-        run_here(&driver, clients, open, &body)
-    })
+/// A cluster whose clients reach it over endpoints of one transport: all that it must say to be a
+/// [`Cluster`].
+pub trait EndpointCluster {
+    /// The transport.
+    type Transport: Transport<Error: std::fmt::Debug>;
+
+    /// What all endpoints share.
+    fn shared(&self) -> &Arc<<Self::Transport as Transport>::Cluster>;
+
+    /// Whether all clients of one call run on one thread, instead of a thread for each.
+    fn has_one_client_thread(&self) -> bool;
+
+    /// [`Cluster::kill_memory_server`].
+    fn kill(&self, server: ServerId);
+}
+
+impl<C: EndpointCluster> Cluster for C {
+    type Fabric = Endpoint<C::Transport>;
+
+    /// # Panics
+    /// If a thread gets no file descriptors, or an endpoint cannot be opened.
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        let shared = self.shared();
+        run_on_threads(compute_servers, self.has_one_client_thread(), |clients| {
+            let driver = EndpointDriver::new(shared);
+            let driver = driver.expect("a client thread gets its file descriptors");
+            let open = |compute_server, number| {
+                driver.open(compute_server, number).expect("an endpoint can be opened")
+            };
+            run_here(&driver, clients, open, &body)
+        })
+    }
+
+    fn kill_memory_server(&self, server: ServerId) {
+        self.kill(server);
+    }
 }

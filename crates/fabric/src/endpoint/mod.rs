@@ -17,9 +17,9 @@ mod op;
 mod peers;
 mod slots;
 
-pub use crate::common::{Common, Settings};
+pub use crate::resources::{Resources, Settings};
 pub(crate) use driver::timespec;
-pub use driver::{EndpointDriver, Looks, Reactor, run_clients};
+pub use driver::{EndpointCluster, EndpointDriver, Looks, Reactor};
 pub use op::{HeldRead, NoHeldRead, Op};
 pub use peers::{Peers, PeersConfig, ServerStarts, start_on_loopback};
 pub use slots::{Body, Slot, Slots};
@@ -108,8 +108,8 @@ pub trait Transport: Debug + Sized + 'static {
 
     /// Counts the doorbell of a verb.
     #[inline]
-    fn ring(common: &Common) {
-        common.ring();
+    fn ring(resources: &Resources) {
+        resources.ring();
     }
 
     /// READs.
@@ -212,7 +212,7 @@ pub struct Around<'a, X: Transport> {
     /// What the thread waits with.
     pub reactor: &'a Reactor<X>,
     /// The rest of the endpoint.
-    pub common: &'a Common,
+    pub resources: &'a Resources,
     /// What events of this link are reported as.
     pub token: u64,
     /// The endpoint.
@@ -226,7 +226,7 @@ impl<X: Transport> Around<'_, X> {
     pub fn give_up(&self, slots: &mut Slots<X::Progress>, id: u64, error: FabricError) {
         if let Some(slot) = slots.pending(id) {
             let error = self.transport.ended(error, slot);
-            slots.end(id, Err(error), self.common);
+            slots.end(id, Err(error), self.resources);
         }
     }
 
@@ -292,7 +292,7 @@ pub struct Inner<X: Transport> {
     /// The endpoint's transport.
     pub transport: X,
     /// The rest of the endpoint.
-    pub common: Common,
+    pub resources: Resources,
     /// What the thread waits with.
     pub reactor: Rc<Reactor<X>>,
     index: usize,
@@ -322,11 +322,11 @@ impl<X: Transport> Inner<X> {
         let settings = X::settings(cluster);
         let me = Identity { role: settings.role, number: compute_server, epoch: draw_epoch()? };
         let (transport, links) = X::open(cluster, reactor, me, token_of(index, 0))?;
-        let common = Common::new(settings, compute_server, number, &reactor.timers);
-        let common = common.map_err(io::Error::other)?;
+        let resources = Resources::new(settings, compute_server, number, &reactor.timers);
+        let resources = resources.map_err(io::Error::other)?;
         let core = Core { links, slots: Slots::default(), nearest_deadline_ns: u64::MAX };
         let (core, reactor) = (RefCell::new(core), Rc::clone(reactor));
-        Ok(Self { core, transport, common, reactor, index, me })
+        Ok(Self { core, transport, resources, reactor, index, me })
     }
 
     #[inline]
@@ -334,7 +334,7 @@ impl<X: Transport> Inner<X> {
         Around {
             transport: &self.transport,
             reactor: &self.reactor,
-            common: &self.common,
+            resources: &self.resources,
             token: token_of(self.index, link),
             me: self.me,
             now_ns,
@@ -353,7 +353,7 @@ impl<X: Transport> Inner<X> {
         let core = &mut *self.core.borrow_mut();
         let link = core.links.get_mut(server.index());
         let link = link.ok_or(FabricError::NoSuchServer(server))?;
-        let around = self.around(server.index(), self.common.now_ns());
+        let around = self.around(server.index(), self.resources.now_ns());
         Ok(act(link, &mut core.slots, &around))
     }
 
@@ -372,7 +372,7 @@ impl<X: Transport> Inner<X> {
     /// come, and when it must be called again, if nothing happens before.
     pub fn drive(&self) -> (bool, u64) {
         let core = &mut *self.core.borrow_mut();
-        let now_ns = self.common.now_ns();
+        let now_ns = self.resources.now_ns();
         let (mut advanced, mut nearest_ns) = (false, u64::MAX);
         for (index, link) in core.links.iter_mut().enumerate() {
             advanced |= link.drive(&mut core.slots, &self.around(index, now_ns));
@@ -432,7 +432,7 @@ impl<X: Transport> Inner<X> {
             return Op::failed(FabricError::NoSuchServer(server));
         };
         if !matches!(body, Body::Fence { .. })
-            && let Err(full) = self.common.admit()
+            && let Err(full) = self.resources.admit()
         {
             return Op::failed(full);
         }
@@ -441,14 +441,14 @@ impl<X: Transport> Inner<X> {
             Ok(progress) => progress,
             Err(error) => {
                 if matches!(error, FabricError::Indeterminate { .. }) {
-                    self.common.counters.count_indeterminate();
+                    self.resources.counters.count_indeterminate();
                 }
                 return Op::failed(error);
             }
         };
-        let now_ns = self.common.now_ns();
-        let deadline_ns = now_ns.saturating_add(self.common.settings.timeout_ns);
-        let id = core.slots.insert(body, progress, server, deadline_ns, &self.common);
+        let now_ns = self.resources.now_ns();
+        let deadline_ns = now_ns.saturating_add(self.resources.settings.timeout_ns);
+        let id = core.slots.insert(body, progress, server, deadline_ns, &self.resources);
         core.nearest_deadline_ns = core.nearest_deadline_ns.min(deadline_ns);
         link.enqueue(id, &mut core.slots, &self.around(server.index(), now_ns));
         Op::posted(Rc::clone(self), id, finish)
@@ -480,34 +480,34 @@ impl<X: Transport> Fabric for Endpoint<X> {
 
     #[inline]
     fn read(&self, at: GlobalAddr, into: Buffer) -> Op<Buffer, X> {
-        X::ring(&self.0.common);
+        X::ring(&self.0.resources);
         self.counters().count_read(into.bytes());
         X::read(&self.0, at, into)
     }
 
     #[inline]
     fn write(&self, at: GlobalAddr, from: Buffer) -> Op<Buffer, X> {
-        X::ring(&self.0.common);
+        X::ring(&self.0.resources);
         self.counters().count_write(from.bytes());
         X::write(&self.0, at, from)
     }
 
     #[inline]
     fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> Op<u64, X> {
-        X::ring(&self.0.common);
+        X::ring(&self.0.resources);
         self.counters().count_atomic();
         X::compare_swap(&self.0, at, expected, new)
     }
 
     #[inline]
     fn fetch_add(&self, at: GlobalAddr, delta: u64) -> Op<u64, X> {
-        X::ring(&self.0.common);
+        X::ring(&self.0.resources);
         self.counters().count_atomic();
         X::fetch_add(&self.0, at, delta)
     }
 
     fn call(&self, server: ServerId, request: Message) -> Op<Message, X> {
-        self.0.common.ring();
+        self.0.resources.ring();
         let bytes = request.len();
         self.counters().count_rpc(bytes);
         if bytes > MAX_MESSAGE_BYTES {
@@ -525,38 +525,38 @@ impl<X: Transport> Fabric for Endpoint<X> {
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
-        self.0.common.buffer(bytes)
+        self.0.resources.buffer(bytes)
     }
 
     async fn charge(&self, _work: Work) {}
 
     async fn sleep(&self, ns: u64) {
-        self.0.common.sleep(ns).await;
+        self.0.resources.sleep(ns).await;
     }
 
     fn now_ns(&self) -> u64 {
-        self.0.common.now_ns()
+        self.0.resources.now_ns()
     }
 
     fn random(&self) -> u64 {
-        self.0.common.random()
+        self.0.resources.random()
     }
 
     #[inline]
     fn counters(&self) -> &Counters {
-        &self.0.common.counters
+        &self.0.resources.counters
     }
 
     fn memory_servers(&self) -> u16 {
-        self.0.common.settings.memory_servers
+        self.0.resources.settings.memory_servers
     }
 
     fn compute_server(&self) -> u16 {
-        self.0.common.compute_server
+        self.0.resources.compute_server
     }
 
     #[inline]
     fn depth(&self) -> usize {
-        self.0.common.settings.depth
+        self.0.resources.settings.depth
     }
 }

@@ -105,9 +105,9 @@ impl<T, X: Transport> Future for Op<T, X> {
                 });
             }
             State::Posted { endpoint, id, finish } => {
-                endpoint.common.close_batch();
+                endpoint.resources.close_batch();
                 let mut core = endpoint.core.borrow_mut();
-                match core.slots.poll(*id, context.waker(), &endpoint.common) {
+                match core.slots.poll(*id, context.waker(), &endpoint.resources) {
                     None => return Poll::Pending,
                     Some((body, outcome)) => (body, outcome.expect("it has ended"), *finish),
                 }
@@ -123,7 +123,7 @@ impl<T, X: Transport> Drop for Op<T, X> {
     #[inline]
     fn drop(&mut self) {
         if let State::Posted { endpoint, id, .. } = &self.state {
-            endpoint.core.borrow_mut().slots.abandon(*id, &endpoint.common);
+            endpoint.core.borrow_mut().slots.abandon(*id, &endpoint.resources);
         }
     }
 }

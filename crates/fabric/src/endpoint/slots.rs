@@ -8,7 +8,7 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use crate::common::Common;
+use crate::resources::Resources;
 use crate::{Buffer, FabricError, GlobalAddr, Message, ServerId};
 use std::task::Waker;
 
@@ -144,10 +144,10 @@ impl<P: Default> Slots<P> {
         progress: P,
         server: ServerId,
         deadline_ns: u64,
-        common: &Common,
+        resources: &Resources,
     ) -> u64 {
         if Slot::<P>::is_counted(&body) {
-            common.enter();
+            resources.enter();
         }
         let fresh = Slot {
             generation: 0,
@@ -214,14 +214,14 @@ impl<P: Default> Slots<P> {
     /// Ends an operation that is under way: sets its outcome and wakes its task. Counts an unknown
     /// outcome.
     #[inline]
-    pub fn end(&mut self, id: u64, outcome: Result<(), FabricError>, common: &Common) {
+    pub fn end(&mut self, id: u64, outcome: Result<(), FabricError>, resources: &Resources) {
         if matches!(outcome, Err(FabricError::Indeterminate { .. })) {
-            common.counters.count_indeterminate();
+            resources.counters.count_indeterminate();
         }
         let slot = self.held(id);
         slot.outcome = Some(outcome);
         if slot.abandoned {
-            self.free(id, common);
+            self.free(id, resources);
         } else if let Some(waker) = slot.waker.take() {
             waker.wake();
         }
@@ -229,7 +229,7 @@ impl<P: Default> Slots<P> {
 
     /// What came of an operation whose future looks at it, or `None` and `waker` is kept.
     #[inline]
-    pub(super) fn poll(&mut self, id: u64, waker: &Waker, common: &Common) -> Option<Ended> {
+    pub(super) fn poll(&mut self, id: u64, waker: &Waker, resources: &Resources) -> Option<Ended> {
         let slot = self.held(id);
         if slot.outcome.is_none() {
             match &mut slot.waker {
@@ -238,24 +238,24 @@ impl<P: Default> Slots<P> {
             }
             return None;
         }
-        Some(self.free(id, common))
+        Some(self.free(id, resources))
     }
 
     /// The future of an operation is gone: what was posted happens all the same (F8).
-    pub(super) fn abandon(&mut self, id: u64, common: &Common) {
+    pub(super) fn abandon(&mut self, id: u64, resources: &Resources) {
         let slot = self.held(id);
         slot.abandoned = true;
         if slot.outcome.is_some() {
-            drop(self.free(id, common));
+            drop(self.free(id, resources));
         }
     }
 
-    fn free(&mut self, id: u64, common: &Common) -> Ended {
+    fn free(&mut self, id: u64, resources: &Resources) -> Ended {
         let slot = self.held(id);
         // A fence that has ended is still one: nothing else changes the kind of a body to or from
         // it.
         if Slot::<P>::is_counted(&slot.body) {
-            common.leave();
+            resources.leave();
         }
         let body = std::mem::replace(&mut slot.body, Body::Taken);
         let outcome = slot.outcome.take();

@@ -5,9 +5,9 @@ use super::threads::{ReplySlot, ServerThreads};
 use super::{LocalConfig, LocalServer};
 use crate::access::{check_alignment, check_lent};
 use crate::clock::Clock;
-use crate::common::{Common, Settings};
 use crate::handshake::{Identity, Role};
 use crate::region::copy_words;
+use crate::resources::{Resources, Settings};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timers::Timers;
 use crate::{
@@ -40,7 +40,7 @@ impl<S: Calls> Clone for LocalFabric<S> {
 #[derive(Debug)]
 struct Endpoint<S> {
     shared: Arc<Shared<S>>,
-    common: Rc<Common>,
+    resources: Rc<Resources>,
     me: Identity,
     cpu: InlineCpu,
     /// When the endpoint's link has sent all that was posted.
@@ -64,10 +64,10 @@ impl<S: Calls> LocalFabric<S> {
         let memory_servers = u16::try_from(shared.servers.len()).unwrap_or(ServerId::LIMIT);
         let role = Role::ComputeServer;
         let settings = Settings { role, memory_servers, depth, timeout_ns, seed };
-        let common = Common::new(settings, compute_server, number, &timers)
+        let resources = Resources::new(settings, compute_server, number, &timers)
             .expect("an endpoint's scratch buffers are small");
         let endpoint = Endpoint {
-            common: Rc::new(common),
+            resources: Rc::new(resources),
             me: Identity {
                 role: Role::ComputeServer,
                 number: compute_server,
@@ -83,13 +83,13 @@ impl<S: Calls> LocalFabric<S> {
     }
 
     fn counters_ref(&self) -> &Counters {
-        &self.endpoint.common.counters
+        &self.endpoint.resources.counters
     }
 
     /// Counts the doorbell of the batch that this operation opens, if it does.
     #[inline]
     fn ring(&self) {
-        if !self.endpoint.common.batch_open.replace(self.endpoint.held_back) {
+        if !self.endpoint.resources.batch_open.replace(self.endpoint.held_back) {
             self.counters_ref().count_doorbell();
         }
     }
@@ -97,7 +97,7 @@ impl<S: Calls> LocalFabric<S> {
     #[inline]
     fn server(&self, server: ServerId) -> Result<&LocalServer<S>, FabricError> {
         if server.index() < self.endpoint.shared.servers.len() {
-            self.endpoint.common.admit()?;
+            self.endpoint.resources.admit()?;
         }
         self.reach(server)
     }
@@ -150,7 +150,7 @@ impl<S: Calls> LocalFabric<S> {
 
     #[cold]
     fn hold_back<T>(&self, result: Result<T, FabricError>, due_ns: u64) -> LocalOp<T> {
-        let endpoint = Rc::clone(&self.endpoint.common);
+        let endpoint = Rc::clone(&self.endpoint.resources);
         endpoint.enter();
         LocalOp { state: State::HeldBack { result: Some(result), due_ns, armed: false, endpoint } }
     }
@@ -236,21 +236,21 @@ impl<S: Calls> Fabric for LocalFabric<S> {
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
-        self.endpoint.common.buffer(bytes)
+        self.endpoint.resources.buffer(bytes)
     }
 
     async fn charge(&self, _work: Work) {}
 
     async fn sleep(&self, ns: u64) {
-        self.endpoint.common.sleep(ns).await;
+        self.endpoint.resources.sleep(ns).await;
     }
 
     fn now_ns(&self) -> u64 {
-        self.endpoint.common.now_ns()
+        self.endpoint.resources.now_ns()
     }
 
     fn random(&self) -> u64 {
-        self.endpoint.common.random()
+        self.endpoint.resources.random()
     }
 
     fn counters(&self) -> &Counters {
@@ -258,7 +258,7 @@ impl<S: Calls> Fabric for LocalFabric<S> {
     }
 
     fn memory_servers(&self) -> u16 {
-        self.endpoint.common.settings.memory_servers
+        self.endpoint.resources.settings.memory_servers
     }
 
     fn compute_server(&self) -> u16 {
@@ -289,7 +289,7 @@ impl<S: Calls> LocalFabric<S> {
 
     /// A request of `bytes` bytes whose reply will be in `slot`.
     fn on_server(&self, slot: Arc<ReplySlot>, server: ServerId, bytes: usize) -> LocalOp<Message> {
-        let endpoint = Rc::clone(&self.endpoint.common);
+        let endpoint = Rc::clone(&self.endpoint.resources);
         endpoint.enter();
         let deadline_ns = self.now_ns().saturating_add(self.endpoint.shared.config.timeout_ns);
         let state = State::OnServer {

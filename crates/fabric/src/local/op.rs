@@ -1,6 +1,6 @@
 //! Posted operations of the local provider.
 
-use crate::common::Common;
+use crate::resources::Resources;
 use crate::sync::{Arc, lock};
 use crate::{FabricError, Message, ServerId, Uncertainty};
 use std::future::Future;
@@ -26,7 +26,7 @@ pub(super) enum State<T> {
         result: Option<Result<T, FabricError>>,
         due_ns: u64,
         armed: bool,
-        endpoint: Rc<Common>,
+        endpoint: Rc<Resources>,
     },
     /// On its way through a server thread; `finish` makes the result of the reply.
     OnServer {
@@ -36,7 +36,7 @@ pub(super) enum State<T> {
         not_before_ns: u64,
         deadline_ns: u64,
         armed: bool,
-        endpoint: Rc<Common>,
+        endpoint: Rc<Resources>,
     },
 }
 

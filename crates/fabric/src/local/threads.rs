@@ -4,7 +4,7 @@
 //! that it waits for.
 
 use crate::handshake::Identity;
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::{Arc, Mutex, ObjectArc, lock};
 use crate::{
     Answers, Call, Calls, FabricError, InlineCpu, MAX_MESSAGE_BYTES, Message, ReplySink, ServerId,
     Ticket, Uncertainty, now_or_never,
@@ -31,7 +31,7 @@ impl ReplySlot {
 
     /// The way to answer later.
     pub(super) fn sink(slot: &Arc<Self>) -> ReplySink {
-        ReplySink::new(std::sync::Arc::new(Later(Arc::clone(slot))), [0; 2])
+        ReplySink::new(ObjectArc::new(Later(Arc::clone(slot))), [0; 2])
     }
 
     /// Leaves the reply, and wakes the task that waits for it; without one nobody knows what became of the call.

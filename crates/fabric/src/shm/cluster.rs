@@ -1,18 +1,17 @@
 //! Memory servers of this host, as a process that uses them sees them.
 
 use super::connection::{Hello, greet};
-use super::endpoint::{ShmDriver, ShmFabric};
+use super::endpoint::{Shm, ShmDriver};
 use super::process::{Listening, Process, Server};
 use super::server::{ShmServer, ShmServerConfig};
 use super::socket::Packet;
 use super::{ShmConfig, ShmError};
 use crate::clock::Clock;
-use crate::endpoint::run_clients;
+use crate::endpoint::EndpointCluster;
 use crate::handshake::{Identity, Role, Token, draw_epoch};
 use crate::sync::{Arc, Mutex, lock};
-use crate::{Cluster, Region, RpcService, ServerId};
+use crate::{Region, RpcService, ServerId};
 use rustix::event::{EventfdFlags, eventfd};
-use std::future::Future;
 use std::path::{Path, PathBuf};
 
 /// The way to memory servers that are processes of this host.
@@ -108,24 +107,19 @@ impl ShmCluster {
     }
 }
 
-impl Cluster for ShmCluster {
-    type Fabric = ShmFabric;
+impl EndpointCluster for ShmCluster {
+    type Transport = Shm;
 
-    fn run<T, Fut>(
-        &self,
-        compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        let on_one_thread = self.process.config.one_client_thread;
-        run_clients(&self.process, on_one_thread, compute_servers, body)
+    fn shared(&self) -> &Arc<Listening> {
+        &self.process
+    }
+
+    fn has_one_client_thread(&self) -> bool {
+        self.process.config.one_client_thread
     }
 
     /// Stops a memory server of this process. One of another process is only given up.
-    fn kill_memory_server(&self, server: ServerId) {
+    fn kill(&self, server: ServerId) {
         if server.index() < self.process.servers.len() {
             self.process.lose(server);
         }

@@ -190,7 +190,7 @@ impl Connection {
                     let Some(Slot { body: Body::Call(reply), .. }) = slot else { continue };
                     let outcome = match kind {
                         Kind::Message => {
-                            around.common.counters.count_rpc_reply(message.len());
+                            around.resources.counters.count_rpc_reply(message.len());
                             *reply = std::mem::take(&mut message);
                             Ok(())
                         }
@@ -198,7 +198,7 @@ impl Connection {
                             bytes: bytes.max(MAX_MESSAGE_BYTES),
                         }),
                     };
-                    slots.end(id, outcome, around.common);
+                    slots.end(id, outcome, around.resources);
                 }
             }
         };

@@ -12,7 +12,7 @@ use super::{ShmConfig, ShmError};
 use crate::access::{check_access, check_alignment};
 use crate::clock::Clock;
 use crate::endpoint::{
-    Common, Endpoint, EndpointDriver, HeldRead, Inner, Looks, Op, Reactor, Settings, Slot,
+    Endpoint, EndpointDriver, HeldRead, Inner, Looks, Op, Reactor, Resources, Settings, Slot,
     Transport, lost,
 };
 use crate::handshake::{Identity, Role};
@@ -50,13 +50,13 @@ type Shared = Rc<Inner<Shm>>;
 fn reach(endpoint: &Shared, server: ServerId) -> Result<&Reach, FabricError> {
     let found = endpoint.transport.reaches.get(server.index());
     let found = found.ok_or(FabricError::NoSuchServer(server))?;
-    endpoint.common.admit()?;
-    found.as_ref().ok_or_else(|| count_lost(&endpoint.common, server))
+    endpoint.resources.admit()?;
+    found.as_ref().ok_or_else(|| count_lost(&endpoint.resources, server))
 }
 
 #[cold]
-fn count_lost(common: &Common, server: ServerId) -> FabricError {
-    common.counters.count_indeterminate();
+fn count_lost(resources: &Resources, server: ServerId) -> FabricError {
+    resources.counters.count_indeterminate();
     lost(server)
 }
 
@@ -83,7 +83,7 @@ fn verb<T>(
     let (reach, words) = memory(endpoint, at, bytes)?;
     match reach.gate.enter() {
         Some(_inside) => Ok(access(words)),
-        None => Err(count_lost(&endpoint.common, at.server())),
+        None => Err(count_lost(&endpoint.resources, at.server())),
     }
 }
 
@@ -114,14 +114,14 @@ impl HeldRead for PostedRead {
 
     #[cold]
     fn lost(&self) -> FabricError {
-        count_lost(&self.endpoint.common, self.at.server())
+        count_lost(&self.endpoint.resources, self.at.server())
     }
 }
 
 impl Drop for PostedRead {
     #[inline]
     fn drop(&mut self) {
-        self.endpoint.common.leave();
+        self.endpoint.resources.leave();
     }
 }
 
@@ -184,8 +184,8 @@ impl Transport for Shm {
 
     /// A verb shares its doorbell with none: it is done when it is posted.
     #[inline]
-    fn ring(common: &Common) {
-        common.counters.count_doorbell();
+    fn ring(resources: &Resources) {
+        resources.counters.count_doorbell();
     }
 
     #[inline]
@@ -193,7 +193,7 @@ impl Transport for Shm {
         match memory(endpoint, at, into.bytes()) {
             Ok((reach, words)) => {
                 prefetch(words);
-                endpoint.common.enter();
+                endpoint.resources.enter();
                 let (resets, endpoint) = (reach.resets.get(), Rc::clone(endpoint));
                 let read = PostedRead { into: Some(into), at, endpoint, resets };
                 ShmOp::held(read, |into| into)
@@ -232,13 +232,13 @@ impl Transport for Shm {
     async fn reset(endpoint: &Shared, server: ServerId) -> Result<(), FabricError> {
         let found = endpoint.transport.reaches.get(server.index());
         let found = found.ok_or(FabricError::NoSuchServer(server))?;
-        endpoint.common.sleep(0).await;
+        endpoint.resources.sleep(0).await;
         match found {
             Some(reach) if !reach.gate.is_closed() => {
                 reach.resets.set(reach.resets.get() + 1);
                 Ok(())
             }
-            _ => Err(count_lost(&endpoint.common, server)),
+            _ => Err(count_lost(&endpoint.resources, server)),
         }
     }
 
@@ -248,32 +248,32 @@ impl Transport for Shm {
         server: ServerId,
         compute_server: u16,
     ) -> Result<(), FabricError> {
-        let Inner { common, transport, .. } = &**endpoint;
+        let Inner { resources, transport, .. } = &**endpoint;
         if server.index() >= transport.reaches.len() {
             return Err(FabricError::NoSuchServer(server));
         }
         let process = &transport.process;
-        let deadline_ns = common.now_ns().saturating_add(common.settings.timeout_ns);
+        let deadline_ns = resources.now_ns().saturating_add(resources.settings.timeout_ns);
         let request = process.ask_fence(server, compute_server);
-        let request = request.ok_or_else(|| count_lost(common, server))?;
+        let request = request.ok_or_else(|| count_lost(resources, server))?;
         let mut armed = false;
         let outcome = poll_fn(|context| {
-            common.close_batch();
+            resources.close_batch();
             if let Some(outcome) = process.fence_outcome(request, context.waker()) {
                 return Poll::Ready(outcome);
             }
-            if common.now_ns() >= deadline_ns {
+            if resources.now_ns() >= deadline_ns {
                 return Poll::Ready(Err(Uncertainty::TimedOut));
             }
             if !std::mem::replace(&mut armed, true) {
-                common.timers.wake_at(deadline_ns, context.waker().clone());
+                resources.timers.wake_at(deadline_ns, context.waker().clone());
             }
             Poll::Pending
         })
         .await;
         process.forget_fence(request);
         outcome.map_err(|why| {
-            common.counters.count_indeterminate();
+            resources.counters.count_indeterminate();
             FabricError::Indeterminate { server, why }
         })
     }

@@ -18,7 +18,7 @@ use super::server::{LateAnswers, MemoryServer};
 use super::tearing;
 use crate::access::check_lent;
 use crate::region::Region;
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicU64, ObjectArc, Ordering};
 use crate::{FabricError, MAX_MESSAGE_BYTES, Message, Uncertainty, Work};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -59,7 +59,7 @@ pub(super) struct World {
     pub(super) memory: Vec<MemoryServer>,
     /// Executor groups of servers that died since the executor last asked.
     pub(super) died: Vec<Group>,
-    late: std::sync::Arc<LateAnswers>,
+    late: ObjectArc<LateAnswers>,
     pub(super) endpoints: u64,
     pub(super) doom: Option<Doom>,
     /// What becomes of what dead compute servers had on its way.
@@ -121,7 +121,7 @@ impl World {
             compute: Vec::new(),
             memory,
             died: Vec::new(),
-            late: std::sync::Arc::default(),
+            late: ObjectArc::default(),
             endpoints: 0,
             doom: None,
             last_words: LastWords::default(),
@@ -408,8 +408,8 @@ impl World {
     }
 
     /// What takes the answers to requests that are deferred.
-    pub(super) fn late_answers(&self) -> std::sync::Arc<LateAnswers> {
-        std::sync::Arc::clone(&self.late)
+    pub(super) fn late_answers(&self) -> ObjectArc<LateAnswers> {
+        ObjectArc::clone(&self.late)
     }
 
     /// Sends the answers that tasks have given to requests which were deferred.

@@ -3,13 +3,12 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::endpoint::{TcpDriver, TcpFabric};
+use super::endpoint::{Tcp, TcpDriver};
 use super::server::{TcpServer, TcpServerConfig};
-use crate::endpoint::{Peers, PeersConfig, ServerStarts, run_clients, start_on_loopback};
+use crate::endpoint::{EndpointCluster, Peers, PeersConfig, ServerStarts, start_on_loopback};
 use crate::handshake::{Role, Token};
 use crate::sync::Arc;
-use crate::{Cluster, Provider, RpcService, ServerId};
-use std::future::Future;
+use crate::{Provider, RpcService, ServerId};
 use std::io;
 use std::net::SocketAddr;
 
@@ -128,24 +127,19 @@ impl Provider for TcpConfig {
     }
 }
 
-impl Cluster for TcpCluster {
-    type Fabric = TcpFabric;
+impl EndpointCluster for TcpCluster {
+    type Transport = Tcp;
 
-    fn run<T, Fut>(
-        &self,
-        compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        let on_one_thread = self.shared.config.one_client_thread;
-        run_clients(&self.shared, on_one_thread, compute_servers, body)
+    fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn has_one_client_thread(&self) -> bool {
+        self.shared.config.one_client_thread
     }
 
     /// Stops one that the provider has started; others are not within reach.
-    fn kill_memory_server(&self, server: ServerId) {
+    fn kill(&self, server: ServerId) {
         if let Some(server) = self.servers.get(server.index()) {
             server.stop();
         }

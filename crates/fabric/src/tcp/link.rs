@@ -167,9 +167,9 @@ fn take_completions(
                 Completed::InPart => {}
                 Completed::Ended(outcome) => {
                     if let Completion::Reply(reply) = completion {
-                        around.common.counters.count_rpc_reply(reply.len());
+                        around.resources.counters.count_rpc_reply(reply.len());
                     }
-                    slots.end(id, outcome, around.common);
+                    slots.end(id, outcome, around.resources);
                 }
                 Completed::Mismatch => return Err(Lost),
             }

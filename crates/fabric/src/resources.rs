@@ -33,7 +33,7 @@ pub struct Settings {
 
 /// The part of an endpoint that is the same over every transport.
 #[derive(Debug)]
-pub struct Common {
+pub struct Resources {
     /// What the endpoint has done so far.
     pub counters: Counters,
     /// The clock, and the tasks of the thread that wait on it.
@@ -50,7 +50,7 @@ pub struct Common {
     rng: RefCell<SmallRng>,
 }
 
-impl Common {
+impl Resources {
     /// That of an endpoint which has done nothing yet; `number` tells its random stream from those
     /// of others.
     ///
