@@ -4,17 +4,17 @@
 //! *Thread safety*: any number of threads.
 
 use crate::device::{Adapter, DeviceChoice, Missing, Patience};
-use crate::driver::VerbsDriver;
-use crate::endpoint::VerbsFabric;
+use crate::endpoint::{Verbs, VerbsDriver};
 use crate::memory::Memory;
 use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
-use farleaf_fabric::handshake::Token;
-use farleaf_fabric::provider::{Clock, run_here, run_on_threads};
-use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
-use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
-use std::future::Future;
+use farleaf_fabric::endpoint::{
+    EndpointCluster, Peers, PeersConfig, ServerStarts, start_on_loopback,
+};
+use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Provider, RpcService, ServerId};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 /// What the client side is like; and the servers, where the provider starts them.
 #[derive(Clone, Debug)]
@@ -60,26 +60,11 @@ impl Default for VerbsConfig {
 
 /// What all endpoints of a cluster share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub struct Shared {
     pub(crate) config: VerbsConfig,
-    pub(crate) addresses: Vec<SocketAddr>,
-    pub(crate) token: Token,
-    pub(crate) clock: Clock,
+    pub(crate) peers: Peers,
     pub(crate) adapter: Adapter,
     pub(crate) memory: Memory,
-    /// The epoch of each server, 0 as long as nobody has connected to it.
-    epochs: Vec<AtomicU64>,
-}
-
-impl Shared {
-    /// Whether `epoch` is that of the `server` that this cluster has known from the start.
-    pub(crate) fn is_of_known_epoch(&self, server: ServerId, epoch: u64) -> bool {
-        let known = &self.epochs[server.index()];
-        match known.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => true,
-            Err(known) => known == epoch,
-        }
-    }
 }
 
 /// Memory servers over RDMA, as their clients see them.
@@ -102,15 +87,13 @@ impl VerbsCluster {
         config: VerbsConfig,
     ) -> Result<Self, Missing> {
         let adapter = Adapter::open(&config.device)?;
-        let shared = Shared {
-            adapter,
-            epochs: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
-            config,
-            addresses,
-            token: token.clone(),
-            clock: Clock::start(),
-            memory: Memory::default(),
+        let servers = PeersConfig {
+            role: Role::MemoryServer,
+            starts: ServerStarts::Once,
+            connect_timeout_ns: config.connect_timeout_ns,
         };
+        let peers = Peers::new(addresses, token, servers);
+        let shared = Shared { config, peers, adapter, memory: Memory::default() };
         Ok(Self { shared: Arc::new(shared), servers: Vec::new() })
     }
 
@@ -130,8 +113,7 @@ impl VerbsCluster {
 
     /// The epoch that `server` had when somebody of this cluster connected to it first.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
-        let epoch = self.shared.epochs.get(server.index())?.load(Ordering::Acquire);
-        (epoch != 0).then_some(epoch)
+        self.shared.peers.known_epoch(server)
     }
 }
 
@@ -144,14 +126,12 @@ impl Provider for VerbsConfig {
     /// # Panics
     /// If RDMA cannot be used here ([`crate::probe`] says why beforehand), or if there are no sockets or threads to be had.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> VerbsCluster {
-        let token = Token::draw().expect("the operating system has entropy");
-        let start = |(number, service): (u16, Arc<S>)| {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let started = start_on_loopback(services, |listener, number, service, token| {
             let config = VerbsServerConfig { number, ..self.server.clone() };
-            VerbsServer::start(listener, service, &token, config)
-        };
-        let servers: io::Result<Vec<_>> = (0..).zip(services).map(start).collect();
-        let servers = servers.unwrap_or_else(|error| panic!("a server does not start: {error}"));
+            VerbsServer::start(listener, service, token, config)
+        });
+        let (token, servers) =
+            started.unwrap_or_else(|error| panic!("a server does not start: {error}"));
         let addresses = servers.iter().map(VerbsServer::local_address).collect();
         let cluster = VerbsCluster::connect(addresses, &token, self.clone());
         let cluster = cluster.unwrap_or_else(|missing| panic!("{missing}"));
@@ -159,29 +139,19 @@ impl Provider for VerbsConfig {
     }
 }
 
-impl Cluster for VerbsCluster {
-    type Fabric = VerbsFabric;
+impl EndpointCluster for VerbsCluster {
+    type Transport = Verbs;
 
-    fn run<T, Fut>(
-        &self,
-        compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
-            let driver = self.driver().expect("a client thread gets its file descriptors");
-            let open = |compute_server, number| {
-                driver.open(compute_server, number).expect("an endpoint gets its memory")
-            };
-            run_here(&driver, clients, open, &body)
-        })
+    fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn has_one_client_thread(&self) -> bool {
+        self.shared.config.one_client_thread
     }
 
     /// Stops one that the provider has started; others are not within reach.
-    fn kill_memory_server(&self, server: ServerId) {
+    fn kill(&self, server: ServerId) {
         if let Some(server) = self.servers.get(server.index()) {
             server.stop();
         }

@@ -10,7 +10,6 @@
 mod bring_up;
 mod cluster;
 mod device;
-mod driver;
 mod endpoint;
 mod entrance;
 mod ffi;
@@ -20,7 +19,6 @@ mod memory;
 mod objects;
 #[cfg(test)]
 mod on_device;
-mod op;
 mod piece;
 mod places;
 mod server;
@@ -28,7 +26,5 @@ mod wire;
 
 pub use cluster::{VerbsCluster, VerbsConfig};
 pub use device::{DeviceChoice, Found, Missing, Patience, probe};
-pub use driver::VerbsDriver;
-pub use endpoint::VerbsFabric;
-pub use op::VerbsOp;
+pub use endpoint::{Verbs, VerbsDriver, VerbsFabric, VerbsOp};
 pub use server::{VerbsServer, VerbsServerConfig, VerbsServerCounters};

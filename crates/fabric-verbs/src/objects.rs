@@ -240,7 +240,7 @@ pub(crate) fn address_of(words: &[farleaf_fabric::sync::AtomicU64]) -> u64 {
 }
 
 /// Where completion queues tell that something has come; readable when they have.
-pub(crate) struct Channel {
+pub struct Channel {
     context: Arc<Context>,
     raw: NonNull<ffi::CompChannel>,
 }

@@ -15,11 +15,11 @@ use crate::lane::Lane;
 use crate::objects::Registration;
 use farleaf_fabric::RpcService;
 use farleaf_fabric::handshake::{Identity, Role, Token, draw_epoch};
-use farleaf_fabric::provider::{Clock, WakeFd};
-use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock};
+use farleaf_fabric::listener::{Bounds, Listener, Threads};
+use farleaf_fabric::provider::WakeFd;
+use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::thread::JoinHandle;
 
 /// What a server is like.
 #[derive(Clone, Debug)]
@@ -78,17 +78,11 @@ pub struct VerbsServerCounters {
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) config: VerbsServerConfig,
-    pub(crate) identity: Identity,
-    pub(crate) token: Token,
-    pub(crate) clock: Clock,
+    pub(crate) listener: Arc<Listener>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) memory: Registration,
     pub(crate) wake: WakeFd,
     pub(crate) stopped: AtomicBool,
-    pub(crate) connections: AtomicUsize,
-    pub(crate) welcomed: AtomicU64,
-    pub(crate) refused: AtomicU64,
 }
 
 impl Shared {
@@ -105,7 +99,7 @@ impl Shared {
 pub struct VerbsServer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Threads,
 }
 
 impl VerbsServer {
@@ -131,33 +125,28 @@ impl VerbsServer {
             .collect();
         let epoch = draw_epoch()?.max(1);
         let identity = Identity { role: Role::MemoryServer, number: config.number, epoch };
+        let bounds = Bounds {
+            accepts: config.accepts,
+            connections: config.connections,
+            half_open: config.half_open,
+            handshake_timeout_ns: config.handshake_timeout_ns,
+        };
         let shared = Arc::new(Shared {
-            config,
-            identity,
-            token: token.clone(),
-            clock: Clock::start(),
+            listener: Arc::new(Listener::new(identity, token, bounds)),
             lanes: lanes?,
             memory,
             wake: WakeFd::new()?,
             stopped: AtomicBool::new(false),
-            connections: AtomicUsize::new(0),
-            welcomed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
         });
-        let server = Self { address, shared, threads: Mutex::default() };
+        let server = Self { address, shared, threads: Threads::default() };
         let shared = &server.shared;
-        let start = |name: String, body: Box<dyn FnOnce() + Send>| {
-            let thread = std::thread::Builder::new().name(name).spawn(body)?;
-            lock(&server.threads).push(thread);
-            io::Result::Ok(())
-        };
         for lane in 0..threads {
             let (shared, service) = (Arc::clone(shared), Arc::clone(&service));
             let body = move || shared.lanes[lane].serve(&*service, lane);
-            start(format!("verbs-{}-{lane}", identity.number), Box::new(body))?;
+            server.threads.start(format!("verbs-{}-{lane}", identity.number), body)?;
         }
         let mut entrance = Entrance::new(listener, shared)?;
-        start(format!("verbs-{}-door", identity.number), Box::new(move || entrance.run()))?;
+        server.threads.start(format!("verbs-{}-door", identity.number), move || entrance.run())?;
         Ok(server)
     }
 
@@ -168,17 +157,17 @@ impl VerbsServer {
 
     /// Who it is, with the epoch that it drew when it started.
     pub fn identity(&self) -> Identity {
-        self.shared.identity
+        self.shared.listener.identity
     }
 
     /// What it has done so far.
     pub fn counters(&self) -> VerbsServerCounters {
-        let shared = &self.shared;
+        let Shared { listener, lanes, .. } = &*self.shared;
         VerbsServerCounters {
-            connections: shared.connections.load(Ordering::Relaxed) as u64,
-            welcomed: shared.welcomed.load(Ordering::Relaxed),
-            refused: shared.refused.load(Ordering::Relaxed),
-            requests: shared.lanes.iter().map(Lane::requests).sum(),
+            connections: listener.connections(),
+            welcomed: listener.welcomed(),
+            refused: listener.refused(),
+            requests: lanes.iter().map(Lane::requests).sum(),
         }
     }
 
@@ -187,11 +176,7 @@ impl VerbsServer {
         self.shared.stopped.store(true, Ordering::Release);
         self.shared.wake.wake();
         self.shared.lanes.iter().for_each(Lane::stop);
-        for thread in lock(&self.threads).drain(..) {
-            if thread.join().is_err() && !std::thread::panicking() {
-                panic!("a thread of a server has panicked");
-            }
-        }
+        self.threads.join();
     }
 }
 

@@ -17,6 +17,22 @@ pub fn check_alignment(at: GlobalAddr, bytes: usize) -> Result<(), FabricError> 
     Err(FabricError::Unaligned { at, bytes })
 }
 
+/// The words that a verb is about, of a server that may lend no memory.
+#[inline]
+pub(crate) fn check_lent(
+    memory: Option<&Region>,
+    at: GlobalAddr,
+    bytes: usize,
+) -> Result<&[AtomicU64], FabricError> {
+    match memory {
+        Some(region) => check_access(region, at, bytes),
+        None => {
+            check_alignment(at, bytes)?;
+            Err(FabricError::OutOfBounds { at, bytes, region_bytes: 0 })
+        }
+    }
+}
+
 /// The words of `region` that a verb is about.
 #[inline]
 pub(crate) fn check_access(

@@ -1,7 +1,7 @@
 //! The fabric: everything that a machine boundary means, behind one trait.
 //!
-//! Verbs, RPC, time and randomness go through [`Fabric`]; a memory server is an [`RpcService`] over a
-//! [`Region`]. The providers [`local`], [`tcp`], [`shm`] and [`sim`] implement the same contract
+//! Verbs, RPC, time and randomness go through [`Fabric`]; a server is one of [`Calls`], and a memory server the simple case, an
+//! [`RpcService`] over a [`Region`]. The providers [`local`], [`tcp`], [`shm`] and [`sim`] implement the same contract
 //! (`docs/internals/coherence.md`), and [`conformance`] is the suite that each of them passes.
 //!
 //! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared by
@@ -10,20 +10,26 @@
 mod access;
 mod addr;
 mod buffer;
+mod calls;
 mod clients;
 mod clock;
 mod cluster;
 pub mod conformance;
 mod counters;
+#[cfg(not(any(loom, shuttle)))]
+pub mod endpoint;
 mod error;
 pub mod executor;
 #[cfg(not(any(loom, shuttle)))]
 mod gates;
 pub mod handshake;
+#[cfg(not(any(loom, shuttle)))]
+pub mod listener;
 pub mod local;
 mod message;
 pub mod provider;
 mod region;
+mod resources;
 mod service;
 #[cfg(not(any(loom, shuttle)))]
 pub mod shm;
@@ -40,6 +46,7 @@ mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
 pub use buffer::{Buffer, BufferPool};
+pub use calls::{Answers, Call, Calls, ReplySink, Ticket};
 pub use cluster::{Cluster, Provider};
 pub use counters::{CounterSnapshot, Counters};
 pub use error::{FabricError, Uncertainty};

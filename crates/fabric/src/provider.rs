@@ -7,8 +7,9 @@ pub use crate::clients::{run_here, run_on_threads};
 pub use crate::clock::Clock;
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::gates::{Gate, Gates};
+pub use crate::resources::{Resources, Settings};
 #[cfg(not(any(loom, shuttle)))]
-pub use crate::sockets::{connect_socket, prepare_socket};
+pub use crate::sockets::{Heard, connect_socket, next_message, prepare_socket};
 pub use crate::timers::Timers;
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::wake::WakeFd;

@@ -2,8 +2,9 @@
 //!
 //! *Thread safety*: free functions.
 
+use crate::handshake::{Gather, HandshakeMessage};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use std::io;
+use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -43,4 +44,32 @@ pub fn connect_socket(address: SocketAddr) -> io::Result<TcpStream> {
         Err(errno) => return Err(errno.into()),
     }
     Ok(TcpStream::from(socket))
+}
+
+/// What a socket had to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A whole message of the handshake, or of that length.
+    Message(HandshakeMessage),
+    /// No more for now.
+    Nothing,
+    /// Nothing ever again.
+    End,
+}
+
+/// Reads until a message is whole.
+pub fn next_message(mut socket: impl Read, gather: &mut Gather) -> Heard {
+    loop {
+        match socket.read(gather.missing()) {
+            Ok(0) => return Heard::End,
+            Ok(bytes) => {
+                if let Some(message) = gather.arrived(bytes) {
+                    return Heard::Message(message);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
+            Err(_) => return Heard::End,
+        }
+    }
 }

@@ -22,6 +22,9 @@ pub use std::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
+/// Holds trait objects, which the model schedulers' own `Arc` cannot.
+pub use std::sync::Arc as ObjectArc;
+
 /// Threads, and giving one's turn to others: under shuttle nothing else makes it look at who waits for whom.
 pub mod thread {
     #[cfg(shuttle)]

@@ -1,10 +1,13 @@
 //! Every provider that needs nothing but this process, through the suite.
 
-use farleaf_fabric::conformance;
-use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::conformance::{self, LateService};
+use farleaf_fabric::handshake::Token;
+use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
-use farleaf_fabric::sim::{Faults, SimConfig};
-use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
+use farleaf_fabric::sim::{Faults, SimCluster, SimConfig};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
+use std::net::{Ipv4Addr, TcpListener};
 
 #[test]
 fn local_inline() {
@@ -78,4 +81,34 @@ fn tcp_with_one_client_thread() {
 fn tcp_with_more_threads_that_look_before_they_wait() {
     let server = TcpServerConfig { io_threads: 3, ..TcpServerConfig::default() };
     conformance::run(&TcpConfig { server, looks_before_waiting: 5, ..TcpConfig::default() });
+}
+
+#[test]
+fn tcp_with_threads_that_each_accept() {
+    let server =
+        TcpServerConfig { io_threads: 3, each_thread_accepts: true, ..TcpServerConfig::default() };
+    conformance::run(&TcpConfig { server, ..TcpConfig::default() });
+}
+
+#[test]
+fn answers_may_come_later() {
+    let service = || vec![Arc::new(LateService::default())];
+    for server_threads in [0, 2] {
+        let config = LocalConfig { server_threads, ..LocalConfig::default() };
+        conformance::answers_may_come_later(&LocalCluster::start(config, service()));
+    }
+    for seed in 0..20 {
+        println!("seed {seed}");
+        let faults = Faults::rough();
+        let config =
+            SimConfig { seed, faults, give_up_after_ns: GIVE_UP_AFTER_NS, ..SimConfig::default() };
+        conformance::answers_may_come_later(&SimCluster::start(config, service()));
+    }
+    let token = Token::draw().unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let config = TcpServerConfig::default();
+    let server = TcpServer::start(listener, service().remove(0), &token, config).unwrap();
+    let addresses = vec![server.local_address()];
+    let cluster = TcpCluster::connect(addresses, &token, TcpConfig::default());
+    conformance::answers_may_come_later(&cluster);
 }

@@ -8,11 +8,11 @@ use farleaf_fabric::handshake::{Role, Token};
 
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{
-    Call, Calls, ReplySink, TcpCluster, TcpConfig, TcpDriver, TcpFabric, TcpServer, TcpServerConfig,
+    TcpCluster, TcpConfig, TcpDriver, TcpFabric, TcpServer, TcpServerConfig,
 };
 use farleaf_fabric::{
-    Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Provider, Region, ServerId,
-    Uncertainty,
+    Buffer, Call, Calls, Cluster, Cpu, Fabric, FabricError, GlobalAddr, Message, Provider, Region,
+    ReplySink, ServerId, Uncertainty,
 };
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -392,11 +392,11 @@ impl CountingService {
 }
 
 impl Calls for CountingService {
-    fn memory(&self) -> Option<&Region> {
+    fn memory(&self) -> Option<&Arc<Region>> {
         None
     }
 
-    fn call(&self, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
         let mut kept = self.kept.lock().unwrap();
         if self.later {
             let request = call.request.to_vec();

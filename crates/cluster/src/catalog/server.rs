@@ -12,8 +12,8 @@ use super::store::Store;
 use crate::clock::Clock;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::tcp::{Call, Calls, ReplySink, TcpServer, TcpServerConfig};
-use farleaf_fabric::{Message, Region};
+use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
+use farleaf_fabric::{Call, Calls, Cpu, Message, Region, ReplySink};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -121,11 +121,11 @@ struct Front {
 }
 
 impl Calls for Front {
-    fn memory(&self) -> Option<&Region> {
+    fn memory(&self) -> Option<&Arc<Region>> {
         None
     }
 
-    fn call(&self, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
         let request = match serde_json::from_slice(call.request) {
             Ok(request) => request,
             Err(error) => {

@@ -8,9 +8,8 @@
 use crate::clock::Clock;
 use farleaf::page::Fixed8;
 use farleaf::wire::{Ask, Told, Trouble};
-use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
-use farleaf_fabric::tcp::{Call, Calls, ReplySink};
+use farleaf_fabric::{Call, Calls, Cpu, Region, ReplySink};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::mpsc::Sender;
@@ -179,11 +178,11 @@ impl Front {
 }
 
 impl Calls for Front {
-    fn memory(&self) -> Option<&Region> {
+    fn memory(&self) -> Option<&Arc<Region>> {
         None
     }
 
-    fn call(&self, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
         let Some(ask) = Ask::decode(call.request) else {
             call.reply.extend_from_slice(&Told::<Fixed8>::No(Trouble::Malformed).encode());
             return;

@@ -17,8 +17,11 @@ pub use limits::{
     dropped_operations_still_happen, killed_server_is_indeterminate, randomness_follows_the_seed,
     time_passes,
 };
-pub use rpc::{concurrent_calls_are_answered, messages_are_bounded, replies_match_requests};
-pub use service::{NOT_A_REQUEST, TestService, word_of};
+pub use rpc::{
+    answers_may_come_later, concurrent_calls_are_answered, messages_are_bounded,
+    replies_match_requests,
+};
+pub use service::{LateService, NOT_A_REQUEST, TestService, word_of};
 pub use verbs::{
     atomics_add_up, completed_writes_are_visible, many_operations_in_flight, posting_order_is_kept,
     what_is_written_is_read, words_are_never_torn,

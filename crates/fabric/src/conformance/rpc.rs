@@ -1,7 +1,9 @@
 //! What RPCs do.
 
-use super::{NOT_A_REQUEST, TestService, at, read, start, word_of};
-use crate::{Cluster, Fabric, FabricError, MAX_MESSAGE_BYTES, Message, Provider, ServerId};
+use super::{LateService, NOT_A_REQUEST, TestService, at, read, start, word_of};
+use crate::{
+    Cluster, Fabric, FabricError, MAX_MESSAGE_BYTES, Message, Provider, ServerId, Uncertainty,
+};
 
 const SERVER: ServerId = ServerId::new(0);
 
@@ -67,5 +69,39 @@ pub fn messages_are_bounded<P: Provider>(provider: &P) {
         let requests = (MAX_MESSAGE_BYTES + 1 + 9 + 9) as u64;
         let replies = MAX_MESSAGE_BYTES as u64;
         assert_eq!(counted.rpc_bytes, requests + replies, "a refused reply brings no bytes");
+    });
+}
+
+/// A server may answer later, or never. `cluster` has one, a [`LateService`].
+///
+/// # Panics
+/// If it may not.
+pub fn answers_may_come_later<C: Cluster>(cluster: &C) {
+    super::alone(cluster, |fabric| async move {
+        // Calls may overtake each other: what is asked to be kept is there at the latest when so many were.
+        let told = async |request: fn() -> Message, kept: u64| {
+            let mut told = 0;
+            while told < kept {
+                told += word_of(&fabric.call(SERVER, request()).await.unwrap());
+                fabric.sleep(1_000).await;
+            }
+        };
+        for bytes in [0, 10, 1000, MAX_MESSAGE_BYTES - 1] {
+            let answers = [vec![1; bytes], vec![2; bytes]];
+            let calls = answers.each_ref().map(|it| fabric.call(SERVER, LateService::keep(it)));
+            let calls = calls.map(Box::pin);
+            told(LateService::answer, 2).await;
+            for (call, answer) in calls.into_iter().zip(&answers) {
+                assert_eq!(&call.await.unwrap()[..], &answer[..], "an answer of {bytes} bytes");
+            }
+        }
+        let call = Box::pin(fabric.call(SERVER, LateService::keep(b"?")));
+        told(LateService::forget, 1).await;
+        let why = Uncertainty::ConnectionLost;
+        let unknown = FabricError::Indeterminate { server: SERVER, why };
+        assert_eq!(call.await, Err(unknown), "there is no answer");
+        assert_eq!(fabric.counters().snapshot().indeterminate, 1);
+        let outside = FabricError::OutOfBounds { at: at(0, 0), bytes: 8, region_bytes: 0 };
+        assert_eq!(fabric.fetch_add(at(0, 0), 1).await, Err(outside), "it lends no memory");
     });
 }

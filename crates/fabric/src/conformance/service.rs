@@ -1,8 +1,8 @@
 //! The memory server that the suite runs against: small, and with something of everything.
 
 use crate::region::Region;
-use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::{Backing, Cpu, MAX_MESSAGE_BYTES, Message, RpcService, Work};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::{Backing, Call, Calls, Cpu, MAX_MESSAGE_BYTES, Message, ReplySink, RpcService, Work};
 
 /// What the suite's memory servers answer with.
 ///
@@ -120,4 +120,51 @@ impl RpcService for TestService {
     }
 
     async fn after_reply<C: Cpu>(&self, _cpu: &C) {}
+}
+
+/// A service that lends no memory, and keeps requests until another one says what is to become of them.
+#[derive(Debug, Default)]
+pub struct LateService {
+    kept: Mutex<Vec<(Message, ReplySink)>>,
+}
+
+const KEEP: u8 = 1;
+const ANSWER: u8 = 2;
+
+impl LateService {
+    /// Asks to be answered later, with `bytes`.
+    pub fn keep(bytes: &[u8]) -> Message {
+        let mut request = Message::from_slice(&[KEEP]);
+        request.extend_from_slice(bytes);
+        request
+    }
+
+    /// Asks to answer all that are kept; the reply is how many.
+    pub fn answer() -> Message {
+        Message::from_slice(&[ANSWER])
+    }
+
+    /// Asks to leave all that are kept without an answer; the reply is how many.
+    pub fn forget() -> Message {
+        Message::new()
+    }
+}
+
+impl Calls for LateService {
+    fn memory(&self) -> Option<&Arc<Region>> {
+        None
+    }
+
+    async fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) {
+        cpu.charge(Work::VisitNode).await;
+        if let Some((&KEEP, answer)) = call.request.split_first() {
+            let answer = Message::from_slice(answer);
+            return lock(&self.kept).push((answer, call.later()));
+        }
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        call.reply.extend_from_slice(&(kept.len() as u64).to_le_bytes());
+        if call.request.first() == Some(&ANSWER) {
+            kept.into_iter().for_each(|(answer, sink)| sink.send(answer));
+        }
+    }
 }

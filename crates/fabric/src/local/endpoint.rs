@@ -1,23 +1,21 @@
 //! An endpoint of the local provider.
 
-use super::op::{InFlight, LocalOp, State};
-use super::threads::ServerThreads;
+use super::op::{LocalOp, State};
+use super::threads::{ReplySlot, ServerThreads};
 use super::{LocalConfig, LocalServer};
-use crate::access::{check_access, check_alignment};
+use crate::access::{check_alignment, check_lent};
 use crate::clock::Clock;
+use crate::handshake::{Identity, Role};
 use crate::region::copy_words;
+use crate::resources::{Resources, Settings};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timers::Timers;
 use crate::{
-    Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES,
-    Message, RpcService, ServerId, Uncertainty, Work, now_or_never,
+    Buffer, Call, Calls, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES,
+    Message, ServerId, Uncertainty, Work, now_or_never,
 };
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
-use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::cell::Cell;
 use std::rc::Rc;
-use std::task::Poll;
 
 /// What all endpoints of a cluster share.
 #[derive(Debug)]
@@ -29,11 +27,11 @@ pub(super) struct Shared<S> {
 
 /// One endpoint of a compute server of this process.
 #[derive(Debug)]
-pub struct LocalFabric<S: RpcService> {
+pub struct LocalFabric<S: Calls> {
     endpoint: Rc<Endpoint<S>>,
 }
 
-impl<S: RpcService> Clone for LocalFabric<S> {
+impl<S: Calls> Clone for LocalFabric<S> {
     fn clone(&self) -> Self {
         Self { endpoint: Rc::clone(&self.endpoint) }
     }
@@ -42,10 +40,8 @@ impl<S: RpcService> Clone for LocalFabric<S> {
 #[derive(Debug)]
 struct Endpoint<S> {
     shared: Arc<Shared<S>>,
-    in_flight: Rc<InFlight>,
-    buffers: BufferPool,
-    rng: RefCell<SmallRng>,
-    compute_server: u16,
+    resources: Rc<Resources>,
+    me: Identity,
     cpu: InlineCpu,
     /// When the endpoint's link has sent all that was posted.
     link_free_ns: Cell<u64>,
@@ -54,10 +50,7 @@ struct Endpoint<S> {
     timed: bool,
 }
 
-/// The largest scratch buffer.
-const BUFFER_BYTES: usize = 4096;
-
-impl<S: RpcService> LocalFabric<S> {
+impl<S: Calls> LocalFabric<S> {
     pub(super) fn new(
         shared: Arc<Shared<S>>,
         timers: Rc<Timers>,
@@ -65,20 +58,21 @@ impl<S: RpcService> LocalFabric<S> {
         number: usize,
         give_way: bool,
     ) -> Self {
-        let timed = shared.config.network_latency_ns > 0 || shared.config.bandwidth_bytes_per_s > 0;
-        let buffers = BufferPool::new(shared.config.depth, BUFFER_BYTES)
+        let LocalConfig { network_latency_ns, bandwidth_bytes_per_s, .. } = shared.config;
+        let LocalConfig { depth, timeout_ns, seed, .. } = shared.config;
+        let timed = network_latency_ns > 0 || bandwidth_bytes_per_s > 0;
+        let memory_servers = u16::try_from(shared.servers.len()).unwrap_or(ServerId::LIMIT);
+        let role = Role::ComputeServer;
+        let settings = Settings { role, memory_servers, depth, timeout_ns, seed };
+        let resources = Resources::new(settings, compute_server, number, &timers)
             .expect("an endpoint's scratch buffers are small");
-        let seed = shared.config.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let endpoint = Endpoint {
-            in_flight: Rc::new(InFlight {
-                timers,
-                count: Cell::new(0),
-                batch_open: Cell::new(false),
-                counters: Counters::default(),
-            }),
-            buffers,
-            rng: RefCell::new(SmallRng::seed_from_u64(seed)),
-            compute_server,
+            resources: Rc::new(resources),
+            me: Identity {
+                role: Role::ComputeServer,
+                number: compute_server,
+                epoch: number as u64,
+            },
             cpu: InlineCpu::new(number),
             link_free_ns: Cell::new(0),
             held_back: timed || give_way,
@@ -89,24 +83,21 @@ impl<S: RpcService> LocalFabric<S> {
     }
 
     fn counters_ref(&self) -> &Counters {
-        &self.endpoint.in_flight.counters
+        &self.endpoint.resources.counters
     }
 
     /// Counts the doorbell of the batch that this operation opens, if it does.
     #[inline]
     fn ring(&self) {
-        if !self.endpoint.in_flight.batch_open.replace(self.endpoint.held_back) {
+        if !self.endpoint.resources.batch_open.replace(self.endpoint.held_back) {
             self.counters_ref().count_doorbell();
         }
     }
 
     #[inline]
     fn server(&self, server: ServerId) -> Result<&LocalServer<S>, FabricError> {
-        let depth = self.endpoint.shared.config.depth;
-        if self.endpoint.in_flight.count.get() >= depth
-            && server.index() < self.endpoint.shared.servers.len()
-        {
-            return Err(FabricError::QueueFull { depth });
+        if server.index() < self.endpoint.shared.servers.len() {
+            self.endpoint.resources.admit()?;
         }
         self.reach(server)
     }
@@ -126,7 +117,8 @@ impl<S: RpcService> LocalFabric<S> {
     /// The words that a verb is about, checked where the memory is.
     fn memory(&self, at: GlobalAddr, bytes: usize) -> Result<&[AtomicU64], FabricError> {
         check_alignment(at, bytes)?;
-        check_access(self.server(at.server())?.service.region(), at, bytes)
+        let memory = self.server(at.server())?.service.memory();
+        check_lent(memory.map(|region| &**region), at, bytes)
     }
 
     /// When an operation with a payload of `bytes` completes.
@@ -158,13 +150,13 @@ impl<S: RpcService> LocalFabric<S> {
 
     #[cold]
     fn hold_back<T>(&self, result: Result<T, FabricError>, due_ns: u64) -> LocalOp<T> {
-        let endpoint = Rc::clone(&self.endpoint.in_flight);
-        endpoint.count.set(endpoint.count.get() + 1);
+        let endpoint = Rc::clone(&self.endpoint.resources);
+        endpoint.enter();
         LocalOp { state: State::HeldBack { result: Some(result), due_ns, armed: false, endpoint } }
     }
 }
 
-impl<S: RpcService> Fabric for LocalFabric<S> {
+impl<S: Calls> Fabric for LocalFabric<S> {
     type Op<T: 'static> = LocalOp<T>;
 
     fn read(&self, at: GlobalAddr, into: Buffer) -> LocalOp<Buffer> {
@@ -216,10 +208,14 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
         if let Some(threads) = &found.threads {
             return self.call_on_thread(server, threads, request);
         }
-        let mut reply = Message::new();
-        let cpu = &self.endpoint.cpu;
-        now_or_never(found.service.handle(cpu, self.endpoint.compute_server, &request, &mut reply));
-        now_or_never(found.service.after_reply(cpu));
+        let (mut reply, mut later) = (Message::new(), None);
+        let Endpoint { cpu, me, .. } = &*self.endpoint;
+        let mut defer = || ReplySlot::sink(later.insert(ReplySlot::new(server)));
+        now_or_never(found.service.call(cpu, Call::new(*me, &request, &mut reply, &mut defer)));
+        if let Some(slot) = later {
+            return self.on_server(slot, server, bytes);
+        }
+        now_or_never(found.service.after_answer(cpu));
         let reply_bytes = reply.len();
         if reply_bytes > MAX_MESSAGE_BYTES {
             return LocalOp::ready(Err(FabricError::MessageTooLarge { bytes: reply_bytes }));
@@ -240,32 +236,21 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
-        self.endpoint.buffers.take(bytes).ok_or(FabricError::NoBuffer { bytes })
+        self.endpoint.resources.buffer(bytes)
     }
 
     async fn charge(&self, _work: Work) {}
 
     async fn sleep(&self, ns: u64) {
-        self.endpoint.in_flight.batch_open.set(false);
-        let until_ns = self.now_ns().saturating_add(ns);
-        let mut polled = false;
-        poll_fn(|context| {
-            if polled && self.now_ns() >= until_ns {
-                return Poll::Ready(());
-            }
-            polled = true;
-            self.endpoint.in_flight.timers.wake_at(until_ns, context.waker().clone());
-            Poll::Pending
-        })
-        .await;
+        self.endpoint.resources.sleep(ns).await;
     }
 
     fn now_ns(&self) -> u64 {
-        self.endpoint.in_flight.timers.now_ns()
+        self.endpoint.resources.now_ns()
     }
 
     fn random(&self) -> u64 {
-        self.endpoint.rng.borrow_mut().next_u64()
+        self.endpoint.resources.random()
     }
 
     fn counters(&self) -> &Counters {
@@ -273,11 +258,11 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
     }
 
     fn memory_servers(&self) -> u16 {
-        u16::try_from(self.endpoint.shared.servers.len()).unwrap_or(ServerId::LIMIT)
+        self.endpoint.resources.settings.memory_servers
     }
 
     fn compute_server(&self) -> u16 {
-        self.endpoint.compute_server
+        self.endpoint.me.number
     }
 
     fn depth(&self) -> usize {
@@ -285,7 +270,7 @@ impl<S: RpcService> Fabric for LocalFabric<S> {
     }
 }
 
-impl<S: RpcService> LocalFabric<S> {
+impl<S: Calls> LocalFabric<S> {
     fn call_on_thread(
         &self,
         server: ServerId,
@@ -293,12 +278,19 @@ impl<S: RpcService> LocalFabric<S> {
         request: Message,
     ) -> LocalOp<Message> {
         let bytes = request.len();
-        let Some(slot) = threads.post(self.endpoint.compute_server, request) else {
-            let depth = ServerThreads::depth();
-            return LocalOp::ready(Err(FabricError::QueueFull { depth }));
-        };
-        let endpoint = Rc::clone(&self.endpoint.in_flight);
-        endpoint.count.set(endpoint.count.get() + 1);
+        match threads.post(self.endpoint.me, server, request) {
+            Some(slot) => self.on_server(slot, server, bytes),
+            None => {
+                let depth = ServerThreads::depth();
+                LocalOp::ready(Err(FabricError::QueueFull { depth }))
+            }
+        }
+    }
+
+    /// A request of `bytes` bytes whose reply will be in `slot`.
+    fn on_server(&self, slot: Arc<ReplySlot>, server: ServerId, bytes: usize) -> LocalOp<Message> {
+        let endpoint = Rc::clone(&self.endpoint.resources);
+        endpoint.enter();
         let deadline_ns = self.now_ns().saturating_add(self.endpoint.shared.config.timeout_ns);
         let state = State::OnServer {
             slot,

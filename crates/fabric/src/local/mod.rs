@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::executor::{Driver, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::timers::Timers;
-use crate::{Cluster, Provider, RpcService, ServerId};
+use crate::{Calls, Cluster, Provider, RpcService, ServerId};
 use endpoint::Shared;
 use std::future::Future;
 use std::rc::Rc;
@@ -68,7 +68,7 @@ impl Provider for LocalConfig {
 
 /// Memory servers of this process.
 #[derive(Debug)]
-pub struct LocalCluster<S: RpcService> {
+pub struct LocalCluster<S: Calls> {
     shared: Arc<Shared<S>>,
 }
 
@@ -80,7 +80,7 @@ struct LocalServer<S> {
     threads: Option<ServerThreads>,
 }
 
-impl<S: RpcService> LocalCluster<S> {
+impl<S: Calls> LocalCluster<S> {
     /// Starts the memory servers.
     pub fn start(config: LocalConfig, services: Vec<Arc<S>>) -> Self {
         let servers = services
@@ -101,7 +101,7 @@ impl<S: RpcService> LocalCluster<S> {
     }
 }
 
-impl<S: RpcService> Cluster for LocalCluster<S> {
+impl<S: Calls> Cluster for LocalCluster<S> {
     type Fabric = LocalFabric<S>;
 
     fn run<T, Fut>(

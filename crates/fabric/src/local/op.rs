@@ -1,25 +1,14 @@
 //! Posted operations of the local provider.
 
+use crate::resources::Resources;
 use crate::sync::{Arc, lock};
 use crate::{FabricError, Message, ServerId, Uncertainty};
-use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use super::threads::ReplySlot;
-use crate::timers::Timers;
-
-/// What the operations of one endpoint share.
-#[derive(Debug)]
-pub(super) struct InFlight {
-    pub(super) timers: Rc<Timers>,
-    pub(super) count: Cell<usize>,
-    /// Whether something was posted since the last wait: it shares the doorbell.
-    pub(super) batch_open: Cell<bool>,
-    pub(super) counters: crate::Counters,
-}
 
 /// A posted operation of the local provider.
 #[derive(Debug)]
@@ -37,7 +26,7 @@ pub(super) enum State<T> {
         result: Option<Result<T, FabricError>>,
         due_ns: u64,
         armed: bool,
-        endpoint: Rc<InFlight>,
+        endpoint: Rc<Resources>,
     },
     /// On its way through a server thread; `finish` makes the result of the reply.
     OnServer {
@@ -47,7 +36,7 @@ pub(super) enum State<T> {
         not_before_ns: u64,
         deadline_ns: u64,
         armed: bool,
-        endpoint: Rc<InFlight>,
+        endpoint: Rc<Resources>,
     },
 }
 
@@ -67,7 +56,7 @@ impl<T> Future for LocalOp<T> {
         match &mut self.state {
             State::Ready(result) => Poll::Ready(take(result)),
             State::HeldBack { result, due_ns, armed, endpoint } => {
-                endpoint.batch_open.set(false);
+                endpoint.close_batch();
                 let due = *due_ns == 0 || endpoint.timers.now_ns() >= *due_ns;
                 match (std::mem::replace(armed, true), due) {
                     (true, true) => return Poll::Ready(take(result)),
@@ -87,13 +76,19 @@ impl<T> Future for LocalOp<T> {
                 armed,
                 endpoint,
             } => {
-                endpoint.batch_open.set(false);
+                endpoint.close_batch();
                 let now = endpoint.timers.now_ns();
                 let mut held = lock(&slot.state);
                 if now >= *not_before_ns
                     && let Some(reply) = held.reply.take()
                 {
-                    endpoint.counters.count_rpc_reply(reply.as_ref().map_or(0, |m| m.len()));
+                    match &reply {
+                        Ok(reply) => endpoint.counters.count_rpc_reply(reply.len()),
+                        Err(FabricError::Indeterminate { .. }) => {
+                            endpoint.counters.count_indeterminate();
+                        }
+                        Err(_) => {}
+                    }
                     return Poll::Ready(reply.map(*finish));
                 }
                 if now >= *deadline_ns {
@@ -123,7 +118,7 @@ fn take<T>(result: &mut Option<Result<T, FabricError>>) -> Result<T, FabricError
 impl<T> Drop for LocalOp<T> {
     fn drop(&mut self) {
         if let State::HeldBack { endpoint, .. } | State::OnServer { endpoint, .. } = &self.state {
-            endpoint.count.set(endpoint.count.get() - 1);
+            endpoint.leave();
         }
     }
 }

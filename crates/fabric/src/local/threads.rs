@@ -3,8 +3,12 @@
 //! They block on the queue: with as few cores as tests have, a server that spins starves the client
 //! that it waits for.
 
-use crate::sync::{Arc, Mutex, lock};
-use crate::{FabricError, InlineCpu, MAX_MESSAGE_BYTES, Message, RpcService, now_or_never};
+use crate::handshake::Identity;
+use crate::sync::{Arc, Mutex, ObjectArc, lock};
+use crate::{
+    Answers, Call, Calls, FabricError, InlineCpu, MAX_MESSAGE_BYTES, Message, ReplySink, ServerId,
+    Ticket, Uncertainty, now_or_never,
+};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use std::task::Waker;
 use std::thread::JoinHandle;
@@ -12,10 +16,53 @@ use std::thread::JoinHandle;
 /// Requests that may wait for a thread of one memory server.
 const QUEUE_DEPTH: usize = 4096;
 
-/// Where a server thread leaves its reply.
-#[derive(Debug, Default)]
+/// Where a server thread leaves its reply, or the thread that answers later.
+#[derive(Debug)]
 pub(super) struct ReplySlot {
+    server: ServerId,
     pub(super) state: Mutex<ReplyState>,
+}
+
+impl ReplySlot {
+    /// One without a reply of `server`.
+    pub(super) fn new(server: ServerId) -> Arc<Self> {
+        Arc::new(Self { server, state: Mutex::new(ReplyState::default()) })
+    }
+
+    /// The way to answer later.
+    pub(super) fn sink(slot: &Arc<Self>) -> ReplySink {
+        ReplySink::new(ObjectArc::new(Later(Arc::clone(slot))), [0; 2])
+    }
+
+    /// Leaves the reply, and wakes the task that waits for it; without one nobody knows what became of the call.
+    fn answer(&self, reply: Option<Message>) {
+        let result = match reply {
+            Some(reply) if reply.len() > MAX_MESSAGE_BYTES => {
+                Err(FabricError::MessageTooLarge { bytes: reply.len() })
+            }
+            Some(reply) => Ok(reply),
+            None => {
+                let why = Uncertainty::ConnectionLost;
+                Err(FabricError::Indeterminate { server: self.server, why })
+            }
+        };
+        let mut held = lock(&self.state);
+        held.reply = Some(result);
+        let waker = held.waker.take();
+        drop(held);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Later(Arc<ReplySlot>);
+
+impl Answers for Later {
+    fn answer(&self, _ticket: Ticket, reply: Option<Message>) {
+        self.0.answer(reply);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -25,7 +72,7 @@ pub(super) struct ReplyState {
 }
 
 pub(super) struct Request {
-    client: u16,
+    peer: Identity,
     message: Message,
     slot: Arc<ReplySlot>,
 }
@@ -38,7 +85,7 @@ pub(super) struct ServerThreads {
 }
 
 impl ServerThreads {
-    pub(super) fn start<S: RpcService>(count: usize, service: &Arc<S>) -> Self {
+    pub(super) fn start<S: Calls>(count: usize, service: &Arc<S>) -> Self {
         let (sender, receiver) = bounded(QUEUE_DEPTH);
         let threads = (0..count)
             .map(|stripe| {
@@ -51,9 +98,14 @@ impl ServerThreads {
     }
 
     /// Queues a request; `None` if the queue is full.
-    pub(super) fn post(&self, client: u16, message: Message) -> Option<Arc<ReplySlot>> {
-        let slot = Arc::new(ReplySlot::default());
-        let request = Request { client, message, slot: Arc::clone(&slot) };
+    pub(super) fn post(
+        &self,
+        peer: Identity,
+        server: ServerId,
+        message: Message,
+    ) -> Option<Arc<ReplySlot>> {
+        let slot = ReplySlot::new(server);
+        let request = Request { peer, message, slot: Arc::clone(&slot) };
         match self.queue.as_ref()?.try_send(request) {
             Ok(()) => Some(slot),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => None,
@@ -74,22 +126,18 @@ impl Drop for ServerThreads {
     }
 }
 
-fn serve<S: RpcService>(service: &S, requests: &Receiver<Request>, stripe: usize) {
+fn serve<S: Calls>(service: &S, requests: &Receiver<Request>, stripe: usize) {
     let cpu = InlineCpu::new(stripe);
-    while let Ok(request) = requests.recv() {
-        let mut reply = Message::new();
-        now_or_never(service.handle(&cpu, request.client, &request.message, &mut reply));
-        let result = match reply.len() {
-            bytes if bytes > MAX_MESSAGE_BYTES => Err(FabricError::MessageTooLarge { bytes }),
-            _ => Ok(reply),
+    while let Ok(Request { peer, message, slot }) = requests.recv() {
+        let (mut reply, mut is_later) = (Message::new(), false);
+        let mut defer = || {
+            is_later = true;
+            ReplySlot::sink(&slot)
         };
-        let mut held = lock(&request.slot.state);
-        held.reply = Some(result);
-        let waker = held.waker.take();
-        drop(held);
-        if let Some(waker) = waker {
-            waker.wake();
+        now_or_never(service.call(&cpu, Call::new(peer, &message, &mut reply, &mut defer)));
+        if !is_later {
+            slot.answer(Some(reply));
+            now_or_never(service.after_answer(&cpu));
         }
-        now_or_never(service.after_reply(&cpu));
     }
 }

@@ -1,19 +1,17 @@
 //! Memory servers of this host, as a process that uses them sees them.
 
 use super::connection::{Hello, greet};
-use super::driver::ShmDriver;
-use super::endpoint::ShmFabric;
+use super::endpoint::{Shm, ShmDriver};
 use super::process::{Listening, Process, Server};
 use super::server::{ShmServer, ShmServerConfig};
 use super::socket::Packet;
 use super::{ShmConfig, ShmError};
-use crate::clients::{run_here, run_on_threads};
 use crate::clock::Clock;
+use crate::endpoint::EndpointCluster;
 use crate::handshake::{Identity, Role, Token, draw_epoch};
 use crate::sync::{Arc, Mutex, lock};
-use crate::{Cluster, Region, RpcService, ServerId};
+use crate::{Region, RpcService, ServerId};
 use rustix::event::{EventfdFlags, eventfd};
-use std::future::Future;
 use std::path::{Path, PathBuf};
 
 /// The way to memory servers that are processes of this host.
@@ -99,7 +97,7 @@ impl ShmCluster {
     /// # Errors
     /// [`ShmError::System`] if there are no more file descriptors.
     pub fn driver(&self) -> Result<ShmDriver, ShmError> {
-        ShmDriver::new(&self.process)
+        Ok(ShmDriver::new(&self.process)?)
     }
 
     /// The epoch that `server` drew when it started. One that is started again at the same place has another, and memory
@@ -109,29 +107,19 @@ impl ShmCluster {
     }
 }
 
-impl Cluster for ShmCluster {
-    type Fabric = ShmFabric;
+impl EndpointCluster for ShmCluster {
+    type Transport = Shm;
 
-    fn run<T, Fut>(
-        &self,
-        compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        run_on_threads(compute_servers, self.process.config.one_client_thread, |clients| {
-            let driver = self.driver().expect("a client thread gets its file descriptors");
-            let open = |compute_server, number| {
-                driver.open(compute_server, number).expect("an endpoint can be opened")
-            };
-            run_here(&driver, clients, open, &body)
-        })
+    fn shared(&self) -> &Arc<Listening> {
+        &self.process
+    }
+
+    fn has_one_client_thread(&self) -> bool {
+        self.process.config.one_client_thread
     }
 
     /// Stops a memory server of this process. One of another process is only given up.
-    fn kill_memory_server(&self, server: ServerId) {
+    fn kill(&self, server: ServerId) {
         if server.index() < self.process.servers.len() {
             self.process.lose(server);
         }

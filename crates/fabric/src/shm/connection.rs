@@ -1,30 +1,32 @@
-//! An endpoint's connection to one memory server: the gate before its verbs, and the rings for its calls.
+//! An endpoint's connection to one memory server: the gate before its verbs, and the rings for its
+//! calls.
 //!
-//! *Invariants*: C1. a call in `calls` awaits its reply; one whose future was dropped does not, but its request goes on
-//! all the same (F8). C2. requests that found the ring full wait in `backlog`, in order and at most as many as
-//! the endpoint's depth; every reply makes room, so whoever handles replies sends them after. C3. a
-//! connection that was lost stays lost: its gate is closed and its calls have ended.
+//! *Invariants*: C1. a request goes on whether its future waits or not (F8). C2. requests that
+//! found the ring full wait in `backlog`, in order and at most as many as the endpoint's depth;
+//! every reply makes room, so what takes replies sends them after. C3. a connection that was lost
+//! stays lost: its gate is closed and its calls have ended.
 //!
 //! *Thread safety*: the endpoint's thread.
 
 use super::ShmError;
+use super::endpoint::Shm;
 use super::gate::Gate;
 use super::process::Listening;
 use super::ring::{Consumer, Direction, Garbage, Kind, Producer};
 use super::socket::{self, Packet};
 use crate::clock::Clock;
+use crate::endpoint::{Around, Body, Link, Slot, Slots, lost};
 use crate::handshake::{
     HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Role, Token, Wanted,
 };
 use crate::sync::Arc;
-use crate::{FabricError, MAX_MESSAGE_BYTES, Message, Region, ServerId, Uncertainty};
+use crate::{FabricError, MAX_MESSAGE_BYTES, Message, Region, ServerId};
+use rustix::event::epoll;
 use rustix::io::Errno;
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::rc::Rc;
-use std::task::Waker;
 
 /// What a connection begins with.
 pub(super) struct Hello<'a> {
@@ -44,7 +46,8 @@ pub(super) struct Opened {
     pub(super) bytes: u64,
 }
 
-/// Connects, shows the token, and asks for what this connection is for. Blocks its thread, but not beyond the deadline.
+/// Connects, shows the token, and asks for what this connection is for. Blocks its thread, but not
+/// beyond the deadline.
 pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result<Opened, ShmError> {
     let server = hello.server;
     let deadline_ns = clock.now_ns().saturating_add(hello.timeout_ns);
@@ -95,34 +98,25 @@ pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result
     }
 }
 
-/// Where a call finds its reply.
-#[derive(Debug, Default)]
-pub(super) struct CallSlot {
-    pub(super) outcome: RefCell<Option<Result<Message, FabricError>>>,
-    pub(super) waker: RefCell<Option<Waker>>,
-}
-
-impl CallSlot {
-    fn end(&self, outcome: Result<Message, FabricError>) {
-        *self.outcome.borrow_mut() = Some(outcome);
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
-}
-
+/// The way to one server's memory, for verbs.
 #[derive(Debug)]
-pub(super) struct Connection {
-    pub(super) server: ServerId,
+pub(super) struct Reach {
     pub(super) region: Arc<Region>,
     pub(super) gate: Arc<Gate>,
-    process: Arc<Listening>,
-    pub(super) socket: OwnedFd,
-    rings: RefCell<Rings>,
-    calls: RefCell<BTreeMap<u64, Rc<CallSlot>>>,
-    next_call: Cell<u64>,
     /// How often it was reset.
     pub(super) resets: Cell<u64>,
+}
+
+/// The way to one server's service, for calls.
+#[derive(Debug)]
+pub(super) struct Connection {
+    server: ServerId,
+    gate: Arc<Gate>,
+    process: Arc<Listening>,
+    socket: OwnedFd,
+    rings: Rings,
+    /// Requests that no reply has come for.
+    awaited: usize,
 }
 
 #[derive(Debug)]
@@ -151,7 +145,7 @@ impl Connection {
         let purpose = Packet::OpenEndpoint { process: known.process };
         let opened = greet(&hello, purpose, &process.clock)?;
         if opened.peer.epoch != known.epoch {
-            // Another server sits there now; the memory that we have mapped is nobody's.
+            // Another server sits there now; the memory that we have mapped belongs to none.
             process.lose(server);
             return Err(ShmError::Gone(server));
         }
@@ -166,107 +160,125 @@ impl Connection {
             backlog: VecDeque::new(),
             most: process.config.depth,
         };
-        Ok(Self {
-            server,
-            region: Arc::clone(&known.region),
-            gate: process.register(server, me.number, opened.number),
-            process: Arc::clone(process),
-            socket: opened.socket,
-            rings: RefCell::new(rings),
-            calls: RefCell::default(),
-            next_call: Cell::new(0),
-            resets: Cell::new(0),
-        })
+        let gate = process.register(server, me.number, opened.number);
+        let process = Arc::clone(process);
+        Ok(Self { server, gate, process, socket: opened.socket, rings, awaited: 0 })
     }
 
-    /// Sends a request, or keeps it until there is room; where its reply will be, and its number.
-    pub(super) fn call(&self, request: Message) -> Result<(u64, Rc<CallSlot>), FabricError> {
-        if self.gate.is_closed() {
-            return Err(self.lost());
-        }
-        let mut rings = self.rings.borrow_mut();
-        if rings.backlog.len() >= rings.most {
-            return Err(FabricError::QueueFull { depth: rings.most });
-        }
-        let id = self.next_call.get();
-        rings.backlog.push_back((id, request));
-        let sent = rings.send(&self.socket);
-        drop(rings);
-        if sent.is_err() {
-            self.lose();
-            return Err(self.lost());
-        }
-        self.next_call.set(id + 1);
-        let slot = Rc::new(CallSlot::default());
-        self.calls.borrow_mut().insert(id, Rc::clone(&slot));
-        Ok((id, slot))
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
     }
 
-    /// Nobody waits for this call any more.
-    pub(super) fn forget(&self, call: u64) {
-        self.calls.borrow_mut().remove(&call);
+    /// What its endpoint's verbs need.
+    pub(super) fn reach(&self) -> Reach {
+        let region = Arc::clone(&self.process.servers[self.server.index()].region);
+        Reach { region, gate: Arc::clone(&self.gate), resets: Cell::new(0) }
     }
 
     /// Takes the replies that are there; says whether there were any.
-    pub(super) fn take_replies(&self) -> bool {
+    fn take_replies(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) -> bool {
         let mut any = false;
         let mut message = Message::new();
-        let mut rings = self.rings.borrow_mut();
         let taken = loop {
-            match rings.replies.pop(&mut message) {
-                Ok(None) => break rings.after_replies(&self.socket, any),
+            match self.rings.replies.pop(&mut message) {
+                Ok(None) => break self.rings.after_replies(&self.socket, any),
                 Err(garbage) => break Err(garbage),
                 Ok(Some((id, kind))) => {
                     any = true;
-                    let Some(slot) = self.calls.borrow_mut().remove(&id) else { continue };
-                    slot.end(match kind {
-                        Kind::Message => Ok(std::mem::take(&mut message)),
+                    self.awaited = self.awaited.saturating_sub(1);
+                    let slot = slots.pending(id).filter(|slot| slot.server == self.server);
+                    let Some(Slot { body: Body::Call(reply), .. }) = slot else { continue };
+                    let outcome = match kind {
+                        Kind::Message => {
+                            around.resources.counters.count_rpc_reply(message.len());
+                            *reply = std::mem::take(&mut message);
+                            Ok(())
+                        }
                         Kind::TooLarge(bytes) => Err(FabricError::MessageTooLarge {
                             bytes: bytes.max(MAX_MESSAGE_BYTES),
                         }),
-                    });
+                    };
+                    slots.end(id, outcome, around.resources);
                 }
             }
         };
-        drop(rings);
         if taken.is_err() {
-            self.lose();
+            self.lose(slots, around);
             return true;
         }
         any
     }
 
-    /// Whether the thread may sleep, as far as this connection is concerned; the server knows then.
-    pub(super) fn may_sleep(&self) -> bool {
-        self.calls.borrow().is_empty() || self.rings.borrow().replies.may_sleep()
-    }
-
-    /// Looks at the socket, which has something to say; whether it will have more.
-    pub(super) fn hear(&self) -> bool {
-        match socket::receive(&self.socket) {
-            Ok(_) => true,
-            Err(_) => {
-                // Replies that came before the end count.
-                self.take_replies();
-                self.lose();
-                false
-            }
-        }
-    }
-
-    pub(super) fn lost(&self) -> FabricError {
-        FabricError::Indeterminate { server: self.server, why: Uncertainty::ConnectionLost }
-    }
-
     /// Nothing is sent any more, and nothing awaited.
-    fn lose(&self) {
+    fn lose(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) {
         self.gate.close();
-        self.rings.borrow_mut().backlog.clear();
-        let calls = std::mem::take(&mut *self.calls.borrow_mut());
-        for slot in calls.into_values() {
-            slot.end(Err(self.lost()));
+        self.rings.backlog.clear();
+        self.awaited = 0;
+        around.give_up_all(slots, self.server, &lost(self.server));
+    }
+}
+
+/// The link to a server.
+#[derive(Debug)]
+pub struct ShmLink {
+    pub(super) server: ServerId,
+    /// None if it could not be reached.
+    pub(super) connection: Option<Connection>,
+}
+
+impl Link<Shm> for ShmLink {
+    fn admit(&mut self, is_verb: bool, _: &Slots<()>) -> Result<(), FabricError> {
+        debug_assert!(!is_verb, "verbs are carried out when they are posted");
+        match &self.connection {
+            Some(connection) if connection.gate.is_closed() => Err(lost(self.server)),
+            Some(Connection { rings: Rings { backlog, most, .. }, .. })
+                if backlog.len() >= *most =>
+            {
+                Err(FabricError::QueueFull { depth: *most })
+            }
+            Some(_) => Ok(()),
+            None => Err(lost(self.server)),
         }
     }
+
+    fn enqueue(&mut self, id: u64, slots: &mut Slots<()>, around: &Around<'_, Shm>) {
+        let Some(connection) = &mut self.connection else { return };
+        let body = slots.pending(id).map(|slot| &mut slot.body);
+        let Some(Body::Call(request)) = body else { return };
+        // It is sent even if its deadline comes before there is room.
+        connection.rings.backlog.push_back((id, std::mem::take(request)));
+        connection.awaited += 1;
+        if connection.rings.send(&connection.socket).is_err() {
+            connection.lose(slots, around);
+        }
+    }
+
+    fn drive(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) -> bool {
+        self.connection.as_mut().is_some_and(|connection| connection.take_replies(slots, around))
+    }
+
+    fn visit(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) {
+        let Some(connection) = &mut self.connection else { return };
+        if socket::receive(&connection.socket).is_err() {
+            // Replies that came before the end count.
+            connection.take_replies(slots, around);
+            connection.lose(slots, around);
+            // Its end would be reported for ever.
+            let _ = epoll::delete(&around.reactor.epoll, &connection.socket);
+        }
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// The server knows then that this thread sleeps, if it owes a reply.
+    fn arm(&mut self) -> bool {
+        let awaits = |connection: &&Connection| connection.awaited > 0;
+        self.connection.as_ref().filter(awaits).is_some_and(|it| !it.rings.replies.may_sleep())
+    }
+
+    fn break_off(&mut self, _: &mut Slots<()>, _: &Around<'_, Shm>) {}
 }
 
 impl Rings {
@@ -303,10 +315,14 @@ impl Drop for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Provider;
     use crate::conformance::TestService;
+    use crate::executor::Executor;
     use crate::handshake::Refusal;
-    use crate::shm::{ShmCluster, ShmConfig};
+    use crate::shm::{ShmCluster, ShmConfig, ShmDriver, ShmFabric};
+    use crate::{Fabric, Provider};
+    use std::cell::RefCell;
+
+    const SERVER: ServerId = ServerId::new(0);
 
     fn me(role: Role) -> Identity {
         Identity { role, number: 3, epoch: 1 }
@@ -316,34 +332,45 @@ mod tests {
         ShmConfig::default().start(vec![TestService::new(4096)])
     }
 
-    fn connection(cluster: &ShmCluster) -> Connection {
-        Connection::open(&cluster.process, ServerId::new(0), me(Role::ComputeServer)).unwrap()
+    struct Client {
+        driver: ShmDriver,
+        fabric: ShmFabric,
     }
 
-    /// The outcome of a call.
-    fn outcome(connection: &Connection, slot: &CallSlot) -> Result<Message, FabricError> {
-        loop {
-            connection.take_replies();
-            if let Some(outcome) = slot.outcome.take() {
-                return outcome;
-            }
-            if connection.may_sleep() && socket::wait_readable(&connection.socket, 1 << 40).unwrap()
-            {
-                connection.hear();
-            }
+    impl Client {
+        fn of(cluster: &ShmCluster) -> Self {
+            let driver = cluster.driver().unwrap();
+            let fabric = driver.open(3, 0).unwrap();
+            Self { driver, fabric }
         }
-    }
 
-    fn echo(connection: &Connection) -> Result<Message, FabricError> {
-        let (_, slot) = connection.call(TestService::echo(b"hello"))?;
-        outcome(connection, &slot)
+        fn echo(&self) -> Result<Message, FabricError> {
+            let reply = RefCell::new(None);
+            let mut executor = Executor::new();
+            executor.spawn(0, async {
+                let request = TestService::echo(b"hello");
+                *reply.borrow_mut() = Some(self.fabric.call(SERVER, request).await);
+            });
+            assert!(executor.run(&self.driver));
+            drop(executor);
+            reply.into_inner().unwrap()
+        }
+
+        fn with<T>(&self, act: impl FnOnce(&mut Connection) -> T) -> T {
+            let with = |link: &mut ShmLink| act(link.connection.as_mut().unwrap());
+            self.fabric.0.with_link(SERVER, |link, _, _| with(link)).unwrap()
+        }
+
+        fn is_closed(&self) -> bool {
+            self.with(|connection| connection.gate.is_closed())
+        }
     }
 
     /// Each of these costs the one who does it the connection, and nobody else anything.
     #[test]
     fn a_ring_that_makes_no_sense_closes_its_endpoint_and_no_other() {
         let cluster = cluster();
-        let bystander = connection(&cluster);
+        let bystander = Client::of(&cluster);
         type Vandalism = fn(&mut Producer);
         let vandalisms: [(&str, Vandalism); 6] = [
             ("a tail far ahead", |ring| ring.push_raw(0, u64::MAX / 2)),
@@ -356,36 +383,39 @@ mod tests {
             ("a request longer than the ring has", |ring| ring.push_raw(100, 3)),
         ];
         for (what, vandalism) in vandalisms {
-            let vandal = connection(&cluster);
-            assert_eq!(&echo(&vandal).unwrap()[..], b"hello");
-            vandalism(&mut vandal.rings.borrow_mut().requests);
-            socket::wake(&vandal.socket);
-            // Whoever awaits a reply there learns of it.
-            let slot = Rc::new(CallSlot::default());
-            vandal.calls.borrow_mut().insert(u64::MAX, Rc::clone(&slot));
-            assert_eq!(outcome(&vandal, &slot), Err(vandal.lost()), "{what}");
-            assert!(vandal.gate.is_closed());
-            assert_eq!(&echo(&bystander).unwrap()[..], b"hello", "after {what}");
+            let vandal = Client::of(&cluster);
+            assert_eq!(&vandal.echo().unwrap()[..], b"hello");
+            vandal.with(|connection| {
+                vandalism(&mut connection.rings.requests);
+                socket::wake(&connection.socket);
+                // Its tasks learn of it when the server has shut it out.
+                assert!(socket::wait_readable(&connection.socket, 1 << 40).unwrap());
+            });
+            assert_eq!(vandal.echo(), Err(lost(SERVER)), "{what}");
+            assert!(vandal.is_closed());
+            assert_eq!(&bystander.echo().unwrap()[..], b"hello", "after {what}");
         }
         // Whatever comes of this one, it is not the bystander's business.
-        let vandal = connection(&cluster);
+        let vandal = Client::of(&cluster);
         for _ in 0..100 {
-            vandal.rings.borrow().requests.flip_everything();
-            socket::wake(&vandal.socket);
+            vandal.with(|connection| {
+                connection.rings.requests.flip_everything();
+                socket::wake(&connection.socket);
+            });
         }
-        assert_eq!(&echo(&bystander).unwrap()[..], b"hello");
+        assert_eq!(&bystander.echo().unwrap()[..], b"hello");
     }
 
     #[test]
     fn a_server_that_makes_no_sense_is_not_listened_to() {
         let cluster = cluster();
-        let (connection, bystander) = (connection(&cluster), connection(&cluster));
-        assert_eq!(&echo(&connection).unwrap()[..], b"hello");
-        connection.rings.borrow().requests.flip_everything();
-        assert!(connection.take_replies());
-        assert!(connection.gate.is_closed());
-        assert_eq!(echo(&connection), Err(connection.lost()));
-        assert_eq!(&echo(&bystander).unwrap()[..], b"hello");
+        let (client, bystander) = (Client::of(&cluster), Client::of(&cluster));
+        assert_eq!(&client.echo().unwrap()[..], b"hello");
+        client.with(|connection| connection.rings.requests.flip_everything());
+        let (advanced, _) = client.fabric.0.drive();
+        assert!(advanced && client.is_closed());
+        assert_eq!(client.echo(), Err(lost(SERVER)));
+        assert_eq!(&bystander.echo().unwrap()[..], b"hello");
     }
 
     fn hello<'a>(cluster: &'a ShmCluster, role: Role) -> Hello<'a> {
@@ -398,7 +428,7 @@ mod tests {
     fn packets_that_make_no_sense_close_their_connection_and_no_other() {
         let cluster = cluster();
         let process = cluster.process.servers[0].process;
-        let bystander = connection(&cluster);
+        let bystander = Client::of(&cluster);
         let path = &cluster.process.servers[0].path;
         let closed = |socket: &OwnedFd| {
             // A refusal may come first.
@@ -430,7 +460,7 @@ mod tests {
         let other = other.unwrap();
         socket::send_packet(&other.socket, Packet::Fenced { request: 1 }).unwrap();
         closed(&other.socket);
-        assert_eq!(&echo(&bystander).unwrap()[..], b"hello");
+        assert_eq!(&bystander.echo().unwrap()[..], b"hello");
         assert!(!cluster.process.is_lost(ServerId::new(0)));
     }
 
@@ -446,6 +476,6 @@ mod tests {
             assert!(socket::wait_readable(socket, 1 << 40).unwrap());
             assert!(socket::receive(socket).is_err(), "it is closed");
         }
-        assert_eq!(&echo(&connection(&cluster)).unwrap()[..], b"hello");
+        assert_eq!(&Client::of(&cluster).echo().unwrap()[..], b"hello");
     }
 }

@@ -10,19 +10,15 @@
 
 mod cluster;
 mod connection;
-mod driver;
 mod endpoint;
 mod gate;
-mod op;
 mod process;
 mod ring;
 mod server;
 mod socket;
 
 pub use cluster::ShmCluster;
-pub use driver::ShmDriver;
-pub use endpoint::ShmFabric;
-pub use op::ShmOp;
+pub use endpoint::{Shm, ShmDriver, ShmFabric, ShmOp};
 pub use server::{ShmServer, ShmServerConfig, ShmServerCounters};
 
 use crate::handshake::{HandshakeError, Refusal};

@@ -41,7 +41,7 @@ pub(super) struct Server {
 }
 
 #[derive(Debug)]
-pub(super) struct Process {
+pub struct Process {
     pub(super) config: ShmConfig,
     pub(super) token: Token,
     pub(super) servers: Vec<Server>,
@@ -240,7 +240,7 @@ impl Asked {
 
 /// A process whose servers are listened to, for as long as anybody uses it.
 #[derive(Debug)]
-pub(super) struct Listening {
+pub struct Listening {
     process: Arc<Process>,
     thread: Option<JoinHandle<()>>,
 }

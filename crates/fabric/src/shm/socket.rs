@@ -8,8 +8,9 @@
 //!
 //! *Thread safety*: a packet is sent and received as one, by any thread.
 
+use crate::endpoint::timespec;
 use crate::handshake::{HandshakeMessage, MESSAGE_BYTES};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
 use rustix::io::Errno;
 use rustix::net::{
@@ -204,12 +205,6 @@ pub(super) fn wait_readable(socket: &OwnedFd, ns: u64) -> Result<bool, Errno> {
         Err(Errno::INTR) => Ok(false),
         Err(errno) => Err(errno),
     }
-}
-
-/// A duration as the system takes it.
-pub(super) fn timespec(ns: u64) -> Timespec {
-    let billion = 1_000_000_000;
-    Timespec { tv_sec: (ns / billion).cast_signed(), tv_nsec: (ns % billion).cast_signed() }
 }
 
 #[cfg(test)]

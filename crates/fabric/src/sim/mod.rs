@@ -26,7 +26,7 @@ pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};
 
 use crate::executor::{BoxTask, Driver, Executor, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use crate::{Cluster, Provider, RpcService, ServerId};
+use crate::{Calls, Cluster, Provider, RpcService, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
@@ -44,7 +44,7 @@ impl Provider for SimConfig {
 
 /// A simulated cluster. Virtual time, servers and messages on their way go on from one run to the next.
 #[derive(Debug)]
-pub struct SimCluster<S: RpcService> {
+pub struct SimCluster<S: Calls> {
     world: Shared,
     services: Vec<Arc<S>>,
     /// By memory server and core.
@@ -52,14 +52,14 @@ pub struct SimCluster<S: RpcService> {
     control: SimControl,
 }
 
-impl<S: RpcService> SimCluster<S> {
+impl<S: Calls> SimCluster<S> {
     /// Starts the memory servers.
     ///
     /// # Panics
     /// If the settings make no sense: a probability outside 0 to 1, losses without a timeout, no core.
     pub fn start(config: SimConfig, services: Vec<Arc<S>>) -> Self {
         let cores = 0..config.cores_per_memory_server;
-        let regions = services.iter().map(|service| Arc::clone(service.region())).collect();
+        let regions = services.iter().map(|service| service.memory().cloned()).collect();
         let world = Rc::new(RefCell::new(World::new(config, regions)));
         let run_core = |(server, service): (usize, &Arc<S>)| {
             let task = |core| {
@@ -123,7 +123,7 @@ impl<S: RpcService> SimCluster<S> {
     }
 }
 
-impl<S: RpcService> Cluster for SimCluster<S> {
+impl<S: Calls> Cluster for SimCluster<S> {
     type Fabric = SimFabric;
 
     /// # Panics
@@ -174,7 +174,7 @@ impl<S: RpcService> Cluster for SimCluster<S> {
     }
 }
 
-impl<S: RpcService> Drop for SimCluster<S> {
+impl<S: Calls> Drop for SimCluster<S> {
     fn drop(&mut self) {
         // Tasks hold the world, and the world's queues hold operations.
         for core in self.cores.iter().flatten() {
@@ -274,6 +274,7 @@ impl Driver for SimDriver<'_> {
     fn requests(&self) -> Option<Requests> {
         let died = {
             let mut world = self.world.borrow_mut();
+            world.take_late_answers();
             for group in self.control.take() {
                 match group {
                     Group::Memory(server) => world.kill_memory_server(server),

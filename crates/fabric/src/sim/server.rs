@@ -10,9 +10,10 @@ use super::events::Until;
 use super::network::Nic;
 use super::op::Op;
 use super::world::Shared;
+use crate::handshake::{Identity, Role};
 use crate::region::Region;
-use crate::sync::Arc;
-use crate::{Cpu, Message, RpcService, Rule, Work};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
+use crate::{Answers, Call, Calls, Cpu, Message, ReplySink, Rule, Ticket, Work};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -21,15 +22,43 @@ use std::task::{Poll, Waker};
 #[derive(Debug)]
 pub(super) struct MemoryServer {
     pub(super) alive: bool,
-    pub(super) region: Arc<Region>,
+    /// None if verbs reach nothing here.
+    pub(super) region: Option<Arc<Region>>,
     pub(super) nic: Nic,
     /// Compute servers that are shut out, each with the number of the newest endpoint concerned.
     pub(super) fenced: BTreeMap<u16, u64>,
     queue: VecDeque<Rc<Op>>,
+    /// Requests that are answered later, by the numbers of their tickets.
+    deferred: BTreeMap<u64, Rc<Op>>,
+    tickets: u64,
     cores: Vec<Core>,
     pub(super) core_busy_ns: u64,
     pub(super) requests: u64,
     pub(super) longest_queue: usize,
+}
+
+/// Answers that tasks have given to requests which were deferred. The world takes them before any other task goes on.
+#[derive(Debug, Default)]
+pub(super) struct LateAnswers {
+    any: AtomicBool,
+    given: Mutex<Vec<(Ticket, Option<Message>)>>,
+}
+
+impl LateAnswers {
+    pub(super) fn take(&self) -> Vec<(Ticket, Option<Message>)> {
+        if !self.any.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut lock(&self.given))
+    }
+}
+
+impl Answers for LateAnswers {
+    fn answer(&self, ticket: Ticket, reply: Option<Message>) {
+        lock(&self.given).push((ticket, reply));
+        self.any.store(true, Ordering::Release);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -41,13 +70,15 @@ struct Core {
 }
 
 impl MemoryServer {
-    pub(super) fn new(region: Arc<Region>, cores: usize) -> Self {
+    pub(super) fn new(region: Option<Arc<Region>>, cores: usize) -> Self {
         Self {
             alive: true,
             region,
             nic: Nic::default(),
             fenced: BTreeMap::new(),
             queue: VecDeque::new(),
+            deferred: BTreeMap::new(),
+            tickets: 0,
             cores: (0..cores).map(|_| Core::default()).collect(),
             core_busy_ns: 0,
             requests: 0,
@@ -70,7 +101,20 @@ impl MemoryServer {
             core.idle = None;
             requests.extend(core.serves.take());
         }
+        requests.extend(std::mem::take(&mut self.deferred).into_values());
         requests
+    }
+
+    /// Keeps a request that will be answered later; the number of its ticket.
+    fn defer(&mut self, op: &Rc<Op>) -> u64 {
+        self.tickets += 1;
+        self.deferred.insert(self.tickets, Rc::clone(op));
+        self.tickets
+    }
+
+    /// The request of a ticket, if it still can be answered.
+    pub(super) fn take_deferred(&mut self, ticket: u64) -> Option<Rc<Op>> {
+        self.deferred.remove(&ticket)
     }
 }
 
@@ -111,27 +155,34 @@ impl Cpu for SimCpu {
 }
 
 /// The life of core number `core` of memory server number `server`.
-pub(super) async fn run_core<S: RpcService>(
-    world: Shared,
-    service: Arc<S>,
-    server: usize,
-    core: usize,
-) {
+pub(super) async fn run_core<S: Calls>(world: Shared, service: Arc<S>, server: usize, core: usize) {
     let broken = world.borrow().config.broken;
     let cpu = SimCpu { world: Rc::clone(&world), server, core, broken };
     loop {
         let op = next_request(&world, server, core).await;
         cpu.charge(Work::Dispatch).await;
         let request = op.take_request();
-        let mut reply = Message::new();
-        service.handle(&cpu, op.endpoint.compute_server, &request, &mut reply).await;
+        let (mut reply, mut is_later) = (Message::new(), false);
+        let mut defer = || {
+            is_later = true;
+            let mut world = world.borrow_mut();
+            let ticket = [server as u64, world.memory[server].defer(&op)];
+            ReplySink::new(world.late_answers(), ticket)
+        };
+        let number = op.endpoint.compute_server;
+        let peer = Identity { role: Role::ComputeServer, number, epoch: op.endpoint.number };
+        service.call(&cpu, Call::new(peer, &request, &mut reply, &mut defer)).await;
         {
             let mut world = world.borrow_mut();
             world.memory[server].cores[core].serves = None;
-            world.reply_to_call(&op, reply);
+            if !is_later {
+                world.reply_to_call(&op, reply);
+            }
         }
         drop(op);
-        service.after_reply(&cpu).await;
+        if !is_later {
+            service.after_answer(&cpu).await;
+        }
     }
 }
 

@@ -14,11 +14,11 @@ use super::endpoint::EndpointState;
 use super::events::{Event, Events};
 use super::network::Nic;
 use super::op::{Body, Op};
-use super::server::MemoryServer;
+use super::server::{LateAnswers, MemoryServer};
 use super::tearing;
-use crate::access::check_access;
+use crate::access::check_lent;
 use crate::region::Region;
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicU64, ObjectArc, Ordering};
 use crate::{FabricError, MAX_MESSAGE_BYTES, Message, ServerId, Uncertainty, Work};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -105,6 +105,7 @@ pub(super) struct World {
     pub(super) memory: Vec<MemoryServer>,
     /// Executor groups of servers that died since the executor last asked.
     pub(super) died: Vec<Group>,
+    late: ObjectArc<LateAnswers>,
     pub(super) endpoints: u64,
     pub(super) doom: Option<Doom>,
     /// What becomes of what dead compute servers had on its way.
@@ -150,7 +151,7 @@ pub(super) enum Step {
 }
 
 impl World {
-    pub(super) fn new(config: SimConfig, regions: Vec<Arc<Region>>) -> Self {
+    pub(super) fn new(config: SimConfig, regions: Vec<Option<Arc<Region>>>) -> Self {
         config.faults.check();
         assert!(config.cores_per_memory_server > 0, "a memory server has a core");
         assert!(config.yield_ns > 0, "a yield takes time");
@@ -170,6 +171,7 @@ impl World {
             compute: Vec::new(),
             memory,
             died: Vec::new(),
+            late: ObjectArc::default(),
             endpoints: 0,
             doom: None,
             last_words: LastWords::default(),
@@ -441,6 +443,7 @@ impl World {
         let mut state = op.state.borrow_mut();
         let state = &mut *state;
         let region = &self.memory[op.server.index()].region;
+        let region = region.as_deref();
         match perform(region, &mut state.body, state.pieces.as_ref().map(|p| &*p.0), piece) {
             Ok(()) => {}
             Err(error) => state.reply = Err(error),
@@ -506,6 +509,27 @@ impl World {
             }
         }
         self.send_reply(op, if bytes > MAX_MESSAGE_BYTES { 0 } else { bytes });
+    }
+
+    /// What takes the answers to requests that are deferred.
+    pub(super) fn late_answers(&self) -> ObjectArc<LateAnswers> {
+        ObjectArc::clone(&self.late)
+    }
+
+    /// Sends the answers that tasks have given to requests which were deferred.
+    pub(super) fn take_late_answers(&mut self) {
+        for ([server, ticket], reply) in self.late.take() {
+            let Some(op) = self.memory[server as usize].take_deferred(ticket) else { continue };
+            match reply {
+                Some(reply) => self.reply_to_call(&op, reply),
+                None => {
+                    let why = Uncertainty::ConnectionLost;
+                    let unanswered = FabricError::Indeterminate { server: op.server, why };
+                    op.state.borrow_mut().reply = Err(unanswered);
+                    self.send_reply(&op, 0);
+                }
+            }
+        }
     }
 
     fn send_reply(&mut self, op: &Rc<Op>, payload_bytes: usize) {
@@ -600,27 +624,27 @@ impl World {
 
 /// Does piece number `piece` of a verb; all of it if `piece_of` is `None`.
 fn perform(
-    region: &Region,
+    region: Option<&Region>,
     body: &mut Body,
     piece_of: Option<&[u8]>,
     piece: u8,
 ) -> Result<(), FabricError> {
     match *body {
         Body::Read { at, ref into } => {
-            let memory = check_access(region, at, into.bytes())?;
+            let memory = check_lent(region, at, into.bytes())?;
             copy_piece(memory, into.words(), piece_of, piece);
         }
         Body::Write { at, ref from } => {
-            let memory = check_access(region, at, from.bytes())?;
+            let memory = check_lent(region, at, from.bytes())?;
             copy_piece(from.words(), memory, piece_of, piece);
         }
         Body::CompareSwap { at, expected, new } => {
-            let word = &check_access(region, at, 8)?[0];
+            let word = &check_lent(region, at, 8)?[0];
             let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
             *body = Body::Found(swapped.unwrap_or_else(|found| found));
         }
         Body::FetchAdd { at, delta } => {
-            let word = &check_access(region, at, 8)?[0];
+            let word = &check_lent(region, at, 8)?[0];
             *body = Body::Found(word.fetch_add(delta, Ordering::AcqRel));
         }
         Body::Found(_) | Body::Call(_) | Body::Taken => {}

@@ -3,17 +3,14 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::driver::TcpDriver;
-use super::endpoint::TcpFabric;
+use super::endpoint::{Tcp, TcpDriver};
 use super::server::{TcpServer, TcpServerConfig};
-use crate::clients::{run_here, run_on_threads};
-use crate::clock::Clock;
+use crate::endpoint::{EndpointCluster, Peers, PeersConfig, ServerStarts, start_on_loopback};
 use crate::handshake::{Role, Token};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use crate::{Cluster, Provider, RpcService, ServerId};
-use std::future::Future;
+use crate::sync::Arc;
+use crate::{Provider, RpcService, ServerId};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 /// What the client side is like; and the servers, where the provider starts them.
 #[derive(Clone, Debug)]
@@ -56,38 +53,9 @@ impl Default for TcpConfig {
 
 /// What all endpoints of a cluster share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub struct Shared {
     pub(super) config: TcpConfig,
-    /// Where each server is, from the next connection on.
-    addresses: Vec<Mutex<SocketAddr>>,
-    pub(super) token: Token,
-    pub(super) clock: Clock,
-    /// The epoch of each server, 0 as long as nobody has connected to it.
-    epochs: Vec<AtomicU64>,
-}
-
-impl Shared {
-    pub(super) fn servers(&self) -> usize {
-        self.addresses.len()
-    }
-
-    pub(super) fn address(&self, server: ServerId) -> SocketAddr {
-        *lock(&self.addresses[server.index()])
-    }
-
-    /// Whether `epoch` is that of the `server` that this cluster has known from the start. Clients of compute servers
-    /// know nothing that a restart could make wrong: they go on with whoever is there.
-    pub(super) fn is_of_known_epoch(&self, server: ServerId, epoch: u64) -> bool {
-        let known = &self.epochs[server.index()];
-        if self.config.role == Role::Client {
-            known.store(epoch, Ordering::Release);
-            return true;
-        }
-        match known.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => true,
-            Err(known) => known == epoch,
-        }
-    }
+    pub(super) peers: Peers,
 }
 
 /// Servers over TCP, as their clients see them.
@@ -102,19 +70,23 @@ impl TcpCluster {
     /// The client side of servers elsewhere, numbered in the order of their addresses. Connects to none
     /// yet: an endpoint connects to a server when it first has something to send there.
     pub fn connect(addresses: Vec<SocketAddr>, token: &Token, config: TcpConfig) -> Self {
-        let epochs = addresses.iter().map(|_| AtomicU64::new(0)).collect();
-        let addresses = addresses.into_iter().map(Mutex::new).collect();
-        let shared =
-            Shared { config, addresses, token: token.clone(), clock: Clock::start(), epochs };
+        let starts = match config.role {
+            Role::Client => ServerStarts::Again,
+            _ => ServerStarts::Once,
+        };
+        let servers = PeersConfig {
+            role: config.server_role,
+            starts,
+            connect_timeout_ns: config.connect_timeout_ns,
+        };
+        let shared = Shared { config, peers: Peers::new(addresses, token, servers) };
         Self { shared: Arc::new(shared), servers: Vec::new() }
     }
 
     /// Says that a server is at another address: connections that are opened from now on go there. Nothing happens to
     /// those that are open. A server that is not of this cluster is ignored.
     pub fn relocate(&self, server: ServerId, address: SocketAddr) {
-        if let Some(place) = self.shared.addresses.get(server.index()) {
-            *lock(place) = address;
-        }
+        self.shared.peers.relocate(server, address);
     }
 
     /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
@@ -133,8 +105,7 @@ impl TcpCluster {
 
     /// The epoch that `server` had when somebody of this cluster connected to it first.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
-        let epoch = self.shared.epochs.get(server.index())?.load(Ordering::Acquire);
-        (epoch != 0).then_some(epoch)
+        self.shared.peers.known_epoch(server)
     }
 }
 
@@ -146,42 +117,29 @@ impl Provider for TcpConfig {
     /// # Panics
     /// If there are no sockets or threads to be had.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TcpCluster {
-        let token = Token::draw().expect("the operating system has entropy");
-        let start = |(number, service): (u16, Arc<S>)| {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let started = start_on_loopback(services, |listener, number, service, token| {
             let config = TcpServerConfig { number, ..self.server.clone() };
-            TcpServer::start(listener, service, &token, config)
-        };
-        let servers: io::Result<Vec<_>> = (0..).zip(services).map(start).collect();
-        let servers = servers.expect("servers get their sockets and threads");
+            TcpServer::start(listener, service, token, config)
+        });
+        let (token, servers) = started.expect("servers get their sockets and threads");
         let addresses = servers.iter().map(TcpServer::local_address).collect();
         TcpCluster { servers, ..TcpCluster::connect(addresses, &token, self.clone()) }
     }
 }
 
-impl Cluster for TcpCluster {
-    type Fabric = TcpFabric;
+impl EndpointCluster for TcpCluster {
+    type Transport = Tcp;
 
-    fn run<T, Fut>(
-        &self,
-        compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
-            let driver = self.driver().expect("a client thread gets its file descriptors");
-            let open = |compute_server, number| {
-                driver.open(compute_server, number).expect("an endpoint gets its memory")
-            };
-            run_here(&driver, clients, open, &body)
-        })
+    fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn has_one_client_thread(&self) -> bool {
+        self.shared.config.one_client_thread
     }
 
     /// Stops one that the provider has started; others are not within reach.
-    fn kill_memory_server(&self, server: ServerId) {
+    fn kill(&self, server: ServerId) {
         if let Some(server) = self.servers.get(server.index()) {
             server.stop();
         }

@@ -6,18 +6,16 @@
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
-use crate::Message;
+use crate::listener::{Place, place_of, token_of};
 use crate::sync::{Mutex, lock};
 use crate::wake::WakeFd;
+use crate::{Answers, Message, Ticket};
 use std::net::TcpStream;
 
 /// Which request of which connection an answer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The connection's slot.
-    pub(super) slot: u32,
-    /// The connection in the slot: a later one has another.
-    pub(super) generation: u32,
+pub(super) struct Asked {
+    pub(super) place: Place,
     /// The request's id.
     pub(super) id: u64,
 }
@@ -25,8 +23,18 @@ pub(super) struct Place {
 /// An answer that comes later; `None` if nobody answered.
 #[derive(Debug)]
 pub(super) struct Late {
-    pub(super) place: Place,
+    pub(super) asked: Asked,
     pub(super) reply: Option<Message>,
+}
+
+impl Asked {
+    pub(super) fn ticket(self) -> Ticket {
+        [token_of(self.place), self.id]
+    }
+
+    fn of([connection, id]: Ticket) -> Self {
+        Self { place: place_of(connection), id }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -45,13 +53,16 @@ pub(super) struct Inbox {
     pub(super) wake: WakeFd,
 }
 
+impl Answers for Inbox {
+    fn answer(&self, ticket: Ticket, reply: Option<Message>) {
+        let late = Late { asked: Asked::of(ticket), reply };
+        self.change(|content| content.answers.push(late));
+    }
+}
+
 impl Inbox {
     pub(super) fn new() -> std::io::Result<Self> {
         Ok(Self { content: Mutex::default(), wake: WakeFd::new()? })
-    }
-
-    pub(super) fn push(&self, late: Late) {
-        self.change(|content| content.answers.push(late));
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut Content)) {

@@ -1,14 +1,12 @@
 //! `tcp`: memory servers anywhere, over framed TCP.
 //!
-//! A server's I/O threads carry verbs out on its region (`server.rs`); an endpoint has one connection to each
-//! memory server, opened when it is first needed, with many operations in flight (`endpoint.rs`). Both sides
+//! A server's I/O threads carry verbs out on its region (`server.rs`); an endpoint ([`crate::endpoint`]) has one connection to
+//! each memory server, opened when it is first needed, with many operations in flight (`link.rs`). Both sides
 //! send and receive many frames by one system call. [`frame`] has the bytes, `docs/internals/tcp.md` the reasons.
 //!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 
-mod calls;
 mod cluster;
-mod driver;
 mod endpoint;
 pub mod frame;
 mod inbox;
@@ -18,9 +16,6 @@ mod queue;
 mod served;
 mod server;
 
-pub use calls::{Call, Calls, ReplySink};
 pub use cluster::{TcpCluster, TcpConfig};
-pub use driver::TcpDriver;
-pub use endpoint::TcpFabric;
-pub use op::TcpOp;
+pub use endpoint::{Tcp, TcpDriver, TcpFabric, TcpOp};
 pub use server::{TcpServer, TcpServerConfig, TcpServerCounters};

@@ -1,27 +1,28 @@
 //! One connection, as the server sees it.
 //!
-//! *Invariants*: V1. until the peer has proven itself, a connection costs one message of memory. V2. a request is
-//! carried out only when there is room for its answer: a peer that does not read is not read from. V3. what is
-//! not a frame closes the connection, and nothing else. V4. requests are carried out in the order of the
-//! frames, so F3 holds.
+//! *Invariants*: V2. a request is carried out only when there is room for its answer: a peer that
+//! does not read is not read from. V3. what is not a frame closes the connection, and nothing else.
+//! V4. requests are carried out in the order of the frames, so F3 holds.
 //!
 //! *Thread safety*: belongs to one I/O thread.
 
-use super::calls::{Call, Calls};
 use super::frame::{
     Completion, Decoded, HEADER_BYTES, Kind, MAX_FRAME_BYTES, NotDone, PIECE_BYTES, Piece, Request,
     decode_request, read_completion_frame,
 };
-use super::inbox::{Inbox, Late, Place};
+use super::inbox::{Asked, Inbox, Late};
 use super::queue::{ByteQueue, Flow};
-use crate::access::check_access;
+use crate::access::check_lent;
 use crate::gates::{Gate, Gates};
-use crate::handshake::{Gather, Identity, Responder, ResponderStep};
+use crate::handshake::Identity;
+use crate::listener::{Admitted, Place};
 use crate::region::{load_bytes, store_bytes};
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::{FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message};
+use crate::{
+    Call, Calls, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES, Message, ReplySink,
+    now_or_never,
+};
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 /// Room for requests of a connection: the longest frame, and a good many short ones.
@@ -36,12 +37,13 @@ pub(super) struct Around<'a, S> {
     pub(super) service: &'a S,
     pub(super) server: Identity,
     pub(super) gates: &'a Gates,
-    pub(super) totals: &'a Totals,
+    /// Counted before anybody is told.
+    pub(super) requests: &'a AtomicU64,
     pub(super) inbox: &'a Arc<Inbox>,
     /// How many calls of one connection may wait for a later answer.
     pub(super) waiting_calls: usize,
-    pub(super) io_thread: usize,
-    pub(super) now_ns: u64,
+    /// The I/O thread.
+    pub(super) cpu: InlineCpu,
 }
 
 /// What to wait for, or that it is over.
@@ -54,14 +56,6 @@ pub(super) enum Next {
     Close,
 }
 
-/// What a server has done so far; counted before anybody is told.
-#[derive(Debug, Default)]
-pub(super) struct Totals {
-    pub(super) requests: AtomicU64,
-    pub(super) welcomed: AtomicU64,
-    pub(super) refused: AtomicU64,
-}
-
 /// What was done in one visit.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
@@ -71,22 +65,13 @@ pub(super) struct Tally {
     pub(super) shut_out: bool,
 }
 
+/// A connection whose peer was let in.
 #[derive(Debug)]
 pub(super) struct Served {
-    pub(super) socket: TcpStream,
-    pub(super) place: (u32, u32),
-    phase: Phase,
-}
-
-#[derive(Debug)]
-enum Phase {
-    Handshake { responder: Box<Responder>, gather: Gather },
-    Open(Box<Open>),
-}
-
-#[derive(Debug)]
-struct Open {
     gate: Arc<Gate>,
+    place: Place,
+    /// What its socket is watched for.
+    pub(super) interest: Next,
     incoming: ByteQueue,
     outgoing: ByteQueue,
     /// Answers that came later and have no room yet.
@@ -98,6 +83,12 @@ struct Open {
     scratch: Message,
     /// It has fenced itself: what is queued is sent, and no more is done.
     leaving: bool,
+}
+
+impl Admitted for Served {
+    fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
 }
 
 /// Why requests are no longer carried out.
@@ -119,117 +110,11 @@ enum Pause {
 }
 
 impl Served {
-    pub(super) fn new(socket: TcpStream, place: (u32, u32), responder: Responder) -> Self {
-        let responder = Box::new(responder);
-        Self { socket, place, phase: Phase::Handshake { responder, gather: Gather::default() } }
-    }
-
-    /// When the handshake must have ended, if it has not.
-    pub(super) fn handshake_deadline_ns(&self) -> Option<u64> {
-        match &self.phase {
-            Phase::Handshake { responder, .. } => Some(responder.deadline_ns()),
-            Phase::Open(_) => None,
-        }
-    }
-
-    /// Whether somebody has closed its gate.
-    pub(super) fn is_shut_out(&self) -> bool {
-        match &self.phase {
-            Phase::Handshake { .. } => false,
-            Phase::Open(open) => open.gate.enter().is_none(),
-        }
-    }
-
-    /// The connection ends.
-    pub(super) fn leave(&self, gates: &Gates) {
-        if let Phase::Open(open) = &self.phase {
-            gates.leave(&open.gate);
-        }
-    }
-
-    /// Does what can be done now.
-    pub(super) fn serve<S: Calls>(&mut self, around: &Around<'_, S>, tally: &mut Tally) -> Next {
-        if let Phase::Handshake { .. } = self.phase {
-            match self.shake_hands(around, tally) {
-                Next::Readable if matches!(self.phase, Phase::Open(_)) => {}
-                next => return next,
-            }
-        }
-        let Phase::Open(open) = &mut self.phase else { return Next::Close };
-        if open.incoming.space() > 0 {
-            match open.incoming.receive(&mut self.socket) {
-                Flow::Closed => return Next::Close,
-                Flow::Drained | Flow::More | Flow::Blocked => {}
-            }
-        }
-        open.carry_on(&mut self.socket, self.place, around, tally)
-    }
-
-    /// Queues an answer that came later, for the next [`Served::send_answers`].
-    pub(super) fn answer(&mut self, late: Late) {
-        if let Phase::Open(open) = &mut self.phase {
-            open.answers.push_back(late);
-        }
-    }
-
-    /// Sends answers that came later, and goes on with what had to wait for them.
-    pub(super) fn send_answers<S: Calls>(
-        &mut self,
-        around: &Around<'_, S>,
-        tally: &mut Tally,
-    ) -> Next {
-        let Phase::Open(open) = &mut self.phase else { return Next::Close };
-        open.carry_on(&mut self.socket, self.place, around, tally)
-    }
-
-    fn shake_hands<S: Calls>(&mut self, around: &Around<'_, S>, tally: &mut Tally) -> Next {
-        let Phase::Handshake { responder, gather } = &mut self.phase else { return Next::Close };
-        loop {
-            let message = match self.socket.read(gather.missing()) {
-                Ok(0) => return Next::Close,
-                Ok(bytes) => gather.arrived(bytes),
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Next::Readable,
-                Err(_) => return Next::Close,
-            };
-            let Some(message) = message else { continue };
-            let step = responder.receive(&message, around.now_ns);
-            // A socket that has sent nothing yet has room for a message: if not, it is closed.
-            let outcome = match step {
-                Ok(ResponderStep::Send(answer)) => match self.socket.write_all(&answer) {
-                    Ok(()) => continue,
-                    Err(_) => return Next::Close,
-                },
-                Ok(ResponderStep::Proven { peer, fences }) => around.gates.admit(peer, fences),
-                Err(error) => match error.refusal() {
-                    Some(refusal) => Err(refusal),
-                    None => {
-                        around.totals.refused.fetch_add(1, Ordering::Relaxed);
-                        return Next::Close;
-                    }
-                },
-            };
-            let (gate, fences) = match outcome {
-                Ok(admitted) => admitted,
-                Err(refusal) => {
-                    around.totals.refused.fetch_add(1, Ordering::Relaxed);
-                    let _ = self.socket.write_all(&refusal.message());
-                    return Next::Close;
-                }
-            };
-            around.totals.welcomed.fetch_add(1, Ordering::Relaxed);
-            let welcomed = self.socket.write_all(&responder.welcome(fences));
-            self.phase = Phase::Open(Box::new(Open::new(gate)));
-            tally.shut_out = true;
-            return if welcomed.is_ok() { Next::Readable } else { Next::Close };
-        }
-    }
-}
-
-impl Open {
-    fn new(gate: Arc<Gate>) -> Self {
+    pub(super) fn new(gate: Arc<Gate>, place: Place) -> Self {
         Self {
             gate,
+            place,
+            interest: Next::Readable,
             incoming: ByteQueue::new(INCOMING_BYTES),
             outgoing: ByteQueue::new(OUTGOING_BYTES),
             answers: VecDeque::new(),
@@ -240,11 +125,28 @@ impl Open {
         }
     }
 
-    /// Carries requests out and sends answers until neither goes on.
-    fn carry_on<S: Calls>(
+    /// Does what can be done now.
+    pub(super) fn serve<S: Calls>(
         &mut self,
         socket: &mut TcpStream,
-        place: (u32, u32),
+        around: &Around<'_, S>,
+        tally: &mut Tally,
+    ) -> Next {
+        if self.incoming.space() > 0 && self.incoming.receive(socket) == Flow::Closed {
+            return Next::Close;
+        }
+        self.carry_on(socket, around, tally)
+    }
+
+    /// Queues an answer that came later, for the next [`Served::carry_on`].
+    pub(super) fn answer(&mut self, late: Late) {
+        self.answers.push_back(late);
+    }
+
+    /// Carries requests out and sends answers until neither goes on.
+    pub(super) fn carry_on<S: Calls>(
+        &mut self,
+        socket: &mut TcpStream,
         around: &Around<'_, S>,
         tally: &mut Tally,
     ) -> Next {
@@ -252,7 +154,7 @@ impl Open {
             self.queue_answers();
             let pause = match self.leaving {
                 true => Pause::Empty,
-                false => self.carry_out(place, around, tally),
+                false => self.carry_out(around, tally),
             };
             if let Pause::Fence { compute_server, id, bytes } = pause {
                 tally.shut_out |= around.gates.fence(compute_server);
@@ -263,12 +165,13 @@ impl Open {
             }
             if tally.requests > 0 {
                 let requests = std::mem::take(&mut tally.requests);
-                around.totals.requests.fetch_add(requests, Ordering::Relaxed);
+                around.requests.fetch_add(requests, Ordering::Relaxed);
             }
             let sent = self.outgoing.send(socket);
             if self.replies > 0 {
-                let replies = std::mem::take(&mut self.replies);
-                around.service.after_replies(around.io_thread, replies);
+                for _ in 0..std::mem::take(&mut self.replies) {
+                    now_or_never(around.service.after_answer(&around.cpu));
+                }
             }
             return match (sent, pause) {
                 (Flow::Closed, _) | (_, Pause::Close) => Next::Close,
@@ -283,12 +186,7 @@ impl Open {
     }
 
     /// Carries out what has arrived, as far as answers have room.
-    fn carry_out<S: Calls>(
-        &mut self,
-        place: (u32, u32),
-        around: &Around<'_, S>,
-        tally: &mut Tally,
-    ) -> Pause {
+    fn carry_out<S: Calls>(&mut self, around: &Around<'_, S>, tally: &mut Tally) -> Pause {
         let gate = Arc::clone(&self.gate);
         let Some(_entered) = gate.enter() else { return Pause::Close };
         loop {
@@ -331,15 +229,13 @@ impl Open {
                 Request::Call(request) => {
                     let mut is_later = false;
                     self.scratch.clear();
-                    around.service.call(Call {
-                        peer: gate.peer,
-                        request,
-                        reply: &mut self.scratch,
-                        io_thread: around.io_thread,
-                        inbox: around.inbox,
-                        place: Place { slot: place.0, generation: place.1, id },
-                        is_later: &mut is_later,
-                    });
+                    let asked = Asked { place: self.place, id };
+                    let mut defer = || {
+                        is_later = true;
+                        ReplySink::new(Arc::clone(around.inbox) as _, asked.ticket())
+                    };
+                    let call = Call::new(gate.peer, request, &mut self.scratch, &mut defer);
+                    now_or_never(around.service.call(&around.cpu, call));
                     if is_later {
                         self.waiting += 1;
                     } else {
@@ -364,7 +260,7 @@ impl Open {
                 Some(reply) => reply_of(reply),
                 None => Completion::NotDone(Kind::Call, NotDone::Unanswered),
             };
-            put(&mut self.outgoing, late.place.id, completion);
+            put(&mut self.outgoing, late.asked.id, completion);
         }
     }
 
@@ -397,10 +293,8 @@ fn memory<'a, S: Calls>(
     if at.server().number() != around.server.number {
         return Err(NotDone::NoSuchServer);
     }
-    let Some(region) = around.service.memory() else {
-        return Err(NotDone::OutOfBounds { region_bytes: 0 });
-    };
-    check_access(region, at, bytes).map_err(|error| match error {
+    let memory = around.service.memory().map(|region| &**region);
+    check_lent(memory, at, bytes).map_err(|error| match error {
         FabricError::OutOfBounds { region_bytes, .. } => {
             NotDone::OutOfBounds { region_bytes: region_bytes as u64 }
         }

@@ -19,6 +19,7 @@ use super::ShmError;
 use super::ring::{Consumer, Direction, FILE_BYTES, Garbage, Kind, Producer};
 use super::socket::{self, Packet, Received};
 use crate::clock::Clock;
+use crate::endpoint::timespec;
 use crate::handshake::{
     HandshakeError, Identity, Nonce, Refusal, Responder, ResponderStep, Role, Token, draw_epoch,
 };
@@ -245,8 +246,8 @@ impl<S: RpcService> Reactor<S> {
         loop {
             let greetings = lock(&self.table).greetings > 0;
             let timeout = match () {
-                () if !unfinished.is_empty() => Some(socket::timespec(0)),
-                () if greetings => Some(socket::timespec(EXPIRY_NS)),
+                () if !unfinished.is_empty() => Some(timespec(0)),
+                () if greetings => Some(timespec(EXPIRY_NS)),
                 () => None,
             };
             events.clear();

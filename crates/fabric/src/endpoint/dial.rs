@@ -1,0 +1,420 @@
+//! A link that is brought up over a TCP socket: the life of a `Connection` with the socket that it
+//! is without.
+//!
+//! *Invariants*: K2. when the connection ends, the transport lets go of all buffers first, and then
+//! every operation that was posted over it and has not ended, ends. K3. the transport is told of
+//! operations in the order in which they were posted (F3).
+//!
+//! *Thread safety*: an endpoint's thread.
+
+use super::connection::{Attempts, Connection, Greeted, Phase};
+use super::{Around, Inner, Link, Peers, Slots, Transport, lost};
+use crate::handshake::{Gather, HandshakeMessage, Wanted};
+use crate::sockets::{Heard, connect_socket, next_message};
+use crate::{FabricError, ServerId};
+use rustix::event::epoll::EventFlags;
+use std::fmt::Debug;
+use std::future::poll_fn;
+use std::io::Write;
+use std::net::TcpStream;
+
+/// A transport whose connections are brought up over TCP sockets.
+pub trait Dials: Transport {
+    /// The servers of its cluster.
+    fn peers(&self) -> &Peers;
+}
+
+/// How far a wire is after a step of bringing it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Operations can go over it.
+    Now,
+    /// The server has yet to answer.
+    Later,
+}
+
+/// The connection is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost;
+
+/// What a transport does with the connection to one server, once it is brought up.
+pub trait Carrier<X: Dials>: Debug {
+    /// Takes an operation that was posted; whether it is time to drive the link.
+    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>) -> bool;
+
+    /// Whether anything is to be sent.
+    fn has_work(&self) -> bool;
+
+    /// The server has let us in.
+    ///
+    /// # Errors
+    /// The attempt has failed.
+    fn welcomed(&mut self, socket: &mut TcpStream, around: &Around<'_, X>) -> Result<Ready, Lost>;
+
+    /// The answer to what [`Carrier::welcomed`] has sent, if it has to wait for one.
+    ///
+    /// # Errors
+    /// The attempt has failed.
+    fn answered(
+        &mut self,
+        message: &HandshakeMessage,
+        around: &Around<'_, X>,
+    ) -> Result<Ready, Lost> {
+        let _ = (message, around);
+        Err(Lost)
+    }
+
+    /// Takes what the socket of the open connection has.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    fn receive(
+        &mut self,
+        socket: &mut TcpStream,
+        slots: &mut Slots<X::Progress>,
+        around: &Around<'_, X>,
+    ) -> Result<(), Lost>;
+
+    /// Takes what has come without the socket; whether anything has.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    fn poll(
+        &mut self,
+        slots: &mut Slots<X::Progress>,
+        around: &Around<'_, X>,
+    ) -> Result<bool, Lost> {
+        let _ = (slots, around);
+        Ok(false)
+    }
+
+    /// Sends what is to be sent, as far as there is room.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    fn send(
+        &mut self,
+        socket: &mut TcpStream,
+        slots: &mut Slots<X::Progress>,
+        around: &Around<'_, X>,
+    ) -> Result<(), Lost>;
+
+    /// [`Link::arm`], of an open connection.
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    /// [`Link::disarm`], of an open connection.
+    fn disarm(&mut self) {}
+
+    /// [`Link::is_busy`], of an open connection.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// The connection has ended, or is about to: lets go of the buffers of operations.
+    fn let_go_of_buffers(&mut self) {}
+
+    /// Forgets what was to be sent.
+    fn clear(&mut self);
+}
+
+/// A link that is brought up over a TCP socket.
+#[derive(Debug)]
+pub struct Dialled<W> {
+    connection: Connection,
+    // Before the socket: its end tells the server that this side is done.
+    wire: W,
+    /// There is one unless the connection is closed.
+    socket: Option<TcpStream>,
+    gather: Gather,
+}
+
+impl<W> Dialled<W> {
+    /// One that is closed.
+    pub fn new(server: ServerId, wire: W) -> Self {
+        Self { connection: Connection::new(server), wire, socket: None, gather: Gather::default() }
+    }
+
+    fn lost(&self) -> FabricError {
+        lost(self.connection.server())
+    }
+
+    fn is_open(&self) -> bool {
+        self.connection.phase() == Phase::Open
+    }
+}
+
+impl<W> Dialled<W> {
+    fn connect<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    where
+        W: Carrier<X>,
+    {
+        let peers = around.transport.peers();
+        let timeout_ns = peers.config().connect_timeout_ns;
+        let address = peers.address(self.connection.server());
+        let socket = connect_socket(address).and_then(|socket| {
+            around.watch(&socket, EventFlags::IN | EventFlags::OUT)?;
+            Ok(socket)
+        });
+        match socket {
+            Ok(socket) => {
+                self.socket = Some(socket);
+                self.connection.connecting(around.now_ns.saturating_add(timeout_ns));
+            }
+            Err(_) => self.fail(slots, around, self.lost()),
+        }
+    }
+
+    fn connected<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    where
+        W: Carrier<X>,
+    {
+        let Some(socket) = &mut self.socket else { return };
+        if !matches!(socket.take_error(), Ok(None)) {
+            return self.fail(slots, around, self.lost());
+        }
+        if socket.peer_addr().is_err() {
+            return; // an event of an earlier socket
+        }
+        let peers = around.transport.peers();
+        let number = self.connection.server().number();
+        let wanted = Wanted { role: peers.config().role, number };
+        let Ok(hello) = self.connection.greet(peers.token(), around.me, wanted) else {
+            return self.fail(slots, around, self.lost());
+        };
+        self.gather = Gather::default();
+        let watched = around.watch_for(socket, EventFlags::IN);
+        // A server that is full says so and closes: what it has said can still be read.
+        let _ = socket.write_all(&hello);
+        if watched.is_err() {
+            self.fail(slots, around, self.lost());
+        }
+    }
+
+    /// Takes what the server says until the connection is open.
+    fn bring_up<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    where
+        W: Carrier<X>,
+    {
+        let error = loop {
+            let Some(socket) = &mut self.socket else { return };
+            let message = match next_message(socket, &mut self.gather) {
+                Heard::Message(message) => message,
+                Heard::Nothing => return,
+                Heard::End => break self.lost(),
+            };
+            match self.heard(&message, around) {
+                Ok(Ready::Later) => {}
+                Ok(Ready::Now) => {
+                    self.connection.open();
+                    return self.send(slots, around);
+                }
+                Err(error) => break error,
+            }
+        };
+        self.fail(slots, around, error);
+    }
+
+    fn heard<X: Dials>(
+        &mut self,
+        message: &HandshakeMessage,
+        around: &Around<'_, X>,
+    ) -> Result<Ready, FabricError>
+    where
+        W: Carrier<X>,
+    {
+        let (server, error) = (self.connection.server(), self.lost());
+        let Some(socket) = &mut self.socket else { return Err(error) };
+        if self.connection.phase() == Phase::Preparing {
+            return self.wire.answered(message, around).map_err(|Lost| error);
+        }
+        let peers = around.transport.peers();
+        let is_known = |epoch| peers.is_known(server, epoch);
+        match self.connection.greeted(message, around.now_ns, is_known)? {
+            Greeted::Send(proof) => {
+                socket.write_all(&proof).map_err(|_| error)?;
+                Ok(Ready::Later)
+            }
+            Greeted::Welcome => {
+                let ready = self.wire.welcomed(socket, around).map_err(|Lost| error)?;
+                let timeout_ns = peers.config().connect_timeout_ns;
+                self.connection.preparing(around.now_ns.saturating_add(timeout_ns));
+                Ok(ready)
+            }
+        }
+    }
+
+    /// Sends what is to be sent over the open connection.
+    fn send<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    where
+        W: Carrier<X>,
+    {
+        let Some(socket) = &mut self.socket else { return };
+        if self.wire.send(socket, slots, around) == Err(Lost) {
+            self.fail(slots, around, self.lost());
+        }
+    }
+
+    fn receive<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    where
+        W: Carrier<X>,
+    {
+        let Some(socket) = &mut self.socket else { return };
+        if self.wire.receive(socket, slots, around) == Err(Lost) {
+            self.fail(slots, around, self.lost());
+        }
+    }
+
+    /// Takes what has come without the socket; whether anything has.
+    fn poll<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) -> bool
+    where
+        W: Carrier<X>,
+    {
+        self.wire.poll(slots, around).unwrap_or_else(|Lost| {
+            self.fail(slots, around, self.lost());
+            true
+        })
+    }
+
+    /// The connection is lost, or cannot be made.
+    fn fail<X: Dials>(
+        &mut self,
+        slots: &mut Slots<X::Progress>,
+        around: &Around<'_, X>,
+        error: FabricError,
+    ) where
+        W: Carrier<X>,
+    {
+        self.connection.fail(around.now_ns, &error);
+        self.end(slots, around, &error);
+    }
+
+    /// Ends all that was posted over the connection, which is closed.
+    fn end<X: Dials>(
+        &mut self,
+        slots: &mut Slots<X::Progress>,
+        around: &Around<'_, X>,
+        error: &FabricError,
+    ) where
+        W: Carrier<X>,
+    {
+        self.wire.let_go_of_buffers();
+        self.wire.clear();
+        self.socket = None;
+        around.give_up_all(slots, self.connection.server(), error);
+    }
+
+    /// Closes the connection, takes what has come, ends what is left of its operations, and opens
+    /// it anew.
+    fn begin_reset<X: Dials>(
+        &mut self,
+        slots: &mut Slots<X::Progress>,
+        around: &Around<'_, X>,
+    ) -> Result<Attempts, FabricError>
+    where
+        W: Carrier<X>,
+    {
+        let before = self.connection.attempts()?;
+        if self.is_open() {
+            self.receive(slots, around);
+        }
+        if self.is_open() {
+            self.poll(slots, around);
+        }
+        let error = self.lost();
+        self.connection.reset();
+        self.end(slots, around, &error);
+        self.drive(slots, around);
+        Ok(before)
+    }
+}
+
+impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
+    #[inline]
+    fn admit(&mut self, is_verb: bool, slots: &Slots<X::Progress>) -> Result<(), FabricError> {
+        self.connection.admit(is_verb, slots)
+    }
+
+    #[inline]
+    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) {
+        if self.wire.enqueue(id, slots) {
+            self.drive(slots, around);
+        }
+    }
+
+    #[inline]
+    fn drive(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) -> bool {
+        match self.connection.phase() {
+            Phase::Open => {
+                let advanced = self.poll(slots, around);
+                if self.is_open() {
+                    self.send(slots, around);
+                }
+                return advanced;
+            }
+            Phase::Closed => {
+                if self.connection.is_due(self.wire.has_work(), around.now_ns) {
+                    self.connect(slots, around);
+                }
+            }
+            Phase::Connecting | Phase::Greeting | Phase::Preparing => {
+                if self.connection.is_due(true, around.now_ns) {
+                    self.fail(slots, around, self.lost());
+                }
+            }
+        }
+        false
+    }
+
+    fn visit(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) {
+        match self.connection.phase() {
+            Phase::Closed => {}
+            Phase::Connecting => self.connected(slots, around),
+            Phase::Greeting | Phase::Preparing => self.bring_up(slots, around),
+            Phase::Open => self.receive(slots, around),
+        }
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        self.connection.deadline_ns(self.wire.has_work())
+    }
+
+    fn arm(&mut self) -> bool {
+        self.is_open() && self.wire.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.wire.disarm();
+    }
+
+    fn is_busy(&self) -> bool {
+        self.is_open() && self.wire.is_busy()
+    }
+
+    fn let_go_of_buffers(&mut self) {
+        self.wire.let_go_of_buffers();
+    }
+
+    fn break_off(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) {
+        self.fail(slots, around, self.lost());
+    }
+}
+
+/// [`crate::Fabric::reset`] over dialled links: closes the connection and opens it again. The
+/// server lets an endpoint in again only when nothing of its last connection can take effect any
+/// more (F9).
+pub async fn reset_link<X, W>(endpoint: &Inner<X>, server: ServerId) -> Result<(), FabricError>
+where
+    X: Dials<Link = Dialled<W>>,
+    W: Carrier<X>,
+{
+    endpoint.resources.close_batch();
+    let before =
+        endpoint.with_link(server, |link, slots, around| link.begin_reset(slots, around))??;
+    poll_fn(|context| {
+        let link = &mut endpoint.core.borrow_mut().links[server.index()];
+        link.connection.poll_opened(before, context)
+    })
+    .await
+}

@@ -1,0 +1,324 @@
+//! What moves the tasks of a client thread on: its endpoints, the sockets of their links, and its
+//! timers; and nothing that spins for long.
+//!
+//! *Invariants*: D1. tasks are woken only by [`Driver::progress`], never while the thread waits, so
+//! a wake of the thread's own costs no system call. D2. before it waits, everything that was posted
+//! has been sent, as far as the transport takes it, and every link from which something is to come
+//! has been armed and then driven once more. D3. it waits no longer than to the nearest deadline.
+//!
+//! *Thread safety*: one thread; the unparker may go anywhere.
+
+use super::{Endpoint, Inner, Transport};
+use crate::clients::{run_here, run_on_threads};
+use crate::executor::{Driver, Progress, Requests};
+use crate::sync::Arc;
+use crate::timers::Timers;
+use crate::wake::WakeFd;
+use crate::{Cluster, ServerId};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::task::{Wake, Waker};
+
+/// Events that are not of links.
+const WAKE: u64 = u64::MAX;
+const SOURCE: u64 = u64::MAX - 1;
+const EVENTS: usize = 128;
+
+/// How a thread whose tasks all wait looks for what has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looks {
+    /// How often before it blocks.
+    pub before_waiting: u32,
+    /// Whether what comes is in memory: looking is driving, not a system call.
+    pub in_memory: bool,
+    /// How often timers may be due before the sockets are looked at all the same.
+    pub unheard: u32,
+    /// Below this, a thread with nothing to do gives its core away instead of sleeping, in
+    /// nanoseconds.
+    pub short_wait_ns: u64,
+}
+
+struct Unparker(WakeFd);
+
+impl Wake for Unparker {
+    fn wake(self: Arc<Self>) {
+        self.0.wake();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake();
+    }
+}
+
+/// The sockets and timers of one client thread.
+pub struct Reactor<X: Transport> {
+    /// What it waits with.
+    pub epoll: OwnedFd,
+    /// What the transport has it wait for beside sockets.
+    pub source: X::Source,
+    pub(super) timers: Rc<Timers>,
+    unparker: Arc<Unparker>,
+    endpoints: RefCell<Vec<Weak<Inner<X>>>>,
+    events: RefCell<[epoll::Event; EVENTS]>,
+    /// How many of `events` have not been looked at.
+    waiting_events: Cell<usize>,
+    /// How often timers were due since the sockets were looked at.
+    unheard: Cell<u32>,
+}
+
+impl<X: Transport> std::fmt::Debug for Reactor<X> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reactor")
+            .field("endpoints", &self.endpoints.borrow().len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A duration as the system takes it.
+pub(crate) fn timespec(ns: u64) -> Timespec {
+    let billion = 1_000_000_000;
+    Timespec { tv_sec: (ns / billion).cast_signed(), tv_nsec: (ns % billion).cast_signed() }
+}
+
+impl<X: Transport> Reactor<X> {
+    fn new(cluster: &X::Cluster) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let unparker = Arc::new(Unparker(WakeFd::new()?));
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&epoll, &unparker.0, data, epoll::EventFlags::IN)?;
+        let source = X::source(cluster, &epoll, SOURCE)?;
+        let nothing =
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        Ok(Self {
+            epoll,
+            source,
+            timers: Rc::new(Timers::new(X::clock(cluster).clone())),
+            unparker,
+            endpoints: RefCell::default(),
+            events: RefCell::new([nothing; EVENTS]),
+            waiting_events: Cell::new(0),
+            unheard: Cell::new(0),
+        })
+    }
+
+    /// Looks at what can be waited for, for `ns` at most.
+    fn look(&self, ns: u64) {
+        self.unheard.set(0);
+        let mut events = self.events.borrow_mut();
+        match epoll::wait(&self.epoll, &mut events[..], Some(&timespec(ns))) {
+            Ok(count) => self.waiting_events.set(count),
+            Err(Errno::INTR) => {}
+            Err(errno) => panic!("epoll fails: {errno}"),
+        }
+    }
+
+    /// Tells links what the transport's source has for them.
+    pub fn take_told(&self) {
+        while let Some(token) = X::told(&self.source) {
+            if let Some(endpoint) = self.endpoint((token >> 16) as usize) {
+                endpoint.disarm(token as u16);
+            }
+        }
+    }
+
+    /// Hands the events over to their endpoints; whether there were any.
+    fn dispatch(&self) -> bool {
+        let count = self.waiting_events.take();
+        for event in &self.events.borrow()[..count] {
+            match event.data.u64() {
+                WAKE => self.unparker.0.clear(),
+                SOURCE => self.take_told(),
+                token => {
+                    if let Some(endpoint) = self.endpoint((token >> 16) as usize) {
+                        endpoint.visit(token as u16);
+                    }
+                }
+            }
+        }
+        count > 0
+    }
+
+    fn endpoint(&self, index: usize) -> Option<Rc<Inner<X>>> {
+        self.endpoints.borrow().get(index)?.upgrade()
+    }
+
+    fn each(&self, mut visit: impl FnMut(&Inner<X>)) {
+        for index in 0.. {
+            let Some(endpoint) = self.endpoints.borrow().get(index).map(Weak::upgrade) else {
+                return;
+            };
+            if let Some(endpoint) = endpoint {
+                visit(&endpoint);
+            }
+        }
+    }
+
+    /// Lets all endpoints go on; whether anything has come, and the nearest deadline.
+    fn drive(&self) -> (bool, u64) {
+        let (mut advanced, mut nearest_ns) = (false, u64::MAX);
+        self.each(|endpoint| {
+            let (came, next_ns) = endpoint.drive();
+            advanced |= came;
+            nearest_ns = nearest_ns.min(next_ns);
+        });
+        (advanced, nearest_ns)
+    }
+
+    fn arm(&self) -> bool {
+        let mut armed = false;
+        self.each(|endpoint| armed |= endpoint.arm());
+        armed
+    }
+}
+
+/// Drives the endpoints of one thread; give it to an [`crate::executor::Executor`].
+#[derive(Debug)]
+pub struct EndpointDriver<X: Transport> {
+    reactor: Rc<Reactor<X>>,
+    cluster: Arc<X::Cluster>,
+    looks: Looks,
+}
+
+impl<X: Transport> EndpointDriver<X> {
+    /// One without endpoints.
+    ///
+    /// # Errors
+    /// What the operating system says if there are no more file descriptors.
+    pub fn new(cluster: &Arc<X::Cluster>) -> io::Result<Self> {
+        let reactor = Rc::new(Reactor::<X>::new(cluster)?);
+        Ok(Self { reactor, looks: X::looks(cluster), cluster: Arc::clone(cluster) })
+    }
+
+    /// Opens an endpoint of `compute_server`; `number` tells its random stream from those of
+    /// others.
+    ///
+    /// Over `tcp` and `verbs` it connects to a server when it first has something to send there.
+    /// Over `shm` it blocks its thread until each server has answered; a server that is gone does
+    /// not keep it from being opened, and what is sent there ends as indeterminate.
+    ///
+    /// # Errors
+    /// There is no entropy or no memory; over `shm`, a server that is there does not answer in time, or has no room.
+    pub fn open(&self, compute_server: u16, number: usize) -> Result<Endpoint<X>, X::Error> {
+        let mut endpoints = self.reactor.endpoints.borrow_mut();
+        let vacant = endpoints.iter().position(|endpoint| endpoint.strong_count() == 0);
+        let index = vacant.unwrap_or(endpoints.len());
+        let (cluster, reactor) = (&self.cluster, &self.reactor);
+        let inner = Rc::new(Inner::new(cluster, reactor, index, compute_server, number)?);
+        let weak = Rc::downgrade(&inner);
+        match vacant {
+            Some(index) => endpoints[index] = weak,
+            None => endpoints.push(weak),
+        }
+        Ok(Endpoint(inner))
+    }
+}
+
+impl<X: Transport> Driver for EndpointDriver<X> {
+    fn requests(&self) -> Option<Requests> {
+        None
+    }
+
+    fn progress(&self) -> Progress {
+        let (reactor, looks) = (&*self.reactor, self.looks);
+        let mut advanced = reactor.dispatch();
+        let (came, mut nearest_ns) = reactor.drive();
+        advanced |= came;
+        let Progress::Wait { ns } = reactor.timers.progress() else {
+            // Tasks that only ever yield must not keep the sockets waiting.
+            let unheard = reactor.unheard.get() + 1;
+            reactor.unheard.set(unheard);
+            if unheard >= looks.unheard {
+                reactor.look(0);
+            }
+            return Progress::Advanced;
+        };
+        if looks.in_memory {
+            for _ in 0..looks.before_waiting {
+                if advanced {
+                    break;
+                }
+                (advanced, nearest_ns) = reactor.drive();
+            }
+        }
+        if !advanced && reactor.arm() {
+            (advanced, nearest_ns) = reactor.drive();
+        }
+        if advanced {
+            return Progress::Advanced;
+        }
+        let until_ns = nearest_ns.saturating_sub(reactor.timers.now_ns());
+        Progress::Wait { ns: ns.min(until_ns) }
+    }
+
+    fn unparker(&self) -> Option<Waker> {
+        Some(Waker::from(Arc::clone(&self.reactor.unparker)))
+    }
+
+    fn wait(&self, ns: u64) {
+        if ns < self.looks.short_wait_ns {
+            #[expect(clippy::disallowed_methods, reason = "this is what waiting comes down to")]
+            crate::sync::thread::yield_now();
+            return self.reactor.look(0);
+        }
+        if !self.looks.in_memory {
+            for _ in 0..self.looks.before_waiting {
+                self.reactor.look(0);
+                if self.reactor.waiting_events.get() > 0 {
+                    return;
+                }
+            }
+        }
+        self.reactor.look(ns);
+    }
+}
+
+/// A cluster whose clients reach it over endpoints of one transport: all that it must say to be a
+/// [`Cluster`].
+pub trait EndpointCluster {
+    /// The transport.
+    type Transport: Transport<Error: std::fmt::Debug>;
+
+    /// What all endpoints share.
+    fn shared(&self) -> &Arc<<Self::Transport as Transport>::Cluster>;
+
+    /// Whether all clients of one call run on one thread, instead of a thread for each.
+    fn has_one_client_thread(&self) -> bool;
+
+    /// [`Cluster::kill_memory_server`].
+    fn kill(&self, server: ServerId);
+}
+
+impl<C: EndpointCluster> Cluster for C {
+    type Fabric = Endpoint<C::Transport>;
+
+    /// # Panics
+    /// If a thread gets no file descriptors, or an endpoint cannot be opened.
+    fn run<T, Fut>(
+        &self,
+        compute_servers: &[u16],
+        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        let shared = self.shared();
+        run_on_threads(compute_servers, self.has_one_client_thread(), |clients| {
+            let driver = EndpointDriver::new(shared);
+            let driver = driver.expect("a client thread gets its file descriptors");
+            let open = |compute_server, number| {
+                driver.open(compute_server, number).expect("an endpoint can be opened")
+            };
+            run_here(&driver, clients, open, &body)
+        })
+    }
+
+    fn kill_memory_server(&self, server: ServerId) {
+        self.kill(server);
+    }
+}

@@ -1,0 +1,147 @@
+//! What every endpoint has in real time, whatever carries its operations: counters, scratch
+//! buffers, randomness, timers, and the account of what is in flight.
+//!
+//! *Thread safety*: one thread.
+
+use crate::handshake::Role;
+use crate::timers::Timers;
+use crate::{Buffer, BufferPool, Counters, FabricError, RegionError};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// The largest scratch buffer, in bytes.
+const BUFFER_BYTES: usize = 4096;
+
+/// What the endpoints of a cluster are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// What they are.
+    pub role: Role,
+    /// How many memory servers there are.
+    pub memory_servers: u16,
+    /// How many operations an endpoint may have in flight.
+    pub depth: usize,
+    /// The longest that an operation may take, in nanoseconds.
+    pub timeout_ns: u64,
+    /// Where randomness starts.
+    pub seed: u64,
+}
+
+/// The part of an endpoint that is the same over every transport.
+#[derive(Debug)]
+pub struct Resources {
+    /// What the endpoint has done so far.
+    pub counters: Counters,
+    /// The clock, and the tasks of the thread that wait on it.
+    pub timers: Rc<Timers>,
+    /// Operations that count against the depth.
+    pub in_flight: Cell<usize>,
+    /// Whether something was posted since the last wait: what follows shares its doorbell.
+    pub batch_open: Cell<bool>,
+    /// What the endpoint is like.
+    pub settings: Settings,
+    /// The compute server, or the client, that it belongs to.
+    pub compute_server: u16,
+    buffers: BufferPool,
+    rng: RefCell<SmallRng>,
+}
+
+impl Resources {
+    /// That of an endpoint which has done nothing yet; `number` tells its random stream from those
+    /// of others.
+    ///
+    /// # Errors
+    /// [`RegionError`] if there is no memory for scratch buffers.
+    pub fn new(
+        settings: Settings,
+        compute_server: u16,
+        number: usize,
+        timers: &Rc<Timers>,
+    ) -> Result<Self, RegionError> {
+        let seed = settings.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Ok(Self {
+            counters: Counters::default(),
+            timers: Rc::clone(timers),
+            in_flight: Cell::new(0),
+            batch_open: Cell::new(false),
+            buffers: BufferPool::new(settings.depth, BUFFER_BYTES)?,
+            rng: RefCell::new(SmallRng::seed_from_u64(seed)),
+            settings,
+            compute_server,
+        })
+    }
+
+    /// What time it is.
+    pub fn now_ns(&self) -> u64 {
+        self.timers.now_ns()
+    }
+
+    /// Counts the doorbell of the batch that an operation opens, if it does.
+    #[inline]
+    pub fn ring(&self) {
+        if !self.batch_open.replace(true) {
+            self.counters.count_doorbell();
+        }
+    }
+
+    /// Ends the batch: its task waits.
+    #[inline]
+    pub fn close_batch(&self) {
+        self.batch_open.set(false);
+    }
+
+    /// Whether one more operation may be in flight (F6).
+    ///
+    /// # Errors
+    /// [`FabricError::QueueFull`] if not.
+    #[inline]
+    pub fn admit(&self) -> Result<(), FabricError> {
+        let depth = self.settings.depth;
+        if self.in_flight.get() >= depth {
+            return Err(FabricError::QueueFull { depth });
+        }
+        Ok(())
+    }
+
+    /// Counts an operation that is in flight from now on.
+    #[inline]
+    pub fn enter(&self) {
+        self.in_flight.set(self.in_flight.get() + 1);
+    }
+
+    /// Counts an operation that is no longer in flight.
+    #[inline]
+    pub fn leave(&self) {
+        self.in_flight.set(self.in_flight.get() - 1);
+    }
+
+    /// [`crate::Fabric::buffer`].
+    pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
+        self.buffers.take(bytes).ok_or(FabricError::NoBuffer { bytes })
+    }
+
+    /// [`crate::Fabric::random`].
+    pub(crate) fn random(&self) -> u64 {
+        self.rng.borrow_mut().next_u64()
+    }
+
+    /// [`crate::Fabric::sleep`].
+    pub async fn sleep(&self, ns: u64) {
+        self.close_batch();
+        let until_ns = self.now_ns().saturating_add(ns);
+        let mut polled = false;
+        poll_fn(|context| {
+            if polled && self.now_ns() >= until_ns {
+                return Poll::Ready(());
+            }
+            polled = true;
+            self.timers.wake_at(until_ns, context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
