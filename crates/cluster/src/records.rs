@@ -156,7 +156,7 @@ pub enum RecordError {
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// What is there is none.
-    #[error("the catalog's entry {key} makes no sense: {why}")]
+    #[error("invalid catalog entry {key}: {why}")]
     Malformed {
         /// Its key.
         key: String,

@@ -23,7 +23,9 @@ pub fn agree(
         Err(error) => return Err(error.into()),
     }
     let found = records::get::<SettingsRecord>(catalog, &keys.settings())?;
-    let (theirs, _) = found.ok_or_else(|| ProgramError::Failed("the settings are gone".into()))?;
+    let (theirs, _) = found.ok_or_else(|| {
+        ProgramError::Failed("the cluster's settings have disappeared from the catalog".into())
+    })?;
     let differs = |what: &str, theirs: &dyn std::fmt::Display, mine: &dyn std::fmt::Display| {
         let text = format!("this cluster was made with {theirs} as {what}, not {mine}");
         Err(ConfigError::Settings(text).into())

@@ -88,13 +88,12 @@ pub(super) fn check_shift(arguments: &Arguments, distribution: Distribution) -> 
     let Some(at) = arguments.shift_hotspot_at else { return Ok(()) };
     if !matches!(distribution, Distribution::Zipfian { .. }) {
         return usage(format!(
-            "--shift-hotspot-at needs --distribution zipfian:THETA: {distribution} has no hotspot that \
-             could shift"
+            "--shift-hotspot-at needs --distribution zipfian:THETA: {distribution} has no hotspot"
         ));
     }
     match (at, arguments.seconds) {
         (Moment::Nanoseconds(ns), Some(seconds)) if ns as f64 >= seconds * 1e9 => usage(format!(
-            "--shift-hotspot-at is {} seconds, when the run of {seconds} seconds has ended",
+            "--shift-hotspot-at {} seconds is after the end of the run of {seconds} seconds",
             ns as f64 / 1e9
         )),
         _ => Ok(()),

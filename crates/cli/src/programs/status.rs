@@ -14,8 +14,8 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf status --dir /tmp/farleaf\n  farleaf status --catalog \
-    10.0.0.6:7400 --token-file /etc/farleaf/token\n\nExit codes: 0 it serves, 1 it does not, 2 the command line or a \
-    file makes no sense."
+    10.0.0.6:7400 --token-file /etc/farleaf/token\n\nExit codes: 0 the cluster serves, 1 it does not, 2 invalid command line or \
+    file."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]

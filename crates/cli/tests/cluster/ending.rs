@@ -18,7 +18,7 @@ fn the_launcher_says_why_a_server_ended_and_only_that() {
     let mut cluster = serving("tcp", &[]);
     signal(compute(&cluster, 1).unwrap().pid, Signal::TERM);
     let said = cluster.await_line("compute server 1 ");
-    assert_eq!(said, "compute server 1 has ended as it was asked to");
+    assert_eq!(said, "compute server 1 has ended on request");
     assert_eq!(cluster.end(Signal::TERM), Some(0), "nobody has died");
     let mut cluster = serving("tcp", &[]);
     signal(compute(&cluster, 0).unwrap().pid, Signal::KILL);

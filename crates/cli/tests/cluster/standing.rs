@@ -47,7 +47,7 @@ fn a_cluster_starts_says_how_it_stands_and_ends() {
             "0",
         ]);
         assert_eq!(second.status.code(), Some(2));
-        assert!(text(&second.stderr).contains("another launcher has"), "{second:?}");
+        assert!(text(&second.stderr).contains("another launcher is using"), "{second:?}");
 
         assert_eq!(cluster.end(by), Some(0));
         assert!(records.iter().all(|record| !is_running(record.pid)));
@@ -102,7 +102,7 @@ fn a_memory_server_that_dies_is_missed_and_comes_back_as_another() {
     assert_eq!((read(&client, 0), read(&client, 1)), (Ok(()), Ok(())));
     signal(before.pid, Signal::KILL);
     cluster.await_line("memory server 1 has died: signal 9");
-    cluster.await_line("memory server 1 is started again");
+    cluster.await_line("memory server 1 has been restarted");
     let after = eventually("the new one", || {
         cluster.memory(1).filter(|record| record.epoch != before.epoch)
     });
@@ -127,7 +127,7 @@ fn without_restart_a_dead_server_stays_missing() {
         let status = cluster.status();
         (status.status.code() == Some(1)).then(|| text(&status.stdout))
     });
-    assert!(said.contains("does not serve: memory server 1 is not there"), "{said}");
+    assert!(said.contains("does not serve: memory server 1 is not registered"), "{said}");
     assert!(said.contains("gone"), "{said}");
     assert_eq!(cluster.end(Signal::TERM), Some(1));
 }
@@ -142,7 +142,7 @@ fn the_catalog_comes_back_with_what_it_knew() {
     assert!(catalog.put_if(&keys.map(), None, "{}", None).unwrap());
     let (first, other) = (cluster.memory(0).unwrap(), cluster.memory(1).unwrap());
     signal(first.pid, Signal::KILL);
-    cluster.await_line("memory server 0 is started again");
+    cluster.await_line("memory server 0 has been restarted");
     eventually("memory server 0", || cluster.memory(0).filter(|now| now.epoch != first.epoch));
     assert_eq!(cluster.memory(1), Some(other), "it was not restarted");
     assert_eq!(catalog.get(&keys.map()).unwrap().unwrap().value, "{}");
@@ -193,7 +193,7 @@ pub(crate) fn loses_its_index(transport: &str, more: &[&str]) {
     }
     let before = cluster.memory(1).unwrap();
     signal(before.pid, Signal::KILL);
-    cluster.await_line("memory server 1 is started again");
+    cluster.await_line("memory server 1 has been restarted");
     let said = eventually("the next generation", || {
         let status = cluster.status();
         let said = text(&status.stdout);
@@ -296,7 +296,7 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
             1,
             "is no state of a catalog",
         ),
-        (with(&["--config", &unknown]), 2, "unknown.toml: `pool_byte` is no setting"),
+        (with(&["--config", &unknown]), 2, "unknown.toml: unknown setting `pool_byte`"),
         (with(&["--config", &no_unit]), 2, "expected a number of bytes such as 4096"),
         (with(&["--config", &broken]), 2, "broken.toml: line 2: "),
         (with(&["--config", "/no/file"]), 2, "/no/file: No such file"),

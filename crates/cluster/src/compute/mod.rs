@@ -199,7 +199,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     let mut outcome = Ok(());
     while !stop.wait(LOOK) {
         if program.serving.as_ref().is_some_and(|serving| !serving.threads.are_alive()) {
-            return failed(format!("a thread of compute server {} has failed", options.number));
+            return failed(format!("a thread of compute server {} failed", options.number));
         }
         match program.look() {
             Ok(()) => {}
@@ -357,7 +357,7 @@ impl Program<'_> {
         // If another was first, it is that one's map; the next look finds it.
         match records::put_if(&*self.catalog, &key, None, &record, None)? {
             true => Ok(map),
-            false => failed("the partition map was made by another"),
+            false => failed("another compute server created the partition map first"),
         }
     }
 
@@ -382,13 +382,15 @@ impl Program<'_> {
         let generation = record.generation;
         if record.state == IndexState::Ready {
             tracing::warn!(
-                "a memory server was restarted: generation {generation} of the index is lost, and an empty one is made"
+                "a memory server was restarted: generation {generation} of the index is lost; creating an empty one"
             );
             records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
             return Ok(());
         }
         if memory.iter().any(|record| record.generation != generation) {
-            self.say(format!("waiting for memory for generation {generation} of the index"));
+            self.say(format!(
+                "waiting for the memory servers to join generation {generation} of the index"
+            ));
             return Ok(());
         }
         let boundaries = self.map(settings)?.boundaries().to_vec();
@@ -410,7 +412,7 @@ impl Program<'_> {
             memory_epochs: memory.iter().map(|record| record.epoch).collect(),
         };
         records::put_if(&*self.catalog, &key, version, &ready, None)?;
-        tracing::info!("generation {generation} of the index is made");
+        tracing::info!("generation {generation} of the index is ready");
         Ok(())
     }
 
@@ -459,10 +461,12 @@ impl Program<'_> {
             let map = PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners);
             let map = map.map_err(because)?;
             if map.range_of(server.number()) != server.dex().range() {
-                return failed(format!("the map of epoch {epoch} gives this server other keys"));
+                return failed(format!(
+                    "the partition map of epoch {epoch} gives this server other keys"
+                ));
             }
             server.set_map(&Arc::new(map));
-            tracing::info!("the partition map of epoch {epoch}");
+            tracing::info!("using the partition map of epoch {epoch}");
         }
         Ok(())
     }
@@ -487,7 +491,7 @@ impl Program<'_> {
         serving.threads.stop();
         match flushed {
             Ok(()) => tracing::info!("everything is written back"),
-            Err(why) => return failed(format!("not everything could be written back: {why}")),
+            Err(why) => return failed(format!("cannot write everything back: {why}")),
         }
         Ok(())
     }

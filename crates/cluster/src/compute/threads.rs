@@ -142,7 +142,7 @@ impl Threads {
                 Ok(Ok(())) => {}
                 Ok(Err(why)) => {
                     this.stop();
-                    return failed(format!("the index cannot be opened: {why}"));
+                    return failed(format!("cannot open the index: {why}"));
                 }
                 Err(_) => return failed("a thread ended while it was opening the index"),
             }

@@ -143,7 +143,7 @@ fn fill(metrics: &Metrics, pool: &Shared) {
     one("refused", "Connections that were not let in", Counter, Box::new(counters(|c| c.refused)));
     one("requests", "Requests", Counter, Box::new(counters(|c| c.requests)));
     one("pool_bytes", "Bytes of the pool", Gauge, Box::new(usage(|u| u.pool_bytes)));
-    let help = "Bytes of the pool that were given away";
+    let help = "Allocated bytes of the pool";
     one("allocated_bytes", help, Gauge, Box::new(usage(|u| u.allocated_bytes)));
     let nodes = |look: fn((u64, u64)) -> u64| {
         let pool = Arc::clone(pool);
@@ -180,7 +180,8 @@ struct Program<'a> {
 impl Program<'_> {
     fn record(&self) -> Result<String, ProgramError> {
         let pool = lock(&self.pool);
-        let pool = pool.as_ref().ok_or_else(|| ProgramError::Failed("there is no pool".into()))?;
+        let pool =
+            pool.as_ref().ok_or_else(|| ProgramError::Failed("the pool is not ready".into()))?;
         Ok(records::encode(&MemoryRecord {
             number: self.options.number,
             pid: std::process::id(),
@@ -197,7 +198,7 @@ impl Program<'_> {
         let mut place = lock(&self.pool);
         if let Some(pool) = place.as_mut().filter(|pool| !pool.was_used()) {
             pool.generation = generation;
-            tracing::info!("generation {generation}: the memory is unused, and stays");
+            tracing::info!("generation {generation}: keeping the unused memory");
             return Ok(());
         }
         // First the old one: there may not be room for both, and it has the address.
@@ -205,7 +206,7 @@ impl Program<'_> {
         let pool = Pool::start(self.options, &self.token, &self.place, generation)?;
         let epoch = pool.listening.epoch();
         *place = Some(pool);
-        tracing::info!("generation {generation}: the memory is new, epoch {epoch:016x}");
+        tracing::info!("generation {generation}: new memory, epoch {epoch:016x}");
         Ok(())
     }
 
@@ -292,7 +293,10 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     if let Some((memory_servers, _)) = options.servers
         && options.number >= memory_servers
     {
-        let text = format!("there is no memory server {} of {memory_servers}", options.number);
+        let text = format!(
+            "--number {} is out of range: the cluster has {memory_servers} memory servers, numbered from 0",
+            options.number
+        );
         return Err(ConfigError::Settings(text).into());
     }
     let generation = patiently(stop, || generation(&*catalog, &keys))?;
