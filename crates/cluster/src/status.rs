@@ -14,15 +14,15 @@ use serde::Serialize;
 /// What the catalog says about a cluster. Its parts were read one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Standing {
-    /// What it was made with; nothing before anybody has come.
+    /// What it was made with; nothing before the first program.
     pub settings: Option<SettingsRecord>,
     /// The memory servers that live, by number.
     pub memory: Vec<MemoryRecord>,
     /// The compute servers that live, by number.
     pub compute: Vec<ComputeRecord>,
-    /// The index, once somebody has begun to make it.
+    /// The index, once a compute server has begun to make it.
     pub index: Option<IndexRecord>,
-    /// Who owns which keys.
+    /// The owners of keys.
     pub map: Option<MapRecord>,
 }
 
@@ -112,7 +112,8 @@ impl Standing {
                     let known = index.memory_epochs.get(usize::from(record.number));
                     known != Some(&record.epoch) || record.generation != index.generation
                 };
-                for record in self.memory.iter().filter(other) {
+                let part = |record: &&MemoryRecord| record.number < settings.memory_servers;
+                for record in self.memory.iter().filter(part).filter(other) {
                     let number = record.number;
                     missing.push(format!(
                         "the index is lost: memory server {number} no longer has its part"

@@ -1,6 +1,7 @@
 //! The programs of a cluster as an operator meets them: real signals, one line for each mistake.
 
 use crate::launched::{Launched, eventually, farleaf, is_running, signal, text};
+use farleaf_cluster::launch::Folder;
 use farleaf_cluster::records::{self, IndexRecord, IndexState, Keys};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
 use farleaf_fabric::{Cluster, Fabric, FabricError, GlobalAddr, ServerId};
@@ -130,6 +131,27 @@ fn without_restart_a_dead_server_stays_missing() {
     assert!(said.contains("does not serve: memory server 1 is not registered"), "{said}");
     assert!(said.contains("gone"), "{said}");
     assert_eq!(cluster.end(Signal::TERM), Some(1));
+}
+
+/// A memory server that was started with a number too high once made the others wait for those in between, and `status`
+/// call the index lost.
+#[test]
+fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
+    let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
+    let mut cluster = Launched::start(&servers);
+    let token = cluster.folder.path().join("token");
+    let catalog = Folder(cluster.folder.path().to_owned()).catalog().unwrap().to_string();
+    let reach = ["--token-file", token.to_str().unwrap(), "--catalog", &catalog];
+    for (command, transport) in
+        [("memory-server", &["--transport", "tcp"][..]), ("compute-server", &[])]
+    {
+        let output = farleaf(&[&[command, "--number", "5"], &reach[..], transport].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command}: {said}");
+        assert!(said.contains("--number 5 is out of range: the cluster has 1"), "{said}");
+    }
+    assert!(cluster.status().status.success());
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
 /// The catalog dies with memory server 0, and the others go on and are found again.

@@ -22,6 +22,7 @@ use crate::membership::Member;
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
 };
+use crate::settings;
 use crate::stop::Stop;
 use farleaf::cache::{CacheOptions, Dirt};
 use farleaf::page::Fixed8;
@@ -90,7 +91,7 @@ struct Watching {
 struct Seen {
     /// What its threads have done since they began to serve this generation.
     done: Vec<Done>,
-    /// The epoch of its map, 0 while it serves nobody.
+    /// The epoch of its map, 0 while it does not serve.
     map_epoch: u64,
     /// Its range: the lowest key, and the first beyond.
     range: Option<(u64, Option<u64>)>,
@@ -134,7 +135,7 @@ struct Program<'a> {
     serving: Option<Serving>,
     /// Whether the cluster's transport is known to be one that can be used here.
     is_reachable: bool,
-    /// What was said last about why nobody is served.
+    /// The last reported reason for not serving.
     said: String,
 }
 
@@ -218,7 +219,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
             }
         }
     }
-    // Clients hear that nobody serves here, as long as what is under way ends and everything is written back.
+    // Meanwhile clients are told that this server does not serve.
     let ended = program.end();
     drop(member);
     drop(metrics);
@@ -268,6 +269,8 @@ impl Program<'_> {
     fn memory(&self, settings: &SettingsRecord) -> Result<Option<Vec<MemoryRecord>>, ProgramError> {
         let mut found: Vec<MemoryRecord> =
             records::list(&*self.catalog, &self.keys.memory_prefix())?;
+        // A server of a number that the cluster does not have holds no part of the index.
+        found.retain(|record| record.number < settings.memory_servers);
         found.sort_by_key(|record| record.number);
         let whole = found.len() == usize::from(settings.memory_servers)
             && (0..).zip(&found).all(|(number, record)| record.number == number);
@@ -281,6 +284,7 @@ impl Program<'_> {
             self.say("waiting for the cluster's settings".to_owned());
             return Ok(());
         };
+        settings::check_number("compute", self.options.number, settings.compute_servers)?;
         if !self.is_reachable {
             reach::check(settings.transport, self.options)?;
             self.is_reachable = true;

@@ -232,7 +232,7 @@ impl Program<'_> {
                     fails = false;
                 }
                 Ok(()) => {}
-                // Without a catalog, those who are connected go on.
+                // Without a catalog, connected programs go on.
                 Err(error @ (ProgramError::Catalog(_) | ProgramError::Record(_))) => {
                     if !fails {
                         tracing::warn!("{error}");
@@ -290,14 +290,15 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         }
     };
     let catalog = open(&place, &token)?;
-    if let Some((memory_servers, _)) = options.servers
-        && options.number >= memory_servers
-    {
-        let text = format!(
-            "--number {} is out of range: the cluster has {memory_servers} memory servers, numbered from 0",
-            options.number
-        );
-        return Err(ConfigError::Settings(text).into());
+    let memory_servers = match options.servers {
+        Some((memory_servers, _)) => Some(memory_servers),
+        None => patiently(stop, || {
+            let settings = records::get::<SettingsRecord>(&*catalog, &keys.settings())?;
+            Ok(settings.map(|(settings, _)| settings.memory_servers))
+        })?,
+    };
+    if let Some(count) = memory_servers {
+        settings::check_number("memory", options.number, count)?;
     }
     let generation = patiently(stop, || generation(&*catalog, &keys))?;
     // First this, then the settings: what cannot be served is not what the cluster is made with.
