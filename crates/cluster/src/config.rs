@@ -26,7 +26,7 @@ pub enum ConfigError {
         /// What the operating system says.
         error: io::Error,
     },
-    /// A file is not TOML, or has keys or values that nobody knows.
+    /// A file is not TOML, or has unknown keys or values.
     #[error("{path}: {why}", path = .path.display())]
     Content {
         /// The file.

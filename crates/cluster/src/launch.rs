@@ -206,13 +206,13 @@ struct Launcher<'a> {
     servers: Vec<Server>,
     catalog: Option<CatalogAddress>,
     out: &'a mut dyn Write,
-    /// Whether nobody has died.
+    /// Whether no server has died.
     is_well: bool,
 }
 
 impl Launcher<'_> {
     fn say(&mut self, line: &str) {
-        // Whoever read it may have gone; the cluster stays.
+        // A closed stdout does not stop the cluster.
         let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
     }
 
@@ -382,7 +382,7 @@ impl Launcher<'_> {
 
     /// Starts everything, and says so when it serves; whether it does.
     fn bring_up(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
-        // Nobody is to find the catalog of an earlier cluster.
+        // A stale file would lead to the catalog of an earlier cluster.
         let _ = fs::remove_file(self.folder.join("catalog.address"));
         self.start(0)?;
         if !self.await_catalog(stop)? {
@@ -419,7 +419,7 @@ impl Launcher<'_> {
         Ok(true)
     }
 
-    /// Ends these servers: asks, waits, and kills who has not ended in time.
+    /// Stops these servers: asks, waits, and kills those that do not end in time.
     fn end(&mut self, which: impl Fn(&Server) -> bool) {
         for server in self.servers.iter().filter(|server| which(server)) {
             server.signal(Signal::TERM);

@@ -2,7 +2,7 @@
 //!
 //! *Invariants*: N1. while the program runs and the catalog answers, its entry is there and says what was last published;
 //! when the program ends or dies, the entry goes, at the latest a term later. N2. an entry of another program is
-//! never overwritten: who finds its number taken waits until it is free. N3. nothing is retried without a pause.
+//! never overwritten: a program whose number is taken waits until it is free. N3. nothing is retried without a pause.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Member {
     }
 }
 
-/// Puts `value` under `key` unless somebody else's is there; whether it is there now. `mine` is what this
+/// Puts `value` under `key` unless another program's is there; whether it is there now. `mine` is what this
 /// program has put there before.
 fn put(
     catalog: &dyn Catalog,
@@ -62,7 +62,7 @@ fn put(
         None => None,
     };
     match catalog.put_if(key, expected, value, Some(lease)) {
-        // It may be there all the same: under this lease or not at all, for nobody else writes this value.
+        // It may be there all the same: under this lease or not at all, since no other program writes this value.
         Err(CatalogError::Indeterminate { .. }) => {
             Ok(catalog.get(key)?.is_some_and(|entry| entry.value == value))
         }

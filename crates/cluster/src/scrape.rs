@@ -146,7 +146,7 @@ async fn ask(address: &str) -> Result<String, Silence> {
 }
 
 impl Scraper {
-    /// One that has asked nobody yet.
+    /// Starts the runtime that asks.
     ///
     /// # Errors
     /// What the operating system says.
@@ -185,7 +185,7 @@ impl Scraper {
 impl Drop for Scraper {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Somebody may still be looking up a name; nobody waits for that.
+            // A name lookup may still be under way; do not wait for it.
             runtime.shutdown_background();
         }
     }

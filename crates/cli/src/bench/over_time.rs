@@ -12,10 +12,10 @@ use farleaf_bench::timeline::{Interval, MOST_INTERVALS, Timeline};
 use farleaf_bench::workload::Distribution;
 use std::path::{Path, PathBuf};
 
-/// How many intervals a run has when nobody says how long they are.
+/// Default number of intervals of a run.
 const PARTS: u32 = 60;
 
-/// The intervals of a run of which nobody asks for a timeline.
+/// The intervals of a run without a timeline.
 pub(super) const USUAL: Interval = Interval::Parts(PARTS);
 
 /// Curves of single compute servers are drawn for at most so many of them.
@@ -63,7 +63,7 @@ pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval
         let parts = |seconds: f64| (seconds * 1e9 / f64::from(PARTS)) as u64;
         return Ok(Some(match arguments.seconds.map(parts) {
             Some(ns) => Interval::Nanoseconds(ns.max(1)),
-            // How long the run will be, nobody knows.
+            // The length of the run is not known.
             None => Interval::Parts(PARTS),
         }));
     };

@@ -23,7 +23,7 @@ use farleaf_fabric::sync::Arc;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 
-/// The cache of a compute server when nobody says how large.
+/// Default cache of a compute server.
 const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
 
 /// Real threads of one process.
@@ -105,7 +105,7 @@ impl Plan {
                 let shift = arguments.shift_hotspot_at.map(|at| HotspotShift { at, by });
                 let own_keys = arguments.own_keys;
                 let reshaping = reshaping::of(arguments)?;
-                // Who did how much is counted over time.
+                // Loads are counted over time.
                 let is_counted = reshaping.balance || !reshaping.changes.is_empty();
                 let timeline = interval.or(is_counted.then_some(over_time::USUAL));
                 let run = Run {
@@ -336,7 +336,7 @@ fn amount(arguments: &Arguments) -> Amount {
     }
 }
 
-/// Of a run of so much time nobody knows: five million operations a second is more than a process does.
+/// Unknown for a run by time: five million operations a second is more than a process does.
 fn expected_inserts(amount: Amount, share: f64) -> u64 {
     let operations = match amount {
         Amount::Operations(operations) => operations as f64,

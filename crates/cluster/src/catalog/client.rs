@@ -257,7 +257,7 @@ impl Link {
                     return Ok(reply.to_vec());
                 }
                 Decoded::Frame { body: Completion::NotDone(..), .. } => {
-                    return invalid("nobody answered there");
+                    return invalid("no answer");
                 }
                 Decoded::Frame { .. } | Decoded::Malformed => return invalid("this is no answer"),
                 Decoded::Incomplete => {}

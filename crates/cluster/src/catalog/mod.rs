@@ -67,7 +67,7 @@ pub enum CatalogError {
         /// Why.
         why: String,
     },
-    /// It was asked for a change, and did not answer: nobody knows whether it was made.
+    /// It did not answer a request for a change, which may have been made.
     #[error("the catalog at {address} did not answer; the request may have taken effect: {why}")]
     Indeterminate {
         /// Where it should be.

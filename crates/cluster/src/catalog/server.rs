@@ -3,7 +3,7 @@
 //! The listener's threads must not wait for a disk, so one thread of its own answers, in the order in which
 //! requests came, and ends leases.
 //!
-//! *Invariants*: at most [`QUEUE`] requests wait; who comes then is told. Nobody without the token reaches the store.
+//! *Invariants*: at most [`QUEUE`] requests wait; more are refused. Requests without the token never reach the store.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
@@ -163,7 +163,7 @@ fn serve(mut store: Store, requests: &Receiver<Waiting>, clock: Clock) {
         };
         match requests.recv_timeout(wait) {
             Ok(Waiting { request, reply }) => {
-                // What has ended while nobody came has ended before this request.
+                // Leases that ended while the queue was empty ended before this request.
                 let answer = match store.expire(clock.now_ns()) {
                     Ok(()) => store.answer(request, clock.now_ns()),
                     Err(why) => Answer::Refused(why),

@@ -117,7 +117,7 @@ mod tests {
         let mut lines = FileHistory::new();
         Kept::open(Some(path.clone()), &mut lines);
         assert_eq!(remembered(&lines), ["get 1", "put 1 2", "scan 0"]);
-        // Nobody else reads what the user has typed.
+        // Only the user may read the history.
         assert_eq!(metadata(&path).unwrap().permissions().mode() & 0o077, 0);
         // Gone in the middle of a session: the next line makes a new one.
         let mut kept = Kept::open(Some(path.clone()), &mut lines);

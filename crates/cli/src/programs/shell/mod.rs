@@ -125,7 +125,7 @@ fn restore_when_ended() -> anyhow::Result<()> {
     let work = move || {
         if let Some(signal) = signals.forever().next() {
             modes.restore();
-            // Pasted text is marked no more; nobody reads the rest of the line.
+            // Turn bracketed paste off; the rest of the line is dropped.
             let _ = io::stderr().write_all(b"\x1b[?2004l\n");
             std::process::exit(128 + signal);
         }

@@ -103,7 +103,7 @@ fn watch(
             }
         }
     };
-    // It may stand in a read when the program ends; nobody waits for it.
+    // It may be blocked in a read when the program ends, so it is never joined.
     std::thread::Builder::new().name("catalog".into()).spawn(work)?;
     Ok(known)
 }
