@@ -24,24 +24,24 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:\n  farleaf demo\n  farleaf demo --keys 10M\n  \
     farleaf demo --input orders.csv --key-column id --value-column amount\n\n\
     The cluster is embedded: 4 memory servers and 1 compute server with 2 threads, in this process.\n\
-    The costs per operation are those of any network; the times are those of this machine's memory.\n\n\
-    Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense.")]
+    The costs per operation hold on any network; the times are those of this machine's memory.\n\n\
+    Exit codes: 0 success, 1 failure, 2 invalid command line or input file.")]
 pub(crate) struct Arguments {
-    /// How many generated records to load
+    /// Load this many generated records
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
     /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the same key
-    /// the last one counts
+    /// the last one wins
     #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     input: Option<PathBuf>,
-    /// The file's column of keys, whole numbers of 64 bits [default: `key`, or the first of a file without a header]
+    /// Take the keys, unsigned 64-bit numbers, from this column [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME", requires = "input")]
     key_column: Option<String>,
-    /// The file's column of values, whole numbers of 64 bits [default: `value`, or the second of a file without a
-    /// header, or the number of the row, from 0]
+    /// Take the values, unsigned 64-bit numbers, from this column [default: `value`, or the second of a file without a
+    /// header, or row numbers from 0]
     #[arg(long, value_name = "NAME", requires = "input")]
     value_column: Option<String>,
-    /// Where randomness starts
+    /// Seed the random numbers
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// Write the reports as a JSON array to this file, or with `-` to stdout (the rest then goes to
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
             let input = read_records(path, &ColumnNames { key, value })?;
             json.say(&format!(
-                "{} records from {}, {} more rows repeated a key: the last one of each counts",
+                "{} records from {}, {} more rows repeated a key: the last row of each key wins",
                 grouped(input.records.len() as u64),
                 path.display(),
                 grouped(input.duplicates),

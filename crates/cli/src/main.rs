@@ -1,7 +1,6 @@
 //! The command `farleaf`: the programs of a cluster, a demo, benchmarks and simulations.
 //!
-//! Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense. An error is one
-//! line on stderr.
+//! Exit codes: 0 success, 1 failure, 2 invalid command line or input file. An error is one line on stderr.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +30,7 @@ use std::process::ExitCode;
     max_term_width = 100,
     after_help = "Examples:\n  farleaf demo\n  farleaf bench --workload ycsb-a --keys 10M --threads 2\n  \
                   farleaf bench --help\n\n\
-                  Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense."
+                  Exit codes: 0 success, 1 failure, 2 invalid command line or input file."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -40,33 +39,33 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Load records into an embedded cluster, run a few workloads on every design, and show the figures
+    /// Load records into an embedded cluster and run a few workloads on every design
     Demo(demo::Arguments),
-    /// Run one index design on one workload, or replay a trace, and report what it cost
+    /// Run one index design on one workload or trace, and report throughput, latency and costs
     Bench(Box<bench::Arguments>),
-    /// Run a paper's experiments with every design on the simulator, and print and draw its figures
+    /// Repeat a paper's experiments on the simulator, and print and draw its figures
     Figures(figures::Arguments),
-    /// Run DEX step by step, with and without each of its parts, and show what they bring
+    /// Run DEX with and without each of its parts, and show what each contributes
     Ablation(ablation::Arguments),
-    /// Run scenarios of workloads and faults on a simulated cluster
+    /// Check scenarios of workloads and faults on a simulated cluster
     Sim(sim::Arguments),
     /// Run one memory server
     MemoryServer(Box<programs::memory_server::Arguments>),
     /// Run one compute server
     ComputeServer(Box<programs::compute_server::Arguments>),
-    /// Run a whole cluster on this host, each server a process of its own
+    /// Run a whole cluster on this host, one process per server
     Cluster(Box<programs::cluster::Arguments>),
-    /// Show how a cluster stands, and whether it serves
+    /// Show the state of a cluster, and whether it serves
     Status(programs::status::Arguments),
-    /// Read and change what a cluster holds
+    /// Read and change records of a cluster
     Client(Box<programs::client::Arguments>),
-    /// Read and change what a cluster holds from a prompt, or by the lines of a script
+    /// Read and change records of a cluster from a prompt or a script
     Shell(programs::shell::Arguments),
-    /// Show what a cluster does, as it does it
+    /// Show the load of a cluster live
     Top(programs::top::Arguments),
 }
 
-/// The command line makes no sense: exit code 2.
+/// The command line is invalid: exit code 2.
 #[derive(Debug)]
 struct UsageError(String);
 
@@ -123,7 +122,7 @@ fn main() -> ExitCode {
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        // Whoever reads the output has seen enough.
+        // The reader of the output has closed it.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::error_line(&output::causes(&error));

@@ -61,7 +61,7 @@ impl JsonTarget {
     }
 }
 
-/// Text to stderr; if nobody reads it, nothing is lost.
+/// Writes text to stderr and ignores failures.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }

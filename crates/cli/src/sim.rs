@@ -11,24 +11,24 @@ use farleaf_sim::{CommandError, DeathAt, Deaths, run_command, run_mutants, run_r
                         farleaf sim --scenario dex-crash-sweep --sweep\n  \
                         farleaf sim --random 1000 --seed 1\n  \
                         farleaf sim --mutants --count 2000\n\n\
-                        Exit codes: 0 done, 1 a run violated what must hold (the output has the command that replays it), 2 the command line or an input file makes no sense.")]
+                        Exit codes: 0 success, 1 a run violated an invariant (the output has the command that replays it), 2 invalid command line or input file.")]
 pub(crate) struct Arguments {
-    /// A scenario's file or name, `all` for all that are built in, or `canary` for those with a planted
+    /// Run the scenario of this file or name, `all` for all built-in ones, or `canary` for those with a planted
     /// bug, each of which must be caught within the seeds
     #[arg(long, value_name = "FILE|all|canary", default_value = "all")]
     scenario: String,
-    /// The first seed
+    /// Begin with this seed
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::count)]
     seed: u64,
-    /// How many seeds, one after the other
+    /// Run this many seeds, counted up from the first
     #[arg(long, value_name = "K", default_value = "1", value_parser = units::positive)]
     count: u64,
-    /// In a scenario with crashes: play each seed once for every WRITE at which compute servers can die, and for all that
-    /// can become of what is on its way then
+    /// In a scenario with crashes: repeat each seed for every WRITE at which compute servers can die, and for every
+    /// outcome of the WRITEs in flight
     #[arg(long, conflicts_with = "death")]
     sweep: bool,
-    /// In a scenario with crashes: compute servers die once, at this WRITE, and `none`, `some` or `all` of what is on
-    /// its way takes effect
+    /// In a scenario with crashes: kill the compute servers once, at this WRITE; `none`, `some` or `all` of the WRITEs in
+    /// flight take effect
     #[arg(long, value_name = "WRITE:WORDS")]
     death: Option<DeathAt>,
     /// So many random scenarios, each with a seed of its own, over all designs, faults and parameters

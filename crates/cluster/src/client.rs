@@ -183,7 +183,8 @@ impl Connection {
         let keys = Keys::new(&config.cluster)
             .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", config.cluster)))?;
         let settings = records::get::<SettingsRecord>(&*catalog, &keys.settings())?;
-        let unknown = || ProgramError::Failed(format!("there is no cluster {}", config.cluster));
+        let unknown =
+            || ProgramError::Failed(format!("no cluster {} in the catalog", config.cluster));
         let (settings, _) = settings.ok_or_else(unknown)?;
         let compute_servers = settings.compute_servers;
         let (found, absent) = registered(&*catalog, &keys, compute_servers)?;
@@ -193,7 +194,9 @@ impl Connection {
             addresses[usize::from(record.number)] = resolve(&record.address)?;
         }
         let record = records::get::<MapRecord>(&*catalog, &keys.map())?;
-        let no_map = || ProgramError::Failed("the cluster has never served: it has no map".into());
+        let no_map = || {
+            ProgramError::Failed("the cluster has not served yet: it has no partition map".into())
+        };
         let map = map_of(record.ok_or_else(no_map)?.0)?;
         // Time for a second attempt at what changes nothing.
         let request = config.deadline * 2 / 5;
@@ -232,13 +235,13 @@ impl Connection {
             return failed("there is no index yet");
         };
         if index.state != IndexState::Ready {
-            return failed("the index is being made anew already");
+            return failed("the cluster is already making a new index");
         }
         let generation = index.generation + 1;
         let state = IndexState::Making;
         let making = IndexRecord { generation, state, memory_epochs: Vec::new() };
         if !records::put_if(catalog, &keys.index(), Some(version), &making, None)? {
-            return failed("the index is being made anew already");
+            return failed("the cluster is already making a new index");
         }
         let (clock, never) = (Clock::start(), Stop::default());
         let mut missing = "the catalog has not answered".to_owned();
@@ -257,7 +260,7 @@ impl Connection {
             never.wait(LOOK_AGAIN_AFTER);
         }
         Err(ProgramError::Failed(format!(
-            "the index is emptied, but the new one is not served in time: {missing}"
+            "the index is empty, but the cluster does not serve the new one in time: {missing}"
         )))
     }
 

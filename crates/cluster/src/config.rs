@@ -26,7 +26,7 @@ pub enum ConfigError {
         /// What the operating system says.
         error: io::Error,
     },
-    /// A file is not TOML, or has keys or values that nobody knows.
+    /// A file is not TOML, or has unknown keys or values.
     #[error("{path}: {why}", path = .path.display())]
     Content {
         /// The file.
@@ -92,7 +92,7 @@ pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, Confi
     for (key, value) in &table {
         let flag = key.replace('_', "-");
         if key.contains('-') || !flags.contains(&flag.as_str()) || flag == "config" {
-            return Err(content(format!("`{key}` is no setting")));
+            return Err(content(format!("unknown setting `{key}`")));
         }
         let text = match value {
             toml::Value::String(text) => text.clone(),
@@ -167,7 +167,7 @@ pub fn replace_file(path: &Path, content: &str) -> Result<(), ConfigError> {
     replace_with(path, content, 0o666)
 }
 
-/// Where others reach what listens at `bound`: there, unless it is said otherwise.
+/// The address to publish for a listener at `bound`: `said`, if given, otherwise `bound`.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if `bound` is every address of this machine and nothing else is said.
@@ -175,8 +175,8 @@ pub fn advertised(bound: SocketAddr, said: Option<&str>) -> Result<String, Confi
     match said {
         Some(address) => {
             let port = address.parse::<SocketAddr>().map_err(|_| {
-                let why = "expected an address and a port such as 10.0.0.7:7401 (port 0: that which it listens at)";
-                ConfigError::Settings(format!("`{address}` cannot be advertised: {why}"))
+                let why = "expected an address and a port such as 10.0.0.7:7401 (port 0 stands for the listening port)";
+                ConfigError::Settings(format!("cannot advertise `{address}`: {why}"))
             })?;
             let port = SocketAddr::new(
                 port.ip(),
@@ -185,7 +185,7 @@ pub fn advertised(bound: SocketAddr, said: Option<&str>) -> Result<String, Confi
             Ok(port.to_string())
         }
         None if bound.ip().is_unspecified() => Err(ConfigError::Settings(format!(
-            "listening at {bound} says no address that others can use: say one with --advertise"
+            "others cannot connect to {bound}: pass their address for it with --advertise"
         ))),
         None => Ok(bound.to_string()),
     }
@@ -216,9 +216,9 @@ mod tests {
     #[test]
     fn what_nobody_knows_is_refused_in_one_line() {
         let cases = [
-            ("poolbytes = 1", "`poolbytes` is no setting"),
-            ("pool-bytes = 1", "`pool-bytes` is no setting"),
-            ("config = \"x\"", "`config` is no setting"),
+            ("poolbytes = 1", "unknown setting `poolbytes`"),
+            ("pool-bytes = 1", "unknown setting `pool-bytes`"),
+            ("config = \"x\"", "unknown setting `config`"),
             ("threads = [1]", "`threads` must be a string"),
             ("[threads]\nx = 1", "`threads` must be a string"),
             ("threads = 1\nthreads = 2", "line 2: duplicate key"),

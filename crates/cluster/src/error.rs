@@ -16,7 +16,7 @@ pub enum ProgramError {
     /// The catalog did not do what was needed.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// The catalog holds what makes no sense.
+    /// The catalog holds an invalid entry.
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The operating system refused.

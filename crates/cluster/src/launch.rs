@@ -206,13 +206,13 @@ struct Launcher<'a> {
     servers: Vec<Server>,
     catalog: Option<CatalogAddress>,
     out: &'a mut dyn Write,
-    /// Whether nobody has died.
+    /// Whether no server has died.
     is_well: bool,
 }
 
 impl Launcher<'_> {
     fn say(&mut self, line: &str) {
-        // Whoever read it may have gone; the cluster stays.
+        // A closed stdout does not stop the cluster.
         let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
     }
 
@@ -256,7 +256,7 @@ impl Launcher<'_> {
     fn start(&mut self, index: usize) -> Result<(), ProgramError> {
         let server = &self.servers[index];
         let path = server.file(&self.folder, "log");
-        let what = format!("{} cannot be started", server.name());
+        let what = format!("cannot start {}", server.name());
         let started = (|| {
             let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
             let log_from = log.metadata()?.len();
@@ -282,7 +282,7 @@ impl Launcher<'_> {
             let server = &self.servers[index];
             anybody = true;
             let line = if status.success() {
-                format!("{} has ended as it was asked to", server.name())
+                format!("{} has ended on request", server.name())
             } else {
                 self.is_well = false;
                 let why = last_words(&server.file(&self.folder, "log"), server.log_from);
@@ -307,7 +307,7 @@ impl Launcher<'_> {
         if server.restarts.len() < RESTARTS {
             server.restart_at = Some(now + RESTART_PAUSE);
         } else {
-            let line = format!("{} dies too often: it stays down", server.name());
+            let line = format!("{}: restart limit reached, giving up", server.name());
             self.say(&line);
         }
     }
@@ -319,7 +319,7 @@ impl Launcher<'_> {
                 self.servers[index].restart_at = None;
                 self.servers[index].restarts.push_back(now);
                 self.start(index)?;
-                let line = format!("{} is started again", self.servers[index].name());
+                let line = format!("{} has been restarted", self.servers[index].name());
                 self.say(&line);
             }
         }
@@ -342,7 +342,7 @@ impl Launcher<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.say("the catalog has not come up in time");
+        self.say("the catalog did not start in time");
         Ok(false)
     }
 
@@ -362,13 +362,13 @@ impl Launcher<'_> {
     fn await_ready(&mut self, stop: &Stop) -> Result<Option<Standing>, ProgramError> {
         let Some(address) = &self.catalog else { return Ok(None) };
         let catalog = open(address, &config::read_token(&self.folder.join("token"))?)?;
-        let mut missing = "the catalog has not answered".to_owned();
+        let mut missing = "the catalog did not answer".to_owned();
         while self.clock.elapsed() < self.options.ready_within {
             match Standing::read(&*catalog, &self.keys) {
                 Ok(standing) if self.is_ready(&standing) => return Ok(Some(standing)),
                 Ok(standing) => {
                     let first = standing.missing().into_iter().next();
-                    missing = first.unwrap_or_else(|| "a server has not registered".to_owned());
+                    missing = first.unwrap_or_else(|| "a server is not registered".to_owned());
                 }
                 Err(error) => missing = error.to_string(),
             }
@@ -376,13 +376,13 @@ impl Launcher<'_> {
                 return Ok(None);
             }
         }
-        self.say(&format!("the cluster does not serve in time: {missing}"));
+        self.say(&format!("the cluster did not serve in time: {missing}"));
         Ok(None)
     }
 
     /// Starts everything, and says so when it serves; whether it does.
     fn bring_up(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
-        // Nobody is to find the catalog of an earlier cluster.
+        // A stale file would lead to the catalog of an earlier cluster.
         let _ = fs::remove_file(self.folder.join("catalog.address"));
         self.start(0)?;
         if !self.await_catalog(stop)? {
@@ -419,7 +419,7 @@ impl Launcher<'_> {
         Ok(true)
     }
 
-    /// Ends these servers: asks, waits, and kills who has not ended in time.
+    /// Stops these servers: asks, waits, and kills those that do not end in time.
     fn end(&mut self, which: impl Fn(&Server) -> bool) {
         for server in self.servers.iter().filter(|server| which(server)) {
             server.signal(Signal::TERM);
@@ -446,7 +446,7 @@ impl Launcher<'_> {
                 killed = true;
                 let names: Vec<_> = self.servers.iter().filter(running).map(Server::name).collect();
                 self.servers.iter().filter(running).for_each(|server| server.signal(Signal::KILL));
-                self.say(&format!("killed, for not ending in time: {}", names.join(", ")));
+                self.say(&format!("killed because they did not end in time: {}", names.join(", ")));
             }
             never.wait(LOOK);
         }
@@ -480,7 +480,7 @@ fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let text = format!("another launcher has {}", folder.display());
+            let text = format!("another launcher is using {}", folder.display());
             return Err(ConfigError::Settings(text).into());
         }
         Err(errno) => return Err(ProgramError::system(what)(errno.into())),
@@ -508,7 +508,9 @@ pub fn run(
     let keys = Keys::new(&options.cluster)
         .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
     if options.memory_servers == 0 {
-        return Err(ConfigError::Settings("a cluster has a memory server".to_owned()).into());
+        return Err(
+            ConfigError::Settings("a cluster needs at least one memory server".to_owned()).into()
+        );
     }
     let (folder, _lock) = prepare(&options.dir)?;
     let memory = (0..options.memory_servers).map(|number| Server::new(Kind::Memory, number));
@@ -532,7 +534,7 @@ pub fn run(
             launcher.restart_those_due()?;
             let lives = |server: &Server| server.process.is_some() || server.restart_at.is_some();
             if !launcher.servers.iter().any(lives) {
-                launcher.say("no server is left");
+                launcher.say("no server is running");
                 break;
             }
         }

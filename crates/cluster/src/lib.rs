@@ -1,4 +1,4 @@
-//! The programs that make a cluster: memory servers, the catalog that says who is there, and what starts and watches
+//! The programs that make a cluster: memory servers, the catalog of live servers, and what starts and watches
 //! them all. A crate of its own because of what it links: the library needs neither signals nor sockets for metrics nor etcd.
 //!
 //! *Thread safety*: as each module says. Everything here is control plane: it blocks threads, and no operation on

@@ -54,7 +54,9 @@ pub fn start(level: Level) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // A full disk must not end a server: reporting a failed write to stderr would panic.
+        .log_internal_errors(false)
         .finish();
-    // Somebody was first, as in tests.
+    // A subscriber may be set already, as in tests.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }

@@ -2,7 +2,7 @@
 //!
 //! *Invariants*: N1. while the program runs and the catalog answers, its entry is there and says what was last published;
 //! when the program ends or dies, the entry goes, at the latest a term later. N2. an entry of another program is
-//! never overwritten: who finds its number taken waits until it is free. N3. nothing is retried without a pause.
+//! never overwritten: a program whose number is taken waits until it is free. N3. nothing is retried without a pause.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -13,7 +13,7 @@ use farleaf_fabric::sync::{Arc, Mutex, lock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The term of a lease unless said otherwise.
+/// Default term of a lease.
 pub const DEFAULT_TERM: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Member {
     }
 }
 
-/// Puts `value` under `key` unless somebody else's is there; whether it is there now. `mine` is what this
+/// Puts `value` under `key` unless another program's is there; whether it is there now. `mine` is what this
 /// program has put there before.
 fn put(
     catalog: &dyn Catalog,
@@ -62,7 +62,7 @@ fn put(
         None => None,
     };
     match catalog.put_if(key, expected, value, Some(lease)) {
-        // It may be there all the same: under this lease or not at all, for nobody else writes this value.
+        // It may be there all the same: under this lease or not at all, since no other program writes this value.
         Err(CatalogError::Indeterminate { .. }) => {
             Ok(catalog.get(key)?.is_some_and(|entry| entry.value == value))
         }
@@ -87,7 +87,7 @@ impl Shared {
         }
         // The next attempt grants another one.
         self.catalog.revoke(lease)?;
-        Err(CatalogError::Refused(format!("{} is another program's now", self.key)))
+        Err(CatalogError::Refused(format!("{} now belongs to another program", self.key)))
     }
 
     fn run(&self) {
@@ -95,12 +95,12 @@ impl Shared {
         while !self.stop.wait(self.term / 3) {
             match self.keep() {
                 Err(error) if !fails => {
-                    tracing::warn!("{}: cannot be kept registered: {error}", self.key);
+                    tracing::warn!("{}: cannot renew the lease: {error}", self.key);
                     fails = true;
                 }
                 Err(_) => {}
                 Ok(()) if fails => {
-                    tracing::info!("{}: registered as before", self.key);
+                    tracing::info!("{}: renewed the lease", self.key);
                     fails = false;
                 }
                 Ok(()) => {}
@@ -154,7 +154,7 @@ impl Member {
         let thread = std::thread::Builder::new()
             .name("membership".into())
             .spawn(move || keeper.run())
-            .map_err(|error| CatalogError::Refused(format!("there is no thread: {error}")))?;
+            .map_err(|error| CatalogError::Refused(format!("cannot start a thread: {error}")))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -170,7 +170,7 @@ impl Member {
             published.value = value;
             return Ok(());
         }
-        Err(CatalogError::Refused(format!("{} is another program's now", shared.key)))
+        Err(CatalogError::Refused(format!("{} now belongs to another program", shared.key)))
     }
 }
 
@@ -183,9 +183,12 @@ impl Drop for Member {
         }
         let lease = lock(&self.shared.published).lease;
         match self.shared.catalog.revoke(lease) {
-            Ok(()) => tracing::info!("{}: not registered any more", self.shared.key),
+            Ok(()) => tracing::info!("{}: no longer registered", self.shared.key),
             Err(error) => {
-                tracing::warn!("{}: will stay registered for a term: {error}", self.shared.key);
+                tracing::warn!(
+                    "{}: cannot unregister, its lease ends a term later: {error}",
+                    self.shared.key
+                );
             }
         }
     }

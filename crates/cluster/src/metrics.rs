@@ -1,7 +1,7 @@
 //! What a server counts, as Prometheus reads it: `/metrics` and `/healthz` over HTTP.
 //!
-//! Programs say once what there is to count and where to look ([`Metrics::add`]); the numbers are looked up when somebody
-//! asks. Nothing on the data path knows of this.
+//! Programs say once what there is to count and where to look ([`Metrics::add`]); the numbers are looked up at each
+//! request. Nothing on the data path knows of this.
 //!
 //! *Invariants*: connections are bounded in number and time, requests in size, and what is asked for makes no
 //! difference to what is answered, but for its path.
@@ -30,7 +30,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-/// How many connections are served at once; one more ends the oldest, so that idle ones keep nobody out.
+/// How many connections are served at once; one more ends the oldest, so that idle ones do not block others.
 const CONNECTIONS: usize = 64;
 /// The longest that a connection lasts, and that the head of a request may take.
 const CONNECTION: Duration = Duration::from_secs(10);
@@ -97,7 +97,7 @@ impl Collector for Families {
             };
             let mut encoder = encoder.encode_descriptor(family.name, family.help, None, kind)?;
             for Sample { labels, value } in (family.look)() {
-                // Braces around nothing are no labels to everybody.
+                // Some readers do not accept empty braces.
                 if labels.is_empty() {
                     put(family.kind, value, encoder)?;
                     break;
@@ -127,7 +127,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Adds a family of numbers: `farleaf_` and `name`, which ends with its unit if it has one (`pool_bytes`). `look`
-    /// is called whenever somebody asks, on the thread that answers: it must not block for long.
+    /// is called for each request, on the thread that answers: it must not block for long.
     pub fn add(
         &self,
         name: &'static str,

@@ -1,12 +1,12 @@
 //! What the catalog holds about a cluster: JSON under `farleaf/<cluster>/`.
 //!
-//! | key | under a lease | who writes it |
+//! | key | under a lease | written by |
 //! | --- | --- | --- |
 //! | `memory/<n>` | yes | memory server `n` |
 //! | `compute/<n>` | yes | compute server `n` |
 //! | `index` | no | the compute servers |
 //! | `map` | no | the compute servers |
-//! | `settings` | no | whoever comes first |
+//! | `settings` | no | the first program |
 //!
 //! Unknown fields are skipped, so that an older program can read what a newer one has written.
 //!
@@ -85,7 +85,7 @@ pub struct ComputeRecord {
     pub address: String,
     /// What it says of itself in the handshake.
     pub epoch: u64,
-    /// The generation of the index that it serves; 0 while it serves nobody.
+    /// The generation of the index that it serves; 0 while it does not serve.
     pub generation: u64,
     /// The memory servers that it cannot reach: as long as there are any, it acknowledges no change.
     #[serde(default)]
@@ -124,7 +124,7 @@ pub struct IndexRecord {
     pub memory_epochs: Vec<u64>,
 }
 
-/// Who owns which keys; see `farleaf::partition::PartitionMap`.
+/// The owners of keys; see `farleaf::partition::PartitionMap`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapRecord {
     /// The higher, the newer.
@@ -156,7 +156,7 @@ pub enum RecordError {
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// What is there is none.
-    #[error("the catalog's entry {key} makes no sense: {why}")]
+    #[error("invalid catalog entry {key}: {why}")]
     Malformed {
         /// Its key.
         key: String,

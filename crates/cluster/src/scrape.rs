@@ -43,9 +43,9 @@ pub enum Silence {
 impl fmt::Display for Silence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TimedOut => f.write_str("it does not answer in time"),
-            Self::Unreachable(why) => write!(f, "it cannot be reached: {why}"),
-            Self::Senseless(why) => write!(f, "what it says makes no sense: {why}"),
+            Self::TimedOut => f.write_str("no answer in time"),
+            Self::Unreachable(why) => write!(f, "cannot connect: {why}"),
+            Self::Senseless(why) => write!(f, "invalid answer: {why}"),
         }
     }
 }
@@ -63,7 +63,7 @@ impl Numbers {
     /// The numbers in Prometheus' text format; lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// The first line that makes no sense, shortened; or that there are too many.
+    /// The first invalid line, shortened; or that there are too many.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut numbers = Vec::new();
         let lines = text.lines().map(str::trim);
@@ -142,11 +142,11 @@ async fn ask(address: &str) -> Result<String, Silence> {
     }
     let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
     let body = body.map_err(|why| Silence::Senseless(why.to_string()))?.to_bytes();
-    String::from_utf8(body.into()).map_err(|_| Silence::Senseless("it is no text".into()))
+    String::from_utf8(body.into()).map_err(|_| Silence::Senseless("not UTF-8".into()))
 }
 
 impl Scraper {
-    /// One that has asked nobody yet.
+    /// Starts the runtime that asks.
     ///
     /// # Errors
     /// What the operating system says.
@@ -185,7 +185,7 @@ impl Scraper {
 impl Drop for Scraper {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Somebody may still be looking up a name; nobody waits for that.
+            // A name lookup may still be under way; do not wait for it.
             runtime.shutdown_background();
         }
     }

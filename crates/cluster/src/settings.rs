@@ -18,12 +18,14 @@ pub fn agree(
 ) -> Result<(), ProgramError> {
     match records::put_if(catalog, &keys.settings(), None, mine, None) {
         Ok(true) => return Ok(()),
-        // Whoever has written them, they are compared.
+        // They are there: compare them.
         Ok(false) | Err(CatalogError::Indeterminate { .. }) => {}
         Err(error) => return Err(error.into()),
     }
     let found = records::get::<SettingsRecord>(catalog, &keys.settings())?;
-    let (theirs, _) = found.ok_or_else(|| ProgramError::Failed("the settings are gone".into()))?;
+    let (theirs, _) = found.ok_or_else(|| {
+        ProgramError::Failed("the cluster's settings have disappeared from the catalog".into())
+    })?;
     let differs = |what: &str, theirs: &dyn std::fmt::Display, mine: &dyn std::fmt::Display| {
         let text = format!("this cluster was made with {theirs} as {what}, not {mine}");
         Err(ConfigError::Settings(text).into())
@@ -42,4 +44,18 @@ pub fn agree(
         return differs("the placement level", &theirs.placement_level, placement_level);
     }
     Ok(())
+}
+
+/// Refuses a server whose number is not among those of the cluster: the others would wait for it, or it for keys.
+///
+/// # Errors
+/// [`ConfigError::Settings`] if `number` is not below `count`.
+pub fn check_number(kind: &str, number: u16, count: u16) -> Result<(), ConfigError> {
+    if number < count {
+        return Ok(());
+    }
+    let text = format!(
+        "--number {number} is out of range: the cluster has {count} {kind} servers, numbered from 0"
+    );
+    Err(ConfigError::Settings(text))
 }

@@ -14,15 +14,15 @@ use serde::Serialize;
 /// What the catalog says about a cluster. Its parts were read one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Standing {
-    /// What it was made with; nothing before anybody has come.
+    /// What it was made with; nothing before the first program.
     pub settings: Option<SettingsRecord>,
     /// The memory servers that live, by number.
     pub memory: Vec<MemoryRecord>,
     /// The compute servers that live, by number.
     pub compute: Vec<ComputeRecord>,
-    /// The index, once somebody has begun to make it.
+    /// The index, once a compute server has begun to make it.
     pub index: Option<IndexRecord>,
-    /// Who owns which keys.
+    /// The owners of keys.
     pub map: Option<MapRecord>,
 }
 
@@ -86,17 +86,17 @@ impl Standing {
     /// index to wait for.
     pub fn missing(&self) -> Vec<String> {
         let Some(settings) = &self.settings else {
-            return vec!["nobody has said yet what the cluster consists of".to_owned()];
+            return vec!["the size of the cluster is not set yet".to_owned()];
         };
         let mut missing = Vec::new();
         for number in 0..settings.memory_servers {
             if self.memory_server(number).is_none() {
-                missing.push(format!("memory server {number} is not there"));
+                missing.push(format!("memory server {number} is not registered"));
             }
         }
         for number in 0..settings.compute_servers {
             if self.compute_server(number).is_none() {
-                missing.push(format!("compute server {number} is not there"));
+                missing.push(format!("compute server {number} is not registered"));
             }
         }
         if settings.compute_servers == 0 {
@@ -105,17 +105,18 @@ impl Standing {
         match &self.index {
             None => missing.push("there is no index yet".to_owned()),
             Some(IndexRecord { state: IndexState::Making, generation, .. }) => {
-                missing.push(format!("the index of generation {generation} is being made"));
+                missing.push(format!("generation {generation} of the index is not ready yet"));
             }
             Some(index) => {
                 let other = |record: &&MemoryRecord| {
                     let known = index.memory_epochs.get(usize::from(record.number));
                     known != Some(&record.epoch) || record.generation != index.generation
                 };
-                for record in self.memory.iter().filter(other) {
+                let part = |record: &&MemoryRecord| record.number < settings.memory_servers;
+                for record in self.memory.iter().filter(part).filter(other) {
                     let number = record.number;
                     missing.push(format!(
-                        "the index is lost: memory server {number} is not the one that it was made on"
+                        "the index is lost: memory server {number} no longer has its part"
                     ));
                 }
                 let idle = |record: &&ComputeRecord| record.generation != index.generation;
@@ -252,12 +253,12 @@ mod tests {
         };
         assert!(missing(|standing| drop(standing.memory.remove(1))).contains("memory server 1"));
         assert!(missing(|standing| drop(standing.compute.remove(0))).contains("compute server 0"));
-        assert!(missing(|standing| standing.settings = None).contains("nobody"));
+        assert!(missing(|standing| standing.settings = None).contains("not set"));
         assert!(missing(|standing| standing.index = None).contains("no index"));
         let making = missing(|standing| {
             standing.index.as_mut().unwrap().state = IndexState::Making;
         });
-        assert!(making.contains("being made"));
+        assert!(making.contains("not ready"));
         let restarted = missing(|standing| standing.memory[1].epoch = 12);
         assert!(restarted.contains("lost: memory server 1"));
         let cut_off = missing(|standing| standing.compute[1].unreachable = vec![0]);

@@ -22,25 +22,25 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(
     after_help = "After §8.3 of Lu et al., DEX (VLDB 2024). The trace is as for `farleaf bench --trace`.\n\n\
-                  Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense."
+                  Exit codes: 0 success, 1 failure, 2 invalid command line or input file."
 )]
 pub(crate) struct Arguments {
-    /// Only these parts
+    /// Run only these parts
     #[arg(long, value_enum, value_name = "PART,…", value_delimiter = ',')]
     part: Vec<Part>,
-    /// Records to load (the paper has 200M)
+    /// Load this many records (the paper has 200M)
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
-    /// Operations that are measured in each run, after as many that fill the caches
+    /// Measure this many operations of each run, after as many to fill the caches
     #[arg(long, value_name = "N", default_value = "300k", value_parser = units::positive)]
     operations: u64,
-    /// Where randomness starts
+    /// Seed the random numbers
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
-    /// The trace to replay; without it that part is left out
+    /// Replay this trace; without it that part is skipped
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// The folder for CSV and SVG
+    /// Write CSV and SVG files to this folder
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }

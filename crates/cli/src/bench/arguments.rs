@@ -15,7 +15,7 @@ Examples:
   farleaf bench --workload ycsb-a --keys 10M --operations 5M --threads 2
   farleaf bench --workload insert-intensive --distribution uniform --seconds 10
   farleaf bench --memory-servers 4 --placement 80,12,5,3 --fabric sim --compute-servers 4
-  farleaf bench --index local --workload ycsb-a    (what the same tree does without a network)
+  farleaf bench --index local --workload ycsb-a    (the same tree without a network)
   farleaf bench --trace block-io.csv.gz --json -
   farleaf bench --index dex --compute-servers 4 --fabric sim --seconds 0.05 --clustered \
     --shift-hotspot-at 50% --timeline shift    (throughput over time, as popular keys change)
@@ -38,53 +38,53 @@ DEX as in its paper, with its harness:
 Numbers may have `_` between digits and a suffix k, M or G; bytes also Ki, Mi or Gi.
 Keys and values are 8 bytes each.
 
-Exit codes: 0 done, 1 something failed on the way, 2 the command line or an input file makes no sense.";
+Exit codes: 0 success, 1 failure, 2 invalid command line or input file.";
 
 /// The options of `farleaf bench`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
-    /// The index design
+    /// Run this index design
     #[arg(long, value_enum, default_value = "coarse")]
     pub(crate) index: DesignName,
-    /// What clients do, see below
+    /// Run this mix of operations, see below
     #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = Mix::named)]
     pub(super) workload: Mix,
-    /// How often which key: `uniform`, `zipfian:THETA` or `latest:THETA` [default: zipfian:0.99, for
+    /// Draw keys by this distribution: `uniform`, `zipfian:THETA` or `latest:THETA` [default: zipfian:0.99, for
     /// ycsb-d latest:0.99]
     #[arg(long, value_name = "KIND")]
     pub(super) distribution: Option<Distribution>,
-    /// Leave popular keys side by side instead of scattering them over the key space by a hash
+    /// Keep popular keys next to each other instead of scattering them by a hash
     #[arg(long)]
     pub(super) clustered: bool,
-    /// How many keys to load, evenly spread over all 64-bit numbers
+    /// Load this many keys, evenly spread over all 64-bit numbers
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     pub(super) keys: u64,
-    /// Load the keys 0, 1, 2 and so on instead, side by side
+    /// Load the dense keys 0, 1, 2 and so on instead
     #[arg(long)]
     pub(super) dense: bool,
-    /// Let insertions set keys instead, drawn like those of lookups but from the loaded keys and N that follow them
+    /// Replace insertions by upserts, drawn like lookups but from the loaded keys and the N keys after them
     #[arg(long, value_name = "N", value_parser = units::positive)]
     pub(super) upserts_among_more: Option<u64>,
-    /// Let updates set the value that the key was loaded with
+    /// Update keys to the value that they were loaded with
     #[arg(long)]
     pub(super) keep_values: bool,
-    /// Let scans of N records read the interval of keys that N loaded keys take, however many are in it
+    /// Scan the key interval of N loaded keys instead of N records
     #[arg(long)]
     pub(super) scan_intervals: bool,
-    /// How many operations to measure, of all clients together, after a warm-up of a twentieth of them
+    /// Measure this many operations, of all clients together, after a warm-up of a twentieth of them
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     pub(super) operations: u64,
-    /// How long to measure instead, in seconds of the fabric's time, after a warm-up of a twentieth
+    /// Measure for this many seconds of the fabric's time instead, after a warm-up of a twentieth
     #[arg(long, value_name = "S", value_parser = units::seconds, conflicts_with = "operations")]
     pub(super) seconds: Option<f64>,
-    /// More operations before that warm-up, to fill large caches
+    /// Run this many operations before that warm-up, to fill large caches
     #[arg(long, value_name = "N", value_parser = units::positive)]
     pub(super) warm_up: Option<u64>,
-    /// Clients of each compute server [default: 2, for a trace 1]
+    /// Run this many clients of each compute server [default: 2, for a trace 1]
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) threads: Option<u16>,
-    /// Memory servers
+    /// Run this many memory servers
     #[arg(
         long,
         value_name = "N",
@@ -92,7 +92,7 @@ pub(crate) struct Arguments {
         value_parser = units::limited::<u16>(1, 1024)
     )]
     pub(super) memory_servers: u16,
-    /// Compute servers
+    /// Run this many compute servers
     #[arg(
         long,
         value_name = "N",
@@ -100,24 +100,24 @@ pub(crate) struct Arguments {
         value_parser = units::limited::<u16>(1, 1024)
     )]
     pub(super) compute_servers: u16,
-    /// How full the load makes pages, from 0.1 to 1.0
+    /// Fill pages to this share when loading, from 0.1 to 1.0
     #[arg(long, value_name = "SHARE", default_value = "0.7", value_parser = units::fill)]
     pub(super) fill: f64,
-    /// Cache of each compute server, in bytes
+    /// Give each compute server a cache of this size
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
-    /// Cache of all compute servers together, in percent of the loaded records' bytes, 16 each; for a trace,
-    /// of the records that it touches. Pages have free space and keys of their own: some 200 hold everything
+    /// Give all compute servers together a cache of this percentage of the loaded records at 16 bytes each, or of the
+    /// records that a trace touches. About 200 hold everything, because pages also have free space and separators
     #[arg(long, value_name = "PERCENT", value_parser = units::cache_percent)]
     pub(super) cache_percent: Option<f64>,
-    /// How leaves that were read enter the cache: `cold`, `hot`, `coin:P`, hot with probability P, or `never`:
-    /// then nothing is cached, and all nodes on the way are read
+    /// Admit leaves to the cache: `cold`, `hot`, `coin:P` (hot with probability P) or `never`, which
+    /// caches nothing and reads all nodes on the way
     #[arg(long, value_name = "KIND", default_value = "cold", value_parser = cache::admission)]
     pub(super) admission: AdmissionName,
-    /// How cooling frames are kept: a `map` of small buckets, or one `queue` behind one lock
+    /// Keep cooling frames in a `map` of small buckets, or in one `queue` behind one lock
     #[arg(long, value_name = "KIND", default_value = "map", value_parser = cache::cooling)]
     pub(super) cooling: CoolingName,
-    /// The part of the frames that cool, in percent
+    /// Cool this percentage of the frames
     #[arg(
         long,
         value_name = "PERCENT",
@@ -125,55 +125,55 @@ pub(crate) struct Arguments {
         value_parser = units::limited::<u32>(1, 90)
     )]
     pub(super) cooling_percent: u32,
-    /// How frames are found that are made to cool: at random those that are `unused`, at `random` whatever they
-    /// are, or one after the other, as a `clock`
+    /// Choose the frames to cool: random `unused` ones, any at `random`, or one after the other as a
+    /// `clock`
     #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
     pub(super) victims: VictimName,
-    /// What of a changed leaf is written back: the `words` that changed, or whole `pages`, as in the paper
+    /// Write back only the changed `words` of a leaf, or whole `pages` as in the paper
     #[arg(long, value_name = "KIND", default_value = "words", value_parser = cache::write_back)]
     pub(super) write_back: WriteBackName,
-    /// Which operations are left to memory servers when a node on their way is missing: `never` any, `always` those
-    /// that can be, or `cost-aware`, those that seem to take less time there
+    /// Offload operations to memory servers when a node is missing: `never`, `always` if possible, or `cost-aware`
+    /// if that is estimated to be faster
     #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
     pub(super) offload: OffloadName,
-    /// The design `dex` writes nodes back before they have been dirty for so many milliseconds, which costs WRITEs;
-    /// 0 is never
+    /// Write changed nodes of the design `dex` back within this many milliseconds, which costs WRITEs; 0 waits until
+    /// they are evicted
     #[arg(long, value_name = "MS", default_value = "0")]
     pub(super) write_back_ms: u32,
-    /// How many leaves a scan of the design `dex` reads together at most; with 1 it reads one after the other
+    /// Read at most this many leaves together in a scan of the design `dex`; 1 reads one after the other
     #[arg(long, value_name = "N", default_value = "16", value_parser = units::limited::<u32>(1, 1024))]
     pub(super) scan_ahead: u32,
-    /// What all compute servers have equal parts of: the `keys` that can be, or the `records` that are loaded
+    /// Give compute servers equal parts of all possible `keys` or of the loaded `records`
     #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
     pub(super) boundaries: Boundaries,
-    /// Subtrees of this level lie whole on one memory server, in the design `dex` [default: the largest level with 16
+    /// Keep subtrees of this level of the design `dex` on one memory server each [default: the largest level with 16
     /// subtrees for each memory server]
     #[arg(long, value_name = "LEVEL", value_parser = units::limited::<u8>(0, 8))]
     pub(super) placement_level: Option<u8>,
-    /// How keys are split among memory servers
+    /// Partition keys among memory servers by this scheme
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,
-    /// The memory servers' shares of the keys under range partitioning, as weights [default: equal]
+    /// Weight the shares of the memory servers under range partitioning [default: equal]
     #[arg(long, value_name = "W,W,…", value_delimiter = ',', value_parser = units::weight)]
     pub(super) placement: Vec<u64>,
-    /// What the clients and the memory servers run on
+    /// Connect clients and memory servers by this fabric
     #[arg(long, visible_alias = "transport", value_enum, default_value = "local")]
     pub(super) fabric: FabricName,
-    /// A round trip, in nanoseconds [default: none on `local`, 1700 and what NICs take on `sim`]
+    /// Add a round trip time of this many nanoseconds [default: none on `local`, 1700 and the NICs' time on `sim`]
     #[arg(long, value_name = "NS", value_parser = units::count)]
     pub(super) network_latency_ns: Option<u64>,
-    /// Cores of each memory server that serve RPCs, on `sim` [default: 4]
+    /// Serve RPCs with this many cores of each memory server, on `sim` [default: 4]
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) server_cores: Option<u16>,
-    /// Threads of each memory server that serve RPCs, on `local` and `verbs`; on `local`, 0 serves them in the caller
+    /// Serve RPCs with this many threads of each memory server, on `local` and `verbs`; on `local`, 0 serves them in the caller
     /// [default: 0 on `local`, 1 on `verbs`]
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(0, 256))]
     pub(super) server_threads: Option<u16>,
-    /// Memory of each memory server, in bytes; taken from the system as it is used. The design `local` has
-    /// that of all of them in one place [default: what the keys and the insertions can need]
+    /// Give each memory server a pool of this size, allocated on first use. The design `local` has
+    /// all of them in one place [default: enough for the keys and the insertions]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     pub(super) pool_bytes: Option<u64>,
-    /// Where randomness starts; on `sim` it settles the whole run
+    /// Seed the random numbers; on `sim` it determines the whole run
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     pub(super) seed: u64,
     /// Replay a trace instead of a workload, by one client from an empty index: CSV with a header, plain
@@ -188,24 +188,24 @@ pub(crate) struct Arguments {
         ]
     )]
     pub(super) trace: Option<PathBuf>,
-    /// The trace's column of keys
+    /// Take the keys from this column of the trace
     #[arg(long, value_name = "NAME", default_value = "lbn", requires = "trace")]
     pub(super) trace_key_column: String,
-    /// The trace's column that tells reads from writes
+    /// Take the operations from this column of the trace
     #[arg(long, value_name = "NAME", default_value = "op", requires = "trace")]
     pub(super) trace_op_column: String,
-    /// What that column says for a read
+    /// Treat this text in that column as a read
     #[arg(long, value_name = "TEXT", default_value = "28", requires = "trace")]
     pub(super) trace_read: String,
-    /// What that column says for a write
+    /// Treat this text in that column as a write
     #[arg(long, value_name = "TEXT", default_value = "2a", requires = "trace")]
     pub(super) trace_write: String,
-    /// Make other keys popular during the run: at a part of it, such as `50%`, or after so many seconds of the
-    /// fabric's time, such as `2.5`. For zipfian distributions; with --clustered, popular keys are one range
-    /// of the key space before and another one afterwards
+    /// Make other keys popular during the run: at a part of it, such as `50%`, or after this many seconds of the
+    /// fabric's time, such as `2.5`. For zipfian distributions; with --clustered, the hotspot is one range
+    /// of keys before and another one after
     #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
     pub(super) shift_hotspot_at: Option<Moment>,
-    /// How far popular keys then move up in the key space, round its end, in percent of the keys
+    /// Move popular keys up by this percentage of the keys, wrapping around
     #[arg(
         long,
         value_name = "PERCENT",
@@ -214,35 +214,35 @@ pub(crate) struct Arguments {
         requires = "shift_hotspot_at"
     )]
     pub(super) shift_hotspot_by: f64,
-    /// Balance load among the compute servers of the design `dex` during the measurement: keys move from who does much more
-    /// than others
+    /// Balance load among the compute servers of the design `dex` during the measurement: keys move away from overloaded
+    /// ones
     #[arg(long)]
     pub(super) balance: bool,
-    /// How long loads are counted for that before they are looked at, in milliseconds of the fabric's time
+    /// Compare loads after this many milliseconds of the fabric's time
     #[arg(long, value_name = "MS", default_value = "100", value_parser = over_time::interval, requires = "balance")]
     pub(super) balance_window_ms: f64,
-    /// Move keys between compute servers of the design `dex` during the measurement: all that FROM owns or, with PERCENT,
-    /// that part of its range, to its neighbour TO or to one that owns nothing, at a moment as for --shift-hotspot-at. Can
+    /// Move keys between compute servers of the design `dex` during the measurement: all keys of FROM or, with PERCENT,
+    /// that part of its range, to its neighbour TO or to one without keys, at a moment as for --shift-hotspot-at. Can
     /// be given several times
     #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = reshaping::planned_move)]
     pub(super) moves: Vec<PlannedChange>,
-    /// Compute servers of the design `dex` that own nothing at first, and have no clients; numbered after the others
+    /// Add this many compute servers of the design `dex` without keys and clients at first, numbered after the others
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_compute_servers: u16,
-    /// Clients ask only for keys that their compute server owns, as where requests are sent to the owner, in the design `dex`.
-    /// Then spare compute servers have clients as well, which wait until theirs owns something; with those it needs --seconds
+    /// Let clients of the design `dex` use only keys of their own compute server, as if requests were sent to the owner. Spare
+    /// compute servers then have clients too, which wait until theirs owns keys; this needs --seconds
     #[arg(long)]
     pub(super) own_keys: bool,
-    /// The last so many memory servers hold no nodes of the design `dex` at first
+    /// Keep this many of the memory servers, the last ones, free of nodes of the design `dex` at first
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_memory_servers: u16,
-    /// Let new nodes go to one of those too from a moment on. Can be given several times
+    /// Allocate new nodes on one of those too from this moment on. Can be given several times
     #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
     pub(super) add_memory_server_at: Vec<Moment>,
     /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) timeline: Option<PathBuf>,
-    /// How long its intervals are, in milliseconds of the fabric's time, for at most 2,000 of them [default: a
+    /// Divide it into intervals of this many milliseconds of the fabric's time, at most 2,000 [default: a
     /// sixtieth of the run]
     #[arg(long, value_name = "MS", value_parser = over_time::interval, requires = "timeline")]
     pub(super) interval_ms: Option<f64>,
@@ -251,7 +251,7 @@ pub(crate) struct Arguments {
     pub(super) json: Option<PathBuf>,
 }
 
-/// What clients and memory servers run on.
+/// The fabric between clients and memory servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FabricName {
     /// Threads of this process, in real time

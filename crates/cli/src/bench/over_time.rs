@@ -12,10 +12,10 @@ use farleaf_bench::timeline::{Interval, MOST_INTERVALS, Timeline};
 use farleaf_bench::workload::Distribution;
 use std::path::{Path, PathBuf};
 
-/// How many intervals a run has when nobody says how long they are.
+/// Default number of intervals of a run.
 const PARTS: u32 = 60;
 
-/// The intervals of a run of which nobody asks for a timeline.
+/// The intervals of a run without a timeline.
 pub(super) const USUAL: Interval = Interval::Parts(PARTS);
 
 /// Curves of single compute servers are drawn for at most so many of them.
@@ -63,7 +63,7 @@ pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval
         let parts = |seconds: f64| (seconds * 1e9 / f64::from(PARTS)) as u64;
         return Ok(Some(match arguments.seconds.map(parts) {
             Some(ns) => Interval::Nanoseconds(ns.max(1)),
-            // How long the run will be, nobody knows.
+            // The length of the run is not known.
             None => Interval::Parts(PARTS),
         }));
     };
@@ -88,13 +88,12 @@ pub(super) fn check_shift(arguments: &Arguments, distribution: Distribution) -> 
     let Some(at) = arguments.shift_hotspot_at else { return Ok(()) };
     if !matches!(distribution, Distribution::Zipfian { .. }) {
         return usage(format!(
-            "--shift-hotspot-at needs --distribution zipfian:THETA: {distribution} has no hotspot that \
-             could shift"
+            "--shift-hotspot-at needs --distribution zipfian:THETA: {distribution} has no hotspot"
         ));
     }
     match (at, arguments.seconds) {
         (Moment::Nanoseconds(ns), Some(seconds)) if ns as f64 >= seconds * 1e9 => usage(format!(
-            "--shift-hotspot-at is {} seconds, when the run of {seconds} seconds has ended",
+            "--shift-hotspot-at {} seconds is after the end of the run of {seconds} seconds",
             ns as f64 / 1e9
         )),
         _ => Ok(()),

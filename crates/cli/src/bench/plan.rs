@@ -23,7 +23,7 @@ use farleaf_fabric::sync::Arc;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 
-/// The cache of a compute server when nobody says how large.
+/// Default cache of a compute server.
 const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
 
 /// Real threads of one process.
@@ -105,7 +105,7 @@ impl Plan {
                 let shift = arguments.shift_hotspot_at.map(|at| HotspotShift { at, by });
                 let own_keys = arguments.own_keys;
                 let reshaping = reshaping::of(arguments)?;
-                // Who did how much is counted over time.
+                // Loads are counted over time.
                 let is_counted = reshaping.balance || !reshaping.changes.is_empty();
                 let timeline = interval.or(is_counted.then_some(over_time::USUAL));
                 let run = Run {
@@ -246,7 +246,7 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
         return usage("--write-back-ms needs --index dex");
     }
     if arguments.write_back_ms > 0 && arguments.trace.is_some() {
-        return usage("--write-back-ms is for workloads: a trace is replayed by one task");
+        return usage("--write-back-ms cannot be combined with --trace");
     }
     if arguments.own_keys && arguments.seconds.is_none() && arguments.spare_compute_servers > 0 {
         return usage("--own-keys with --spare-compute-servers needs --seconds");
@@ -275,11 +275,11 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
             return usage("--network-latency-ns needs --fabric local or sim");
         }
         if arguments.server_threads == Some(0) {
-            return usage("--server-threads is at least 1 on the verbs fabric");
+            return usage("--server-threads must be at least 1 on the verbs fabric");
         }
     }
     if arguments.network_latency_ns.is_some_and(|ns| ns > 1_000_000_000) {
-        return usage("--network-latency-ns is at most 1G, a second");
+        return usage("--network-latency-ns must be at most 1G, one second");
     }
     Ok(())
 }
@@ -336,7 +336,7 @@ fn amount(arguments: &Arguments) -> Amount {
     }
 }
 
-/// Of a run of so much time nobody knows: five million operations a second is more than a process does.
+/// Unknown for a run by time: five million operations a second is more than a process does.
 fn expected_inserts(amount: Amount, share: f64) -> u64 {
     let operations = match amount {
         Amount::Operations(operations) => operations as f64,
@@ -376,7 +376,7 @@ fn bytes_of_all(bytes_of_each: u64, memory_servers: u16) -> anyhow::Result<usize
 fn round_up(bytes: u64) -> anyhow::Result<usize> {
     if !(LEAST_POOL_BYTES..=MOST_POOL_BYTES).contains(&bytes) {
         return usage(format!(
-            "a memory server's pool of {bytes} bytes is not possible: it has from {LEAST_POOL_BYTES} to \
+            "a memory server's pool of {bytes} bytes is out of range: {LEAST_POOL_BYTES} to \
              {MOST_POOL_BYTES}"
         ));
     }

@@ -81,7 +81,7 @@ pub(super) fn balance(arguments: &Arguments) -> BalanceOptions {
     BalanceOptions { window_ns, ..BalanceOptions::default() }
 }
 
-/// Who did how much, and what changed.
+/// The load of each compute server, and the changes.
 pub(super) fn summary(report: &Report) -> String {
     let mut text = String::new();
     let shares = &report.compute_server_shares;

@@ -33,22 +33,22 @@ use std::path::{Path, PathBuf};
 #[command(
     after_help = "The figures are 7, 8, 10, 11 and 12 of Ziegler et al. (SIGMOD 2019); 9 is the network's \
                         part of 7, in its CSV.\n\n\
-                        Exit codes: 0 done, 1 something failed on the way, 2 the command line makes no sense."
+                        Exit codes: 0 success, 1 failure, 2 invalid command line."
 )]
 pub(crate) struct Arguments {
-    /// Only these figures
+    /// Make only these figures
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     figure: Vec<u32>,
-    /// These designs [default: those of the paper]
+    /// Run only these designs [default: those of the paper]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     index: Vec<DesignName>,
-    /// Records to load, where a figure does not vary them (the paper has 100M)
+    /// Load this many records, unless the figure varies them (the paper has 100M)
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
-    /// Where randomness starts
+    /// Seed the random numbers
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
-    /// The folder for CSV and SVG
+    /// Write CSV and SVG files to this folder
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }

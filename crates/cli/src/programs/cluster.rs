@@ -16,66 +16,66 @@ use std::time::Duration;
 #[command(
     args_override_self = true,
     after_help = "Example:\n  farleaf cluster --dir /tmp/farleaf \
-    --transport tcp --memory-servers 2 --compute-servers 2\n\nIt says `ready` when the cluster serves, and ends \
-    it on SIGTERM and SIGINT. Everything that it needs is in the folder: token, logs, process numbers, the catalog's \
-    state.\n\nExit codes: 0 ended as asked, 1 a server died or the cluster never served, 2 the command line or a \
-    file makes no sense."
+    --transport tcp --memory-servers 2 --compute-servers 2\n\nIt prints `ready` when the cluster serves, and stops \
+    it on SIGTERM and SIGINT. The folder holds all files: token, logs, process numbers, the catalog's \
+    state.\n\nExit codes: 0 success, 1 a server died or the cluster did not serve in time, 2 invalid command line or \
+    file."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
     common: Common,
-    /// The folder of everything; made if it is not there
+    /// Keep all files of the cluster in this folder, created if missing
     #[arg(long, value_name = "FOLDER")]
     dir: PathBuf,
-    /// The cluster's name
+    /// Name the cluster
     #[arg(long, value_name = "NAME", default_value = "default")]
     cluster: String,
-    /// How compute servers reach memory servers: tcp, shm or verbs
+    /// Connect compute servers to memory servers over tcp, shm or verbs
     #[arg(long, value_name = "TRANSPORT")]
     transport: Transport,
-    /// How many memory servers
+    /// Run this many memory servers
     #[arg(long, value_name = "M", value_parser = servers)]
     memory_servers: u16,
-    /// How many compute servers
+    /// Run this many compute servers
     #[arg(long, value_name = "C", value_parser = servers)]
     compute_servers: u16,
-    /// Bytes of each memory server's pool, such as 4Gi; memory is taken as it is used, over verbs at once
+    /// Give each memory server a pool of this size, such as 4Gi; allocated on first use, over verbs at once
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pool_bytes: u64,
-    /// Threads of each memory server
+    /// Run this many threads in each memory server
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
-    /// Bytes of each compute server's cache, such as 1Gi
+    /// Give each compute server a cache of this size, such as 1Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
-    /// Compute servers write nodes back before they have been dirty for so many milliseconds; 0 is never
+    /// Write changed nodes back within this many milliseconds; 0 waits until they are evicted or flushed
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
-    /// Threads of each compute server that work on requests
+    /// Run this many worker threads in each compute server
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     compute_threads: u16,
-    /// Where each compute server's keys begin but the first's, when the cluster begins; evenly, unless said otherwise
+    /// Set the first key of each compute server but the first, for a new cluster [default: equal parts]
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
     boundaries: Vec<u64>,
-    /// Choose the boundaries so that all compute servers get equal parts of the keys of this CSV file, plain or gzip
+    /// Choose the boundaries so that compute servers get equal parts of the keys in this CSV file, plain or gzip
     #[arg(long, value_name = "FILE", conflicts_with = "boundaries")]
     boundaries_from: Option<PathBuf>,
-    /// That file's column of keys [default: `key`, or the first of a file without a header]
+    /// Take the keys from this column of that file [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME", requires = "boundaries_from")]
     key_column: Option<String>,
-    /// After how many seconds without a sign of life a server is taken for dead
+    /// Treat a server as dead after this many seconds without a lease renewal
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = duration)]
     term_seconds: Duration,
-    /// Start a server again that has died
+    /// Restart servers that die
     #[arg(long)]
     restart: bool,
-    /// Serve metrics of each server, on ports that the operating system chooses
+    /// Serve metrics of each server on ports chosen by the system
     #[arg(long)]
     metrics: bool,
-    /// How many seconds the cluster may take until it serves
+    /// Give up if the cluster does not serve within this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = duration)]
     ready_seconds: Duration,
-    /// How many seconds a server may take to end before it is killed
+    /// Kill a server that takes longer than this many seconds to stop
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = duration)]
     end_seconds: Duration,
 }
@@ -130,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         restart: arguments.restart,
         ready_within: arguments.ready_seconds,
         end_within: arguments.end_seconds,
-        program: std::env::current_exe().context("this program does not know where it is")?,
+        program: std::env::current_exe().context("cannot find the path of this program")?,
     };
     Ok(launch::run(&options, &stop, &mut std::io::stdout())?)
 }

@@ -13,11 +13,11 @@ use std::time::Duration;
 /// What is left to memory servers.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Offload {
-    /// Nothing
+    /// None
     Never,
-    /// Whatever they can do below a missing node
+    /// All that memory servers can do
     Always,
-    /// What is cheaper there, as measured
+    /// Those that are measured to be cheaper there
     CostAware,
 }
 
@@ -26,56 +26,56 @@ enum Offload {
 #[command(
     args_override_self = true,
     after_help = "Example:\n  farleaf compute-server --number 0 --listen 10.0.0.8:7500 \
-    --cache-bytes 16Gi --threads 8 \\\n    --catalog 10.0.0.6:7400 --token-file /etc/farleaf/token\n\nIt ends on SIGTERM and \
-    SIGINT, when it has written everything back."
+    --cache-bytes 16Gi --threads 8 \\\n    --catalog 10.0.0.6:7400 --token-file /etc/farleaf/token\n\nOn SIGTERM and SIGINT it writes \
+    everything back and ends."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
     common: Common,
-    /// The cluster's name
+    /// Join the cluster of this name
     #[arg(long, value_name = "NAME", default_value = "default")]
     cluster: String,
-    /// The server's number among the compute servers, from 0
-    #[arg(long, value_name = "N")]
+    /// Run as the compute server of this number, from 0
+    #[arg(long, value_name = "N", value_parser = units::limited::<u16>(0, 1023))]
     number: u16,
-    /// Where clients reach it; the operating system chooses a port for 0
+    /// Listen for clients at this address; port 0 lets the system choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
-    /// Where clients reach it, if not where it listens
+    /// Publish this address for clients instead of the one of --listen
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<String>,
-    /// Threads that work on requests, each with connections of its own to the memory servers
+    /// Run this many worker threads, each with its own connections to the memory servers
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
-    /// Threads that receive requests and send answers
+    /// Run this many threads for the sockets of clients
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
     io_threads: u16,
-    /// Bytes of its cache, such as 16Gi
+    /// Cache nodes in this much memory, such as 16Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
-    /// Nodes are written back before they have been dirty for so many milliseconds: a crash loses no more than what was
-    /// changed since; 0 is never
+    /// Write changed nodes back within this many milliseconds, which bounds what a crash loses; 0 waits until they are
+    /// evicted or flushed
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
-    /// What is left to memory servers where a node is missing
+    /// Offload these operations to memory servers when a node is not cached
     #[arg(long, value_name = "POLICY", default_value = "never")]
     offload: Offload,
-    /// Where each compute server's keys begin but the first's, if this program makes the first partition map
+    /// Set the first key of each compute server but the first; only the server that creates the first partition map uses it
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
     boundaries: Vec<u64>,
-    /// The longest that one request to a memory server may take, in seconds
+    /// Give up a request to a memory server after this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
     request_seconds: Duration,
-    /// Where the catalog is: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
+    /// Use this catalog: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
     #[arg(long, value_name = "CATALOG")]
     catalog: CatalogAddress,
-    /// The cluster's token, in a file that only its owner can read
+    /// Read the cluster's token from this file, which only its owner can read
     #[arg(long, value_name = "FILE")]
     token_file: PathBuf,
-    /// Serve /metrics and /healthz over HTTP here
+    /// Serve /metrics and /healthz over HTTP at this address
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     metrics: Option<SocketAddr>,
-    /// After how many seconds without a sign of life it is taken for dead
+    /// Treat this server as dead after this many seconds without a lease renewal
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = duration)]
     term_seconds: Duration,
 }

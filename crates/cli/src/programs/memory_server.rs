@@ -16,42 +16,42 @@ use std::time::Duration;
     args_override_self = true,
     after_help = "Example:\n  farleaf memory-server --number 1 \
     --transport tcp --listen 10.0.0.7:7401 --pool-bytes 64Gi \\\n    --catalog 10.0.0.6:7400 \
-    --token-file /etc/farleaf/token\n\nIt ends on SIGTERM and SIGINT. What it holds is gone then."
+    --token-file /etc/farleaf/token\n\nIt ends on SIGTERM and SIGINT, and its content is lost then."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
     common: Common,
-    /// The cluster's name
+    /// Join the cluster of this name
     #[arg(long, value_name = "NAME", default_value = "default")]
     cluster: String,
-    /// The server's number among the memory servers, from 0
-    #[arg(long, value_name = "N")]
+    /// Run as the memory server of this number, from 0
+    #[arg(long, value_name = "N", value_parser = units::limited::<u16>(0, 1023))]
     pub(super) number: u16,
-    /// How compute servers reach it: tcp, shm or verbs
+    /// Serve compute servers over tcp, shm or verbs
     #[arg(long, value_name = "TRANSPORT")]
     transport: Transport,
-    /// Where it listens over tcp, or RDMA connections are brought up; the operating system chooses a port for 0
+    /// Listen at this address over tcp, or to set up RDMA connections; port 0 lets the system choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
-    /// The path of the socket that it is reached by over shm
+    /// Listen at the socket of this path over shm
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Where others reach that, if not where it listens
+    /// Publish this address for compute servers instead of the one of --listen
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<String>,
-    /// Bytes of its pool, such as 64Gi; memory is taken as it is used, over verbs at once
+    /// Serve a memory pool of this size, such as 64Gi; allocated on first use, over verbs at once
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pub(super) pool_bytes: u64,
-    /// Subtrees of this level lie whole on one memory server
+    /// Keep subtrees of this level on one memory server each
     #[arg(long, value_name = "LEVEL", default_value = "3", value_parser = units::limited::<u8>(1, 15))]
     placement_level: u8,
-    /// Threads that serve connections
+    /// Run this many threads for connections
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
-    /// How many connections there may be
+    /// Accept at most this many connections
     #[arg(long, value_name = "N", default_value = "1024", value_parser = units::limited::<u32>(1, 1_000_000))]
     connections: u32,
-    /// Where the catalog is: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
+    /// Use this catalog: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
     #[arg(
         long,
         value_name = "CATALOG",
@@ -59,28 +59,28 @@ pub(crate) struct Arguments {
         conflicts_with = "catalog_listen"
     )]
     catalog: Option<CatalogAddress>,
-    /// Have the catalog in this program, listening here
+    /// Run the catalog in this process, listening at this address
     #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "catalog_state")]
     catalog_listen: Option<SocketAddr>,
-    /// The file of the state of the catalog in this program
+    /// Keep the state of the catalog in this process in this file
     #[arg(long, value_name = "FILE", requires = "catalog_listen")]
     catalog_state: Option<PathBuf>,
-    /// Write to this file where the catalog in this program listens
+    /// Write the address of the catalog in this process to this file
     #[arg(long, value_name = "FILE", requires = "catalog_listen")]
     catalog_address_file: Option<PathBuf>,
-    /// The cluster's token, in a file that only its owner can read
+    /// Read the cluster's token from this file, which only its owner can read
     #[arg(long, value_name = "FILE")]
     token_file: PathBuf,
-    /// Serve /metrics and /healthz over HTTP here
+    /// Serve /metrics and /healthz over HTTP at this address
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     metrics: Option<SocketAddr>,
-    /// After how many seconds without a sign of life it is taken for dead
+    /// Treat this server as dead after this many seconds without a lease renewal
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = duration)]
     term_seconds: Duration,
-    /// How many memory servers the cluster has; the first program that says so decides
+    /// Make a cluster of this many memory servers; the first program to pass it decides
     #[arg(long, value_name = "M", value_parser = servers, requires = "compute_servers")]
     memory_servers: Option<u16>,
-    /// How many compute servers the cluster has; the first program that says so decides
+    /// Make a cluster of this many compute servers; the first program to pass it decides
     #[arg(long, value_name = "C", value_parser = servers, requires = "memory_servers")]
     compute_servers: Option<u16>,
 }
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
             CatalogPlace::Here { listen, state, address_file: arguments.catalog_address_file }
         }
         (Some(address), ..) => CatalogPlace::At(address),
-        _ => return crate::usage("there is no catalog: use --catalog or --catalog-listen"),
+        _ => return crate::usage("no catalog: use --catalog or --catalog-listen"),
     };
     let Some(pool_bytes) = usize::try_from(arguments.pool_bytes)
         .ok()

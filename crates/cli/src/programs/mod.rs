@@ -38,7 +38,7 @@ pub(crate) struct Common {
     /// Read settings from this TOML file first: `pool_bytes = "4Gi"` stands for `--pool-bytes 4Gi`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// How much is said on stderr: off, error, warn, info, debug or trace [default: $FARLEAF_LOG, or info]
+    /// Log to stderr at this level: off, error, warn, info, debug or trace [default: $FARLEAF_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<Level>,
     /// End when this process, the parent, ends
@@ -50,9 +50,9 @@ impl Common {
     /// Starts what every program has: its log, and its end by signals.
     fn start(&self) -> anyhow::Result<Stop> {
         logging::start(Level::choose(self.log).map_err(ConfigError::Settings)?);
-        let stop = Stop::on_signals().context("signals cannot be caught")?;
+        let stop = Stop::on_signals().context("cannot catch signals")?;
         if let Some(parent) = self.parent {
-            end_with_parent(parent).context("the parent cannot be watched")?;
+            end_with_parent(parent).context("cannot watch the parent process")?;
         }
         Ok(stop)
     }
@@ -61,16 +61,16 @@ impl Common {
 /// Where a cluster is that runs already.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Place {
-    /// The folder that `farleaf cluster` was given
+    /// Find the cluster in this folder of `farleaf cluster`
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["catalog", "token_file"], required_unless_present = "catalog")]
     dir: Option<PathBuf>,
-    /// Where the catalog is: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
+    /// Use this catalog: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
     #[arg(long, value_name = "CATALOG", requires = "token_file")]
     catalog: Option<CatalogAddress>,
-    /// The cluster's token, in a file that only its owner can read
+    /// Read the cluster's token from this file, which only its owner can read
     #[arg(long, value_name = "FILE", requires = "catalog")]
     token_file: Option<PathBuf>,
-    /// The cluster's name
+    /// Use the cluster of this name
     #[arg(long, value_name = "NAME", default_value = "default")]
     cluster: String,
 }

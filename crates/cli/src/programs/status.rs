@@ -14,8 +14,8 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf status --dir /tmp/farleaf\n  farleaf status --catalog \
-    10.0.0.6:7400 --token-file /etc/farleaf/token\n\nExit codes: 0 it serves, 1 it does not, 2 the command line or a \
-    file makes no sense."
+    10.0.0.6:7400 --token-file /etc/farleaf/token\n\nExit codes: 0 the cluster serves, 1 it does not, 2 invalid command line or \
+    file."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 
 /// How long servers have to say what they have done.
 const ASK: Duration = Duration::from_secs(1);
-/// Operations below which nothing is said about who does them, and the share above which it is.
+/// Fewer operations than this are never called uneven; above this share they are.
 const ENOUGH_OPERATIONS: f64 = 10_000.0;
 const UNEVEN: f64 = 0.9;
 
@@ -139,7 +139,7 @@ pub(crate) fn show(place: &Place, is_json: bool) -> anyhow::Result<bool> {
     let catalog = open(&address, &token)?;
     let asked = Standing::read(&*catalog, &keys)?.rows();
     let shares = Shares::ask(&asked)?;
-    // Who does not answer is waited for: what is said is what holds now.
+    // Wait for slow servers: the shares must belong to the same moment.
     let standing = Standing::read(&*catalog, &keys)?;
     let missing = standing.missing();
     let rows = standing.rows();

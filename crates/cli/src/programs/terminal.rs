@@ -75,7 +75,7 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         let mut out = io::stdout().lock();
-        // If nobody looks any more, nothing is to be put back.
+        // A closed terminal needs no cleaning up.
         let _ = out.write_all(b"\x1b[?25h\x1b[?1049l").and_then(|()| out.flush());
     }
 }

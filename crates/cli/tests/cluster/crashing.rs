@@ -23,7 +23,7 @@ fn spread(number: u64) -> u64 {
 fn kill_and_await(cluster: &mut Launched, number: u16) {
     let before = compute(cluster, number).unwrap();
     signal(before.pid, Signal::KILL);
-    cluster.await_line(&format!("compute server {number} is started again"));
+    cluster.await_line(&format!("compute server {number} has been restarted"));
     eventually("its next life", || {
         let now = compute(cluster, number).filter(|now| now.pid != before.pid)?;
         (now.generation > 0).then_some(())

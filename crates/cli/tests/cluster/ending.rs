@@ -1,9 +1,10 @@
 //! What the programs say when one of them ends, a disk is full, or others crowd them.
 //!
 //! The launcher once gave the last line of a log as the reason of a death, called a clean end one too, and left half a token on a
-//! full disk; 2,000 idle connections kept `/metrics` busy for minutes; a memory server counted none of the nodes of DEX.
+//! full disk; 2,000 idle connections kept `/metrics` busy for minutes; a memory server counted none of the nodes of DEX; a server whose
+//! log was on a full disk panicked on its next log line, and a memory server took the index with it.
 
-use crate::launched::{Launched, farleaf, signal, text};
+use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, serving};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde_json::Value;
@@ -17,7 +18,7 @@ fn the_launcher_says_why_a_server_ended_and_only_that() {
     let mut cluster = serving("tcp", &[]);
     signal(compute(&cluster, 1).unwrap().pid, Signal::TERM);
     let said = cluster.await_line("compute server 1 ");
-    assert_eq!(said, "compute server 1 has ended as it was asked to");
+    assert_eq!(said, "compute server 1 has ended on request");
     assert_eq!(cluster.end(Signal::TERM), Some(0), "nobody has died");
     let mut cluster = serving("tcp", &[]);
     signal(compute(&cluster, 0).unwrap().pid, Signal::KILL);
@@ -53,6 +54,34 @@ fn a_full_disk_leaves_no_half_written_token() {
     }
     let mut cluster = Launched::start_in(again, &words);
     assert_eq!(cluster.end(Signal::TERM), Some(0));
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_no_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    farleaf_cluster::config::make_token(folder.path().join("token").as_path()).unwrap();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["memory-server", "--number", "0", "--transport", "tcp", "--pool-bytes", "16Mi"])
+        .args(["--memory-servers", "1", "--compute-servers", "0", "--token-file", &path("token")])
+        .args(["--catalog-listen", "127.0.0.1:0", "--catalog-state", &path("catalog.json")])
+        .args(["--catalog-address-file", &path("address"), "--log", "trace"])
+        .stderr(full)
+        .spawn()
+        .unwrap();
+    let address = eventually("the catalog's address", || {
+        assert_eq!(server.try_wait().unwrap(), None, "it has ended");
+        std::fs::read_to_string(path("address")).ok()
+    });
+    let reach = ["--catalog", address.trim(), "--token-file", &path("token")];
+    eventually("a memory server that serves", || {
+        assert_eq!(server.try_wait().unwrap(), None, "it has ended");
+        let status = farleaf(&[&["status"], &reach[..]].concat());
+        status.status.success().then_some(())
+    });
+    signal(server.id(), Signal::TERM);
+    assert_eq!(server.wait().unwrap().code(), Some(0));
 }
 
 /// What `/metrics` says; an error if nothing comes.

@@ -105,7 +105,7 @@ fn a_change_that_was_not_sent_is_not_called_unknown() {
     let told = eventually("the news", || {
         upsert(&connection, KEYS[1], 4)
             .err()
-            .filter(|told| told.to_string().contains("is not there"))
+            .filter(|told| told.to_string().contains("is not registered"))
     });
     assert!(matches!(told, IndexError::NotServed { compute_server: 1, .. }), "{told}");
     cluster.end(Signal::TERM);

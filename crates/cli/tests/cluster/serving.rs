@@ -161,7 +161,7 @@ fn a_compute_server_that_stands_still_or_dies_is_missed_alone() {
     signal(compute(&cluster, 0).unwrap().pid, Signal::KILL);
     honest(try_both(&connection, KEYS[0]));
     assert_eq!(try_both(&connection, KEYS[1]), [Ok(()), Ok(())], "the other one serves");
-    cluster.await_line("compute server 0 is started again");
+    cluster.await_line("compute server 0 has been restarted");
     serves_again(&cluster, KEYS[0]);
     // The connection from before goes on with it.
     assert_eq!(try_both(&connection, KEYS[0]), [Ok(()), Ok(())]);
@@ -189,7 +189,7 @@ fn a_memory_server_that_stands_still_or_dies_holds_nobody_for_ever() {
     for key in KEYS {
         honest(try_both(&connection, key));
     }
-    cluster.await_line("memory server 1 is started again");
+    cluster.await_line("memory server 1 has been restarted");
     for key in KEYS {
         serves_again(&cluster, key);
     }
@@ -209,7 +209,7 @@ fn a_compute_server_that_ends_cleanly_loses_nothing() {
     });
     assert_eq!(written, Ok(()));
     signal(compute(&cluster, 0).unwrap().pid, Signal::TERM);
-    cluster.await_line("compute server 0 is started again");
+    cluster.await_line("compute server 0 has been restarted");
     serves_again(&cluster, u64::MAX / 4);
     let found = connect(&cluster, DEADLINE).run(async |client| {
         let mut found = Vec::new();

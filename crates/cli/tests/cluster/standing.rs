@@ -1,6 +1,7 @@
 //! The programs of a cluster as an operator meets them: real signals, one line for each mistake.
 
 use crate::launched::{Launched, eventually, farleaf, is_running, signal, text};
+use farleaf_cluster::launch::Folder;
 use farleaf_cluster::records::{self, IndexRecord, IndexState, Keys};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
 use farleaf_fabric::{Cluster, Fabric, FabricError, GlobalAddr, ServerId};
@@ -47,7 +48,7 @@ fn a_cluster_starts_says_how_it_stands_and_ends() {
             "0",
         ]);
         assert_eq!(second.status.code(), Some(2));
-        assert!(text(&second.stderr).contains("another launcher has"), "{second:?}");
+        assert!(text(&second.stderr).contains("another launcher is using"), "{second:?}");
 
         assert_eq!(cluster.end(by), Some(0));
         assert!(records.iter().all(|record| !is_running(record.pid)));
@@ -102,7 +103,7 @@ fn a_memory_server_that_dies_is_missed_and_comes_back_as_another() {
     assert_eq!((read(&client, 0), read(&client, 1)), (Ok(()), Ok(())));
     signal(before.pid, Signal::KILL);
     cluster.await_line("memory server 1 has died: signal 9");
-    cluster.await_line("memory server 1 is started again");
+    cluster.await_line("memory server 1 has been restarted");
     let after = eventually("the new one", || {
         cluster.memory(1).filter(|record| record.epoch != before.epoch)
     });
@@ -127,9 +128,30 @@ fn without_restart_a_dead_server_stays_missing() {
         let status = cluster.status();
         (status.status.code() == Some(1)).then(|| text(&status.stdout))
     });
-    assert!(said.contains("does not serve: memory server 1 is not there"), "{said}");
+    assert!(said.contains("does not serve: memory server 1 is not registered"), "{said}");
     assert!(said.contains("gone"), "{said}");
     assert_eq!(cluster.end(Signal::TERM), Some(1));
+}
+
+/// A memory server that was started with a number too high once made the others wait for those in between, and `status`
+/// call the index lost.
+#[test]
+fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
+    let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
+    let mut cluster = Launched::start(&servers);
+    let token = cluster.folder.path().join("token");
+    let catalog = Folder(cluster.folder.path().to_owned()).catalog().unwrap().to_string();
+    let reach = ["--token-file", token.to_str().unwrap(), "--catalog", &catalog];
+    for (command, transport) in
+        [("memory-server", &["--transport", "tcp"][..]), ("compute-server", &[])]
+    {
+        let output = farleaf(&[&[command, "--number", "5"], &reach[..], transport].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command}: {said}");
+        assert!(said.contains("--number 5 is out of range: the cluster has 1"), "{said}");
+    }
+    assert!(cluster.status().status.success());
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
 /// The catalog dies with memory server 0, and the others go on and are found again.
@@ -142,7 +164,7 @@ fn the_catalog_comes_back_with_what_it_knew() {
     assert!(catalog.put_if(&keys.map(), None, "{}", None).unwrap());
     let (first, other) = (cluster.memory(0).unwrap(), cluster.memory(1).unwrap());
     signal(first.pid, Signal::KILL);
-    cluster.await_line("memory server 0 is started again");
+    cluster.await_line("memory server 0 has been restarted");
     eventually("memory server 0", || cluster.memory(0).filter(|now| now.epoch != first.epoch));
     assert_eq!(cluster.memory(1), Some(other), "it was not restarted");
     assert_eq!(catalog.get(&keys.map()).unwrap().unwrap().value, "{}");
@@ -193,7 +215,7 @@ pub(crate) fn loses_its_index(transport: &str, more: &[&str]) {
     }
     let before = cluster.memory(1).unwrap();
     signal(before.pid, Signal::KILL);
-    cluster.await_line("memory server 1 is started again");
+    cluster.await_line("memory server 1 has been restarted");
     let said = eventually("the next generation", || {
         let status = cluster.status();
         let said = text(&status.stdout);
@@ -296,7 +318,7 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
             1,
             "is no state of a catalog",
         ),
-        (with(&["--config", &unknown]), 2, "unknown.toml: `pool_byte` is no setting"),
+        (with(&["--config", &unknown]), 2, "unknown.toml: unknown setting `pool_byte`"),
         (with(&["--config", &no_unit]), 2, "expected a number of bytes such as 4096"),
         (with(&["--config", &broken]), 2, "broken.toml: line 2: "),
         (with(&["--config", "/no/file"]), 2, "/no/file: No such file"),

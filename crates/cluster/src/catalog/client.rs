@@ -62,7 +62,7 @@ impl RemoteCatalog {
     fn call(&self, request: &Request) -> Result<Answer, CatalogError> {
         let bytes = encode(request);
         if bytes.len() > MAX_MESSAGE_BYTES {
-            return Err(CatalogError::Refused("the request is too long".to_owned()));
+            return Err(CatalogError::Refused("the request is longer than a message".to_owned()));
         }
         let changes = matches!(request, Request::PutIf { .. } | Request::DeleteIf { .. });
         let mut link = lock(&self.link);
@@ -98,7 +98,7 @@ impl RemoteCatalog {
     /// What came is no answer to what was asked.
     fn confused(&self, why: impl std::fmt::Debug) -> CatalogError {
         let address = self.address.to_string();
-        CatalogError::Indeterminate { address, why: format!("its answer makes no sense: {why:?}") }
+        CatalogError::Indeterminate { address, why: format!("invalid answer: {why:?}") }
     }
 
     fn done(&self, request: &Request) -> Result<bool, CatalogError> {
@@ -257,7 +257,7 @@ impl Link {
                     return Ok(reply.to_vec());
                 }
                 Decoded::Frame { body: Completion::NotDone(..), .. } => {
-                    return invalid("nobody answered there");
+                    return invalid("no answer");
                 }
                 Decoded::Frame { .. } | Decoded::Malformed => return invalid("this is no answer"),
                 Decoded::Incomplete => {}

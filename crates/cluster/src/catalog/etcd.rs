@@ -131,7 +131,7 @@ impl EtcdCatalog {
         }
     }
 
-    /// A change: whoever got no answer does not know.
+    /// A change: without an answer its outcome is unknown.
     fn change(&self, transaction: Txn) -> Result<bool, CatalogError> {
         let mut client = self.client();
         let done = self.call(async move { client.txn(transaction).await });

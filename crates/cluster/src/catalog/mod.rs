@@ -67,10 +67,8 @@ pub enum CatalogError {
         /// Why.
         why: String,
     },
-    /// It was asked for a change, and did not answer: nobody knows whether it was made.
-    #[error(
-        "the catalog at {address} did not answer, and may have done what it was asked for: {why}"
-    )]
+    /// It did not answer a request for a change, which may have been made.
+    #[error("the catalog at {address} did not answer; the request may have taken effect: {why}")]
     Indeterminate {
         /// Where it should be.
         address: String,
@@ -86,7 +84,7 @@ pub enum CatalogError {
         why: HandshakeError,
     },
     /// It said no. Nothing was changed.
-    #[error("the catalog refuses: {0}")]
+    #[error("the catalog refused the request: {0}")]
     Refused(String),
 }
 

@@ -3,7 +3,7 @@
 //! The listener's threads must not wait for a disk, so one thread of its own answers, in the order in which
 //! requests came, and ends leases.
 //!
-//! *Invariants*: at most [`QUEUE`] requests wait; who comes then is told. Nobody without the token reaches the store.
+//! *Invariants*: at most [`QUEUE`] requests wait; more are refused. Requests without the token never reach the store.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
@@ -129,7 +129,7 @@ impl Calls for Front {
         let request = match serde_json::from_slice(call.request) {
             Ok(request) => request,
             Err(error) => {
-                let refused = Answer::Refused(format!("this is no request: {error}"));
+                let refused = Answer::Refused(format!("invalid request: {error}"));
                 *call.reply = Message::from_vec(encode(&refused));
                 return;
             }
@@ -138,7 +138,7 @@ impl Calls for Front {
         if let Err(TrySendError::Full(waiting) | TrySendError::Disconnected(waiting)) =
             self.sender.try_send(waiting)
         {
-            let refused = Answer::Refused("it has too much to do".to_owned());
+            let refused = Answer::Refused("too many requests are waiting".to_owned());
             waiting.reply.send(Message::from_vec(encode(&refused)));
         }
     }
@@ -149,7 +149,9 @@ fn serve(mut store: Store, requests: &Receiver<Waiting>, clock: Clock) {
     loop {
         let ended = store.expire(clock.now_ns());
         match &ended {
-            Err(why) if !fails => tracing::error!("the end of a lease waits: {why}"),
+            Err(why) if !fails => {
+                tracing::error!("cannot record the end of a lease, retrying: {why}")
+            }
             _ => {}
         }
         fails = ended.is_err();
@@ -161,7 +163,7 @@ fn serve(mut store: Store, requests: &Receiver<Waiting>, clock: Clock) {
         };
         match requests.recv_timeout(wait) {
             Ok(Waiting { request, reply }) => {
-                // What has ended while nobody came has ended before this request.
+                // Leases that ended while the queue was empty ended before this request.
                 let answer = match store.expire(clock.now_ns()) {
                     Ok(()) => store.answer(request, clock.now_ns()),
                     Err(why) => Answer::Refused(why),

@@ -32,7 +32,7 @@ impl Reply {
     pub(super) fn send(self, told: Told<Fixed8>) {
         match self {
             Self::Sink(sink) => sink.send(told.encode()),
-            // Who asked may have given up.
+            // The client may have given up.
             Self::Local(sender) => _ = sender.send(told),
         }
     }
@@ -47,7 +47,7 @@ pub(super) struct Asked {
     pub(super) since: Clock,
 }
 
-/// Who asked has given up after this long.
+/// Clients have given up after this long.
 const TOO_OLD: Duration = Duration::from_secs(10);
 
 impl Asked {
@@ -55,7 +55,7 @@ impl Asked {
         Self { ask, reply, since: Clock::start() }
     }
 
-    /// Whether nobody waits for the answer any more.
+    /// Whether the client has given up.
     pub(super) fn is_too_old(&self) -> bool {
         self.since.elapsed() > TOO_OLD
     }
@@ -164,14 +164,14 @@ impl Queues {
     }
 }
 
-/// Takes requests from clients for whoever serves now.
+/// Passes requests of clients to the generation that is served.
 #[derive(Debug, Default)]
 pub(super) struct Front {
     serving: Mutex<Option<Arc<Queues>>>,
 }
 
 impl Front {
-    /// Hands requests to these queues from now on, or to nobody.
+    /// Passes requests to these queues from now on, or refuses them.
     pub(super) fn set(&self, queues: Option<Arc<Queues>>) {
         *lock(&self.serving) = queues;
     }

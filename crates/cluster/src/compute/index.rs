@@ -11,7 +11,7 @@ use farleaf::page::Fixed8;
 use farleaf::partition::{self, Dex};
 use farleaf_fabric::Cluster;
 
-/// Whoever looks after the whole index has an endpoint of no compute server.
+/// The compute server number of endpoints that manage the whole index.
 const NOBODY: u16 = 0x7ffe;
 
 fn run<C: Cluster, Fut: Future<Output = Result<(), IndexError>>>(

@@ -113,7 +113,7 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     });
     let help = "Memory servers that cannot be reached: no change is acknowledged";
     family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
-    let help = "The epoch of the partition map; 0 while nobody is served";
+    let help = "The epoch of the partition map; 0 while the server does not serve";
     family("map_epoch", help, Gauge, |seen| vec![seen.map_epoch.into()]);
     let help = "The lowest key that it owns, and the last";
     family("partition", help, Gauge, |seen| {

@@ -22,6 +22,7 @@ use crate::membership::Member;
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
 };
+use crate::settings;
 use crate::stop::Stop;
 use farleaf::cache::{CacheOptions, Dirt};
 use farleaf::page::Fixed8;
@@ -90,7 +91,7 @@ struct Watching {
 struct Seen {
     /// What its threads have done since they began to serve this generation.
     done: Vec<Done>,
-    /// The epoch of its map, 0 while it serves nobody.
+    /// The epoch of its map, 0 while it does not serve.
     map_epoch: u64,
     /// Its range: the lowest key, and the first beyond.
     range: Option<(u64, Option<u64>)>,
@@ -134,7 +135,7 @@ struct Program<'a> {
     serving: Option<Serving>,
     /// Whether the cluster's transport is known to be one that can be used here.
     is_reachable: bool,
-    /// What was said last about why nobody is served.
+    /// The last reported reason for not serving.
     said: String,
 }
 
@@ -199,7 +200,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     let mut outcome = Ok(());
     while !stop.wait(LOOK) {
         if program.serving.as_ref().is_some_and(|serving| !serving.threads.are_alive()) {
-            return failed(format!("a thread of compute server {} has failed", options.number));
+            return failed(format!("a thread of compute server {} failed", options.number));
         }
         match program.look() {
             Ok(()) => {}
@@ -218,7 +219,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
             }
         }
     }
-    // Clients hear that nobody serves here, as long as what is under way ends and everything is written back.
+    // Meanwhile clients are told that this server does not serve.
     let ended = program.end();
     drop(member);
     drop(metrics);
@@ -268,6 +269,8 @@ impl Program<'_> {
     fn memory(&self, settings: &SettingsRecord) -> Result<Option<Vec<MemoryRecord>>, ProgramError> {
         let mut found: Vec<MemoryRecord> =
             records::list(&*self.catalog, &self.keys.memory_prefix())?;
+        // A server of a number that the cluster does not have holds no part of the index.
+        found.retain(|record| record.number < settings.memory_servers);
         found.sort_by_key(|record| record.number);
         let whole = found.len() == usize::from(settings.memory_servers)
             && (0..).zip(&found).all(|(number, record)| record.number == number);
@@ -281,6 +284,7 @@ impl Program<'_> {
             self.say("waiting for the cluster's settings".to_owned());
             return Ok(());
         };
+        settings::check_number("compute", self.options.number, settings.compute_servers)?;
         if !self.is_reachable {
             reach::check(settings.transport, self.options)?;
             self.is_reachable = true;
@@ -357,7 +361,7 @@ impl Program<'_> {
         // If another was first, it is that one's map; the next look finds it.
         match records::put_if(&*self.catalog, &key, None, &record, None)? {
             true => Ok(map),
-            false => failed("the partition map was made by another"),
+            false => failed("another compute server created the partition map first"),
         }
     }
 
@@ -382,13 +386,15 @@ impl Program<'_> {
         let generation = record.generation;
         if record.state == IndexState::Ready {
             tracing::warn!(
-                "a memory server was restarted: generation {generation} of the index is lost, and an empty one is made"
+                "a memory server was restarted: generation {generation} of the index is lost; creating an empty one"
             );
             records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
             return Ok(());
         }
         if memory.iter().any(|record| record.generation != generation) {
-            self.say(format!("waiting for memory for generation {generation} of the index"));
+            self.say(format!(
+                "waiting for the memory servers to join generation {generation} of the index"
+            ));
             return Ok(());
         }
         let boundaries = self.map(settings)?.boundaries().to_vec();
@@ -410,7 +416,7 @@ impl Program<'_> {
             memory_epochs: memory.iter().map(|record| record.epoch).collect(),
         };
         records::put_if(&*self.catalog, &key, version, &ready, None)?;
-        tracing::info!("generation {generation} of the index is made");
+        tracing::info!("generation {generation} of the index is ready");
         Ok(())
     }
 
@@ -459,10 +465,12 @@ impl Program<'_> {
             let map = PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners);
             let map = map.map_err(because)?;
             if map.range_of(server.number()) != server.dex().range() {
-                return failed(format!("the map of epoch {epoch} gives this server other keys"));
+                return failed(format!(
+                    "the partition map of epoch {epoch} gives this server other keys"
+                ));
             }
             server.set_map(&Arc::new(map));
-            tracing::info!("the partition map of epoch {epoch}");
+            tracing::info!("using the partition map of epoch {epoch}");
         }
         Ok(())
     }
@@ -487,7 +495,7 @@ impl Program<'_> {
         serving.threads.stop();
         match flushed {
             Ok(()) => tracing::info!("everything is written back"),
-            Err(why) => return failed(format!("not everything could be written back: {why}")),
+            Err(why) => return failed(format!("cannot write everything back: {why}")),
         }
         Ok(())
     }

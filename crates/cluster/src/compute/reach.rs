@@ -103,7 +103,7 @@ impl Reach {
     /// The memory servers of these records.
     ///
     /// # Errors
-    /// [`ProgramError`]: an address leads nowhere, or the transport cannot be used.
+    /// [`ProgramError`]: an address cannot be resolved, or the transport cannot be used.
     pub(super) fn connect(
         transport: TransportName,
         memory: &[MemoryRecord],

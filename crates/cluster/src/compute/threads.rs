@@ -142,7 +142,7 @@ impl Threads {
                 Ok(Ok(())) => {}
                 Ok(Err(why)) => {
                     this.stop();
-                    return failed(format!("the index cannot be opened: {why}"));
+                    return failed(format!("cannot open the index: {why}"));
                 }
                 Err(_) => return failed("a thread ended while it was opening the index"),
             }
@@ -150,7 +150,7 @@ impl Threads {
         Ok(this)
     }
 
-    /// Serves nobody any more, and writes everything back that the memory servers do not have.
+    /// Stops serving, and writes everything back that the memory servers do not have.
     pub(super) fn flush(&self) -> Result<(), Trouble> {
         let (sender, receiver) = channel();
         let reply = Reply::Local(sender);
@@ -176,7 +176,7 @@ impl Threads {
     }
 }
 
-/// Closes a thread's queues when it ends, however it ends: nobody waits for a thread that is no more.
+/// Closes a thread's queues when it ends, also by a panic, so that no request waits for it.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {

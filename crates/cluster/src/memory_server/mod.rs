@@ -143,7 +143,7 @@ fn fill(metrics: &Metrics, pool: &Shared) {
     one("refused", "Connections that were not let in", Counter, Box::new(counters(|c| c.refused)));
     one("requests", "Requests", Counter, Box::new(counters(|c| c.requests)));
     one("pool_bytes", "Bytes of the pool", Gauge, Box::new(usage(|u| u.pool_bytes)));
-    let help = "Bytes of the pool that were given away";
+    let help = "Allocated bytes of the pool";
     one("allocated_bytes", help, Gauge, Box::new(usage(|u| u.allocated_bytes)));
     let nodes = |look: fn((u64, u64)) -> u64| {
         let pool = Arc::clone(pool);
@@ -180,7 +180,8 @@ struct Program<'a> {
 impl Program<'_> {
     fn record(&self) -> Result<String, ProgramError> {
         let pool = lock(&self.pool);
-        let pool = pool.as_ref().ok_or_else(|| ProgramError::Failed("there is no pool".into()))?;
+        let pool =
+            pool.as_ref().ok_or_else(|| ProgramError::Failed("the pool is not ready".into()))?;
         Ok(records::encode(&MemoryRecord {
             number: self.options.number,
             pid: std::process::id(),
@@ -197,7 +198,7 @@ impl Program<'_> {
         let mut place = lock(&self.pool);
         if let Some(pool) = place.as_mut().filter(|pool| !pool.was_used()) {
             pool.generation = generation;
-            tracing::info!("generation {generation}: the memory is unused, and stays");
+            tracing::info!("generation {generation}: keeping the unused memory");
             return Ok(());
         }
         // First the old one: there may not be room for both, and it has the address.
@@ -205,7 +206,7 @@ impl Program<'_> {
         let pool = Pool::start(self.options, &self.token, &self.place, generation)?;
         let epoch = pool.listening.epoch();
         *place = Some(pool);
-        tracing::info!("generation {generation}: the memory is new, epoch {epoch:016x}");
+        tracing::info!("generation {generation}: new memory, epoch {epoch:016x}");
         Ok(())
     }
 
@@ -231,7 +232,7 @@ impl Program<'_> {
                     fails = false;
                 }
                 Ok(()) => {}
-                // Without a catalog, those who are connected go on.
+                // Without a catalog, connected programs go on.
                 Err(error @ (ProgramError::Catalog(_) | ProgramError::Record(_))) => {
                     if !fails {
                         tracing::warn!("{error}");
@@ -289,11 +290,15 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         }
     };
     let catalog = open(&place, &token)?;
-    if let Some((memory_servers, _)) = options.servers
-        && options.number >= memory_servers
-    {
-        let text = format!("there is no memory server {} of {memory_servers}", options.number);
-        return Err(ConfigError::Settings(text).into());
+    let memory_servers = match options.servers {
+        Some((memory_servers, _)) => Some(memory_servers),
+        None => patiently(stop, || {
+            let settings = records::get::<SettingsRecord>(&*catalog, &keys.settings())?;
+            Ok(settings.map(|(settings, _)| settings.memory_servers))
+        })?,
+    };
+    if let Some(count) = memory_servers {
+        settings::check_number("memory", options.number, count)?;
     }
     let generation = patiently(stop, || generation(&*catalog, &keys))?;
     // First this, then the settings: what cannot be served is not what the cluster is made with.

@@ -108,7 +108,7 @@ pub enum Trouble {
     #[error("the compute server does not serve at present")]
     Unavailable,
     /// The compute server is known not to be there; nothing was asked.
-    #[error("the compute server is not there")]
+    #[error("the compute server is not registered")]
     Absent,
     /// Nobody knows whether the operation happened, or will.
     #[error("the outcome is unknown: a memory server did not answer")]
@@ -126,10 +126,10 @@ pub enum Trouble {
     #[error("the index is not empty")]
     NotEmpty,
     /// The records of a bulk load do not ascend.
-    #[error("the records do not ascend strictly")]
+    #[error("the records are not in strictly ascending order")]
     NotSorted,
     /// A bulk load is going on, or none is.
-    #[error("a bulk load is going on, or none is")]
+    #[error("a bulk load is in progress, or none has begun")]
     Loading,
     /// The index is damaged where the operation went, or a memory server's reply made no sense.
     #[error("the index is damaged")]

@@ -325,19 +325,19 @@ pub enum Refusal {
     #[error("there is no index")]
     NoTree,
     /// There is a tree already.
-    #[error("there is an index already")]
+    #[error("there is already an index")]
     TreeExists,
     /// A bulk load needs an empty tree.
     #[error("the index is not empty")]
     NotEmpty,
     /// No bulk load is going on.
-    #[error("no bulk load is going on")]
+    #[error("no bulk load is in progress")]
     NotLoading,
     /// A bulk load is going on.
-    #[error("a bulk load is going on")]
+    #[error("a bulk load is in progress")]
     Loading,
     /// The records of a bulk load do not ascend.
-    #[error("the records do not ascend strictly")]
+    #[error("the records are not in strictly ascending order")]
     NotSorted,
     /// The key belongs to another server.
     #[error("the key belongs to another memory server")]
@@ -349,10 +349,10 @@ pub enum Refusal {
     #[error("the tree is damaged")]
     Damaged,
     /// There is no client of this number.
-    #[error("no client of this number is registered here")]
+    #[error("no client with this number is registered")]
     NoSuchOwner,
     /// The node is not what the request takes it for, or leads to another memory server.
-    #[error("the node is another one, or leads elsewhere")]
+    #[error("the node has changed: another identity, level or range")]
     NotHere,
     /// The change would split or merge a node.
     #[error("the change would split or merge a node")]

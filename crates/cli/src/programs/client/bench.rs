@@ -25,37 +25,37 @@ use std::path::PathBuf;
 #[command(
     after_help = "Examples:\n  farleaf client --dir /tmp/farleaf bench --load --workload ycsb-b --keys 1M \
     --operations 1M --in-flight 64\n  farleaf client --dir /tmp/farleaf bench --keys-from keys.csv --seconds 30 \
-    --distribution zipfian:0.99\n\nLatencies are those of a closed loop: a client asks for the next thing when it has \
-    the answer. Operations that fail have none.\n\nExit codes: 0 done, 1 operations failed or something else on the way, \
-    2 the command line or a file makes no sense."
+    --distribution zipfian:0.99\n\nLatencies are those of a closed loop: a client sends the next operation when it has \
+    the answer. They do not include failed operations.\n\nExit codes: 0 success, 1 failure, also of operations, \
+    2 invalid command line or file."
 )]
 pub(crate) struct Arguments {
-    /// The mix of operations: `farleaf bench --help` lists the names
+    /// Run this mix of operations: `farleaf bench --help` lists the names
     #[arg(long, value_name = "NAME", default_value = "ycsb-b", value_parser = mix)]
     workload: Mix,
-    /// How many keys there are, evenly spread over all 64-bit numbers
+    /// Use this many keys, evenly spread over all 64-bit numbers
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
-    /// Take the keys of a CSV file instead, plain or gzip, as for `farleaf client load`
+    /// Use the keys of this CSV file instead, plain or gzip, as for `farleaf client load`
     #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     keys_from: Option<PathBuf>,
-    /// That file's column of keys [default: `key`, or the first of a file without a header]
+    /// Take the keys from this column of that file [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME", requires = "keys_from")]
     key_column: Option<String>,
     /// Load the keys first, into an empty index
     #[arg(long)]
     load: bool,
-    /// How often which key: uniform, zipfian:THETA or latest:THETA
+    /// Draw keys by this distribution: uniform, zipfian:THETA or latest:THETA
     #[arg(long, value_name = "NAME", default_value = "uniform")]
     distribution: Distribution,
-    /// Leave popular keys side by side instead of scattering them over the keys by a hash
+    /// Keep popular keys next to each other instead of scattering them by a hash
     #[arg(long)]
     clustered: bool,
-    /// Make other keys popular during the run: at a part of it, such as `50%`, or after so many seconds. For zipfian
+    /// Make other keys popular during the run: at a part of it, such as `50%`, or after this many seconds. For zipfian
     /// distributions
     #[arg(long, value_name = "PERCENT%|S", value_parser = bench::moment)]
     shift_hotspot_at: Option<Moment>,
-    /// How far popular keys then move up among the keys, round their end, in percent of the keys
+    /// Move popular keys up by this percentage of the keys, wrapping around
     #[arg(
         long,
         value_name = "PERCENT",
@@ -64,22 +64,22 @@ pub(crate) struct Arguments {
         requires = "shift_hotspot_at"
     )]
     shift_hotspot_by: f64,
-    /// Operations of all clients together
+    /// Run this many operations, of all clients together
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     operations: u64,
-    /// How long to run instead, in seconds
+    /// Run for this many seconds instead
     #[arg(long, value_name = "S", value_parser = units::seconds, conflicts_with = "operations")]
     seconds: Option<f64>,
-    /// Give up when so many operations in a row have failed that one client asked of one compute server
+    /// Give up after this many failures in a row between one client and one compute server
     #[arg(long, value_name = "N", default_value = "100", value_parser = units::positive)]
     most_failures: u64,
-    /// Clients, each on a thread and connections of its own
+    /// Run this many clients, each with its own thread and connections
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 256))]
     clients: u16,
-    /// Operations that each client has in flight
+    /// Keep this many operations of each client in flight
     #[arg(long, value_name = "N", default_value = "64", value_parser = units::limited::<u16>(1, 1024))]
     in_flight: u16,
-    /// Where randomness starts
+    /// Seed the random numbers
     #[arg(long, value_name = "SEED", default_value = "1", value_parser = units::seed)]
     seed: u64,
     /// Print JSON
@@ -110,7 +110,7 @@ impl Arguments {
         let is_zipfian = matches!(self.distribution, Distribution::Zipfian { .. });
         if self.shift_hotspot_at.is_some() && !is_zipfian {
             return usage(format!(
-                "--shift-hotspot-at needs --distribution zipfian:THETA: {} has no hotspot that could shift",
+                "--shift-hotspot-at needs --distribution zipfian:THETA: {} has no hotspot",
                 self.distribution
             ));
         }

@@ -20,7 +20,7 @@ const MOST_LINKS: usize = 16;
 /// The options of `farleaf client export`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The file; stdout if there is none, or for -
+    /// The file to write; - or none for stdout
     file: Option<PathBuf>,
 }
 

@@ -17,19 +17,18 @@ use std::rc::Rc;
 /// The options of `farleaf client load`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The file, plain or gzip, or - for stdin
+    /// The CSV file, plain or gzip, or - for stdin
     pub(crate) file: PathBuf,
-    /// Its column of keys [default: `key`, or the first of a file without a header]
+    /// Take keys from this column [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME")]
     key_column: Option<String>,
-    /// Its column of values [default: `value`, or the second of a file without a header, or the number of the row,
-    /// from 0]
+    /// Take values from this column [default: `value`, or the second of a file without a header, or row numbers from 0]
     #[arg(long, value_name = "NAME")]
     value_column: Option<String>,
-    /// Load into an empty index, from a file that ascends strictly: nobody else may use the index meanwhile
+    /// Load strictly ascending keys into an empty index that no other program uses meanwhile
     #[arg(long)]
     bulk: bool,
-    /// How full to make pages with --bulk
+    /// Fill pages to this share with --bulk, from 0.1 to 1.0
     #[arg(long, value_name = "FILL", default_value = "0.7", value_parser = crate::units::fill, requires = "bulk")]
     fill: f64,
 }

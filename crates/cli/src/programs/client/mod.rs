@@ -23,8 +23,8 @@ use std::time::Duration;
 #[command(
     after_help = "Examples:\n  farleaf client --dir /tmp/farleaf put 17 4\n  farleaf client --dir /tmp/farleaf \
     scan 10 --limit 5\n  farleaf client --dir /tmp/farleaf load records.csv\n\nKeys and values are whole numbers from 0 to \
-    2^64 - 1. Exit codes: 0 done, 1 the key is absent, or there (insert), or something failed, 2 the command line or a \
-    file makes no sense."
+    2^64 - 1. Exit codes: 0 success, 1 failure, or the key is absent or, for insert, present, 2 invalid command line or \
+    file."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -41,7 +41,7 @@ const CLEAR_WITHIN: Duration = Duration::from_secs(60);
 /// How long a client waits.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Patience {
-    /// The longest that one operation may take, in seconds
+    /// Give up an operation after this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = super::duration)]
     deadline_seconds: Duration,
 }
@@ -61,14 +61,14 @@ pub(crate) enum Command {
         /// Its value
         value: u64,
     },
-    /// Add a key that is absent
+    /// Add a key; fail if it is present
     Insert {
         /// The key
         key: u64,
         /// Its value
         value: u64,
     },
-    /// Change the value of a key that is there
+    /// Change the value of a key; fail if it is absent
     Update {
         /// The key
         key: u64,
@@ -80,14 +80,14 @@ pub(crate) enum Command {
         /// The key
         key: u64,
     },
-    /// Print records from a key on, a line `key,value` for each
+    /// Print records from a key on, one `key,value` per line
     Scan {
-        /// Where to start
+        /// The first key
         start: u64,
-        /// How many records at most
+        /// Print at most this many records
         #[arg(long, value_name = "N", default_value = "100", value_parser = crate::units::count)]
         limit: u64,
-        /// From there downwards
+        /// Scan downwards
         #[arg(long)]
         reverse: bool,
     },
@@ -95,13 +95,13 @@ pub(crate) enum Command {
     Load(load::Arguments),
     /// Write all records to a CSV file that `load --bulk` reads
     ///
-    /// It is a scan: of what changes meanwhile it has some, and not the rest.
+    /// The export is a scan, not a snapshot: it may contain some of the changes that happen meanwhile.
     Export(export::Arguments),
-    /// Write back everything that was acknowledged before: the death of a compute server loses nothing of it
+    /// Write all acknowledged changes to the memory servers: a crash of a compute server then loses none of them
     Flush,
-    /// Empty the index: all records are gone, and operations of others that are under way are told so
+    /// Empty the index; operations under way are retried on the new index or fail
     Clear,
-    /// Measure what the cluster does for clients
+    /// Measure throughput and latency of the cluster
     Bench(Box<bench::Arguments>),
 }
 
@@ -118,12 +118,12 @@ pub(crate) fn connect(
     Ok(Connection::open(&config)?)
 }
 
-/// The wish that a command end early that goes on for long; nobody wishes for it, unless told otherwise.
+/// A request to end a long command early; by default there is none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Abandon(Arc<AtomicBool>);
 
 impl Abandon {
-    /// One that Ctrl-C wishes for; it ends nothing else in this process from then on.
+    /// One that Ctrl-C raises; Ctrl-C ends nothing else in this process from then on.
     pub(crate) fn on_interrupt() -> std::io::Result<Self> {
         let abandon = Self::default();
         signal_hook::flag::register(SIGINT, Arc::clone(&abandon.0))?;
@@ -201,7 +201,7 @@ pub(crate) fn run_once(
     let ran = connection.run(async |client| {
         let mut out = Printed { out: std::io::stdout().lock(), is_printed: false };
         let outcome = run_line(&client, line, abandon, &mut out).await;
-        let flushed = out.flush().context("stdout cannot be written");
+        let flushed = out.flush().context("cannot write stdout");
         let outcome = outcome.and_then(|outcome| flushed.map(|()| outcome));
         Ok::<_, anyhow::Error>((outcome, out.is_printed))
     });
@@ -230,7 +230,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let Arguments { place, patience, command } = arguments;
     let abandon = match command {
         // It has something to clear away.
-        Command::Export(_) => Abandon::on_end().context("signals cannot be caught")?,
+        Command::Export(_) => Abandon::on_end().context("cannot catch signals")?,
         _ => Abandon::default(),
     };
     match command.run(place, patience, &abandon)? {

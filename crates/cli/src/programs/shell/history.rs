@@ -47,7 +47,7 @@ impl Kept {
             }
             Err(error) => Err(error.to_string()),
             Ok(found) if !found.is_file() || found.len() > MAX_BYTES => {
-                Err("it is no history".to_owned())
+                Err("it is not a history file".to_owned())
             }
             Ok(_) => lines.load(path).map_err(|error| error.to_string()),
         };
@@ -59,7 +59,7 @@ impl Kept {
 
     fn give_up(&mut self, why: &str) {
         if let Some(path) = self.path.take() {
-            note(&format!("lines are not kept in {}: {why}", path.display()));
+            note(&format!("cannot keep lines in {}: {why}", path.display()));
         }
     }
 
@@ -117,7 +117,7 @@ mod tests {
         let mut lines = FileHistory::new();
         Kept::open(Some(path.clone()), &mut lines);
         assert_eq!(remembered(&lines), ["get 1", "put 1 2", "scan 0"]);
-        // Nobody else reads what the user has typed.
+        // Only the user may read the history.
         assert_eq!(metadata(&path).unwrap().permissions().mode() & 0o077, 0);
         // Gone in the middle of a session: the next line makes a new one.
         let mut kept = Kept::open(Some(path.clone()), &mut lines);

@@ -25,10 +25,10 @@ use words::{Asked, Command, LINE_BYTES, parse};
 #[command(
     after_help = "Examples:\n  farleaf shell --dir /tmp/farleaf\n  farleaf shell --dir /tmp/farleaf < script\n\nIt has \
     the commands of `farleaf client`, `status` and `quit`; `help` lists them. Ctrl-C abandons the line, or a long command; \
-    Ctrl-D ends. Lines are kept in $XDG_STATE_HOME/farleaf/history, or ~/.local/state/farleaf/history.\n\nWhen stdin is no \
-    terminal, each line of it is a command; a failure is said with its line's number, and the lines after it are \
-    done all the same. What begins with # is a comment.\n\nExit codes: 0 done, 1 a line of a script failed, 2 the \
-    command line or a file makes no sense."
+    Ctrl-D ends. Lines are kept in $XDG_STATE_HOME/farleaf/history, or ~/.local/state/farleaf/history.\n\nIf stdin is no \
+    terminal, each of its lines is a command; errors name the line, and the lines after a failed one still \
+    run. # begins a comment.\n\nExit codes: 0 success, 1 a line of a script failed, 2 invalid \
+    command line or file."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -110,7 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     let is_interactive = io::stdin().is_terminal();
     let abandon = match is_interactive {
-        true => Abandon::on_interrupt().context("Ctrl-C cannot be caught")?,
+        true => Abandon::on_interrupt().context("cannot catch Ctrl-C")?,
         false => Abandon::default(),
     };
     let session = Session::new(&arguments.place, &arguments.patience, &abandon);
@@ -125,7 +125,7 @@ fn restore_when_ended() -> anyhow::Result<()> {
     let work = move || {
         if let Some(signal) = signals.forever().next() {
             modes.restore();
-            // Pasted text is marked no more; nobody reads the rest of the line.
+            // Turn bracketed paste off; the rest of the line is dropped.
             let _ = io::stderr().write_all(b"\x1b[?2004l\n");
             std::process::exit(128 + signal);
         }
@@ -135,7 +135,7 @@ fn restore_when_ended() -> anyhow::Result<()> {
 }
 
 fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
-    restore_when_ended().context("signals cannot be caught")?;
+    restore_when_ended().context("cannot catch signals")?;
     let config = Config::builder()
         .max_history_size(history::LINES)?
         .history_ignore_dups(true)?
@@ -157,11 +157,11 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
             // The size of the window, or a byte that is none of a text.
             Err(ReadlineError::Signal(_)) => continue,
             Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                error_line("that is no text");
+                error_line("the line is not UTF-8");
                 continue;
             }
             Err(ReadlineError::Eof) => return Ok(()),
-            Err(error) => return Err(error).context("stdin cannot be read"),
+            Err(error) => return Err(error).context("cannot read stdin"),
         };
         if !text.trim().is_empty() {
             kept.add(&text, editor.history_mut());
@@ -198,7 +198,7 @@ fn read_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
 fn script(mut shell: Shell<'_>) -> anyhow::Result<bool> {
     let mut all_done = true;
     for number in 1_u64.. {
-        let read = read_line(&mut io::stdin().lock()).context("stdin cannot be read")?;
+        let read = read_line(&mut io::stdin().lock()).context("cannot read stdin")?;
         let Some(text) = read else { break };
         match shell.line(&text) {
             Ok(Next::Line) => {}

@@ -34,7 +34,7 @@ fn is_harmless(line: Line, error: &anyhow::Error) -> bool {
 }
 
 impl<'a> Session<'a> {
-    /// Reaches nobody yet.
+    /// Connects on first use.
     pub(super) fn new(place: &'a Place, patience: &'a Patience, abandon: &'a Abandon) -> Self {
         Self { place, patience, abandon, connection: None }
     }

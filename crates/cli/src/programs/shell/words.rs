@@ -48,12 +48,12 @@ pub(super) enum Asked {
 /// Reads a line; the error says in one line what is wrong with it. `more_help` stands at the end of the help.
 pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
     if line.len() > LINE_BYTES {
-        return Err(format!("a line has at most {LINE_BYTES} bytes"));
+        return Err(format!("the line is longer than {LINE_BYTES} bytes"));
     }
     if line.trim_start().starts_with('#') {
         return Ok(Asked::Nothing);
     }
-    let words = shlex::split(line).ok_or("a quotation mark or what follows a `\\` is missing")?;
+    let words = shlex::split(line).ok_or("unclosed quotation mark, or nothing after a `\\`")?;
     if words.is_empty() {
         return Ok(Asked::Nothing);
     }

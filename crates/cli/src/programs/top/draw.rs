@@ -93,7 +93,7 @@ fn servers(rows: &[Row]) -> Table {
 }
 
 fn partitions(standing: &Standing, rows: &[Row]) -> String {
-    let Some(map) = &standing.map else { return "there is no partition map yet".to_owned() };
+    let Some(map) = &standing.map else { return "no partition map yet".to_owned() };
     let mut table = table(&["keys", "owner", "epoch"], 2);
     let key = |place: Option<usize>| {
         let key = place.and_then(|place| map.boundaries.get(place));
@@ -127,13 +127,13 @@ pub(super) fn text(standing: &Standing, catalog: Option<&str>, rows: &[Row]) -> 
     let compute = |row: &&Row| matches!(row.server, Server::Compute(_));
     let loads = rows.iter().filter(compute).filter_map(|row| row.operations_per_s);
     let mut lines = vec![format!("{serves}; {} operations/s", short(loads.sum()))];
-    lines.extend(catalog.map(|why| format!("the catalog is not up to date: {why}")));
+    lines.extend(catalog.map(|why| format!("cannot read the catalog: {why}")));
     lines.push(servers(rows).to_string());
     for row in rows {
         match &row.state {
             State::Silent(why) => lines.push(format!("{}: {why}", row.server)),
             State::NoMetrics => {
-                lines.push(format!("{}: it was started without --metrics", row.server));
+                lines.push(format!("{}: started without --metrics", row.server));
             }
             State::Live | State::Gone => {}
         }

@@ -1,4 +1,4 @@
-//! `farleaf top`: what a cluster does, as it does it.
+//! `farleaf top`: the load of a cluster, live.
 //!
 //! The catalog is read on a thread of its own and the servers are asked at the same time, each with a bound, so that
 //! neither a catalog nor a server that says nothing keeps the others from being shown.
@@ -24,21 +24,21 @@ use std::time::Duration;
 /// The options of `farleaf top`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  farleaf top --dir /tmp/farleaf\n  farleaf top --dir /tmp/farleaf --once\n\nIt asks every \
-    server's /metrics, so start them with --metrics. In a terminal q, Ctrl-C and SIGTERM end it.\n\noperations/s: what \
-    clients ask of a compute server; requests of a memory server. hits: leaves found in the cache. remote/op, bytes/op: \
-    remote operations, and the bytes that they move, for each operation of a client."
+    after_help = "Examples:\n  farleaf top --dir /tmp/farleaf\n  farleaf top --dir /tmp/farleaf --once\n\nIt reads every \
+    server's /metrics, so start servers with --metrics. In a terminal q, Ctrl-C and SIGTERM end it.\n\noperations/s: \
+    operations of clients for a compute server, requests for a memory server. hits: leaves found in the cache. \
+    remote/op, bytes/op: remote operations, and their bytes, for each operation of a client."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
     place: Place,
-    /// How often it looks, in seconds
+    /// Refresh after this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
-    /// Look twice, print what happened between, and end
+    /// Print one interval and end
     #[arg(long)]
     once: bool,
-    /// Show this many intervals and end [default: 1, or no end in a terminal]
+    /// Print this many intervals and end [default: 1, in a terminal unlimited]
     #[arg(long, value_name = "N", conflicts_with = "once", value_parser = crate::units::positive)]
     iterations: Option<u64>,
 }
@@ -103,7 +103,7 @@ fn watch(
             }
         }
     };
-    // It may stand in a read when the program ends; nobody waits for it.
+    // It may be blocked in a read when the program ends, so it is never joined.
     std::thread::Builder::new().name("catalog".into()).spawn(work)?;
     Ok(known)
 }
@@ -125,11 +125,11 @@ fn listen(stop: &Stop) -> anyhow::Result<()> {
 
 /// Shows how a cluster does until it is told to end.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let stop = Stop::on_signals().context("signals cannot be caught")?;
+    let stop = Stop::on_signals().context("cannot catch signals")?;
     let (clock, every) = (Clock::start(), arguments.interval);
     let within = every.clamp(SHORTEST_WAIT, LONGEST_WAIT);
     let known = watch(&arguments.place, every, clock, &stop)?;
-    let scraper = Scraper::new().context("there is nothing to ask servers with")?;
+    let scraper = Scraper::new().context("cannot start the thread that asks servers")?;
     let is_live = std::io::stdout().is_terminal() && !arguments.once;
     let mut left = match arguments.iterations {
         None if is_live => u64::MAX,
@@ -149,8 +149,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if is_live || !is_first {
             let age_s = clock.now_ns().saturating_sub(at_ns) / 1_000_000_000;
             let is_old = age_s > 2 * (every.as_secs() + LONGEST_WAIT.as_secs());
-            let late = is_old.then(|| "it does not answer".to_owned());
-            let trouble = trouble.or(late).map(|why| format!("{why}; as it was {age_s} s ago"));
+            let late = is_old.then(|| "no answer".to_owned());
+            let trouble =
+                trouble.or(late).map(|why| format!("{why}; showing its state of {age_s} s ago"));
             let text = draw::text(&standing, trouble.as_deref(), &rows(&standing, &before, &now));
             match &screen {
                 Some(screen) => screen.show(&text)?,
