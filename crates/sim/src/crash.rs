@@ -26,6 +26,7 @@ use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use rand::RngExt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Bound;
 use std::str::FromStr;
 
 /// When the first death comes, if not as the seed says.
@@ -228,9 +229,22 @@ fn of_own_keys(action: Action, range: &OwnedRange<u64>) -> Option<Action> {
         }
         Action::Scan(scan) => {
             let (lower, upper) = clipped((scan.lower.as_ref(), scan.upper.as_ref()), (low, high));
-            Some(Action::Scan(Scan { lower: lower.cloned(), upper: upper.cloned(), ..scan }))
+            let scan = Scan { lower: lower.cloned(), upper: upper.cloned(), ..scan };
+            is_some_key_within(&scan).then_some(Action::Scan(scan))
         }
         Action::Collect | Action::Flush => Some(action),
+    }
+}
+
+/// Whether a scan of nothing would not be asked for at the end of another's range.
+fn is_some_key_within(scan: &Scan<u64>) -> bool {
+    match (&scan.lower, &scan.upper) {
+        (Bound::Included(low), Bound::Included(high)) => low <= high,
+        (
+            Bound::Included(low) | Bound::Excluded(low),
+            Bound::Included(high) | Bound::Excluded(high),
+        ) => low < high,
+        _ => true,
     }
 }
 

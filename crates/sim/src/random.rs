@@ -249,7 +249,7 @@ fn outage(dice: &mut Dice, servers: u16, longest: &[u64]) -> OutageSpec {
 
 /// Adds what goes wrong beside.
 fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
-    let Scenario { cluster, faults, workload, allowed_errors, .. } = scenario;
+    let Scenario { cluster, faults, workload, allowed_errors, design, .. } = scenario;
     let (memory, compute) = (cluster.memory_servers, cluster.compute_servers);
     const PAUSES: &[u64] = &[100_000, 1_000_000, 6_000_000, 12_000_000];
     match what {
@@ -293,8 +293,9 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             let opened_ns = 200_000 + 8 * faults.max_delay_ns;
             let (earliest_ns, latest_ns) = (earliest_ns + opened_ns, latest_ns + opened_ns);
             faults.kill_memory_server = vec![DeathSpec { server, earliest_ns, latest_ns }];
-            // What is dirty of the dead one stays in the caches of DEX, until they are full of it.
+            // What is dirty of the dead one stays in the caches of DEX, until they are full of it; then all others wait long and in vain.
             allowed_errors.push(ErrorKind::Contended);
+            workload.operations_per_client = workload.operations_per_client.min(20);
         }
         "crash" => {
             allowed_errors.push(ErrorKind::Damaged);
@@ -319,11 +320,22 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
     if what == "buried" {
         allowed_errors.push(ErrorKind::DeclaredDead);
     }
+    if let DesignSpec::Dex { admission, .. } = design
+        && (loses || what == "crash")
+        && *admission == AdmissionSpec::Never
+    {
+        // Without the cache DEX is there to be compared: on a network that loses nothing.
+        *admission = AdmissionSpec::Cold;
+    }
     if what == "crash" {
         let servers = match compute > 1 && dice.one_in(2) {
             true => vec![dice.0.random_range(0..compute)],
             false => Vec::new(),
         };
+        if let (DesignSpec::Dex { moves, .. }, false) = (&mut scenario.design, servers.is_empty()) {
+            // A move has two compute servers, which in truth are two processes; here it is one task, that would die as a whole.
+            *moves = 0;
+        }
         scenario.crash = Some(CrashSpec {
             rounds: 1 + dice.up_to(1) as u16,
             max_writes: dice.of(&[40, 160, 400]),

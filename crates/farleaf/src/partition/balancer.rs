@@ -3,7 +3,7 @@
 //! *Thread safety*: belongs to its handle's thread. One for an index is enough: two would undo what the other does.
 
 use super::{BalancePolicy, RoutedIndex};
-use crate::index::{IndexError, Reshaped};
+use crate::index::{IndexError, RangeIndex, Reshaped};
 use crate::page::Layout;
 use farleaf_fabric::Fabric;
 
@@ -40,6 +40,8 @@ impl<'a, F: Fabric, L: Layout> Balancer<'a, F, L> {
                 fabric.sleep((due_ns - now_ns).min(NAP_NS)).await;
                 continue;
             }
+            // What cannot be settled now is tried again in the next window.
+            let _ = self.index.settle().await;
             if let Some(outcome) = self.look().await.transpose() {
                 report(outcome);
             }

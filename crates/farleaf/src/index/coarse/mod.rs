@@ -56,7 +56,7 @@ impl<L: Layout> Design<L> for Coarse {
         for number in 0..client.fabric().memory_servers() {
             let server = ServerId::new(number);
             let superblock = client.superblock(server).await?;
-            match client.ask(server, &Request::Describe).await? {
+            match client.ask_harmless(server, &Request::Describe).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
                     return Err(IndexError::Refused { server, refusal: Refusal::NoTree });

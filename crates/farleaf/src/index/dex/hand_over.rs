@@ -138,6 +138,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 }
                 frames = later;
                 if !frames.is_empty() {
+                    if self.client.has_writes_in_doubt() {
+                        // They may be what is in the way, and only this handle can settle them.
+                        let _ = self.client.settle_writes().await;
+                    }
                     self.client.pages().before_retry(&mut backoff).await?;
                 }
             }
