@@ -288,10 +288,11 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
     }
 
     async fn settle(&self) -> Result<(), IndexError> {
+        let mut settled = Ok(());
         for part in &self.parts {
-            part.index.settle().await?;
+            settled = settled.and(part.index.settle().await);
         }
-        Ok(())
+        Ok(settled?)
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {

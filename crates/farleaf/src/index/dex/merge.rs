@@ -160,23 +160,39 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(detour);
         }
         let remove = |page: Page<'_, L>| L::inner_remove(page, right_slot);
-        if let Err(detour) = self.write_parent_alone(&parent, lock, remove).await {
+        let written = self.write_parent_alone(&parent, lock, remove).await;
+        if let Err(detour) = &written
+            && parent.shared
+        {
             // The gainer in the pool reaches too far: what is here must replace it before it is read again.
             if !self.fabric().breaks(rules::GAINER_DIRTY) {
                 self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
             }
-            return Err(detour);
+            return Err(detour.clone());
         }
+        // If an exclusive parent could not be written, it may have landed all the same: going back would let the gainer lose what
+        // the pool's parent leads to it for. So it happens here, and the parent is dirty.
         LiveCounters::count(&self.client.counters.merges);
         left.page.copy_all_but_latch(lower.page());
         cache.adopt(left.frame);
         remove(parent.page);
+        self.dirty_unless(written.is_ok(), &parent);
         let freed = right.at();
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(right.frame, right.guard));
         drop((left.guard, parent.guard));
-        self.free_node(freed).await;
-        Ok(())
+        if written.is_ok() {
+            // Otherwise the pool may still lead to it.
+            self.free_node(freed).await;
+        }
+        written
+    }
+
+    /// A node that could not be written is dirty.
+    fn dirty_unless(&self, is_written: bool, node: &Latched<'_, L>) {
+        if !is_written {
+            self.client.mark_dirty(node.frame, node.page, 1..L::PAGE_WORDS);
+        }
     }
 
     async fn borrow(
@@ -198,11 +214,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(detour);
         }
         let move_boundary = |page: Page<'_, L>| L::inner_set_key(page, right_slot, &separator);
-        if let Err(detour) = self.write_parent_alone(&parent, lock, move_boundary).await {
+        let written = self.write_parent_alone(&parent, lock, move_boundary).await;
+        if let Err(detour) = &written
+            && parent.shared
+        {
             // The gainer in the pool has too much, which nobody is led to.
             self.client.mark_dirty(gainer.frame, gainer.page, 1..L::PAGE_WORDS);
-            return Err(detour);
+            return Err(detour.clone());
         }
+        // As in a merge: it may have landed.
         LiveCounters::count(&self.client.counters.borrows);
         left.page.copy_all_but_latch(lower.page());
         right.page.copy_all_but_latch(upper.page());
@@ -213,7 +233,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(left.frame);
         cache.adopt(right.frame);
         move_boundary(parent.page);
-        Ok(())
+        self.dirty_unless(written.is_ok(), &parent);
+        written
     }
 
     /// An exclusive root with a single child, which is not a leaf, takes that one's content.

@@ -279,13 +279,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Settles what operations of this handle do not know the outcome of.
+    /// Settles what operations of this handle do not know the outcome of, as far as it can: what is in the way of one does not keep
+    /// the others.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server is out of reach.
     pub(crate) async fn settle(&self) -> Result<(), RemoteError> {
-        self.close_tickets().await?;
-        self.client.settle_writes().await?;
-        self.client.pages().settle_all().await
+        let tickets = self.close_tickets().await;
+        let writes = self.client.settle_writes().await.map_err(RemoteError::from);
+        let pages = self.client.pages().settle_all().await;
+        tickets.and(writes).and(pages)
     }
 }
