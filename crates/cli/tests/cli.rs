@@ -477,9 +477,15 @@ fn help_and_version_go_to_stdout() {
 
 #[test]
 fn a_scenario_that_fails_ends_with_code_1() {
-    let canary = farleaf(&["sim", "--scenario", "canary", "--count", "50"]);
+    let name = "canary-skipped-validation";
+    let canary = farleaf(&["sim", "--scenario", name, "--count", "50"]);
     assert_eq!(canary.status.code(), Some(1));
     assert!(text(&canary.stdout).contains("replay: farleaf sim --scenario "));
+    let random = farleaf(&["sim", "--random", "3", "--kind", "fine-slow", "--seed", "5"]);
+    assert!(random.status.success() && text(&random.stdout).lines().count() == 3);
+    let unknown = farleaf(&["sim", "--mutants", "no_such_bug"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("no_such_bug"));
     assert!(farleaf(&["sim", "--scenario", "coarse-hot-keys"]).status.success());
 }
 
