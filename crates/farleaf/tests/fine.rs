@@ -52,6 +52,20 @@ async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> Co
     fabric.counters().snapshot() - start
 }
 
+/// Each handle that changes something has a number, of which there are 32,767.
+#[test]
+fn more_handles_come_and_go_than_there_are_numbers() {
+    let provider = LocalConfig::default();
+    let cluster = setup(&provider, 1, 8 << 20, FineOptions::default()).with_index::<Tiny, Fine>();
+    cluster.run_one(|fabric| async move {
+        for handle in 0..33_000 {
+            let index = open::<_, Tiny>(fabric.clone()).await;
+            index.upsert(&7, &handle).await.unwrap();
+        }
+        assert_eq!(open::<_, Tiny>(fabric).await.get(&7).await.unwrap(), Some(32_999));
+    });
+}
+
 #[test]
 fn operations_cost_what_the_design_says() {
     let provider = LocalConfig::default();

@@ -86,8 +86,7 @@ pub fn run_command(
         return catch_canaries(seed, count, out);
     }
     let scenarios = select(scenario)?;
-    let last = seed.checked_add(count.saturating_sub(1));
-    let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
+    let seeds = seeds(seed, count)?;
     if deaths != Deaths::AsSeeded
         && let Some(calm) = scenarios.iter().find(|scenario| scenario.crash.is_none())
     {
@@ -95,7 +94,7 @@ pub fn run_command(
     }
     let mut all_well = true;
     for scenario in &scenarios {
-        for seed in (seed..=last).take_while(|_| count > 0) {
+        for seed in seeds.clone() {
             let is_well = match deaths {
                 Deaths::AsSeeded => say(&run_seed(scenario, seed), None, out)?,
                 Deaths::At(death) => say(&run_with_death(scenario, seed, death), Some(death), out)?,
@@ -108,6 +107,13 @@ pub fn run_command(
         }
     }
     Ok(all_well)
+}
+
+/// `count` consecutive seeds from `seed` on.
+fn seeds(seed: u64, count: u64) -> Result<impl Iterator<Item = u64> + Clone, CommandError> {
+    let last = seed.checked_add(count.saturating_sub(1));
+    let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
+    Ok((seed..=last).take_while(move |_| count > 0))
 }
 
 /// Plays a seed with each death there can be; whether all runs went well.
@@ -173,10 +179,8 @@ pub fn run_random(
 ) -> Result<bool, CommandError> {
     let no_kind = || CommandError::NoSuchKind(kind.to_owned());
     let drawn = if kind == "all" { Kind::default() } else { Kind::of(kind).ok_or_else(no_kind)? };
-    let last = seed.checked_add(count.saturating_sub(1));
-    let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
     let mut all_well = true;
-    for seed in (seed..=last).take_while(|_| count > 0) {
+    for seed in seeds(seed, count)? {
         let scenario = random_scenario(drawn, seed);
         let report = run_seed(&scenario, seed);
         let again = format!("farleaf sim --random 1 --kind {kind} --seed {seed}");
@@ -242,15 +246,12 @@ pub fn run_mutants(
 
 /// Plays every scenario with a planted bug until that is caught; whether all are, within so many seeds.
 fn catch_canaries(seed: u64, count: u64, out: &mut impl Write) -> Result<bool, CommandError> {
-    let last = seed.checked_add(count.saturating_sub(1));
-    let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
+    let seeds = seeds(seed, count)?;
     let mut all_caught = true;
     for scenario in with_canary(true)? {
-        let found = (seed..=last).take_while(|_| count > 0).find_map(|seed| {
-            match run_seed(&scenario, seed).outcome {
-                RunOutcome::Violation(report) => Some((seed, report)),
-                _ => None,
-            }
+        let found = seeds.clone().find_map(|seed| match run_seed(&scenario, seed).outcome {
+            RunOutcome::Violation(report) => Some((seed, report)),
+            _ => None,
         });
         match found {
             Some((seed, report)) => {

@@ -1,7 +1,7 @@
 //! Mutation testing: which scenarios should show which planted bug, and the hunt for it.
 //!
 //! [`farleaf::rules`] has the rules that code can be told to break; this table says where each should be seen: in registered scenarios, or
-//! in random ones of a kind. A test fails for a rule that is not here exactly once. `docs/internals/mutants.md` has what came of it.
+//! in random ones of a kind. A test fails for a rule that is not here exactly once. `docs/internals/mutants.md` has the commands.
 //!
 //! *Thread safety*: constants and plain functions.
 

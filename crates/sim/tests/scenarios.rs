@@ -47,7 +47,7 @@ fn every_scenario_holds_and_most_operations_are_answered() {
 }
 
 /// Seeds that once showed a bug, and what it was.
-const ONCE_WRONG: [(&str, u64, &str); 12] = [
+const ONCE_WRONG: [(&str, u64, &str); 13] = [
     (
         "dex-moves-offload",
         703,
@@ -95,6 +95,7 @@ const ONCE_WRONG: [(&str, u64, &str); 12] = [
         99_100_002,
         "one unknown outcome of a lock barred a client from a shared page for ever (K4)",
     ),
+    ("dex-doubt", 78, "a node that its former holder had not finished yet passed for damaged (D9)"),
     (
         "fine-server-dies",
         918_273_818,

@@ -551,6 +551,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 self.record(posted_ns);
                 copy
             }
+            // It was shared, and its holder has not finished it: that one is waited for, or looked after.
+            Err(Miss::Restart) if self.pages.is_held_up_at(address) => return Err(Detour::Busy),
             // No inner node is there: the parent is old, and the node has been freed and used again (D3).
             Err(Miss::Restart) if is_exclusive => return Err(Detour::Torn(address)),
             Err(Miss::Restart) => return Err(Detour::Refresh),

@@ -231,7 +231,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// A slot of this client's log on `server`, which has been prepared, for an entry about `node` alone or about several. Waits while all are in use: each is
+    /// A slot of this client's log on `server`, which has been prepared, for an entry about `node` alone or about
+    /// several. Waits while all are in use: each is
     /// for a round trip or two.
     pub(crate) async fn slot(
         &self,

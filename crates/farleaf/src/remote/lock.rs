@@ -175,6 +175,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
+    /// Whether the page that was met last in a state in which it could not be used is this one, and somebody holds it.
+    pub(crate) fn is_held_up_at(&self, at: GlobalAddr) -> bool {
+        self.suspect.get().is_some_and(|(page, word)| page == at && word.is_locked())
+    }
+
     /// Settles what this client is in doubt about, which may be what is in the way, and waits before another attempt of an
     /// operation; every now and then looks whether the page that is in the way belongs to somebody dead.
     ///

@@ -182,4 +182,16 @@ mod tests {
         assert_eq!(owners.log_area(4, 3000, Some(&chunks)), Err(Refusal::OutOfMemory));
         assert_eq!(owners.log_area(0, 1, Some(&chunks)), Err(Refusal::Malformed));
     }
+
+    #[test]
+    fn a_full_table_says_so_until_a_client_retires() {
+        let owners = Owners::default();
+        for number in 1..=LockWord::OWNER_LIMIT {
+            assert_eq!(owners.register(3), Ok(number));
+        }
+        assert_eq!(owners.register(3), Err(Refusal::TooManyClients));
+        owners.retire(17, 3);
+        assert_eq!(owners.register(3), Ok(17));
+        assert_eq!(owners.register(3), Err(Refusal::TooManyClients));
+    }
 }

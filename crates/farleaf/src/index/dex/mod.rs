@@ -266,16 +266,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Waits for a turn (C23), but not for ever.
     async fn wait_for_turn<'a>(&'a self, attempts: &mut Attempts<'a>) {
-        let turns = self.client.cache().turns();
+        if attempts.turn.is_some() || self.fabric().breaks(rules::TURNS_TAKEN) {
+            return;
+        }
         for _ in 0..TURN_WAITS {
-            if attempts.turn.is_none() && !self.fabric().breaks(rules::TURNS_TAKEN) {
-                attempts.turn = turns.take();
-            } else {
+            attempts.turn = self.client.cache().turns().take();
+            if attempts.turn.is_some() {
                 return;
             }
-            if attempts.turn.is_none() {
-                self.fabric().sleep(TURN_WAIT_NS).await;
-            }
+            self.fabric().sleep(TURN_WAIT_NS).await;
         }
     }
 
