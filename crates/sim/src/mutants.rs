@@ -50,11 +50,19 @@ impl Mutant {
                 Place::Random(kind) => random_scenario(*kind, seed),
             };
             let scenario = Scenario { canary, ..scenario };
-            if let RunOutcome::Violation(report) = run_seed(&scenario, seed).outcome {
+            if let RunOutcome::Violation(report) = run_seed(&scenario, seed).outcome
+                && Self::holds_without(&scenario, seed)
+            {
                 return Ok(Some(Caught { runs: run + 1, scenario: scenario.name, seed, report }));
             }
         }
         Ok(None)
+    }
+
+    /// Whether it is the planted bug that a run shows: the code as it is must pass it.
+    fn holds_without(scenario: &Scenario, seed: u64) -> bool {
+        let sound = Scenario { canary: None, ..scenario.clone() };
+        !matches!(run_seed(&sound, seed).outcome, RunOutcome::Violation(_))
     }
 }
 
@@ -141,6 +149,7 @@ pub const MUTANTS: &[Mutant] = &[
     seen("leaves_in_haste", &["canary-dex-left-in-haste"]),
     seen("takes_no_turns", &["dex-crowded-cache", "random-dex-slow"]),
     seen("reuses_nodes_in_doubt", &["random-dex-cut"]),
+    seen("writes_losers_first", &["random-dex-cut"]),
     seen("forgets_ages", &["dex-crash-by-age"]),
     seen("changes_shared_unlocked", &["random-dex-slow"]),
     seen("publishes_unwritten_nodes", &["random-dex-slow"]),

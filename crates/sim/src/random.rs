@@ -296,6 +296,9 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             // What is dirty of the dead one stays in the caches of DEX, until they are full of it; then all others wait long and in vain.
             allowed_errors.push(ErrorKind::Contended);
             workload.operations_per_client = workload.operations_per_client.min(20);
+            if let DesignSpec::Dex { cache_frames, .. } = design {
+                *cache_frames = (*cache_frames).max(128);
+            }
         }
         "crash" => {
             allowed_errors.push(ErrorKind::Damaged);

@@ -8,7 +8,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::write_back::InDoubt;
+use super::write_back::{Held, InDoubt};
 use super::{
     Admit, Attached, Cache, CacheCounters, Cooled, FrameId, IoMark, LiveCounters, Mapped,
     MovingAverage, OffloadName, OwnedRange, Ownership, Seen, Spare, WalkMark, is_clean, mark_clean,
@@ -79,6 +79,8 @@ pub struct CacheClient<F: Fabric, L: Layout> {
     pub(crate) counters: LiveCounters,
     /// Frames whose last WRITE through this endpoint may still land (C15).
     pub(super) in_doubt: RefCell<Vec<InDoubt>>,
+    /// Frames that are written only after their parents.
+    pub(super) held: RefCell<Vec<Held>>,
     /// How long READs of nodes took lately, if that is of interest.
     pub(crate) read_ns: Option<MovingAverage>,
 }
@@ -94,6 +96,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             kept: RefCell::default(),
             counters: LiveCounters::default(),
             in_doubt: RefCell::default(),
+            held: RefCell::default(),
         }
     }
 

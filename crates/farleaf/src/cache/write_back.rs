@@ -5,6 +5,8 @@
 //! - C14. A node counts as clean only once its WRITE has completed: until then `writing` keeps it from cooling.
 //! - C15. After a WRITE of unknown outcome the connection is reset before the node is written again, so that
 //!   nothing can land late. If that fails the node stays as it is for good: the memory server is out of reach.
+//! - C24. A node that lost keys stays as it is until its parent in the pool leads elsewhere for them: while the parent's WRITE or
+//!   commit is unfinished, the node counts as being written.
 //!
 //! A leaf leaves as the range of its words that changed, with its stamp if keys are among them (D8). An inner node leaves
 //! whole and sealed, and with a log entry unless nothing leads to it yet (D9).
@@ -18,18 +20,27 @@ use super::{
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
 use crate::remote::{Image, LogSlot, RemoteError};
 use crate::rules;
-use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// How often a WRITE of unknown outcome is posted again.
 const WRITE_RETRIES: u32 = 16;
 
 /// A frame whose last WRITE may still land; until that is settled it says that a WRITE is in flight.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InDoubt {
     frame: FrameId,
     at: GlobalAddr,
     words: Range<usize>,
+}
+
+/// A frame that is written only after its parent (C24); until then it says that a WRITE is in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    frame: FrameId,
+    parent: FrameId,
+    parent_at: GlobalAddr,
 }
 
 impl<F: Fabric, L: Layout> CacheClient<F, L> {
@@ -338,9 +349,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
+    /// A latched node is not written, and does not leave the cache, before its parent is written (C24).
+    pub(crate) fn hold_for(&self, frame: FrameId, parent: FrameId, parent_at: GlobalAddr) {
+        if !self.fabric().breaks(rules::PARENTS_FIRST) {
+            self.cache.arena().set_writing(frame, true);
+            self.held.borrow_mut().push(Held { frame, parent, parent_at });
+        }
+    }
+
     /// Whether WRITEs of this handle may still land over pages that nobody changes until that is settled.
     pub(crate) fn has_writes_in_doubt(&self) -> bool {
-        !self.in_doubt.borrow().is_empty()
+        !self.in_doubt.borrow().is_empty() || !self.held.borrow().is_empty()
     }
 
     /// Settles what WRITEs of this endpoint have left in doubt, as far as their memory servers are there again: nothing of them
@@ -352,16 +371,55 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if self.fabric().breaks(rules::DOUBTFUL_WRITES_SETTLED) {
             return Ok(());
         }
-        loop {
-            let Some(server) = self.in_doubt.borrow().first().map(|doubt| doubt.at.server()) else {
-                return Ok(());
+        let servers = self.in_doubt.borrow().iter().map(|doubt| doubt.at.server()).collect();
+        let mut outcome = Ok(());
+        for server in BTreeSet::into_iter(servers) {
+            // What may land after this reset comes later into the list.
+            let before = self.in_doubt.borrow().len();
+            if let Err(error) = self.fabric().reset(server).await {
+                outcome = Err(error);
+                continue;
+            }
+            self.settle_writes_to(server, before).await;
+        }
+        self.let_go_of_held().await;
+        outcome
+    }
+
+    /// Of the oldest `many` frames in doubt, those on `server` are dirty again: nothing lands on them any more. Each stays in the list
+    /// until that is done: this task may be dropped at any time.
+    async fn settle_writes_to(&self, server: ServerId, many: usize) {
+        let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();
+        for doubt in oldest.into_iter().filter(|doubt| doubt.at.server() == server) {
+            let (page, _guard) = self.lock_frame(doubt.frame).await;
+            let mut left = self.in_doubt.borrow_mut();
+            // Another task of this handle may have been faster.
+            if let Some(place) = left.iter().position(|other| *other == doubt) {
+                left.remove(place);
+                self.mark_dirty(doubt.frame, page, doubt.words);
+                self.cache.arena().set_writing(doubt.frame, false);
+            }
+        }
+    }
+
+    /// Lets go of nodes whose parents are written by now (C24).
+    async fn let_go_of_held(&self) {
+        let held = self.held.borrow().clone();
+        for Held { frame, parent, parent_at } in held {
+            let waits = || {
+                self.pages().is_unfinished(parent_at)
+                    || (self.cache.arena().page(parent).address() == parent_at
+                        && parent != frame
+                        && self.cache.is_unwritten(parent))
             };
-            self.fabric().reset(server).await?;
-            let is_settled = |doubt: &mut InDoubt| doubt.at.server() == server;
-            let settled: Vec<_> = self.in_doubt.borrow_mut().extract_if(.., is_settled).collect();
-            for InDoubt { frame, words, .. } in settled {
-                let (page, _guard) = self.lock_frame(frame).await;
-                self.mark_dirty(frame, page, words);
+            if waits() {
+                let _ = self.write_back(parent).await;
+            }
+            let mut left = self.held.borrow_mut();
+            if !waits()
+                && let Some(place) = left.iter().position(|other| other.frame == frame)
+            {
+                left.remove(place);
                 self.cache.arena().set_writing(frame, false);
             }
         }

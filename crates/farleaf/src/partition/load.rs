@@ -19,6 +19,14 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
+        // The new leaves begin where ranges do now.
+        let mut patience = self.patience();
+        let _moving = loop {
+            match self.pool.begin_move(self.pages.fabric()) {
+                Some(moving) => break moving,
+                None => self.wait_for_map(&mut patience).await?,
+            }
+        };
         let options = self.pool.options();
         let boundaries = match options.at_load {
             Boundaries::Kept => self.pool.map().boundaries().to_vec(),

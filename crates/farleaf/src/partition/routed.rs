@@ -40,7 +40,7 @@ const LONGEST_WAIT_NS: u64 = 1_000_000;
 
 /// How long an operation goes on waiting.
 #[derive(Debug)]
-struct Patience {
+pub(super) struct Patience {
     until_ns: u64,
     wait_ns: u64,
 }
@@ -128,13 +128,13 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         }
     }
 
-    fn patience(&self) -> Patience {
+    pub(super) fn patience(&self) -> Patience {
         let until_ns = self.pages.fabric().now_ns().saturating_add(LONGEST_MOVE_NS);
         Patience { until_ns, wait_ns: SHORTEST_WAIT_NS }
     }
 
     /// Goes by the newest map, after a wait: keys that move are nobody's for a while.
-    async fn wait_for_map(&self, patience: &mut Patience) -> Result<(), IndexError> {
+    pub(super) async fn wait_for_map(&self, patience: &mut Patience) -> Result<(), IndexError> {
         let fabric = self.pages.fabric();
         let before = self.route.borrow().epoch();
         self.learn_map();
@@ -143,6 +143,10 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         }
         if fabric.now_ns() >= patience.until_ns {
             return Err(IndexError::Contended { retries: 0 });
+        }
+        for part in &self.parts {
+            // The move may be waiting for this very handle.
+            part.index.settle_some().await;
         }
         fabric.counters().count_retry();
         fabric.sleep(patience.wait_ns).await;

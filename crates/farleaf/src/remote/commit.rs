@@ -10,21 +10,48 @@
 //!
 //! *Invariants*: W1. the entry is there before a word of a page changes. W2. nobody can validate a page, and
 //! so nobody can lock it, before every word of its WRITE has landed. W3. when a commit returns `Ok`, every
-//! page is written.
+//! page is written. W4. a commit that has begun happens, if this client lives: what could not be finished is
+//! kept with its pages' content, and finished later ([`PageClient::settle_doubts`]).
 
-use super::identity::Slot;
+use super::identity::{LeftSlot, Slot};
 use super::redo::{MAX_PAGES, Redo, RedoPage};
 use super::{Image, Locked, PageClient, PageCopy, RemoteError};
 use crate::page::{Layout, LockWord, Page};
 use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
+use std::rc::Rc;
 
 /// A page that this client holds, as it was and as it is to be.
 #[derive(Debug)]
 pub struct Change<'a, L> {
     pub(super) locked: Locked<'a>,
+    pub(super) rewrite: Rewrite<L>,
+}
+
+/// What becomes of a page that is held.
+#[derive(Debug)]
+pub(super) struct Rewrite<L> {
+    pub(super) at: GlobalAddr,
+    /// Word 0 while it is held.
+    pub(super) held: LockWord,
     pub(super) after: Image<L>,
     pub(super) redo: RedoPage,
+}
+
+/// A commit that has begun and is finished later (W4): its pages stay marked as held, and its slot in use.
+#[derive(Debug)]
+pub(super) struct Unfinished<L> {
+    pub(super) slot: LeftSlot,
+    pub(super) rewrites: Vec<Rewrite<L>>,
+}
+
+/// How a commit has ended that happens in any case (W4).
+#[derive(Debug)]
+pub(crate) enum Committed {
+    /// Every page is written.
+    Now,
+    /// A memory server is out of reach. Nobody else changes the pages until they are written.
+    Later(RemoteError),
 }
 
 impl<'a, L: Layout> Change<'a, L> {
@@ -33,12 +60,12 @@ impl<'a, L: Layout> Change<'a, L> {
         let owner = locked.word.owner();
         after.page().seal(locked.word.next_by(owner));
         let redo = RedoPage::between(locked.at, before.page(), after.page());
-        Self { locked, after, redo }
+        Self { rewrite: Rewrite { at: locked.at, held: locked.word, after, redo }, locked }
     }
 
     /// Word 0 of the page once this is committed.
     pub fn next_word(&self) -> LockWord {
-        self.after.page().lock_word()
+        self.rewrite.after.page().lock_word()
     }
 }
 
@@ -55,14 +82,28 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// written in the given order, which must have those that lose keys first.
     ///
     /// # Errors
-    /// [`RemoteError::Indeterminate`] if a memory server is out of reach.
+    /// [`RemoteError::Indeterminate`] if a memory server is out of reach: it happens later (W4).
     ///
     /// # Panics
     /// If there are no changes, or more than three.
-    pub async fn commit_together(
+    pub async fn commit_together(&self, changes: Vec<Change<'_, L>>) -> Result<(), RemoteError> {
+        match self.commit_surely(changes).await? {
+            Committed::Now => Ok(()),
+            Committed::Later(error) => Err(error),
+        }
+    }
+
+    /// The same for who goes on as if it had happened, now or later.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if nothing has changed, and nothing will.
+    ///
+    /// # Panics
+    /// As [`PageClient::commit_together`].
+    pub(crate) async fn commit_surely(
         &self,
         mut changes: Vec<Change<'_, L>>,
-    ) -> Result<(), RemoteError> {
+    ) -> Result<Committed, RemoteError> {
         assert!((1..=MAX_PAGES).contains(&changes.len()), "what one entry has room for");
         if self.fabric().breaks(rules::LOSERS_FIRST) {
             changes.reverse();
@@ -77,29 +118,37 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         };
         slot.keep = true;
-        let written = self.write_all(&slot, &changes).await;
-        if written.is_err() && !self.fabric().breaks(rules::COMMITS_SETTLED) {
-            self.settle(&slot, &changes).await?;
+        let (locks, rewrites): (Vec<Locked<'_>>, Vec<Rewrite<L>>) =
+            changes.into_iter().map(|change| (change.locked, change.rewrite)).unzip();
+        let written = self.write_all(slot.at, &rewrites).await;
+        if written.is_err()
+            && !self.fabric().breaks(rules::COMMITS_SETTLED)
+            && let Err(error) = self.settle(slot.at, &rewrites).await
+        {
+            locks.into_iter().for_each(Locked::stays);
+            let unfinished = Unfinished { slot: slot.leave(), rewrites };
+            self.unfinished.borrow_mut().push(Rc::new(unfinished));
+            return Ok(Committed::Later(error));
         }
         slot.keep = false;
-        changes.into_iter().for_each(|change| change.locked.settled());
-        Ok(())
+        locks.into_iter().for_each(Locked::settled);
+        Ok(Committed::Now)
     }
 
     async fn write_all(
         &self,
-        slot: &Slot<'_>,
-        changes: &[Change<'_, L>],
+        slot: GlobalAddr,
+        rewrites: &[Rewrite<L>],
     ) -> Result<(), RemoteError> {
         if self.fabric().breaks(rules::CHANGES_LOGGED) {
-            for change in changes {
-                self.write_unlock(change.locked.at, &change.after).await?;
+            for page in rewrites {
+                self.write_unlock(page.at, &page.after).await?;
             }
             return Ok(());
         }
-        let entry = self.post_entry(slot, changes).await?;
-        if let [only] = changes {
-            let posted = self.post_unlock(only.locked.at, &only.after).await;
+        let entry = self.post_entry(slot, rewrites).await?;
+        if let [only] = rewrites {
+            let posted = self.post_unlock(only.at, &only.after).await;
             let entry = entry.await;
             let [body, word] = posted?;
             let (body, word) = (body.await, word.await);
@@ -113,8 +162,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         } else {
             entry.await?;
         }
-        for change in changes {
-            self.write_unlock(change.locked.at, &change.after).await?;
+        for page in rewrites {
+            self.write_unlock(page.at, &page.after).await?;
         }
         Ok(())
     }
@@ -149,12 +198,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Posts the WRITE of the log entry.
     pub(super) async fn post_entry(
         &self,
-        slot: &Slot<'_>,
-        changes: &[Change<'_, L>],
+        slot: GlobalAddr,
+        rewrites: &[Rewrite<L>],
     ) -> Result<F::Op<Buffer>, RemoteError> {
-        let owner = changes[0].locked.word.owner();
-        let pages = changes.iter().map(|change| change.redo.clone()).collect();
+        let owner = rewrites[0].held.owner();
+        let pages = rewrites.iter().map(|page| page.redo.clone()).collect();
         let words = Redo { owner, pages }.words();
-        self.post_write(slot.at, words.into_iter()).await
+        self.post_write(slot, words.into_iter()).await
     }
 }

@@ -44,6 +44,14 @@ pub(crate) struct Slot<'a> {
     pinned_for: Option<GlobalAddr>,
 }
 
+/// A slot that is in use until it is said to be free.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeftSlot {
+    pub(super) at: GlobalAddr,
+    server: ServerId,
+    number: u64,
+}
+
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         match self.pinned_for {
@@ -62,6 +70,13 @@ impl Slot<'_> {
     /// The node that it was kept for is whole, or nothing was ever written of it.
     pub(crate) fn is_done(&mut self) {
         (self.keep, self.pinned_for) = (false, None);
+    }
+
+    /// Leaves the slot in use.
+    pub(super) fn leave(self) -> LeftSlot {
+        let left = LeftSlot { at: self.at, server: self.server, number: self.number };
+        std::mem::forget(self);
+        left
     }
 
     /// The client whose log this is a slot of.
@@ -99,6 +114,11 @@ impl Identity {
             log.used &= !log.kept;
             log.kept = 0;
         }
+    }
+
+    /// Nobody needs the entry in a slot any more that was left in use.
+    pub(super) fn free_left(&self, slot: LeftSlot) {
+        self.free(slot.server, slot.number, false);
     }
 
     fn free(&self, server: ServerId, number: u64, keep: bool) {

@@ -7,7 +7,7 @@
 //! - K3. A lock is let go by the WRITE of the page's next version, or, if nothing changed, by putting the
 //!   word back that was there.
 //! - K4. An operation that ends without knowing whether it holds a page leaves a doubt, and later operations
-//!   of this client settle it.
+//!   of this client settle it; so they do with commits that have not been finished (W4). One of them at a time.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -16,8 +16,9 @@ use super::{Backoff, Miss, PageClient, PageCopy, RemoteError};
 use crate::page::{Layout, LockWord};
 use crate::rules;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 /// A page that this client may hold without knowing it, or whose WRITE may have stopped half-way.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,11 @@ impl Locked<'_> {
     pub(super) fn settled(mut self) {
         self.hold.in_doubt = false;
     }
+
+    /// The page stays marked as held: it is written later (W4).
+    pub(super) fn stays(self) {
+        std::mem::forget(self.hold);
+    }
 }
 
 /// The mark of a page in the client's table; leaves a doubt behind unless told otherwise (K4).
@@ -60,7 +66,10 @@ pub(super) struct Hold<'a> {
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         if self.in_doubt {
-            self.doubts.borrow_mut().push(Doubt { at: self.at });
+            let mut doubts = self.doubts.borrow_mut();
+            if doubts.iter().all(|doubt| doubt.at != self.at) {
+                doubts.push(Doubt { at: self.at });
+            }
         } else {
             self.held.borrow_mut().remove(&self.at);
         }
@@ -205,14 +214,20 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Whether this client may hold pages without knowing it.
     #[inline]
     pub fn has_doubts(&self) -> bool {
-        !self.doubts.borrow().is_empty()
+        !self.doubts.borrow().is_empty() || !self.unfinished.borrow().is_empty()
+    }
+
+    /// Whether the page at `at` is to be written by a commit that has not been finished (W4).
+    pub(crate) fn is_unfinished(&self, at: GlobalAddr) -> bool {
+        let unfinished = self.unfinished.borrow();
+        unfinished.iter().any(|commit| commit.rewrites.iter().any(|page| page.at == at))
     }
 
     /// Settles what earlier operations of this client left in doubt, if they did. Best effort: a memory
     /// server that is out of reach now will be asked again.
     pub async fn settle_doubts(&self) {
         let due = self.fabric().now_ns() >= self.doubts_due_ns.get();
-        if self.doubts.borrow().is_empty() || !due || self.fabric().breaks(rules::DOUBTS_SETTLED) {
+        if !self.has_doubts() || !due || self.fabric().breaks(rules::DOUBTS_SETTLED) {
             return;
         }
         self.settle_doubts_now().await;
@@ -228,25 +243,54 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 return Ok(());
             }
             self.settle_doubts_now().await;
+            if self.settling.get() {
+                self.fabric().sleep(DOUBT_PAUSE_NS / 16).await;
+            }
         }
         Err(RemoteError::Contended { retries: READ_RETRIES })
     }
 
     #[cold]
     async fn settle_doubts_now(&self) {
+        // Each stays in its list until it is settled: this task may be dropped at any time.
+        let Some(_settling) = Settling::begin(&self.settling) else { return };
         self.doubts_due_ns.set(self.fabric().now_ns() + DOUBT_PAUSE_NS);
-        let doubts = std::mem::take(&mut *self.doubts.borrow_mut());
+        let unfinished = self.unfinished.borrow().clone();
+        for commit in unfinished {
+            if self.finish(commit.slot.at, &commit.rewrites).await.is_ok() {
+                self.unfinished.borrow_mut().retain(|other| !Rc::ptr_eq(other, &commit));
+                self.identity.free_left(commit.slot);
+                let mut held = self.held.borrow_mut();
+                commit.rewrites.iter().for_each(|page| _ = held.remove(&page.at));
+            }
+        }
+        let doubts = self.doubts.borrow().clone();
         for doubt in doubts {
             if self.recover_own(doubt.at).await.is_ok() {
+                self.doubts.borrow_mut().retain(|other| other.at != doubt.at);
                 self.held.borrow_mut().remove(&doubt.at);
-            } else {
-                self.doubts.borrow_mut().push(doubt);
             }
         }
         if self.held.borrow().is_empty() {
             // No commit is in doubt any more.
             self.identity.free_kept();
         }
+    }
+}
+
+/// That a task settles what is in doubt.
+struct Settling<'a>(&'a Cell<bool>);
+
+impl<'a> Settling<'a> {
+    /// `None` if another does.
+    fn begin(settling: &'a Cell<bool>) -> Option<Self> {
+        (!settling.replace(true)).then(|| Self(settling))
+    }
+}
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
     }
 }
 

@@ -29,6 +29,7 @@ mod split;
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
 pub use commit::Change;
+pub(crate) use commit::Committed;
 pub use copy::{Image, PageCopy, Pointer};
 pub use detector::Detector;
 pub use edit::Edit;

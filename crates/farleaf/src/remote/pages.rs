@@ -12,6 +12,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
+use super::commit::Unfinished;
 use super::identity::{Identity, REGISTRAR};
 use super::lock::Doubt;
 use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
@@ -24,6 +25,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::marker::PhantomData;
+use std::rc::Rc;
 
 /// How long a freed node rests before it is used again, in nanoseconds. Far longer than a READ takes; a
 /// client that is slower than half of it starts again at the root.
@@ -47,7 +49,11 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) held: RefCell<BTreeSet<GlobalAddr>>,
     /// Pages that this client may hold without an operation that will let go of them.
     pub(super) doubts: RefCell<Vec<Doubt>>,
-    /// When to look at the doubts again.
+    /// Commits that have begun and are not finished (W4).
+    pub(super) unfinished: RefCell<Vec<Rc<Unfinished<L>>>>,
+    /// Whether a task settles doubts and finishes commits.
+    pub(super) settling: Cell<bool>,
+    /// When to look at them again.
     pub(super) doubts_due_ns: Cell<u64>,
     /// The last page that stood in somebody's way, or was met locked.
     pub(super) suspect: Cell<Option<(GlobalAddr, LockWord)>>,
@@ -104,6 +110,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             rpc: RpcClient::new(fabric),
             held: RefCell::default(),
             doubts: RefCell::default(),
+            unfinished: RefCell::default(),
+            settling: Cell::new(false),
             doubts_due_ns: Cell::new(0),
             suspect: Cell::new(None),
             backoff: Cell::new(Backoff::default()),

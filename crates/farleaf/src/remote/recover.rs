@@ -18,10 +18,11 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; any number of clients may recover the same page.
 
+use super::commit::Rewrite;
 use super::identity::REGISTRAR;
 use super::pages::READ_RETRIES;
 use super::redo::{Redo, RedoPage};
-use super::{Change, Image, Miss, PageClient, RemoteError};
+use super::{Image, Miss, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
 use crate::rules;
 use crate::wire::{LOG_SLOTS, Refusal, Reply, Request, log_slot_bytes};
@@ -159,8 +160,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let untouched = word.is_locked() && found.page().is_of_one_piece();
         if untouched && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
             let free = word.unlocked_by(gone.owner);
-            // Whatever comes of it, the next look will tell.
-            drop(self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await);
+            let swap = self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await;
+            // If it was lost, only the next look tells.
+            swap.map_err(|_| Miss::Restart)?;
         }
         Ok(())
     }
@@ -293,13 +295,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.swap_lock(hold, redo.at, word, taken).await?
         };
         slot.keep = true;
-        let change = [Change { locked, after, redo: entry }];
-        let written = self.write_taken(&change).await;
-        if written.is_err() {
-            self.settle(&slot, &change).await?;
+        let rewrite = Rewrite { at: redo.at, held: taken, after, redo: entry };
+        // The entry is there already.
+        if self.write_unlock(redo.at, &rewrite.after).await.is_err() {
+            self.settle(slot.at, &[rewrite]).await?;
         }
         slot.keep = false;
-        change.into_iter().for_each(|change| change.locked.settled());
+        locked.settled();
         Ok(())
     }
 
@@ -314,11 +316,5 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 true => held || again,
                 false => half && !of_one_piece,
             }
-    }
-
-    /// WRITEs a page that was taken over; the entry is there already.
-    async fn write_taken(&self, change: &[Change<'_, L>; 1]) -> Result<(), RemoteError> {
-        let after: &Image<L> = &change[0].after;
-        self.write_unlock(change[0].locked.at, after).await
     }
 }

@@ -5,12 +5,12 @@
 //! one piece, so nobody could lock it (W2), and we lock it again before writing the rest, since others could
 //! take it the moment that the last word lands; or written, whatever others have made of it since.
 
-use super::identity::Slot;
+use super::commit::Rewrite;
 use super::pages::READ_RETRIES;
-use super::{Backoff, Change, PageClient, RemoteError};
+use super::{Backoff, PageClient, RemoteError};
 use crate::page::Layout;
 use crate::rules;
-use farleaf_fabric::{Fabric, ServerId};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::collections::BTreeSet;
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
@@ -20,14 +20,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// [`RemoteError::Indeterminate`] if a memory server is out of reach.
     pub(super) async fn settle(
         &self,
-        slot: &Slot<'_>,
-        changes: &[Change<'_, L>],
+        slot: GlobalAddr,
+        rewrites: &[Rewrite<L>],
     ) -> Result<(), RemoteError> {
         let mut backoff = Backoff::default();
         let mut outcome = Err(RemoteError::Contended { retries: READ_RETRIES });
         for _ in 0..4 * READ_RETRIES {
             self.fabric().counters().count_retry();
-            outcome = self.finish(slot, changes).await;
+            outcome = self.finish(slot, rewrites).await;
             if outcome.is_ok() {
                 break;
             }
@@ -37,25 +37,29 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         outcome
     }
 
-    async fn finish(&self, slot: &Slot<'_>, changes: &[Change<'_, L>]) -> Result<(), RemoteError> {
-        let servers: BTreeSet<ServerId> =
-            changes.iter().map(|change| change.locked.at.server()).collect();
+    /// One attempt to finish a commit, whose entry is in `slot`.
+    pub(super) async fn finish(
+        &self,
+        slot: GlobalAddr,
+        rewrites: &[Rewrite<L>],
+    ) -> Result<(), RemoteError> {
+        let servers: BTreeSet<ServerId> = rewrites.iter().map(|page| page.at.server()).collect();
         for server in servers {
             if !self.fabric().breaks(rules::SETTLED_AFTER_RESET) {
                 self.fabric().reset(server).await?;
             }
         }
         // The same entry as before: written over itself it is never anything else.
-        self.post_entry(slot, changes).await?.await?;
-        for change in changes {
-            self.finish_page(change).await?;
+        self.post_entry(slot, rewrites).await?.await?;
+        for page in rewrites {
+            self.finish_page(page).await?;
         }
         Ok(())
     }
 
-    async fn finish_page(&self, change: &Change<'_, L>) -> Result<(), RemoteError> {
-        let at = change.locked.at;
-        let target = change.after.page().lock_word();
+    async fn finish_page(&self, page: &Rewrite<L>) -> Result<(), RemoteError> {
+        let at = page.at;
+        let target = page.after.page().lock_word();
         let relocked = target.locked_by(target.owner());
         let found = self.read_raw(at).await?;
         let word = found.word();
@@ -64,10 +68,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             if swap.await? != word.to_bits() {
                 return Err(RemoteError::Contended { retries: 0 });
             }
-        } else if word != change.locked.word && word != relocked {
+        } else if word != page.held && word != relocked {
             return Ok(());
         }
         // The version stays: nobody has ever seen it whole.
-        self.write_unlock(at, &change.after).await
+        self.write_unlock(at, &page.after).await
     }
 }

@@ -107,9 +107,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if self.client.cache().ages().is_behind() {
                 Box::pin(self.help_to_write_back()).await;
             }
-            if self.client.pages().has_doubts() {
-                // Others may wait for these pages, and only this client can let go of them.
-                Box::pin(self.client.pages().settle_doubts()).await;
+            if self.has_doubts() {
+                Box::pin(self.settle_some()).await;
             }
         }
         let probe = Probe::At(&edit.key);

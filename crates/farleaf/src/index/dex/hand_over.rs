@@ -138,10 +138,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 }
                 frames = later;
                 if !frames.is_empty() {
-                    if self.client.has_writes_in_doubt() {
-                        // They may be what is in the way, and only this handle can settle them.
-                        let _ = self.client.settle_writes().await;
-                    }
+                    self.settle_some().await;
                     self.client.pages().before_retry(&mut backoff).await?;
                 }
             }

@@ -13,6 +13,7 @@
 use super::DexIndex;
 use super::descend::Below;
 use super::latched::Latched;
+use super::split::Written;
 use crate::cache::{Detour, LiveCounters, Ownership, Seen, mark_clean};
 use crate::page::{Layout, Page, Probe, least_entries, slot_range};
 use crate::remote::{Image, RemoteError};
@@ -160,39 +161,31 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(detour);
         }
         let remove = |page: Page<'_, L>| L::inner_remove(page, right_slot);
-        let written = self.write_parent_alone(&parent, lock, remove).await;
-        if let Err(detour) = &written
-            && parent.shared
-        {
-            // The gainer in the pool reaches too far: what is here must replace it before it is read again.
-            if !self.fabric().breaks(rules::GAINER_DIRTY) {
-                self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
+        let written = match self.write_parent_alone(&parent, lock, remove).await {
+            Ok(written) => written,
+            Err(detour) => {
+                // The gainer in the pool reaches too far: what is here must replace it before it is read again.
+                if !self.fabric().breaks(rules::GAINER_DIRTY) {
+                    self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
+                }
+                return Err(detour);
             }
-            return Err(detour.clone());
-        }
-        // If an exclusive parent could not be written, it may have landed all the same: going back would let the gainer lose what
-        // the pool's parent leads to it for. So it happens here, and the parent is dirty.
+        };
         LiveCounters::count(&self.client.counters.merges);
         left.page.copy_all_but_latch(lower.page());
         cache.adopt(left.frame);
         remove(parent.page);
-        self.dirty_unless(written.is_ok(), &parent);
+        // A flush waits until the parent leads to the gainer for what it has gained.
+        self.hold_loser(&written, &parent, left.frame);
         let freed = right.at();
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(right.frame, right.guard));
         drop((left.guard, parent.guard));
-        if written.is_ok() {
+        if let Written::Now = written {
             // Otherwise the pool may still lead to it.
             self.free_node(freed).await;
         }
-        written
-    }
-
-    /// A node that could not be written is dirty.
-    fn dirty_unless(&self, is_written: bool, node: &Latched<'_, L>) {
-        if !is_written {
-            self.client.mark_dirty(node.frame, node.page, 1..L::PAGE_WORDS);
-        }
+        Ok(())
     }
 
     async fn borrow(
@@ -214,15 +207,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(detour);
         }
         let move_boundary = |page: Page<'_, L>| L::inner_set_key(page, right_slot, &separator);
-        let written = self.write_parent_alone(&parent, lock, move_boundary).await;
-        if let Err(detour) = &written
-            && parent.shared
-        {
-            // The gainer in the pool has too much, which nobody is led to.
-            self.client.mark_dirty(gainer.frame, gainer.page, 1..L::PAGE_WORDS);
-            return Err(detour.clone());
-        }
-        // As in a merge: it may have landed.
+        let written = match self.write_parent_alone(&parent, lock, move_boundary).await {
+            Ok(written) => written,
+            Err(detour) => {
+                // The gainer in the pool has too much, which nobody is led to.
+                self.client.mark_dirty(gainer.frame, gainer.page, 1..L::PAGE_WORDS);
+                return Err(detour);
+            }
+        };
         LiveCounters::count(&self.client.counters.borrows);
         left.page.copy_all_but_latch(lower.page());
         right.page.copy_all_but_latch(upper.page());
@@ -233,8 +225,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(left.frame);
         cache.adopt(right.frame);
         move_boundary(parent.page);
-        self.dirty_unless(written.is_ok(), &parent);
-        written
+        self.hold_loser(&written, &parent, loser.frame);
+        Ok(())
     }
 
     /// An exclusive root with a single child, which is not a leaf, takes that one's content.

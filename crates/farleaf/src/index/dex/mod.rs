@@ -64,6 +64,7 @@ use crate::rules;
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Frames that are worked on at the same time, so that their WRITEs and READs are in flight together.
@@ -84,6 +85,8 @@ pub struct DexIndex<F: Fabric, L: Layout> {
     leaves_together: u32,
     /// Operations on single keys go down in the pool.
     uncached: bool,
+    /// When operations settle again what is in doubt.
+    settle_due_ns: Cell<u64>,
 }
 
 /// The attempts of one operation.
@@ -101,6 +104,8 @@ const EAGER: u32 = 3;
 /// How often, and how long, an operation that has lost too often waits for a turn before it goes on without.
 const TURN_WAITS: u32 = 2_000;
 const TURN_WAIT_NS: u64 = 20_000;
+/// For how long what could not be settled is left alone: each attempt can take as long as a request that is not answered.
+const SETTLE_PAUSE_NS: u64 = 1_000_000;
 /// How often a page is met that is not of one piece, though the way to it has been read again, before it counts as damaged.
 const MOST_TORN: u32 = 3;
 /// No operation has so many nodes to bring or to make on its way.
@@ -135,6 +140,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             leaf_sizes: LeafSizes::default(),
             leaves_together,
             uncached,
+            settle_due_ns: Cell::new(0),
         })
     }
 
@@ -251,13 +257,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         attempts.busy += 1;
         if attempts.busy > EAGER {
-            // Pages that only this handle can let go of; what cannot be settled now is tried again.
-            if self.client.has_writes_in_doubt() {
-                let _ = self.client.settle_writes().await;
-            }
-            if self.offload.has_open_tickets() {
-                let _ = self.close_tickets().await;
-            }
+            self.settle_some().await;
             self.wait_for_turn(attempts).await;
             self.client.pages().before_retry(&mut attempts.backoff).await?;
         }
@@ -278,6 +278,29 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
+    /// Whether operations of this handle do not know the outcome of something.
+    fn has_doubts(&self) -> bool {
+        self.client.has_writes_in_doubt()
+            || self.offload.has_open_tickets()
+            || self.client.pages().has_doubts()
+    }
+
+    /// Settles of that what can be settled now, unless that has just been tried. Others may wait for it, and only this handle can.
+    pub(crate) async fn settle_some(&self) {
+        let now_ns = self.fabric().now_ns();
+        if !self.has_doubts() || now_ns < self.settle_due_ns.get() {
+            return;
+        }
+        self.settle_due_ns.set(now_ns + SETTLE_PAUSE_NS);
+        self.client.pages().settle_doubts().await;
+        if self.client.has_writes_in_doubt() {
+            let _ = self.client.settle_writes().await;
+        }
+        if self.offload.has_open_tickets() {
+            let _ = self.close_tickets().await;
+        }
+    }
+
     /// Settles what operations of this handle do not know the outcome of, as far as it can: what is in the way of one does not keep
     /// the others.
     ///
@@ -285,8 +308,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// [`RemoteError`] if a memory server is out of reach.
     pub(crate) async fn settle(&self) -> Result<(), RemoteError> {
         let tickets = self.close_tickets().await;
-        let writes = self.client.settle_writes().await.map_err(RemoteError::from);
+        // Nodes may wait for their parents' commits.
         let pages = self.client.pages().settle_all().await;
+        let writes = self.client.settle_writes().await.map_err(RemoteError::from);
         tickets.and(writes).and(pages)
     }
 }

@@ -10,15 +10,24 @@
 use super::DexIndex;
 use super::latched::Latched;
 use super::nodes::NewNode;
-use crate::cache::{Detour, LiveCounters, Seen, Swip, mark_clean};
+use crate::cache::{Detour, FrameId, LiveCounters, Seen, Swip, mark_clean};
 use crate::page::{Layout, LockWord, Page, Probe};
-use crate::remote::{Change, Image, Locked, PageCopy};
+use crate::remote::{Change, Committed, Image, Locked, PageCopy};
 use crate::rules;
 use farleaf_fabric::{Fabric, ServerId, Work};
 
 /// Whether a node has to be split before another entry can come below it.
 fn is_full<L: Layout>(page: Page<'_, L>) -> bool {
     page.count() == L::CAPACITY && (page.level() > 0 || page.deleted_count() == 0)
+}
+
+/// Whether the pool has the change of a parent.
+#[derive(Debug)]
+pub(super) enum Written {
+    /// It has.
+    Now,
+    /// It may not have it yet, but will: a memory server is out of reach.
+    Later,
 }
 
 /// A remote lock on a shared node, with the copy that it was taken by.
@@ -150,8 +159,6 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let cache = self.client.cache();
         cache.arena().set_remote_word(spare.frame(), word.to_bits());
         let at = new.at();
-        // From here on the pool may have a pointer to the new node, whatever happens.
-        let mark = new.used();
         let insert = |page: Page<'_, L>| {
             let there = L::inner_insert(page, &separator, at);
             debug_assert!(there, "the parent was split first");
@@ -160,14 +167,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             L::split_truncate(page);
             L::set_high(page, Some(&separator));
         };
-        self.write_parent(
-            &parent,
-            parent_lock,
-            insert,
-            child_lock.map(|held| (&child, held, truncate)),
-        )
-        .await?;
-        // It has happened.
+        let child_change = child_lock.map(|held| (&child, held, truncate));
+        let written = self.write_parent(&parent, parent_lock, insert, child_change).await?;
+        // It has happened, or will.
+        let mark = new.used();
         self.count_split(child.shared);
         truncate(child.page);
         if !child.shared {
@@ -176,7 +179,24 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(spare.frame());
         let frame = cache.publish_new(spare, mark, parent.frame);
         L::inner_insert(parent.page, &separator, Swip::Frame(frame).to_word());
+        self.hold_loser(&written, &parent, child.frame);
         Ok(())
+    }
+
+    /// A node that lost keys waits for its parent, if that is not written yet; so does a shared parent itself, whose old content is in
+    /// the pool until then (C24).
+    pub(super) fn hold_loser(&self, written: &Written, parent: &Latched<'_, L>, loser: FrameId) {
+        match written {
+            Written::Now => return,
+            Written::Later if parent.shared => {
+                self.client.hold_for(parent.frame, parent.frame, parent.at());
+            }
+            // The next write-back has what is in the frame now.
+            Written::Later => self.client.mark_dirty(parent.frame, parent.page, 1..L::PAGE_WORDS),
+        }
+        if loser != parent.frame {
+            self.client.hold_for(loser, parent.frame, parent.at());
+        }
     }
 
     /// WRITEs the change of a latched parent; its frame is left as it is.
@@ -185,26 +205,34 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         parent: &Latched<'_, L>,
         lock: Option<Held<'_, L>>,
         edit: impl FnOnce(Page<'_, L>),
-    ) -> Result<(), Detour> {
+    ) -> Result<Written, Detour> {
         self.write_parent(parent, lock, edit, None::<(_, _, fn(Page<'_, L>))>).await
     }
 
     /// WRITEs the change of a latched parent, and with it that of a shared child; the frames are left as they
-    /// are, but for what they know of the pool's words.
+    /// are, but for what they know of the pool's words. Whether now or later, it happens: going back would let nodes lose what the
+    /// pool's parent may lead to them for by now.
+    ///
+    /// # Errors
+    /// [`Detour`] if nothing has changed, and nothing will.
     async fn write_parent(
         &self,
         parent: &Latched<'_, L>,
         parent_lock: Option<Held<'_, L>>,
         edit: impl FnOnce(Page<'_, L>),
         child: Option<(&Latched<'_, L>, Held<'_, L>, impl FnOnce(Page<'_, L>))>,
-    ) -> Result<(), Detour> {
+    ) -> Result<Written, Detour> {
         let Some((locked, copy)) = parent_lock else {
             debug_assert!(child.is_none(), "a shared node's parent is shared");
             let image = self.client.cache().image(parent.page);
             edit(image.page());
-            self.write_exclusive(parent, &image).await?;
-            mark_clean(parent.page);
-            return Ok(());
+            return Ok(match self.write_exclusive(parent, &image).await {
+                Ok(()) => {
+                    mark_clean(parent.page);
+                    Written::Now
+                }
+                Err(_) => Written::Later,
+            });
         };
         let image = Image::of(copy.page());
         edit(image.page());
@@ -220,11 +248,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             frames.push(child);
         }
         let words: Vec<LockWord> = changes.iter().map(Change::next_word).collect();
-        self.client.pages().commit_together(changes).await?;
+        let committed = self.client.pages().commit_surely(changes).await?;
         for (node, word) in frames.into_iter().zip(words) {
             self.set_word(node, word);
         }
-        Ok(())
+        Ok(match committed {
+            Committed::Now => Written::Now,
+            Committed::Later(_) => Written::Later,
+        })
     }
 
     /// Splits the root: its content moves into two new nodes, and it stays where it is, one level higher.
@@ -266,20 +297,21 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.arena().set_remote_word(left_spare.frame(), left_word.to_bits());
         cache.arena().set_remote_word(right_spare.frame(), right_word.to_bits());
         let (left_at, right_at) = (left.at(), right.at());
-        let (left_mark, right_mark) = (left.used(), right.used());
         let grow = |page: Page<'_, L>, left, right| {
             page.format_empty(self.root, level + 1, &low, high.as_ref());
             L::inner_insert(page, &low, left);
             L::inner_insert(page, &separator, right);
         };
         let edit = |page: Page<'_, L>| grow(page, left_at, right_at);
-        self.write_parent_alone(&root, lock, edit).await?;
+        let written = self.write_parent_alone(&root, lock, edit).await?;
+        let (left_mark, right_mark) = (left.used(), right.used());
         self.count_split(root.shared);
         cache.adopt(left_spare.frame());
         cache.adopt(right_spare.frame());
         let left_frame = cache.publish_new(left_spare, left_mark, root.frame);
         let right_frame = cache.publish_new(right_spare, right_mark, root.frame);
         grow(root.page, Swip::Frame(left_frame).to_word(), Swip::Frame(right_frame).to_word());
+        self.hold_loser(&written, &root, root.frame);
         Ok(())
     }
 }
