@@ -4,7 +4,7 @@
 //! - C16. An operation has the frames that it may need before it marks a node as I/O or latches one, so that
 //!   operations which wait for frames hold nothing that others wait for.
 //! - C17. A frame that a READ may still land in is used for nothing else: if the outcome is unknown, the
-//!   connection is reset first, and if that fails the frame is lost.
+//!   connection is reset first, and until that succeeds the frame is out of use.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -17,8 +17,8 @@ use crate::page::{Layout, LeafOutcome, Page, Probe, Reach, slot_range};
 use crate::remote::{Miss, PageClient, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
-use std::cell::RefCell;
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Why an attempt of an operation did not get through.
@@ -79,6 +79,12 @@ pub struct CacheClient<F: Fabric, L: Layout> {
     pub(crate) counters: LiveCounters,
     /// Frames whose last WRITE through this endpoint may still land (C15).
     pub(super) in_doubt: RefCell<Vec<InDoubt>>,
+    /// Frames that READs through this endpoint may still land in, of which memory servers (C17).
+    pub(super) landings: RefCell<Vec<(FrameId, ServerId)>>,
+    /// When operations try again to settle these, and for how long they leave them alone after they could not.
+    pub(super) settle_due: Cell<(u64, u64)>,
+    /// Whether a task settles these.
+    pub(super) settling: Cell<bool>,
     /// Frames that are written only after their parents.
     pub(super) held: RefCell<Vec<Held>>,
     /// How long READs of nodes took lately, if that is of interest.
@@ -96,6 +102,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             kept: RefCell::default(),
             counters: LiveCounters::default(),
             in_doubt: RefCell::default(),
+            landings: RefCell::default(),
+            settle_due: Cell::new((0, 0)),
+            settling: Cell::new(false),
             held: RefCell::default(),
         }
     }
@@ -165,6 +174,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         loop {
             if let Some(spare) = self.sample().await {
                 return Ok(spare);
+            }
+            if self.has_doubts() && self.is_settling_due() {
+                // The cache may be full of what only this handle can settle.
+                let settled = self.settle_transfers().await;
+                self.has_settled(settled.is_ok());
             }
             self.pages.before_retry(&mut backoff).await?;
         }
@@ -608,8 +622,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         address: GlobalAddr,
     ) -> Result<Spare<'a, L>, Detour> {
         let cache = &*self.cache;
-        // While the READ is in flight nobody owns the frame: if this future is dropped, it is lost (C17).
         let frame = spare.into_frame();
+        let landing = Landing { frame, server: address.server(), landings: &self.landings };
         let mut outcome = Err(Detour::Busy);
         for _ in 0..READ_RETRIES {
             let buffer = cache.arena().buffer(frame, 1..L::PAGE_WORDS);
@@ -617,6 +631,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             match self.fabric().read(address.plus(8), buffer).await {
                 Ok(_) => {
                     self.record(posted_ns);
+                    landing.has_ended();
                     return Ok(cache.spare(frame));
                 }
                 Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
@@ -628,13 +643,43 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                     outcome = Err(error.into());
                 }
                 Err(error) => {
-                    drop(cache.spare(frame));
-                    return Err(error.into());
+                    outcome = Err(error.into());
+                    break;
                 }
             }
         }
+        landing.has_ended();
         drop(cache.spare(frame));
         outcome
+    }
+
+    /// Frames that READs may still land in are free once their servers' connections are reset.
+    pub(super) fn free_landed(&self, server: ServerId, many: usize) {
+        let mut left = 0..many;
+        let is_free =
+            |landing: &mut (FrameId, ServerId)| left.next().is_some() && landing.1 == server;
+        let landed: Vec<_> = self.landings.borrow_mut().extract_if(.., is_free).collect();
+        landed.into_iter().for_each(|(frame, _)| drop(self.cache.spare(frame)));
+    }
+}
+
+/// A frame that a READ is on its way to. Unless that has ended, it is out of use for a while, also if the READ's future is dropped (C17).
+struct Landing<'a> {
+    frame: FrameId,
+    server: ServerId,
+    landings: &'a RefCell<Vec<(FrameId, ServerId)>>,
+}
+
+impl Landing<'_> {
+    /// Nothing of the READ lands any more.
+    fn has_ended(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        self.landings.borrow_mut().push((self.frame, self.server));
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     mark_dirty,
 };
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
-use crate::remote::{Image, LogSlot, RemoteError};
+use crate::remote::{Image, LogSlot, RemoteError, Settling};
 use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::collections::BTreeSet;
@@ -26,6 +26,9 @@ use std::ops::Range;
 
 /// How often a WRITE of unknown outcome is posted again.
 const WRITE_RETRIES: u32 = 16;
+/// How long what could not be settled is left alone at first, and at most, in nanoseconds.
+const SHORTEST_PAUSE_NS: u64 = 1_000_000;
+const LONGEST_PAUSE_NS: u64 = 32_000_000;
 
 /// A frame whose last WRITE may still land; until that is settled it says that a WRITE is in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -357,29 +360,50 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Whether WRITEs of this handle may still land over pages that nobody changes until that is settled.
-    pub(crate) fn has_writes_in_doubt(&self) -> bool {
-        !self.in_doubt.borrow().is_empty() || !self.held.borrow().is_empty()
+    /// Whether frames are out of use, or nodes stay as they are, until WRITEs and READs of this handle are settled.
+    pub(crate) fn has_doubts(&self) -> bool {
+        !self.in_doubt.borrow().is_empty()
+            || !self.landings.borrow().is_empty()
+            || !self.held.borrow().is_empty()
     }
 
-    /// Settles what WRITEs of this endpoint have left in doubt, as far as their memory servers are there again: nothing of them
-    /// lands any more, and the nodes are dirty.
+    /// Whether it is time to try again to settle what is in doubt: each attempt can take as long as a request that is not answered.
+    pub(crate) fn is_settling_due(&self) -> bool {
+        self.fabric().now_ns() >= self.settle_due.get().0
+    }
+
+    /// Notes whether all could be settled; if not, it is left alone for a while, the longer the more often.
+    pub(crate) fn has_settled(&self, all: bool) {
+        let (_, pause_ns) = self.settle_due.get();
+        let pause_ns =
+            if all { 0 } else { (2 * pause_ns).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS) };
+        self.settle_due.set((self.fabric().now_ns() + pause_ns, pause_ns));
+    }
+
+    /// Settles what WRITEs and READs of this endpoint have left in doubt, as far as their memory servers are there again: nothing of them
+    /// lands any more, what was written is dirty, and what was read into is free.
     ///
     /// # Errors
     /// [`FabricError`] if a memory server is not.
-    pub(crate) async fn settle_writes(&self) -> Result<(), FabricError> {
+    pub(crate) async fn settle_transfers(&self) -> Result<(), FabricError> {
         if self.fabric().breaks(rules::DOUBTFUL_WRITES_SETTLED) {
             return Ok(());
         }
-        let servers = self.in_doubt.borrow().iter().map(|doubt| doubt.at.server()).collect();
+        // One task at a time, so that the lists only grow meanwhile; what the others wait for, they look at again.
+        let Some(_settling) = Settling::begin(&self.settling) else { return Ok(()) };
+        let written: Vec<_> =
+            self.in_doubt.borrow().iter().map(|doubt| doubt.at.server()).collect();
+        let read: Vec<_> = self.landings.borrow().iter().map(|(_, server)| *server).collect();
         let mut outcome = Ok(());
-        for server in BTreeSet::into_iter(servers) {
-            // What may land after this reset comes later into the list.
+        for server in BTreeSet::from_iter(written.into_iter().chain(read)) {
+            // What may land after this reset comes later into the lists.
             let before = self.in_doubt.borrow().len();
+            let before_read = self.landings.borrow().len();
             if let Err(error) = self.fabric().reset(server).await {
                 outcome = Err(error);
                 continue;
             }
+            self.free_landed(server, before_read);
             self.settle_writes_to(server, before).await;
         }
         self.let_go_of_held().await;
@@ -392,13 +416,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();
         for doubt in oldest.into_iter().filter(|doubt| doubt.at.server() == server) {
             let (page, _guard) = self.lock_frame(doubt.frame).await;
-            let mut left = self.in_doubt.borrow_mut();
-            // Another task of this handle may have been faster.
-            if let Some(place) = left.iter().position(|other| *other == doubt) {
-                left.remove(place);
-                self.mark_dirty(doubt.frame, page, doubt.words);
-                self.cache.arena().set_writing(doubt.frame, false);
-            }
+            self.in_doubt.borrow_mut().retain(|other| *other != doubt);
+            self.mark_dirty(doubt.frame, page, doubt.words);
+            self.cache.arena().set_writing(doubt.frame, false);
         }
     }
 

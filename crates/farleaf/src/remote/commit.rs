@@ -121,6 +121,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let (locks, rewrites): (Vec<Locked<'_>>, Vec<Rewrite<L>>) =
             changes.into_iter().map(|change| (change.locked, change.rewrite)).unzip();
         let written = self.write_all(slot.at, &rewrites).await;
+        Ok(self.finish_commit(written, slot, locks, rewrites).await)
+    }
+
+    /// Brings a commit to its end whose WRITEs have ended as `written` says, or keeps it for later (W4).
+    pub(super) async fn finish_commit(
+        &self,
+        written: Result<(), RemoteError>,
+        mut slot: Slot<'_>,
+        locks: Vec<Locked<'_>>,
+        rewrites: Vec<Rewrite<L>>,
+    ) -> Committed {
         if written.is_err()
             && !self.fabric().breaks(rules::COMMITS_SETTLED)
             && let Err(error) = self.settle(slot.at, &rewrites).await
@@ -128,11 +139,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             locks.into_iter().for_each(Locked::stays);
             let unfinished = Unfinished { slot: slot.leave(), rewrites };
             self.unfinished.borrow_mut().push(Rc::new(unfinished));
-            return Ok(Committed::Later(error));
+            return Committed::Later(error);
         }
         slot.keep = false;
         locks.into_iter().for_each(Locked::settled);
-        Ok(Committed::Now)
+        Committed::Now
     }
 
     async fn write_all(

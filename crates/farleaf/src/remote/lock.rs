@@ -278,12 +278,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 }
 
-/// That a task settles what is in doubt.
-struct Settling<'a>(&'a Cell<bool>);
+/// The right to settle what is in doubt, until it is dropped.
+pub(crate) struct Settling<'a>(&'a Cell<bool>);
 
 impl<'a> Settling<'a> {
-    /// `None` if another does.
-    fn begin(settling: &'a Cell<bool>) -> Option<Self> {
+    /// `None` while another task has it.
+    pub(crate) fn begin(settling: &'a Cell<bool>) -> Option<Self> {
         (!settling.replace(true)).then(|| Self(settling))
     }
 }

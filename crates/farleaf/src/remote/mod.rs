@@ -39,6 +39,7 @@ pub use heads::{head_image, head_leaves};
 pub(crate) use identity::Slot as LogSlot;
 pub use leaves::LeafStream;
 pub use lock::Locked;
+pub(crate) use lock::Settling;
 pub use pages::{GRACE_NS, PageClient, PendingRead};
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};

@@ -18,7 +18,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; any number of clients may recover the same page.
 
-use super::commit::Rewrite;
+use super::commit::{Committed, Rewrite};
 use super::identity::REGISTRAR;
 use super::pages::READ_RETRIES;
 use super::redo::{Redo, RedoPage};
@@ -297,12 +297,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         slot.keep = true;
         let rewrite = Rewrite { at: redo.at, held: taken, after, redo: entry };
         // The entry is there already.
-        if self.write_unlock(redo.at, &rewrite.after).await.is_err() {
-            self.settle(slot.at, &[rewrite]).await?;
+        let written = self.write_unlock(redo.at, &rewrite.after).await;
+        match self.finish_commit(written, slot, vec![locked], vec![rewrite]).await {
+            Committed::Now => Ok(()),
+            Committed::Later(error) => Err(error.into()),
         }
-        slot.keep = false;
-        locked.settled();
-        Ok(())
     }
 
     /// Whether a page with this word is one that the entry is about and that is not finished.

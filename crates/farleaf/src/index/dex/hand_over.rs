@@ -252,6 +252,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         for id in marked {
             let mut backoff = self.client.pages().backoff();
             while mapping.is_marked(id, generation) {
+                self.settle_some().await; // it may be this handle's
                 self.client.pages().before_retry(&mut backoff).await?;
             }
         }

@@ -64,7 +64,6 @@ use crate::rules;
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-use std::cell::Cell;
 use std::rc::Rc;
 
 /// Frames that are worked on at the same time, so that their WRITEs and READs are in flight together.
@@ -85,8 +84,6 @@ pub struct DexIndex<F: Fabric, L: Layout> {
     leaves_together: u32,
     /// Operations on single keys go down in the pool.
     uncached: bool,
-    /// When operations settle again what is in doubt.
-    settle_due_ns: Cell<u64>,
 }
 
 /// The attempts of one operation.
@@ -104,8 +101,6 @@ const EAGER: u32 = 3;
 /// How often, and how long, an operation that has lost too often waits for a turn before it goes on without.
 const TURN_WAITS: u32 = 2_000;
 const TURN_WAIT_NS: u64 = 20_000;
-/// For how long what could not be settled is left alone: each attempt can take as long as a request that is not answered.
-const SETTLE_PAUSE_NS: u64 = 1_000_000;
 /// How often a page is met that is not of one piece, though the way to it has been read again, before it counts as damaged.
 const MOST_TORN: u32 = 3;
 /// No operation has so many nodes to bring or to make on its way.
@@ -140,7 +135,6 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             leaf_sizes: LeafSizes::default(),
             leaves_together,
             uncached,
-            settle_due_ns: Cell::new(0),
         })
     }
 
@@ -163,7 +157,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if self.fabric().breaks(rules::FLUSH_WRITES) {
             return Ok(());
         }
-        self.client.settle_writes().await?;
+        self.client.settle_transfers().await?;
         // Frames that become dirty later have changes that were made later.
         let mut frames = cache.unwritten_frames();
         let mut attempts = self.attempts();
@@ -280,24 +274,21 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Whether operations of this handle do not know the outcome of something.
     fn has_doubts(&self) -> bool {
-        self.client.has_writes_in_doubt()
+        self.client.has_doubts()
             || self.offload.has_open_tickets()
             || self.client.pages().has_doubts()
     }
 
     /// Settles of that what can be settled now, unless that has just been tried. Others may wait for it, and only this handle can.
     pub(crate) async fn settle_some(&self) {
-        let now_ns = self.fabric().now_ns();
-        if !self.has_doubts() || now_ns < self.settle_due_ns.get() {
+        if !self.has_doubts() {
             return;
         }
-        self.settle_due_ns.set(now_ns + SETTLE_PAUSE_NS);
         self.client.pages().settle_doubts().await;
-        if self.client.has_writes_in_doubt() {
-            let _ = self.client.settle_writes().await;
-        }
-        if self.offload.has_open_tickets() {
-            let _ = self.close_tickets().await;
+        if self.client.is_settling_due() {
+            let tickets = self.close_tickets().await;
+            let transfers = self.client.settle_transfers().await;
+            self.client.has_settled(tickets.is_ok() && transfers.is_ok());
         }
     }
 
@@ -310,7 +301,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let tickets = self.close_tickets().await;
         // Nodes may wait for their parents' commits.
         let pages = self.client.pages().settle_all().await;
-        let writes = self.client.settle_writes().await.map_err(RemoteError::from);
-        tickets.and(writes).and(pages)
+        let writes = self.client.settle_transfers().await.map_err(RemoteError::from);
+        // Others may be at a node that another waits for.
+        let all = match self.has_doubts() {
+            true => Err(RemoteError::Contended { retries: 0 }),
+            false => Ok(()),
+        };
+        tickets.and(writes).and(pages).and(all)
     }
 }

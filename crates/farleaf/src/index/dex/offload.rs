@@ -303,8 +303,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 Ok(OffloadedScan { records, more, fence })
             }
             Ok(_) => Err(RemoteError::BadReply { server }.into()),
-            // It can be asked again.
-            Err(RemoteError::Indeterminate(_)) => Err(Detour::Busy),
+            // It could be asked again, but may take longer than is waited for.
+            Err(RemoteError::Indeterminate(_)) => Err(Detour::Here),
             Err(RemoteError::Refused { .. } | RemoteError::Contended { .. }) => {
                 LiveCounters::count(&self.client.counters.offload_refusals);
                 Err(Detour::Here)
