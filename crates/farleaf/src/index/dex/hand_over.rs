@@ -52,6 +52,9 @@ impl<F: Fabric, L: Layout> Drop for GivenUp<'_, F, L> {
     }
 }
 
+/// After so many attempts a move ends with an error if a memory server does not answer that has to.
+const OUTAGE_ATTEMPTS: u32 = 64;
+
 /// What came of looking at one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Swept {
@@ -139,6 +142,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 frames = later;
                 if !frames.is_empty() {
                     self.settle_some().await;
+                    if backoff.attempts() >= OUTAGE_ATTEMPTS && self.client.has_doubts() {
+                        // Nobody serves these keys: rather no move than one that waits for a memory server.
+                        self.client.settle_transfers().await?;
+                    }
                     self.client.pages().before_retry(&mut backoff).await?;
                 }
             }
