@@ -623,7 +623,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     ) -> Result<Spare<'a, L>, Detour> {
         let cache = &*self.cache;
         let frame = spare.into_frame();
-        let landing = Landing { frame, server: address.server(), landings: &self.landings };
+        let landing = Landing {
+            frame,
+            server: address.server(),
+            landings: &self.landings,
+            doubtful: self.pages.doubtful(),
+        };
         let mut outcome = Err(Detour::Busy);
         for _ in 0..READ_RETRIES {
             let buffer = cache.arena().buffer(frame, 1..L::PAGE_WORDS);
@@ -668,6 +673,7 @@ struct Landing<'a> {
     frame: FrameId,
     server: ServerId,
     landings: &'a RefCell<Vec<(FrameId, ServerId)>>,
+    doubtful: &'a Cell<bool>,
 }
 
 impl Landing<'_> {
@@ -680,6 +686,7 @@ impl Landing<'_> {
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
         self.landings.borrow_mut().push((self.frame, self.server));
+        self.doubtful.set(true);
     }
 }
 

@@ -5,8 +5,8 @@
 //! - C14. A node counts as clean only once its WRITE has completed: until then `writing` keeps it from cooling.
 //! - C15. After a WRITE of unknown outcome the connection is reset before the node is written again, so that
 //!   nothing can land late. If that fails the node stays as it is for good: the memory server is out of reach.
-//! - C24. A node that lost keys stays as it is until its parent in the pool leads elsewhere for them: while the parent's WRITE or
-//!   commit is unfinished, the node counts as being written.
+//! - C24. A node that lost keys stays as it is in the pool until its parent there leads elsewhere for them, and one that gained keys is
+//!   no parent of others before its own leads to it: while the WRITE or commit of their parent is unfinished, both count as being written.
 //!
 //! A leaf leaves as the range of its words that changed, with its stamp if keys are among them (D8). An inner node leaves
 //! whole and sealed, and with a log entry unless nothing leads to it yet (D9).
@@ -309,7 +309,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 self.mark_dirty(frame, page, words);
                 cache.arena().set_writing(frame, false);
             } else {
-                self.in_doubt.borrow_mut().push(InDoubt { frame, at, words });
+                self.doubt(InDoubt { frame, at, words });
             }
             return Err(detour);
         }
@@ -331,7 +331,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if unknown && !self.fabric().breaks(rules::WRITES_SETTLED) {
             self.fabric().counters().count_retry();
             if let Err(error) = self.fabric().reset(at.server()).await {
-                self.in_doubt.borrow_mut().push(InDoubt { frame, at, words }); // C15
+                self.doubt(InDoubt { frame, at, words }); // C15
                 return Err(error.into());
             }
         }
@@ -348,8 +348,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if may_land && !self.fabric().breaks(rules::FAILED_WRITES_KEPT) {
             self.cache.arena().set_writing(frame, true);
             let (at, words) = (page.address(), 1..L::PAGE_WORDS);
-            self.in_doubt.borrow_mut().push(InDoubt { frame, at, words });
+            self.doubt(InDoubt { frame, at, words });
         }
+    }
+
+    fn doubt(&self, write: InDoubt) {
+        self.in_doubt.borrow_mut().push(write);
+        self.pages().doubtful().set(true);
     }
 
     /// A latched node is not written, and does not leave the cache, before its parent is written (C24).
@@ -357,6 +362,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if !self.fabric().breaks(rules::PARENTS_FIRST) {
             self.cache.arena().set_writing(frame, true);
             self.held.borrow_mut().push(Held { frame, parent, parent_at });
+            self.pages().doubtful().set(true);
         }
     }
 

@@ -83,10 +83,28 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         *self.route.borrow_mut() = self.pool.map();
     }
 
+    /// Settles what this handle is in doubt about at any compute server, as far as that can be done now: others may wait for it there,
+    /// while this handle's operations go elsewhere.
+    async fn settle_some(&self) {
+        for part in &self.parts {
+            part.index.settle_some().await;
+        }
+        self.pages.doubtful().set(self.parts.iter().any(|part| part.index.has_doubts()));
+    }
+
+    /// What comes before each operation.
+    #[inline]
+    async fn begin(&self) {
+        self.pages.fabric().charge(Work::Client).await;
+        if self.pages.doubtful().get() {
+            Box::pin(self.settle_some()).await;
+        }
+    }
+
     /// The part of the owner of `key`, who accepts the operation.
     #[inline]
     async fn find_owner(&self, key: &L::Key) -> Result<&DexIndex<F, L>, IndexError> {
-        self.pages.fabric().charge(Work::Client).await;
+        self.begin().await;
         let part = &self.parts[usize::from(self.owner(key))];
         match part.accept(key) {
             Ok(()) => Ok(&part.index),
@@ -144,10 +162,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         if fabric.now_ns() >= patience.until_ns {
             return Err(IndexError::Contended { retries: 0 });
         }
-        for part in &self.parts {
-            // The move may be waiting for this very handle.
-            part.index.settle_some().await;
-        }
+        self.settle_some().await; // the move may be waiting for this very handle
         fabric.counters().count_retry();
         fabric.sleep(patience.wait_ns).await;
         patience.wait_ns = (patience.wait_ns * 2).min(LONGEST_WAIT_NS);
@@ -221,7 +236,7 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
     }
 
     async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
-        self.pages.fabric().charge(Work::Client).await;
+        self.begin().await;
         let mut records = Records::new();
         let mut rest = scan.clone();
         let mut patience = None;

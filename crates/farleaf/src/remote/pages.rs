@@ -51,6 +51,8 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) doubts: RefCell<Vec<Doubt>>,
     /// Commits that have begun and are not finished (W4).
     pub(super) unfinished: RefCell<Vec<Rc<Unfinished<L>>>>,
+    /// Whether one of those who share this client may be in doubt about something of their own.
+    doubtful: Cell<bool>,
     /// Whether a task settles doubts and finishes commits.
     pub(super) settling: Cell<bool>,
     /// When to look at them again.
@@ -111,6 +113,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             held: RefCell::default(),
             doubts: RefCell::default(),
             unfinished: RefCell::default(),
+            doubtful: Cell::new(false),
             settling: Cell::new(false),
             doubts_due_ns: Cell::new(0),
             suspect: Cell::new(None),
@@ -123,6 +126,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     #[inline]
     pub fn fabric(&self) -> &F {
         self.rpc.fabric()
+    }
+
+    /// Set by who shares this client and is in doubt about something that others may wait for.
+    pub(crate) fn doubtful(&self) -> &Cell<bool> {
+        &self.doubtful
     }
 
     /// The waits of a new operation.

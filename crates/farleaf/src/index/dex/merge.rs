@@ -176,7 +176,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(left.frame);
         remove(parent.page);
         // A flush waits until the parent leads to the gainer for what it has gained.
-        self.hold_loser(&written, &parent, left.frame);
+        self.hold_below(&written, &parent, &[left.frame]);
         let freed = right.at();
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(right.frame, right.guard));
@@ -225,7 +225,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(left.frame);
         cache.adopt(right.frame);
         move_boundary(parent.page);
-        self.hold_loser(&written, &parent, loser.frame);
+        self.hold_below(&written, &parent, &[left.frame, right.frame]);
         Ok(())
     }
 

@@ -273,7 +273,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Whether operations of this handle do not know the outcome of something.
-    fn has_doubts(&self) -> bool {
+    pub(crate) fn has_doubts(&self) -> bool {
         self.client.has_doubts()
             || self.offload.has_open_tickets()
             || self.client.pages().has_doubts()

@@ -210,6 +210,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if let Err(error @ RemoteError::Indeterminate(_)) = outcome {
                 // The mark and the ticket stay until it can be closed.
                 self.offload.open.borrow_mut().push(Open { server, ticket, mark });
+                self.client.pages().doubtful().set(true);
                 return Err(error.into());
             }
         }

@@ -179,13 +179,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(spare.frame());
         let frame = cache.publish_new(spare, mark, parent.frame);
         L::inner_insert(parent.page, &separator, Swip::Frame(frame).to_word());
-        self.hold_loser(&written, &parent, child.frame);
+        self.hold_below(&written, &parent, &[child.frame, frame]);
         Ok(())
     }
 
-    /// A node that lost keys waits for its parent, if that is not written yet; so does a shared parent itself, whose old content is in
-    /// the pool until then (C24).
-    pub(super) fn hold_loser(&self, written: &Written, parent: &Latched<'_, L>, loser: FrameId) {
+    /// Nodes that gained or lost keys wait for their parent, if that is not written yet; so does a shared parent itself, whose old
+    /// content is in the pool until then (C24).
+    pub(super) fn hold_below(
+        &self,
+        written: &Written,
+        parent: &Latched<'_, L>,
+        children: &[FrameId],
+    ) {
         match written {
             Written::Now => return,
             Written::Later if parent.shared => {
@@ -194,8 +199,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             // The next write-back has what is in the frame now.
             Written::Later => self.client.mark_dirty(parent.frame, parent.page, 1..L::PAGE_WORDS),
         }
-        if loser != parent.frame {
-            self.client.hold_for(loser, parent.frame, parent.at());
+        for child in children {
+            self.client.hold_for(*child, parent.frame, parent.at());
         }
     }
 
@@ -311,7 +316,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let left_frame = cache.publish_new(left_spare, left_mark, root.frame);
         let right_frame = cache.publish_new(right_spare, right_mark, root.frame);
         grow(root.page, Swip::Frame(left_frame).to_word(), Swip::Frame(right_frame).to_word());
-        self.hold_loser(&written, &root, root.frame);
+        self.hold_below(&written, &root, &[left_frame, right_frame]);
         Ok(())
     }
 }
