@@ -90,7 +90,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         while !frontier.is_empty() {
             let mut posted = Vec::with_capacity(frontier.len());
             for (_, (pointer, of)) in std::mem::take(&mut frontier) {
-                match self.pages.post_read(pointer) {
+                match self.pages.post_together(pointer) {
                     Ok(read) => posted.push((read, of)),
                     Err(Miss::Restart) => {}
                     Err(Miss::Failed(error)) => return Err(error.into()),

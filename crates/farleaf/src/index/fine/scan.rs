@@ -191,10 +191,10 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             if !wanted {
                 break;
             }
-            match self.pages.post_read(parent.pointer(L::inner_child(page, number))) {
+            match self.pages.post_together(parent.pointer(L::inner_child(page, number))) {
                 Ok(read) => posted.push(read),
-                Err(Miss::Restart) => break,
-                Err(error) => return Err(error),
+                Err(Miss::Restart) if !posted.is_empty() => break,
+                Err(miss) => return Err(miss),
             }
         }
         for read in posted {

@@ -225,7 +225,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         }
         let mut posted = Vec::new();
         for (low, pointer) in leaves {
-            match self.pages.post_read(pointer) {
+            match self.pages.post_together(pointer) {
                 Ok(read) => posted.push(read),
                 // Without a buffer for the first there is nothing to begin with.
                 Err(miss) if posted.is_empty() => return Err(miss),
