@@ -103,6 +103,53 @@ const ONCE_WRONG: [(&str, u64, &str); 13] = [
     ),
 ];
 
+/// The same for random scenarios, by kind.
+const RANDOM_ONCE_WRONG: [(&str, u64, &str); 10] = [
+    (
+        "dex-cut",
+        30_000_004,
+        "a split whose parent was written later left the whole leaf in the cache, which hid the new half (W4)",
+    ),
+    ("dex-cut", 30_000_130, "each READ that an outage lost cost a frame for ever (C17)"),
+    ("fine-lossy", 30_000_062, "a lock whose release was lost passed for released (K4)"),
+    ("dex-slow", 7_479, "a bulk load beside a move made a leaf across the boundary (H1)"),
+    (
+        "dex-cut",
+        40_000_184,
+        "who waited for a move held it up: it waited for what only they could settle",
+    ),
+    (
+        "dex-memory",
+        40_000_140,
+        "moves waited for a dead memory server, and all others for the moves",
+    ),
+    (
+        "dex-lossy",
+        50_000_036,
+        "a handle was dropped that held nodes back until their parents were written (C24)",
+    ),
+    ("dex-cut", 100_002_987, "a handle in doubt at one compute server worked at another (C15)"),
+    (
+        "dex-cut",
+        100_004_702,
+        "a leaf was cut below a new inner node that nothing in the pool led to yet (C24)",
+    ),
+    (
+        "fine-cut",
+        110_000_795,
+        "a scan ended for want of a buffer, while others waited for a lost server",
+    ),
+];
+
+#[test]
+fn random_seeds_that_were_once_wrong_hold() {
+    for (kind, seed, story) in RANDOM_ONCE_WRONG {
+        let mut out = Vec::new();
+        let all_well = run_random(kind, seed, 1, &mut out).unwrap();
+        assert!(all_well, "{kind}, seed {seed}: {story}\n{}", String::from_utf8_lossy(&out));
+    }
+}
+
 #[test]
 fn seeds_that_were_once_wrong_hold() {
     for (name, seed, story) in ONCE_WRONG {
