@@ -658,12 +658,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         outcome
     }
 
-    /// Frames that READs may still land in are free once their servers' connections are reset.
+    /// Of the oldest `many` frames that READs may still land in, those from `server` are free: its connection has been reset.
     pub(super) fn free_landed(&self, server: ServerId, many: usize) {
-        let mut left = 0..many;
-        let is_free =
-            |landing: &mut (FrameId, ServerId)| left.next().is_some() && landing.1 == server;
-        let landed: Vec<_> = self.landings.borrow_mut().extract_if(.., is_free).collect();
+        let is_free = |landing: &mut (FrameId, ServerId)| landing.1 == server;
+        let landed: Vec<_> = self.landings.borrow_mut().extract_if(..many, is_free).collect();
         landed.into_iter().for_each(|(frame, _)| drop(self.cache.spare(frame)));
     }
 }

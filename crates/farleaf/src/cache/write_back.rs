@@ -4,7 +4,7 @@
 //! - C13. Two WRITEs of one page are never in flight together: the frame says that one is.
 //! - C14. A node counts as clean only once its WRITE has completed: until then `writing` keeps it from cooling.
 //! - C15. After a WRITE of unknown outcome the connection is reset before the node is written again, so that
-//!   nothing can land late. If that fails the node stays as it is for good: the memory server is out of reach.
+//!   nothing can land late. If that fails the node stays as it is until the memory server can be reached again.
 //! - C24. A node that lost keys stays as it is in the pool until its parent there leads elsewhere for them, and one that gained keys is
 //!   no parent of others before its own leads to it: while the WRITE or commit of their parent is unfinished, both count as being written.
 //!

@@ -137,6 +137,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             && let Err(error) = self.settle(slot.at, &rewrites).await
         {
             locks.into_iter().for_each(Locked::stays);
+            // Finishing it settles what was in doubt about its pages.
+            let is_one = |at| rewrites.iter().any(|page| page.at == at);
+            self.doubts.borrow_mut().retain(|doubt| !is_one(doubt.at));
             let unfinished = Unfinished { slot: slot.leave(), rewrites };
             self.unfinished.borrow_mut().push(Rc::new(unfinished));
             return Committed::Later(error);

@@ -20,11 +20,11 @@ use super::scan::{next_fence, within};
 use crate::cache::{Detour, LiveCounters, MovingAverage, OffloadName, OwnedRange, Seen};
 use crate::index::{Records, Scan};
 use crate::page::{Answer, Layout, LeafEdit, ScanWindow, slot_range};
-use crate::remote::RemoteError;
+use crate::remote::{RemoteError, Settling};
 use crate::rules;
 use crate::wire::{Reply, Request, Ticket};
 use farleaf_fabric::{Fabric, ServerId};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// How long the search of a cached node takes, in nanoseconds: the paper's l_s.
 const SEARCH_NS: u64 = 105;
@@ -47,6 +47,8 @@ pub(super) struct Offloading {
     scan_request_ns: MovingAverage,
     /// Tickets that could not be closed yet.
     open: RefCell<Vec<Open>>,
+    /// Whether a task closes them.
+    settling: Cell<bool>,
 }
 
 /// A ticket under which something may still be done below a node, which is marked until then.
@@ -64,6 +66,7 @@ impl Offloading {
             request_ns: MovingAverage::default(),
             scan_request_ns: MovingAverage::default(),
             open: RefCell::default(),
+            settling: Cell::new(false),
         }
     }
 
@@ -243,18 +246,17 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// # Errors
     /// [`RemoteError`] if a memory server is out of reach.
     pub(super) async fn close_tickets(&self) -> Result<(), RemoteError> {
+        // One task at a time. Each ticket stays in the list until it is closed: this task may be dropped at any time.
+        let Some(_settling) = Settling::begin(&self.offload.settling) else { return Ok(()) };
         loop {
-            let Some(open) = self.offload.open.borrow_mut().pop() else { return Ok(()) };
-            let Open { server, ticket, mark } = open;
+            let first = self.offload.open.borrow().first().copied();
+            let Some(Open { server, ticket, mark }) = first else { return Ok(()) };
             let close = Request::CloseTicket { ticket };
-            match self.client.pages().rpc().ask_harmless(server, &close).await {
-                Ok(Reply::Walked { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
-                Ok(_) => {}
-                Err(error) => {
-                    self.offload.open.borrow_mut().push(open);
-                    return Err(error);
-                }
+            let closed = self.client.pages().rpc().ask_harmless(server, &close).await?;
+            if let Reply::Walked { leaf: Some(leaf), .. } = closed {
+                self.client.drop_copy(leaf).await;
             }
+            self.offload.open.borrow_mut().remove(0);
             drop(self.client.cache().mapping().resume(mark));
             self.client.pages().give_ticket(ticket);
         }
