@@ -392,10 +392,11 @@ impl<C: Admitted> Acceptor<C> {
                     return Greeting::Proven(peer, fences);
                 }
                 Err(error) => {
-                    if let Some(refusal) = error.refusal() {
+                    // Counted first: who reads the refusal finds it counted.
+                    self.listener.count_refused();
+                    if let (Some(refusal), Some(peer)) = (error.refusal(), self.peer_mut(place)) {
                         let _ = peer.socket.write(&refusal.message());
                     }
-                    self.listener.count_refused();
                     break;
                 }
             }
@@ -411,10 +412,11 @@ impl<C: Admitted> Acceptor<C> {
         match self.listener.gates.admit(peer, fences) {
             Ok(admitted) => Some(admitted),
             Err(refusal) => {
+                self.listener.count_refused();
                 if let Some(peer) = self.peer_mut(place) {
                     let _ = peer.socket.write(&refusal.message());
                 }
-                self.refuse(place);
+                self.close(place);
                 None
             }
         }

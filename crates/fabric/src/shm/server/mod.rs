@@ -455,9 +455,9 @@ impl<S: RpcService> Reactor<S> {
                             );
                             return None;
                         }
+                        self.tally.welcomed.fetch_add(1, Ordering::Relaxed);
                         let welcome = responder.welcome(fences);
                         socket::send_handshake(&connection.socket, &welcome).ok()?;
-                        self.tally.welcomed.fetch_add(1, Ordering::Relaxed);
                         *peer = Peer::Proven(identity);
                     }
                     Err(error) => {
