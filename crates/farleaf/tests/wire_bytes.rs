@@ -1,0 +1,297 @@
+//! The bytes of every message. A server and a client of different builds understand each other only as long
+//! as these stay.
+
+use farleaf::page::{Action, Answer, Fixed8, LeafEdit};
+use farleaf::wire::{Ask, Refusal, Reply, Request, Share, Ticket, Told, Trouble, Usage};
+use farleaf_fabric::{GlobalAddr, Message, ServerId};
+use std::ops::Bound::{Excluded, Included, Unbounded};
+
+const KEY: u64 = 0x1122_3344_5566_7788;
+const VALUE: u64 = 0x0102_0304_0506_0708;
+const TICKET: Ticket = Ticket { owner: 0x0201, slot: 5, number: 0x0403_0201 };
+
+fn at() -> GlobalAddr {
+    GlobalAddr::new(ServerId::new(0x0102), 0x0304_0506_0400)
+}
+
+fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
+    let (key, value) = (KEY, VALUE);
+    let (node, level, limit) = (at(), 2, 0x0201);
+    let walk = |action, ticket| {
+        let edit = LeafEdit { key, action };
+        Request::Walk { node, level, edit, ticket }
+    };
+    vec![
+        (Request::Describe, "00"),
+        (
+            Request::Create { share: Share::Range { low: key, high: None } },
+            "0100887766554433221100",
+        ),
+        (
+            Request::Create { share: Share::Range { low: 0, high: Some(key) } },
+            "01000000000000000000018877665544332211",
+        ),
+        (Request::Create { share: Share::Hash { servers: 0x0201 } }, "01010102"),
+        (Request::Get { key }, "028877665544332211"),
+        (Request::Insert { key, value }, "0388776655443322110807060504030201"),
+        (Request::Update { key, value }, "0488776655443322110807060504030201"),
+        (Request::Upsert { key, value }, "0588776655443322110807060504030201"),
+        (Request::Remove { key }, "068877665544332211"),
+        (
+            Request::CompareExchange { key, expected: value, new: 9 },
+            "07887766554433221108070605040302010900000000000000",
+        ),
+        (
+            Request::Scan { lower: Included(key), upper: Excluded(value), reverse: true, limit },
+            "080188776655443322110208070605040302010101020000",
+        ),
+        (
+            Request::Scan { lower: Unbounded, upper: Unbounded, reverse: false, limit },
+            "0800000001020000",
+        ),
+        (Request::AllocateChunk { bytes: value }, "090807060504030201"),
+        (Request::LoadBegin { fill_permille: 0x0201 }, "0a0102"),
+        (
+            Request::LoadAppend { records: vec![(key, value), (1, 2)] },
+            "0b020000008877665544332211080706050403020101000000000000000200000000000000",
+        ),
+        (Request::LoadEnd, "0c"),
+        (Request::LoadAbort, "0d"),
+        (Request::Collect, "0e"),
+        (Request::Usage, "0f"),
+        (Request::Claim { options: value, root: node }, "1008070605040302010004060504030201"),
+        (Request::Register, "11"),
+        (Request::LogArea { owner: 0x0201, create: true }, "12010201"),
+        (Request::DeclareDead { compute_server: 0x0201, fenced: true }, "13010201"),
+        (Request::OwnerState { owner: 0x0201 }, "140102"),
+        (
+            Request::GiveBack { nodes: vec![node, GlobalAddr::NULL] },
+            "1500040605040302010000000000000000",
+        ),
+        (walk(Action::Get, None), "1600040605040302010200887766554433221100"),
+        (
+            walk(Action::Insert(value), Some(TICKET)),
+            "1600040605040302010201887766554433221108070605040302010101020501020304",
+        ),
+        (
+            walk(Action::Update(value), Some(TICKET)),
+            "1600040605040302010202887766554433221108070605040302010101020501020304",
+        ),
+        (
+            walk(Action::Upsert(value), Some(TICKET)),
+            "1600040605040302010203887766554433221108070605040302010101020501020304",
+        ),
+        (
+            walk(Action::Remove, Some(TICKET)),
+            "160004060504030201020488776655443322110101020501020304",
+        ),
+        (
+            walk(Action::CompareExchange(value, 9), Some(TICKET)),
+            "16000406050403020102058877665544332211080706050403020109000000000000000101020501020304",
+        ),
+        (
+            Request::WalkScan {
+                node,
+                level,
+                lower: Excluded(key),
+                upper: Unbounded,
+                reverse: false,
+                limit,
+            },
+            "17000406050403020102028877665544332211000001020000",
+        ),
+        (Request::CloseTicket { ticket: TICKET }, "1801020501020304"),
+        (Request::DeadOwners { compute_server: 0x0201 }, "190102"),
+        (Request::Retire { owner: 0x0201 }, "1a0102"),
+    ]
+}
+
+fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
+    let answer = |applied, found| Answer { applied, found, sparse: false };
+    let usage = Usage {
+        pool_bytes: 1,
+        allocated_bytes: 2,
+        nodes_in_use: 3,
+        nodes_free: 4,
+        deleted_records: 5,
+        height: 6,
+    };
+    let (owner, compute_server) = (0x0201, 0x0403);
+    let mut replies = vec![
+        (Reply::Done, "00"),
+        (Reply::Applied(false), "0100"),
+        (Reply::Applied(true), "0101"),
+        (Reply::Value(None), "0200"),
+        (Reply::Value(Some(VALUE)), "02010807060504030201"),
+        (Reply::Differs(None), "0300"),
+        (Reply::Differs(Some(VALUE)), "03010807060504030201"),
+        (
+            Reply::Records { records: vec![(KEY, VALUE), (1, 2)], more: true },
+            "0401020000008877665544332211080706050403020101000000000000000200000000000000",
+        ),
+        (Reply::Chunk { at: at(), bytes: VALUE }, "0500040605040302010807060504030201"),
+        (Reply::Description(None), "0600"),
+        (Reply::Description(Some(Share::Hash { servers: 0x0201 })), "0601010102"),
+        (
+            Reply::Usage(usage),
+            "07010000000000000002000000000000000300000000000000040000000000000005000000000000000600000000000000",
+        ),
+        (Reply::Owner { owner, compute_server, dead: true, fenced: false }, "09010203040100"),
+        (
+            Reply::Walked { leaf: None, answer: answer(false, Some(VALUE)) },
+            "0a0000010807060504030201",
+        ),
+        (
+            Reply::Walked { leaf: Some(at()), answer: answer(true, None) },
+            "0a0100040605040302010100",
+        ),
+        (Reply::Owners(vec![0x0201, 0x0403]), "0b01020304"),
+    ];
+    let refusals = [
+        (Refusal::Malformed, "0800"),
+        (Refusal::OutOfMemory, "0801"),
+        (Refusal::NoTree, "0802"),
+        (Refusal::TreeExists, "0803"),
+        (Refusal::NotEmpty, "0804"),
+        (Refusal::NotLoading, "0805"),
+        (Refusal::Loading, "0806"),
+        (Refusal::NotSorted, "0807"),
+        (Refusal::NotMine, "0808"),
+        (Refusal::Contended, "0809"),
+        (Refusal::Damaged, "080a"),
+        (Refusal::NoSuchOwner, "080b"),
+        (Refusal::NotHere, "080c"),
+        (Refusal::Restructures, "080d"),
+        (Refusal::TicketClosed, "080e"),
+        (Refusal::TooManyClients, "080f"),
+        (Refusal::DeclaredDead, "0810"),
+    ];
+    replies.extend(refusals.map(|(refusal, bytes)| (Reply::Refused(refusal), bytes)));
+    replies
+}
+
+fn asks() -> Vec<(Ask<Fixed8>, &'static str)> {
+    let (key, value) = (KEY, VALUE);
+    let edit = |action| Ask::Edit(LeafEdit { key, action });
+    vec![
+        (edit(Action::Get), "00008877665544332211"),
+        (edit(Action::Insert(value)), "000188776655443322110807060504030201"),
+        (edit(Action::Update(value)), "000288776655443322110807060504030201"),
+        (edit(Action::Upsert(value)), "000388776655443322110807060504030201"),
+        (edit(Action::Remove), "00048877665544332211"),
+        (
+            edit(Action::CompareExchange(value, 9)),
+            "0005887766554433221108070605040302010900000000000000",
+        ),
+        (
+            Ask::Scan { lower: Included(key), upper: Unbounded, reverse: true, limit: 0x0201 },
+            "01018877665544332211000101020000",
+        ),
+        (
+            Ask::UpsertAll { records: vec![(key, value)] },
+            "020100000088776655443322110807060504030201",
+        ),
+        (Ask::Map, "03"),
+        (Ask::Collect, "04"),
+        (Ask::Halt, "05"),
+        (Ask::Resume, "06"),
+        (Ask::LoadBegin { fill_permille: 0x0201 }, "070102"),
+        (
+            Ask::LoadAppend { records: vec![(key, value)] },
+            "080100000088776655443322110807060504030201",
+        ),
+        (Ask::LoadEnd, "09"),
+        (Ask::LoadAbort, "0a"),
+        (Ask::Flush, "0b"),
+    ]
+}
+
+fn tolds() -> Vec<(Told<Fixed8>, &'static str)> {
+    let mut tolds = vec![
+        (Told::Done, "00"),
+        (Told::Edited { applied: true, found: Some(VALUE) }, "0101010807060504030201"),
+        (Told::Edited { applied: false, found: None }, "010000"),
+        (
+            Told::Records { records: vec![(KEY, VALUE)], next: Some(Excluded(KEY)) },
+            "02010288776655443322110100000088776655443322110807060504030201",
+        ),
+        (Told::Records { records: vec![], next: None }, "020000000000"),
+        (
+            Told::Map { epoch: 3, boundaries: vec![10, 20], owners: vec![0, 2, 0x0201] },
+            "03030000000000000002000a0000000000000014000000000000000300000002000102",
+        ),
+        (Told::NotOwner { owner: 0x0201, epoch: VALUE }, "0401020807060504030201"),
+    ];
+    let troubles = [
+        (Trouble::Malformed, "0500"),
+        (Trouble::Unavailable, "0501"),
+        (Trouble::Absent, "050a"),
+        (Trouble::Indeterminate, "0502"),
+        (Trouble::NoMemoryServer, "0503"),
+        (Trouble::Contended, "0504"),
+        (Trouble::OutOfMemory, "0505"),
+        (Trouble::NotEmpty, "0506"),
+        (Trouble::NotSorted, "0507"),
+        (Trouble::Loading, "0508"),
+        (Trouble::Damaged, "0509"),
+    ];
+    tolds.extend(troubles.map(|(trouble, bytes)| (Told::No(trouble), bytes)));
+    tolds
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    (0..hex.len()).step_by(2).map(digits).collect()
+}
+
+/// A message has these bytes, and these bytes are this message, but no fewer and no more.
+fn check<M: std::fmt::Debug + PartialEq>(
+    messages: Vec<(M, &str)>,
+    encode: impl Fn(&M) -> Vec<u8>,
+    decode: impl Fn(&[u8]) -> Option<M>,
+) {
+    for (message, expected) in messages {
+        assert_eq!(hex(&encode(&message)), expected, "{message:?}");
+        let mut long = bytes(expected);
+        assert_eq!(decode(&long).as_ref(), Some(&message));
+        assert_ne!(decode(&long[..long.len() - 1]).as_ref(), Some(&message));
+        long.push(0);
+        assert_eq!(decode(&long), None, "{message:?} and a byte more");
+    }
+}
+
+#[test]
+fn requests_and_replies_keep_their_bytes() {
+    check(requests(), |request| request.encode().to_vec(), Request::decode);
+    let encode = |reply: &Reply<Fixed8>| {
+        let mut message = Message::new();
+        reply.encode(&mut message);
+        message.to_vec()
+    };
+    check(replies(), encode, Reply::decode);
+}
+
+#[test]
+fn messages_of_clients_keep_their_bytes() {
+    check(asks(), |ask| ask.encode().to_vec(), Ask::decode);
+    check(tolds(), |told| told.encode().to_vec(), Told::decode);
+}
+
+/// Tags that no message has are no messages, whatever follows.
+#[test]
+fn unknown_tags_are_no_messages() {
+    for tag in 0..=u8::MAX {
+        for rest in 0..64 {
+            let message = [&[tag][..], &vec![0; rest]].concat();
+            let known = [tag < 27, tag < 12, tag < 12, tag < 6];
+            assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
+            assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
+            assert!(known[2] || Ask::<Fixed8>::decode(&message).is_none(), "ask {tag}");
+            assert!(known[3] || Told::<Fixed8>::decode(&message).is_none(), "told {tag}");
+        }
+    }
+}
