@@ -3,8 +3,8 @@
 
 use farleaf::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
 use farleaf::index::conformance::Setup;
-use farleaf::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf::page::{Fixed8, Layout};
+use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf::page::{Action, Fixed8, Layout, LeafEdit};
 use farleaf::remote::{NodeAllocator, RemoteError};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf::wire::{Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share};
@@ -195,14 +195,15 @@ fn a_server_survives_any_request() {
         };
         let refused = |refusal| Some(Reply::Refused(refusal));
         type R = Request<Fixed8>;
-        let get = R::Get { key: 1 }.encode();
+        let edit = |key, action| R::Edit(LeafEdit { key, action });
+        let get = edit(1, Action::Get).encode();
         assert!(same(ask(get.clone()).await, refused(Refusal::NoTree)));
         let crossed = R::Create { share: Share::Range { low: 9, high: Some(3) } };
         assert!(same(ask(crossed.encode()).await, refused(Refusal::Malformed)));
         let create = R::Create { share: Share::Range { low: 0, high: Some(100) } };
         assert!(same(ask(create.encode()).await, Some(Reply::Done)));
-        assert!(same(ask(R::Get { key: 100 }.encode()).await, refused(Refusal::NotMine)));
-        let insert = R::Insert { key: 1, value: 2 }.encode();
+        assert!(same(ask(edit(100, Action::Get).encode()).await, refused(Refusal::NotMine)));
+        let insert = edit(1, Action::Insert(2)).encode();
         assert!(same(ask(insert).await, Some(Reply::Applied(true))));
         // Every prefix of a request, and every request with something after it.
         for length in 0..get.len() {

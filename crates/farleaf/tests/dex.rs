@@ -7,7 +7,7 @@
 use farleaf::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf::index::conformance::Setup;
 use farleaf::index::dex::{Boundaries, DexOptions};
-use farleaf::index::{Design, Exchange, IndexError, RangeIndex, Scan};
+use farleaf::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::partition::{ComputePool, Dex, RoutedIndex};
 use farleaf::server::{MemoryServer, MemoryServerConfig};

@@ -5,7 +5,7 @@
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::{self, Setup};
 use farleaf::index::fine::{Fine, FineIndex, FineOptions};
-use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::remote::{Backoff, GRACE_NS};
 use farleaf::rules::KnownRule;

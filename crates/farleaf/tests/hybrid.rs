@@ -6,7 +6,7 @@ use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::Setup;
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridIndex, HybridOptions};
-use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::remote::GRACE_NS;
 use farleaf::server::MemoryServerConfig;

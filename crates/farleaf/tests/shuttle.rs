@@ -15,7 +15,7 @@ use farleaf::cache::{
 };
 use farleaf::index::conformance::Setup;
 use farleaf::index::dex::DexOptions;
-use farleaf::index::{Design, Exchange, RangeIndex, Scan};
+use farleaf::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::partition::{ComputePool, Dex, RoutedIndex};
 use farleaf::rules::KnownRule;

@@ -17,6 +17,7 @@ fn at() -> GlobalAddr {
 fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
     let (key, value) = (KEY, VALUE);
     let (node, level, limit) = (at(), 2, 0x0201);
+    let edit = |action| Request::Edit(LeafEdit { key, action });
     let walk = |action, ticket| {
         let edit = LeafEdit { key, action };
         Request::Walk { node, level, edit, ticket }
@@ -32,13 +33,13 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "01000000000000000000018877665544332211",
         ),
         (Request::Create { share: Share::Hash { servers: 0x0201 } }, "01010102"),
-        (Request::Get { key }, "028877665544332211"),
-        (Request::Insert { key, value }, "0388776655443322110807060504030201"),
-        (Request::Update { key, value }, "0488776655443322110807060504030201"),
-        (Request::Upsert { key, value }, "0588776655443322110807060504030201"),
-        (Request::Remove { key }, "068877665544332211"),
+        (edit(Action::Get), "028877665544332211"),
+        (edit(Action::Insert(value)), "0388776655443322110807060504030201"),
+        (edit(Action::Update(value)), "0488776655443322110807060504030201"),
+        (edit(Action::Upsert(value)), "0588776655443322110807060504030201"),
+        (edit(Action::Remove), "068877665544332211"),
         (
-            Request::CompareExchange { key, expected: value, new: 9 },
+            edit(Action::CompareExchange(value, 9)),
             "07887766554433221108070605040302010900000000000000",
         ),
         (
@@ -107,7 +108,7 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
 }
 
 fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
-    let answer = |applied, found| Answer { applied, found, sparse: false };
+    let answer = |applied, found| Answer { applied, found };
     let usage = Usage {
         pool_bytes: 1,
         allocated_bytes: 2,
@@ -209,8 +210,8 @@ fn asks() -> Vec<(Ask<Fixed8>, &'static str)> {
 fn tolds() -> Vec<(Told<Fixed8>, &'static str)> {
     let mut tolds = vec![
         (Told::Done, "00"),
-        (Told::Edited { applied: true, found: Some(VALUE) }, "0101010807060504030201"),
-        (Told::Edited { applied: false, found: None }, "010000"),
+        (Told::Edited(Answer { applied: true, found: Some(VALUE) }), "0101010807060504030201"),
+        (Told::Edited(Answer { applied: false, found: None }), "010000"),
         (
             Told::Records { records: vec![(KEY, VALUE)], next: Some(Excluded(KEY)) },
             "02010288776655443322110100000088776655443322110807060504030201",

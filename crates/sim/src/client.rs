@@ -12,7 +12,7 @@ use crate::history::{Action, Outcome, Recorder, Ticket};
 use crate::scenario::{ErrorKind, LoadSpec, Scenario};
 use crate::workload::{self, Stream};
 use farleaf::cache::CacheCounters;
-use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::Layout;
 use farleaf::wire::Refusal;
 use farleaf_fabric::Fabric;
@@ -174,7 +174,7 @@ impl Board {
         action: &Action,
     ) -> Outcome
     where
-        I: RangeIndex<Key = u64, Value = u64>,
+        I: IndexAdmin<Key = u64, Value = u64>,
     {
         let ticket = self.recorder.invoke(client, action.clone(), fabric.now_ns());
         let answer = execute(index, action).await;
@@ -263,7 +263,7 @@ impl Drop for Over<'_> {
 /// The index's operation for an action.
 async fn execute<I>(index: &I, action: &Action) -> Result<Outcome, IndexError>
 where
-    I: RangeIndex<Key = u64, Value = u64>,
+    I: IndexAdmin<Key = u64, Value = u64>,
 {
     Ok(match action {
         Action::Get(key) => Outcome::Value(index.get(key).await?),
@@ -340,7 +340,7 @@ async fn drive<I>(
     stream: &mut Stream,
     operations: u32,
 ) where
-    I: RangeIndex<Key = u64, Value = u64>,
+    I: IndexAdmin<Key = u64, Value = u64>,
 {
     for _ in 0..operations {
         let Some(action) = stream.next() else { return };
@@ -406,7 +406,7 @@ pub(crate) async fn load<I>(
     scenario: &Scenario,
     number: u32,
 ) where
-    I: RangeIndex<Key = u64, Value = u64>,
+    I: IndexAdmin<Key = u64, Value = u64>,
 {
     let first = workload::initial_contents(&scenario.workload);
     match scenario.workload.load {
@@ -433,7 +433,7 @@ pub(crate) async fn read_everything<I>(
     scenario: &Scenario,
     number: u32,
 ) where
-    I: RangeIndex<Key = u64, Value = u64>,
+    I: IndexAdmin<Key = u64, Value = u64>,
 {
     let everything = Scan::range(..);
     let again = |action| retry(fabric, index, board, number, action);
@@ -457,7 +457,7 @@ pub(crate) struct Death {
 
 async fn declare<I>(index: &I, board: &Board, compute_server: u16)
 where
-    I: RangeIndex<Key = u64, Value = u64>,
+    I: IndexAdmin<Key = u64, Value = u64>,
 {
     for _ in 0..ATTEMPTS {
         match index.declare_dead(compute_server).await {
@@ -481,7 +481,7 @@ async fn retry<I>(
     action: Action,
 ) -> bool
 where
-    I: RangeIndex<Key = u64, Value = u64>,
+    I: IndexAdmin<Key = u64, Value = u64>,
 {
     for _ in 0..ATTEMPTS {
         if board.perform(fabric, index, client, &action).await.is_answer() {

@@ -16,7 +16,7 @@ use crate::run::{Servers, dex_options, mover, sim_config, start};
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, Scenario};
 use crate::workload::{self, Stream};
 use farleaf::cache::OwnedRange;
-use farleaf::index::{Background, Design, IndexError, RangeIndex, Scan};
+use farleaf::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::{Layout, clipped};
 use farleaf::partition::{ComputePool, Dex, end_former_life, fence_former_life};
 use farleaf::server::MemoryServer;

@@ -23,7 +23,7 @@ use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::dex::{BalanceOptions, DexOptions};
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::index::{Background, Design, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::partition::{ComputePool, Dex};
 use farleaf::server::{MemoryServer, MemoryServerConfig};

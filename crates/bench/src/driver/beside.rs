@@ -9,7 +9,7 @@
 use super::moment::{Due, Gate};
 use super::{Amount, BenchError, Brought, Measurement, Moment, Run};
 use crate::table::duration;
-use farleaf::index::{Background, IndexError, RangeIndex, Reshape, Reshaped};
+use farleaf::index::{Background, IndexAdmin, IndexError, Reshape, Reshaped};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::cell::RefCell;
@@ -154,7 +154,7 @@ impl<'a> Beside<'a> {
     ) -> Result<Brought, BenchError>
     where
         F: Fabric,
-        I: RangeIndex<Key = u64, Value = u64>,
+        I: IndexAdmin<Key = u64, Value = u64>,
     {
         let Reshaping { balance, changes, .. } = &self.run.reshaping;
         match task < changes.len() + usize::from(*balance) {
@@ -172,7 +172,7 @@ impl<'a> Beside<'a> {
     ) -> Result<Brought, BenchError>
     where
         F: Fabric,
-        I: RangeIndex<Key = u64, Value = u64>,
+        I: IndexAdmin<Key = u64, Value = u64>,
     {
         let work = async |ended: &dyn Fn() -> bool| {
             let worked = index.background(Background::WriteBack, ended, &|_| {}).await;
@@ -191,7 +191,7 @@ impl<'a> Beside<'a> {
     async fn reshape<F, I>(&self, fabric: &F, index: &I, gate: &Gate, task: usize) -> Vec<Made>
     where
         F: Fabric,
-        I: RangeIndex<Key = u64, Value = u64>,
+        I: IndexAdmin<Key = u64, Value = u64>,
     {
         let origin_ns = loop {
             match gate.opened_ns() {
@@ -209,7 +209,7 @@ impl<'a> Beside<'a> {
     async fn balance<F, I>(&self, fabric: &F, index: &I, origin_ns: u64) -> Vec<Made>
     where
         F: Fabric,
-        I: RangeIndex<Key = u64, Value = u64>,
+        I: IndexAdmin<Key = u64, Value = u64>,
     {
         let made = RefCell::new(Vec::new());
         let report = |outcome: Result<Reshaped, IndexError>| {
@@ -233,7 +233,7 @@ impl<'a> Beside<'a> {
     ) -> Vec<Made>
     where
         F: Fabric,
-        I: RangeIndex<Key = u64, Value = u64>,
+        I: IndexAdmin<Key = u64, Value = u64>,
     {
         let Due { operations, ns } = planned.at.due(self.amount, origin_ns);
         loop {
@@ -262,7 +262,7 @@ impl<'a> Beside<'a> {
 }
 
 /// A change as the index knows it: the part of a range is that next to who takes the keys over.
-fn reshape<I: RangeIndex<Key = u64>>(index: &I, change: Change) -> Reshape<u64> {
+fn reshape<I: IndexAdmin<Key = u64>>(index: &I, change: Change) -> Reshape<u64> {
     let (from, to, part) = match change {
         Change::AddMemoryServer => return Reshape::AddMemoryServer,
         Change::Move { from, to, part } => (from, to, part),

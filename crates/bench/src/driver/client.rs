@@ -6,7 +6,7 @@ use super::moment::Due;
 use super::{Amount, Measurement, PROGRESS_EVERY, Progress};
 use crate::timeline::Recorder;
 use crate::workload::{Operation, OperationStream};
-use farleaf::index::{Exchange, IndexError, RangeIndex, Scan};
+use farleaf::index::{Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use std::ops::Bound;
@@ -33,7 +33,7 @@ pub(super) struct Client<'a, F> {
 impl<F: Fabric> Client<'_, F> {
     pub(super) async fn work<I>(&mut self, index: &I, amount: Amount)
     where
-        I: RangeIndex<Key = u64, Value = u64>,
+        I: IndexAdmin<Key = u64, Value = u64>,
     {
         let start_ns = self.fabric.now_ns();
         let (operations, until_ns) = match amount {
@@ -98,12 +98,12 @@ impl<F: Fabric> Client<'_, F> {
 
 impl<F: Fabric> Client<'_, F> {
     /// Whether it has anything to ask for.
-    fn owns_something<I: RangeIndex<Key = u64>>(&self, index: &I) -> bool {
+    fn owns_something<I: IndexAdmin<Key = u64>>(&self, index: &I) -> bool {
         index.owned_by(self.compute_server).is_some()
     }
 
     /// The next operation, of a key that is asked for here.
-    fn next<I: RangeIndex<Key = u64>>(&mut self, index: &I) -> Option<Operation> {
+    fn next<I: IndexAdmin<Key = u64>>(&mut self, index: &I) -> Option<Operation> {
         let mut operation = self.stream.next();
         for _ in 0..MOST_DRAWN {
             let Some(drawn) = operation.filter(|_| self.own_keys) else { break };

@@ -26,7 +26,7 @@ use crate::timeline::{Interval, Recorder, Timeline};
 use crate::workload::{Inserted, Operation, OperationStream, StreamConfig};
 use beside::{AtWork, Beside};
 use client::Client;
-use farleaf::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::Fixed8;
 use farleaf::server::MemoryServer;
 use farleaf::wire::Usage;

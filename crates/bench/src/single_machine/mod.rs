@@ -17,7 +17,8 @@ mod cpu;
 pub use cpu::FabricCpu;
 
 use farleaf::index::{
-    Ascending, Design, Exchange, IndexError, RangeIndex, Records, Scan, check_fill,
+    Action, Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
+    check_fill,
 };
 use farleaf::page::{DesignId, Layout};
 use farleaf::remote::RpcClient;
@@ -190,41 +191,17 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
     }
 
     #[inline]
-    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        self.begin().await.insert(&self.cpu, key, value).await.map_err(refused)
-    }
-
-    #[inline]
-    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        self.begin().await.update(&self.cpu, key, value).await.map_err(refused)
-    }
-
-    #[inline]
-    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
-        self.begin().await.upsert(&self.cpu, key, value).await.map_err(refused)
-    }
-
-    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
-        let tree = self.begin().await;
-        let removed = tree.remove(&self.cpu, key).await.map_err(refused)?;
-        // At most one step, as a memory server takes it after a reply; here nobody else would take it.
-        tree.collect_if_due(&self.cpu).await;
-        Ok(removed)
-    }
-
-    async fn compare_exchange(
+    async fn execute(
         &self,
-        key: &L::Key,
-        expected: &L::Value,
-        new: &L::Value,
-    ) -> Result<Exchange<L::Value>, IndexError> {
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, IndexError> {
         let tree = self.begin().await;
-        let found = tree.compare_exchange(&self.cpu, key, expected, new).await.map_err(refused)?;
-        if found.as_ref() == Some(expected) {
-            Ok(Exchange::Exchanged)
-        } else {
-            Ok(Exchange::Differs(found))
+        let answer = tree.execute(&self.cpu, edit).await.map_err(refused)?;
+        if edit.action == Action::Remove {
+            // At most one step, as a memory server takes it after a reply; here nobody else would take it.
+            tree.collect_if_due(&self.cpu).await;
         }
+        Ok(answer)
     }
 
     async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
@@ -277,6 +254,13 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         }
     }
 
+    /// There is nowhere to write to.
+    async fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+}
+
+impl<F: Fabric, L: Layout> IndexAdmin for SingleMachineIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         self.machine.tree().collect(&self.cpu).await.map_err(refused)
     }

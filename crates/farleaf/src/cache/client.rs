@@ -465,7 +465,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             return Err(Detour::Refresh);
         }
         let outcome = work(page);
-        if let LeafOutcome::Changed(_, words) = &outcome {
+        if let LeafOutcome::Changed { words, .. } = &outcome {
             LiveCounters::count(&self.counters.write_throughs);
             // With what was taken out of it, if something was.
             let words = match is_clean(page) {

@@ -20,8 +20,8 @@ pub use directory::Directory;
 
 use directory::Fixed;
 
-use crate::index::{Exchange, IndexError, RangeIndex, Records, Scan};
-use crate::page::{Action, Layout, LeafEdit};
+use crate::index::{Answer, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan};
+use crate::page::{Action, Layout};
 use crate::partition::PartitionMap;
 use crate::together::all;
 use crate::wire::{Ask, Told, Trouble};
@@ -242,20 +242,6 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// An operation on one key; whether its condition held, and what it found.
-    async fn edit(
-        &self,
-        key: &L::Key,
-        action: Action<L::Value>,
-    ) -> Result<(bool, Option<L::Value>), IndexError> {
-        let is_harmless = action == Action::Get;
-        let ask = Ask::Edit(LeafEdit { key: key.clone(), action });
-        match self.ask_owner(|map| map.owner_of(key), &ask, is_harmless).await? {
-            Told::Edited { applied, found } => Ok((applied, found)),
-            _ => Err(IndexError::BadReply { server: ServerId::new(self.owner(key)) }),
-        }
-    }
-
     fn owner(&self, key: &L::Key) -> u16 {
         self.route.borrow().owner_of(key)
     }
@@ -313,50 +299,26 @@ impl<F: Fabric, L: Layout> RangeIndex for ClientIndex<F, L> {
     type Value = L::Value;
 
     async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
-        Ok(self.edit(key, Action::Get).await?.1)
+        Ok(self.execute(LeafEdit { key, action: Action::Get }).await?.found)
     }
 
-    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        Ok(self.edit(key, Action::Insert(value.clone())).await?.0)
-    }
-
-    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        Ok(self.edit(key, Action::Update(value.clone())).await?.0)
-    }
-
-    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
-        self.edit(key, Action::Upsert(value.clone())).await.map(drop)
-    }
-
-    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
-        Ok(self.edit(key, Action::Remove).await?.0)
-    }
-
-    async fn compare_exchange(
+    async fn execute(
         &self,
-        key: &L::Key,
-        expected: &L::Value,
-        new: &L::Value,
-    ) -> Result<Exchange<L::Value>, IndexError> {
-        let action = Action::CompareExchange(expected.clone(), new.clone());
-        Ok(match self.edit(key, action).await? {
-            (true, _) => Exchange::Exchanged,
-            (false, found) => Exchange::Differs(found),
-        })
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, IndexError> {
+        let ask = Ask::Edit(edit.cloned());
+        match self.ask_owner(|map| map.owner_of(edit.key), &ask, !edit.changes()).await? {
+            Told::Edited(answer) => Ok(answer),
+            _ => Err(IndexError::BadReply { server: ServerId::new(self.owner(edit.key)) }),
+        }
     }
 
     async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
         self.scan_all(scan).await
     }
 
-    async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
-        let mut values = Vec::with_capacity(keys.len());
-        for together in keys.chunks(LOOKUPS_TOGETHER.min(self.fabric.depth().max(1))) {
-            for value in all(together.iter().map(|key| self.get(key))).await {
-                values.push(value?);
-            }
-        }
-        Ok(values)
+    fn lookups_together(&self) -> usize {
+        LOOKUPS_TOGETHER.min(self.fabric.depth())
     }
 
     async fn bulk_load(
@@ -372,7 +334,9 @@ impl<F: Fabric, L: Layout> RangeIndex for ClientIndex<F, L> {
         let flushed = owners.iter().map(|owner| self.ask_owner(|_| *owner, &Ask::Flush, true));
         all(flushed).await.into_iter().try_for_each(|outcome| outcome.map(drop))
     }
+}
 
+impl<F: Fabric, L: Layout> IndexAdmin for ClientIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         let owners = self.map().owners().to_vec();
         for owner in owners {

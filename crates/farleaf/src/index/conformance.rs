@@ -4,7 +4,7 @@
 //! index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys make a tree
 //! of many levels.
 
-use super::{Design, Exchange, IndexError, RangeIndex, Scan};
+use super::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
 use crate::page::Layout;
 use crate::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::sync::Arc;

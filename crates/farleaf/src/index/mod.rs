@@ -1,5 +1,6 @@
 //! The index designs, behind one trait. No design knows another.
 
+mod admin;
 mod bulk;
 pub mod coarse;
 pub mod conformance;
@@ -10,7 +11,9 @@ pub mod hybrid;
 mod range_index;
 mod reshape;
 
+pub use crate::page::{Action, Answer, LeafEdit};
+pub use admin::{Background, IndexAdmin};
 pub use bulk::{Ascending, check_fill};
 pub use error::IndexError;
-pub use range_index::{Background, Design, Exchange, RangeIndex, Records, Scan};
+pub use range_index::{Design, Exchange, RangeIndex, Records, Scan};
 pub use reshape::{KeyRange, Reshape, Reshaped};

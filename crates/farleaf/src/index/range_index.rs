@@ -1,9 +1,8 @@
 //! The one trait of all index designs.
 
-use super::reshape::refused;
-use super::{IndexError, KeyRange, Reshape, Reshaped};
-use crate::cache::CacheCounters;
-use crate::page::Layout;
+use super::{IndexAdmin, IndexError};
+use crate::page::{Action, Answer, Layout, LeafEdit};
+use crate::together::all;
 use farleaf_fabric::Fabric;
 use std::fmt::Debug;
 use std::future::Future;
@@ -17,6 +16,9 @@ use std::ops::{Bound, RangeBounds};
 /// [`IndexError::Indeterminate`] may have happened, and may still happen later; with any other error it
 /// has not and will not.
 ///
+/// A design brings `get`, `execute`, `scan`, `bulk_load` and `flush`; the rest follows from these. What operators do to an
+/// index is in [`super::IndexAdmin`].
+///
 /// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be in
 /// flight together.
 pub trait RangeIndex {
@@ -25,54 +27,22 @@ pub trait RangeIndex {
     /// Values.
     type Value: Clone + Eq + Debug + 'static;
 
-    /// The value of `key`.
+    /// The value of `key`. Apart from `execute`, because lookups are what most programs do most: designs answer them without
+    /// what changes need.
     fn get(&self, key: &Self::Key)
     -> impl Future<Output = Result<Option<Self::Value>, IndexError>>;
 
-    /// Adds `key`; `false`, and nothing changes, if it is there already.
-    fn insert(
+    /// Does an operation on one key, whichever it is.
+    fn execute(
         &self,
-        key: &Self::Key,
-        value: &Self::Value,
-    ) -> impl Future<Output = Result<bool, IndexError>>;
-
-    /// Changes the value of `key`; `false`, and nothing changes, if it is absent.
-    fn update(
-        &self,
-        key: &Self::Key,
-        value: &Self::Value,
-    ) -> impl Future<Output = Result<bool, IndexError>>;
-
-    /// Sets the value of `key`, whether it is there or not.
-    fn upsert(
-        &self,
-        key: &Self::Key,
-        value: &Self::Value,
-    ) -> impl Future<Output = Result<(), IndexError>>;
-
-    /// Removes `key`; `false` if it is absent.
-    fn remove(&self, key: &Self::Key) -> impl Future<Output = Result<bool, IndexError>>;
-
-    /// Sets the value of `key` to `new` if it is there with the value `expected`.
-    fn compare_exchange(
-        &self,
-        key: &Self::Key,
-        expected: &Self::Value,
-        new: &Self::Value,
-    ) -> impl Future<Output = Result<Exchange<Self::Value>, IndexError>>;
+        edit: LeafEdit<&Self::Key, &Self::Value>,
+    ) -> impl Future<Output = Result<Answer<Self::Value>, IndexError>>;
 
     /// The records that `scan` asks for, in its order.
     fn scan(
         &self,
         scan: &Scan<Self::Key>,
     ) -> impl Future<Output = Result<Records<Self::Key, Self::Value>, IndexError>>;
-
-    /// The values of `keys`, in their order; the lookups are in flight together. Each is linearizable,
-    /// all of them together are not.
-    fn multi_get(
-        &self,
-        keys: &[Self::Key],
-    ) -> impl Future<Output = Result<Vec<Option<Self::Value>>, IndexError>>;
 
     /// Fills an empty index from records that ascend strictly, with pages filled to `fill` (0.1 to
     /// 1.0); returns how many there were. Nobody else may use the index meanwhile. Readers see nothing
@@ -85,8 +55,81 @@ pub trait RangeIndex {
 
     /// Returns when the memory servers have everything that was acknowledged before the call. Designs whose clients cache no
     /// changes have nothing to do.
-    fn flush(&self) -> impl Future<Output = Result<(), IndexError>> {
-        async { Ok(()) }
+    fn flush(&self) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Adds `key`; `false`, and nothing changes, if it is there already.
+    #[inline]
+    fn insert(
+        &self,
+        key: &Self::Key,
+        value: &Self::Value,
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        applied(self.execute(LeafEdit { key, action: Action::Insert(value) }))
+    }
+
+    /// Changes the value of `key`; `false`, and nothing changes, if it is absent.
+    #[inline]
+    fn update(
+        &self,
+        key: &Self::Key,
+        value: &Self::Value,
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        applied(self.execute(LeafEdit { key, action: Action::Update(value) }))
+    }
+
+    /// Sets the value of `key`, whether it is there or not.
+    #[inline]
+    fn upsert(
+        &self,
+        key: &Self::Key,
+        value: &Self::Value,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        async move {
+            let edit = LeafEdit { key, action: Action::Upsert(value) };
+            self.execute(edit).await.map(drop)
+        }
+    }
+
+    /// Removes `key`; `false` if it is absent.
+    #[inline]
+    fn remove(&self, key: &Self::Key) -> impl Future<Output = Result<bool, IndexError>> {
+        applied(self.execute(LeafEdit { key, action: Action::Remove }))
+    }
+
+    /// Sets the value of `key` to `new` if it is there with the value `expected`.
+    #[inline]
+    fn compare_exchange(
+        &self,
+        key: &Self::Key,
+        expected: &Self::Value,
+        new: &Self::Value,
+    ) -> impl Future<Output = Result<Exchange<Self::Value>, IndexError>> {
+        async move {
+            let edit = LeafEdit { key, action: Action::CompareExchange(expected, new) };
+            self.execute(edit).await.map(Exchange::from)
+        }
+    }
+
+    /// How many lookups of one `multi_get` are in flight together, at most.
+    fn lookups_together(&self) -> usize {
+        32
+    }
+
+    /// The values of `keys`, in their order; the lookups are in flight together. Each is linearizable,
+    /// all of them together are not.
+    fn multi_get(
+        &self,
+        keys: &[Self::Key],
+    ) -> impl Future<Output = Result<Vec<Option<Self::Value>>, IndexError>> {
+        async {
+            let mut values = Vec::with_capacity(keys.len());
+            for together in keys.chunks(self.lookups_together().max(1)) {
+                for value in all(together.iter().map(|key| self.get(key))).await {
+                    values.push(value?);
+                }
+            }
+            Ok(values)
+        }
     }
 
     /// Settles what operations of this handle did not learn the outcome of: pages that it may hold, WRITEs that may still land. Only this
@@ -95,72 +138,14 @@ pub trait RangeIndex {
     fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
-
-    /// Runs the design's housekeeping (collection of deleted records, rebalancing) to its end, instead of
-    /// waiting for it to happen by the way.
-    fn collect(&self) -> impl Future<Output = Result<(), IndexError>>;
-
-    /// Says that all clients of a compute server are dead, so that others may finish or undo what they
-    /// were at. Whoever says so must know it. Designs whose clients hold nothing have nothing to do.
-    fn declare_dead(&self, compute_server: u16) -> impl Future<Output = Result<(), IndexError>> {
-        let _ = compute_server;
-        async { Ok(()) }
-    }
-
-    /// The compute server that does the operations on `key`, as far as this handle knows; none for designs
-    /// whose clients do them all themselves.
-    fn compute_server_of(&self, key: &Self::Key) -> Option<u16> {
-        let _ = key;
-        None
-    }
-
-    /// The keys that a compute server owns, as far as this handle knows; none if it owns nothing, or the design's
-    /// compute servers own no keys.
-    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<Self::Key>> {
-        let _ = compute_server;
-        None
-    }
-
-    /// Changes who owns what, or which memory servers are used, while operations run.
-    fn reshape(
-        &self,
-        change: &Reshape<Self::Key>,
-    ) -> impl Future<Output = Result<Reshaped, IndexError>> {
-        let _ = change;
-        async { refused() }
-    }
-
-    /// Does work of the design beside its operations until `ended`, or until there is none; tells `report` what was changed,
-    /// and what failed.
-    fn background(
-        &self,
-        work: Background,
-        ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
-    ) -> impl Future<Output = Result<(), IndexError>> {
-        let _ = (ended, report);
-        async move {
-            match work {
-                Background::WriteBack => Ok(()),
-                Background::Balance => refused(),
-            }
-        }
-    }
-
-    /// What the cache did for this handle so far; nothing, for designs that have none.
-    fn cache_counters(&self) -> CacheCounters {
-        CacheCounters::default()
-    }
 }
 
-/// Work that a design does beside its operations, in tasks of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Background {
-    /// Changes go to the memory servers before they have been in a cache for too long. For any number of tasks of a compute
-    /// server.
-    WriteBack,
-    /// Keys move from compute servers that do much more than others. For one task of an index.
-    Balance,
+/// Whether an edit's condition held.
+#[inline]
+async fn applied<V>(
+    answer: impl Future<Output = Result<Answer<V>, IndexError>>,
+) -> Result<bool, IndexError> {
+    answer.await.map(|answer| answer.applied)
 }
 
 /// Keys with their values.
@@ -173,6 +158,12 @@ pub enum Exchange<V> {
     Exchanged,
     /// The value was another one (`None`: the key is absent) and still is.
     Differs(Option<V>),
+}
+
+impl<V> From<Answer<V>> for Exchange<V> {
+    fn from(answer: Answer<V>) -> Self {
+        if answer.applied { Self::Exchanged } else { Self::Differs(answer.found) }
+    }
 }
 
 /// Which records a scan returns.
@@ -227,7 +218,7 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     type Compute: Clone + Debug + Send + Sync + 'static;
 
     /// The handles.
-    type Index<F: Fabric>: RangeIndex<Key = L::Key, Value = L::Value>;
+    type Index<F: Fabric>: IndexAdmin<Key = L::Key, Value = L::Value>;
 
     /// Makes an empty index on memory servers that have none.
     fn create<F: Fabric>(

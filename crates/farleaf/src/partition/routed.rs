@@ -10,7 +10,8 @@ use super::{Balancer, ComputePool, PartitionMap};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::index::dex::DexIndex;
 use crate::index::{
-    Background, Exchange, IndexError, KeyRange, RangeIndex, Records, Reshape, Reshaped, Scan,
+    Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, RangeIndex, Records, Reshape,
+    Reshaped, Scan,
 };
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};
@@ -44,9 +45,6 @@ pub(super) struct Patience {
     until_ns: u64,
     wait_ns: u64,
 }
-
-/// Lookups of one multi-get that are in flight together.
-const LOOKUPS_TOGETHER: usize = 32;
 
 impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     pub(super) async fn open(
@@ -210,29 +208,11 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
         self.at_owner(key, |index| index.get(key)).await
     }
 
-    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        self.at_owner(key, |index| index.insert(key, value)).await
-    }
-
-    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        self.at_owner(key, |index| index.update(key, value)).await
-    }
-
-    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
-        self.at_owner(key, |index| index.upsert(key, value)).await
-    }
-
-    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
-        self.at_owner(key, |index| index.remove(key)).await
-    }
-
-    async fn compare_exchange(
+    async fn execute(
         &self,
-        key: &L::Key,
-        expected: &L::Value,
-        new: &L::Value,
-    ) -> Result<Exchange<L::Value>, IndexError> {
-        self.at_owner(key, |index| index.compare_exchange(key, expected, new)).await
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, IndexError> {
+        self.at_owner(edit.key, |index| index.execute(edit)).await
     }
 
     async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
@@ -270,16 +250,6 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
         Ok(records)
     }
 
-    async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
-        let mut values = Vec::with_capacity(keys.len());
-        for together in keys.chunks(LOOKUPS_TOGETHER) {
-            for value in all(together.iter().map(|key| self.get(key))).await {
-                values.push(value?);
-            }
-        }
-        Ok(values)
-    }
-
     async fn bulk_load(
         &self,
         records: impl Iterator<Item = (L::Key, L::Value)>,
@@ -295,6 +265,16 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
         Ok(())
     }
 
+    async fn settle(&self) -> Result<(), IndexError> {
+        let mut settled = Ok(());
+        for part in &self.parts {
+            settled = settled.and(part.index.settle().await);
+        }
+        Ok(settled?)
+    }
+}
+
+impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         for part in &self.parts {
             match part.index.collect().await {
@@ -304,14 +284,6 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
             }
         }
         Ok(())
-    }
-
-    async fn settle(&self) -> Result<(), IndexError> {
-        let mut settled = Ok(());
-        for part in &self.parts {
-            settled = settled.and(part.index.settle().await);
-        }
-        Ok(settled?)
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {

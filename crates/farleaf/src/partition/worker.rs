@@ -13,7 +13,7 @@ use super::{ComputeServer, PartitionMap};
 use crate::cache::CacheCounters;
 use crate::index::dex::Builder;
 use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
-use crate::page::{Layout, LeafEdit};
+use crate::page::{Action, Layout, LeafEdit};
 use crate::remote::{PageClient, RemoteError};
 use crate::together::all;
 use crate::wire::{Ask, Refusal, Request, SCAN_REPLY_RECORDS, Told, Trouble};
@@ -143,7 +143,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         let told = self.serve(ask).await;
         match told {
             // It is in a cache, and perhaps nowhere else any more.
-            Told::Done | Told::Edited { .. } if is_change && !detector.all_there() => {
+            Told::Done | Told::Edited(_) if is_change && !detector.all_there() => {
                 Told::No(Trouble::Indeterminate)
             }
             told => told,
@@ -152,7 +152,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
 
     async fn serve(&self, ask: Ask<L>) -> Told<L> {
         match ask {
-            Ask::Edit(edit) => self.edit(&edit).await,
+            Ask::Edit(edit) => self.edit(edit.as_ref()).await,
             Ask::Scan { lower, upper, reverse, limit } => {
                 self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
             }
@@ -181,13 +181,13 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         Told::No(trouble(error))
     }
 
-    async fn edit(&self, edit: &LeafEdit<L>) -> Told<L> {
-        if self.part.accept(&edit.key).is_err() {
-            return self.not_owner(&edit.key);
+    async fn edit(&self, edit: LeafEdit<&L::Key, &L::Value>) -> Told<L> {
+        if self.part.accept(edit.key).is_err() {
+            return self.not_owner(edit.key);
         }
-        match self.part.index.edit(edit).await {
-            Ok(answer) => Told::Edited { applied: answer.applied, found: answer.found },
-            Err(RemoteError::Moved) => self.not_owner(&edit.key),
+        match self.part.index.execute(edit).await {
+            Ok(answer) => Told::Edited(answer),
+            Err(RemoteError::Moved) => self.not_owner(edit.key),
             Err(error) => self.no(&error.into()),
         }
     }
@@ -197,8 +197,9 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             return self.not_owner(key);
         }
         for (key, value) in records {
-            match self.part.index.upsert(key, value).await {
-                Ok(()) => {}
+            let edit = LeafEdit { key, action: Action::Upsert(value) };
+            match self.part.index.execute(edit).await {
+                Ok(_) => {}
                 // Those before have been set: whoever asks sets them again.
                 Err(RemoteError::Moved) => return self.not_owner(key),
                 Err(error) => return self.no(&error.into()),

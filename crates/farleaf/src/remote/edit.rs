@@ -1,37 +1,39 @@
 //! The change of one page: made on a private image, locked, written.
 
 use super::{Change, Image, Miss, PageClient, PageCopy};
-use crate::page::{Layout, Page};
+use crate::page::{Answer, Layout, LeafEdit, LeafOutcome};
 use farleaf_fabric::{Fabric, Work};
 
-/// What an edit did to the image of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Edit<T> {
-    /// It changed nothing: the answer follows from the page as it is.
-    Nothing(T),
-    /// It changed the image.
-    Done(T),
-    /// There is no room for the change.
-    Full,
-}
-
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Applies `edit` to the page that `copy` is of, if it is still as in the copy: one CAS and three WRITEs,
-    /// or nothing at all if the edit changes nothing.
+    /// Does `edit` to the leaf that `copy` is of, if it is still as in the copy: one CAS and three WRITEs,
+    /// or nothing at all if the edit changes nothing. `None`: there is no room for it.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page is another by now, or held by somebody; nothing has changed then.
-    pub async fn edit<T>(
+    /// As [`PageClient::replace`].
+    pub async fn edit(
         &self,
         copy: &PageCopy<L>,
-        edit: impl FnOnce(Page<'_, L>) -> Edit<T>,
-    ) -> Result<Edit<T>, Miss> {
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Option<Answer<L::Value>>, Miss> {
         let image = Image::of(copy.page());
-        let outcome = edit(image.page());
-        let Edit::Done(_) = outcome else { return Ok(outcome) };
+        match edit.apply(image.page()) {
+            LeafOutcome::Nothing(answer) => Ok(Some(answer)),
+            LeafOutcome::Changed { answer, .. } => {
+                self.replace(copy, image).await?;
+                Ok(Some(answer))
+            }
+            LeafOutcome::Full => Ok(None),
+        }
+    }
+
+    /// Makes `image` the content of the page that `copy` is of, if it is still as in the copy: one CAS and three
+    /// WRITEs.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the page has changed since, or is locked; nothing has changed then.
+    pub async fn replace(&self, copy: &PageCopy<L>, image: Image<L>) -> Result<(), Miss> {
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::ChangeNode).await;
-        self.commit(Change::new(locked, copy, image)).await?;
-        Ok(outcome)
+        Ok(self.commit(Change::new(locked, copy, image)).await?)
     }
 }

@@ -32,7 +32,6 @@ pub use commit::Change;
 pub(crate) use commit::Committed;
 pub use copy::{Image, PageCopy, Pointer};
 pub use detector::Detector;
-pub use edit::Edit;
 pub use error::{Miss, RemoteError};
 pub use fresh::{FreshNode, FreshWriter};
 pub use heads::{head_image, head_leaves};

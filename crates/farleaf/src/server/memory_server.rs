@@ -255,31 +255,10 @@ impl<L: Layout> MemoryServer<L> {
         request: Request<L>,
     ) -> Result<Reply<L>, Refusal> {
         Ok(match request {
-            Request::Get { key } => {
-                self.mine(&key)?;
-                Reply::Value(self.tree.get(cpu, &key).await?)
-            }
-            Request::Insert { key, value } => {
-                self.mine(&key)?;
-                Reply::Applied(self.tree.insert(cpu, &key, &value).await?)
-            }
-            Request::Update { key, value } => {
-                self.mine(&key)?;
-                Reply::Applied(self.tree.update(cpu, &key, &value).await?)
-            }
-            Request::Upsert { key, value } => {
-                self.mine(&key)?;
-                self.tree.upsert(cpu, &key, &value).await?;
-                Reply::Done
-            }
-            Request::Remove { key } => {
-                self.mine(&key)?;
-                Reply::Applied(self.tree.remove(cpu, &key).await?)
-            }
-            Request::CompareExchange { key, expected, new } => {
-                self.mine(&key)?;
-                let found = self.tree.compare_exchange(cpu, &key, &expected, &new).await?;
-                if found.as_ref() == Some(&expected) { Reply::Done } else { Reply::Differs(found) }
+            Request::Edit(edit) => {
+                let edit = edit.as_ref();
+                self.mine(edit.key)?;
+                Reply::of_edit(edit, self.tree.execute(cpu, edit).await?)
             }
             Request::Scan { lower, upper, reverse, limit } => {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -291,7 +270,7 @@ impl<L: Layout> MemoryServer<L> {
             Request::AllocateChunk { bytes } => self.allocate(bytes)?,
             Request::Walk { node, level, edit, ticket } => {
                 let page_at = |at| self.page(at);
-                self.walks.walk(cpu, page_at, (node, level), &edit, ticket).await?
+                self.walks.walk(cpu, page_at, (node, level), edit.as_ref(), ticket).await?
             }
             Request::WalkScan { node, level, lower, upper, reverse, limit } => {
                 let stretch = Stretch { lower, upper, reverse, limit };

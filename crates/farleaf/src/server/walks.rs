@@ -120,10 +120,10 @@ impl<L: Layout> Walks<L> {
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
         (node, level): (GlobalAddr, u8),
-        edit: &LeafEdit<L>,
+        edit: LeafEdit<&L::Key, &L::Value>,
         ticket: Option<Ticket>,
     ) -> Result<Reply<L>, Refusal> {
-        let found = Self::leaf(cpu, page_at, node, level, Probe::At(&edit.key)).await?;
+        let found = Self::leaf(cpu, page_at, node, level, Probe::At(edit.key)).await?;
         let Found { at, page, .. } = found;
         if !edit.changes() {
             let look = || page.stamp_fits().then(|| edit.apply(page));
@@ -151,7 +151,7 @@ impl<L: Layout> Walks<L> {
         }
         let (leaf, answer) = match edit.apply(page) {
             LeafOutcome::Nothing(answer) => (None, answer),
-            LeafOutcome::Changed(answer, _) => {
+            LeafOutcome::Changed { answer, .. } => {
                 page.set_stamp();
                 (Some(at), answer)
             }

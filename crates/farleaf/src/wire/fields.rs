@@ -114,8 +114,9 @@ pub(super) fn take_address(from: &mut &[u8]) -> Option<GlobalAddr> {
     take_u64(from).map(GlobalAddr::from_bits)
 }
 
-pub(super) fn put_edit<L: Layout>(edit: &LeafEdit<L>, to: &mut Message) {
-    let (tag, values) = match &edit.action {
+/// What is done with a key, as a number from `first` on, and the key and the values.
+pub(super) fn put_edit<L: Layout>(first: u8, edit: &LeafEdit<L::Key, L::Value>, to: &mut Message) {
+    let (number, values) = match &edit.action {
         Action::Get => (0, [None, None]),
         Action::Insert(value) => (1, [Some(value), None]),
         Action::Update(value) => (2, [Some(value), None]),
@@ -123,15 +124,18 @@ pub(super) fn put_edit<L: Layout>(edit: &LeafEdit<L>, to: &mut Message) {
         Action::Remove => (4, [None, None]),
         Action::CompareExchange(expected, new) => (5, [Some(expected), Some(new)]),
     };
-    to.push(tag);
+    to.push(first + number);
     L::put_key(&edit.key, to);
     values.into_iter().flatten().for_each(|value| L::put_value(value, to));
 }
 
-pub(super) fn take_edit<L: Layout>(from: &mut &[u8]) -> Option<LeafEdit<L>> {
-    let tag = take_u8(from)?;
+/// The edit of this number.
+pub(super) fn take_edit<L: Layout>(
+    number: u8,
+    from: &mut &[u8],
+) -> Option<LeafEdit<L::Key, L::Value>> {
     let key = L::take_key(from)?;
-    let action = match tag {
+    let action = match number {
         0 => Action::Get,
         1 => Action::Insert(L::take_value(from)?),
         2 => Action::Update(L::take_value(from)?),

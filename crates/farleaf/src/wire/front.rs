@@ -6,7 +6,7 @@
 //! *Thread safety*: plain values.
 
 use super::fields::*;
-use crate::page::{Action, Layout, LeafEdit};
+use crate::page::{Answer, Layout, LeafEdit};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
@@ -14,7 +14,7 @@ use std::ops::Bound;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask<L: Layout> {
     /// An operation on one key. Answered by [`Told::Edited`].
-    Edit(LeafEdit<L>),
+    Edit(LeafEdit<L::Key, L::Value>),
     /// Records of a range, as far as this compute server owns it. Answered by [`Told::Records`].
     Scan {
         /// The lower bound.
@@ -64,12 +64,7 @@ pub enum Told<L: Layout> {
     /// Done, nothing to say.
     Done,
     /// An operation was done.
-    Edited {
-        /// Whether its condition held; of a lookup, whether the key is there.
-        applied: bool,
-        /// What a lookup or a failed compare-exchange found.
-        found: Option<L::Value>,
-    },
+    Edited(Answer<L::Value>),
     /// Records of a scan.
     Records {
         /// In the order of the scan.
@@ -154,7 +149,7 @@ impl<L: Layout> Ask<L> {
     /// Whether it may change the index, or promises that what was changed is in the memory servers.
     pub fn is_change(&self) -> bool {
         match self {
-            Self::Edit(edit) => edit.action != Action::Get,
+            Self::Edit(edit) => edit.changes(),
             Self::UpsertAll { .. } | Self::Flush => true,
             _ => false,
         }
@@ -166,7 +161,7 @@ impl<L: Layout> Ask<L> {
         match self {
             Self::Edit(edit) => {
                 to.push(0);
-                put_edit(edit, &mut to);
+                put_edit::<L>(0, edit, &mut to);
             }
             Self::Scan { lower, upper, reverse, limit } => {
                 to.push(1);
@@ -202,7 +197,7 @@ impl<L: Layout> Ask<L> {
     pub fn decode(message: &[u8]) -> Option<Self> {
         let mut from = message;
         let ask = match take_u8(&mut from)? {
-            0 => Self::Edit(take_edit(&mut from)?),
+            0 => Self::Edit(take_edit::<L>(take_u8(&mut from)?, &mut from)?),
             1 => Self::Scan {
                 lower: take_bound::<L>(&mut from)?,
                 upper: take_bound::<L>(&mut from)?,
@@ -231,7 +226,7 @@ impl<L: Layout> Told<L> {
         let mut to = Message::new();
         match self {
             Self::Done => to.push(0),
-            Self::Edited { applied, found } => {
+            Self::Edited(Answer { applied, found }) => {
                 to.push(1);
                 to.push(u8::from(*applied));
                 put_option(found.as_ref(), &mut to, L::put_value);
@@ -268,10 +263,10 @@ impl<L: Layout> Told<L> {
         let mut from = message;
         let told = match take_u8(&mut from)? {
             0 => Self::Done,
-            1 => Self::Edited {
+            1 => Self::Edited(Answer {
                 applied: take_bool(&mut from)?,
                 found: take_option(&mut from, L::take_value)?,
-            },
+            }),
             2 => {
                 let next = take_option(&mut from, take_bound::<L>)?;
                 Self::Records { records: take_records::<L>(&mut from)?, next }
@@ -296,7 +291,7 @@ impl<L: Layout> Told<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::Fixed8;
+    use crate::page::{Action, Fixed8};
 
     #[test]
     fn messages_come_back_as_they_were_and_no_shorter() {
@@ -319,7 +314,7 @@ mod tests {
             assert_eq!(Ask::<Fixed8>::decode(&message[..message.len() - 1]), None);
         }
         let mut tolds = vec![
-            Told::<Fixed8>::Edited { applied: true, found: Some(5) },
+            Told::<Fixed8>::Edited(Answer { applied: true, found: Some(5) }),
             Told::Records { records: vec![(1, 2)], next: Some(Excluded(1)) },
             Told::Map { epoch: 3, boundaries: vec![10, 20], owners: vec![0, 2, 1] },
             Told::NotOwner { owner: 1, epoch: 9 },

@@ -11,7 +11,7 @@ mod front;
 
 pub use front::{Ask, Told, Trouble};
 
-use crate::page::{Answer, Layout, LeafEdit};
+use crate::page::{Action, Answer, Layout, LeafEdit};
 use farleaf_fabric::{GlobalAddr, Message};
 use fields::*;
 use std::ops::Bound;
@@ -30,46 +30,8 @@ pub enum Request<L: Layout> {
         /// The server's share of the key space.
         share: Share<L::Key>,
     },
-    /// The value of a key.
-    Get {
-        /// The key.
-        key: L::Key,
-    },
-    /// Add a key that is absent.
-    Insert {
-        /// The key.
-        key: L::Key,
-        /// Its value.
-        value: L::Value,
-    },
-    /// Change the value of a key that is there.
-    Update {
-        /// The key.
-        key: L::Key,
-        /// Its new value.
-        value: L::Value,
-    },
-    /// Set the value of a key.
-    Upsert {
-        /// The key.
-        key: L::Key,
-        /// Its new value.
-        value: L::Value,
-    },
-    /// Remove a key.
-    Remove {
-        /// The key.
-        key: L::Key,
-    },
-    /// Change the value of a key if it is the expected one.
-    CompareExchange {
-        /// The key.
-        key: L::Key,
-        /// The value that it must have.
-        expected: L::Value,
-        /// Its new value.
-        new: L::Value,
-    },
+    /// Do this to a key. Answered as [`Reply::answer_to`] says.
+    Edit(LeafEdit<L::Key, L::Value>),
     /// Records of a range; the reply says whether there may be more than it holds.
     Scan {
         /// The lower bound.
@@ -159,7 +121,7 @@ pub enum Request<L: Layout> {
         /// Its level.
         level: u8,
         /// What to do.
-        edit: LeafEdit<L>,
+        edit: LeafEdit<L::Key, L::Value>,
         /// For a change: what makes it happen once.
         ticket: Option<Ticket>,
     },
@@ -422,37 +384,22 @@ fn take_share<L: Layout>(from: &mut &[u8]) -> Option<Share<L::Key>> {
     })
 }
 
+/// The tags of [`Request::Edit`]: one for each action.
+const FIRST_EDIT: u8 = 2;
+const LAST_EDIT: u8 = 7;
+
 impl<L: Layout> Request<L> {
     /// The request as a message.
     #[inline]
     pub fn encode(&self) -> Message {
         let mut to = Message::new();
-        let put_pair = |tag, key, value, to: &mut Message| {
-            to.push(tag);
-            L::put_key(key, to);
-            L::put_value(value, to);
-        };
         match self {
             Self::Describe => to.push(0),
             Self::Create { share } => {
                 to.push(1);
                 put_share::<L>(share, &mut to);
             }
-            Self::Get { key } => {
-                to.push(2);
-                L::put_key(key, &mut to);
-            }
-            Self::Insert { key, value } => put_pair(3, key, value, &mut to),
-            Self::Update { key, value } => put_pair(4, key, value, &mut to),
-            Self::Upsert { key, value } => put_pair(5, key, value, &mut to),
-            Self::Remove { key } => {
-                to.push(6);
-                L::put_key(key, &mut to);
-            }
-            Self::CompareExchange { key, expected, new } => {
-                put_pair(7, key, expected, &mut to);
-                L::put_value(new, &mut to);
-            }
+            Self::Edit(edit) => put_edit::<L>(FIRST_EDIT, edit, &mut to),
             Self::Scan { lower, upper, reverse, limit } => {
                 to.push(8);
                 put_bound::<L>(lower, &mut to);
@@ -508,7 +455,7 @@ impl<L: Layout> Request<L> {
                 to.push(22);
                 put_address(*node, &mut to);
                 to.push(*level);
-                put_edit(edit, &mut to);
+                put_edit::<L>(0, edit, &mut to);
                 put_option(ticket.as_ref(), &mut to, put_ticket);
             }
             Self::WalkScan { node, level, lower, upper, reverse, limit } => {
@@ -540,21 +487,7 @@ impl<L: Layout> Request<L> {
         let request = match tag {
             0 => Self::Describe,
             1 => Self::Create { share: take_share::<L>(&mut from)? },
-            2 => Self::Get { key: L::take_key(&mut from)? },
-            3..=5 => {
-                let (key, value) = (L::take_key(&mut from)?, L::take_value(&mut from)?);
-                match tag {
-                    3 => Self::Insert { key, value },
-                    4 => Self::Update { key, value },
-                    _ => Self::Upsert { key, value },
-                }
-            }
-            6 => Self::Remove { key: L::take_key(&mut from)? },
-            7 => Self::CompareExchange {
-                key: L::take_key(&mut from)?,
-                expected: L::take_value(&mut from)?,
-                new: L::take_value(&mut from)?,
-            },
+            FIRST_EDIT..=LAST_EDIT => Self::Edit(take_edit::<L>(tag - FIRST_EDIT, &mut from)?),
             8 => Self::Scan {
                 lower: take_bound::<L>(&mut from)?,
                 upper: take_bound::<L>(&mut from)?,
@@ -589,7 +522,7 @@ impl<L: Layout> Request<L> {
             22 => Self::Walk {
                 node: take_address(&mut from)?,
                 level: take_u8(&mut from)?,
-                edit: take_edit(&mut from)?,
+                edit: take_edit::<L>(take_u8(&mut from)?, &mut from)?,
                 ticket: take_option(&mut from, take_ticket)?,
             },
             23 => Self::WalkScan {
@@ -610,6 +543,32 @@ impl<L: Layout> Request<L> {
 }
 
 impl<L: Layout> Reply<L> {
+    /// The reply to [`Request::Edit`].
+    pub fn of_edit(edit: LeafEdit<&L::Key, &L::Value>, answer: Answer<L::Value>) -> Self {
+        match edit.action {
+            Action::Get => Self::Value(answer.found),
+            Action::Insert(_) | Action::Update(_) | Action::Remove => Self::Applied(answer.applied),
+            Action::Upsert(_) => Self::Done,
+            Action::CompareExchange(..) if answer.applied => Self::Done,
+            Action::CompareExchange(..) => Self::Differs(answer.found),
+        }
+    }
+
+    /// What this says of an edit, if it is a reply to it.
+    pub fn answer_to(self, edit: LeafEdit<&L::Key, &L::Value>) -> Option<Answer<L::Value>> {
+        Some(match (edit.action, self) {
+            (Action::Get, Self::Value(found)) => Answer::of_lookup(found),
+            (Action::Insert(_) | Action::Update(_) | Action::Remove, Self::Applied(applied)) => {
+                Answer::of_change(applied)
+            }
+            (Action::Upsert(_) | Action::CompareExchange(..), Self::Done) => {
+                Answer::of_change(true)
+            }
+            (Action::CompareExchange(..), Self::Differs(found)) => Answer { applied: false, found },
+            _ => return None,
+        })
+    }
+
     /// Appends the reply to an empty message.
     #[inline]
     pub fn encode(&self, to: &mut Message) {
@@ -652,7 +611,7 @@ impl<L: Layout> Reply<L> {
             Self::Walked { leaf, answer } => {
                 to.push(10);
                 put_option(leaf.as_ref(), to, |leaf, to| put_address(*leaf, to));
-                to.push(u8::from(answer.applied) | u8::from(answer.sparse) << 1);
+                to.push(u8::from(answer.applied));
                 put_option(answer.found.as_ref(), to, L::put_value);
             }
             Self::Owners(owners) => {
@@ -699,10 +658,9 @@ impl<L: Layout> Reply<L> {
             },
             10 => {
                 let leaf = take_option(&mut from, take_address)?;
-                let flags = take_u8(&mut from).filter(|flags| *flags < 4)?;
+                let applied = take_bool(&mut from)?;
                 let found = take_option(&mut from, L::take_value)?;
-                let (applied, sparse) = (flags & 1 != 0, flags & 2 != 0);
-                Self::Walked { leaf, answer: Answer { applied, found, sparse } }
+                Self::Walked { leaf, answer: Answer { applied, found } }
             }
             11 => {
                 let mut owners = Vec::with_capacity(from.len() / 2);

@@ -8,7 +8,7 @@ use crate::workload;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::index::{Design, RangeIndex};
+use farleaf::index::{Design, IndexAdmin, RangeIndex};
 use farleaf::page::{Fixed8, Layout, Page, Superblock};
 use farleaf::partition::Dex;
 use farleaf::remote::RpcClient;

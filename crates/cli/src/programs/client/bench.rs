@@ -7,7 +7,7 @@ use crate::programs::Place;
 use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
-use farleaf::index::{IndexError, RangeIndex};
+use farleaf::index::{IndexAdmin, IndexError, RangeIndex};
 use farleaf_bench::driver::{Amount, Due, Moment, execute, first_key};
 use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;

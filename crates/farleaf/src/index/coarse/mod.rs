@@ -11,8 +11,8 @@ mod scan;
 
 pub use crate::remote::Partitioning;
 
-use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
-use crate::page::{DesignId, Layout};
+use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
+use crate::page::{Action, Answer, DesignId, Layout, LeafEdit};
 use crate::remote::{RemoteError, RpcClient, ShareMap};
 use crate::wire::{Refusal, Reply, Request, Usage};
 use farleaf_fabric::{Fabric, ServerId, Work};
@@ -80,6 +80,11 @@ pub struct CoarseIndex<F: Fabric, L: Layout> {
     map: ShareMap<L::Key>,
 }
 
+/// The request for the value of a key.
+fn lookup<L: Layout>(key: &L::Key) -> Request<L> {
+    Request::Edit(LeafEdit { key: key.clone(), action: Action::Get })
+}
+
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     /// How much of each memory server's memory is used.
     ///
@@ -104,46 +109,22 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
     #[inline]
     async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
         let server = self.map.server_of::<L>(key);
-        match self.client.ask_harmless(server, &Request::Get { key: key.clone() }).await? {
+        match self.client.ask_harmless(server, &lookup(key)).await? {
             Reply::Value(value) => Ok(value),
             _ => Err(IndexError::BadReply { server }),
         }
     }
 
-    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        let request = Request::Insert { key: key.clone(), value: value.clone() };
-        Ok(self.client.expect_applied(self.map.server_of::<L>(key), &request).await?)
-    }
-
-    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        let request = Request::Update { key: key.clone(), value: value.clone() };
-        Ok(self.client.expect_applied(self.map.server_of::<L>(key), &request).await?)
-    }
-
-    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
-        let request = Request::Upsert { key: key.clone(), value: value.clone() };
-        Ok(self.client.expect_done(self.map.server_of::<L>(key), &request).await?)
-    }
-
-    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
-        let request = Request::Remove { key: key.clone() };
-        Ok(self.client.expect_applied(self.map.server_of::<L>(key), &request).await?)
-    }
-
-    async fn compare_exchange(
+    async fn execute(
         &self,
-        key: &L::Key,
-        expected: &L::Value,
-        new: &L::Value,
-    ) -> Result<Exchange<L::Value>, IndexError> {
-        let server = self.map.server_of::<L>(key);
-        let (expected, new) = (expected.clone(), new.clone());
-        let request = Request::CompareExchange { key: key.clone(), expected, new };
-        match self.client.ask(server, &request).await? {
-            Reply::Done => Ok(Exchange::Exchanged),
-            Reply::Differs(found) => Ok(Exchange::Differs(found)),
-            _ => Err(IndexError::BadReply { server }),
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, IndexError> {
+        if !edit.changes() {
+            return Ok(Answer::of_lookup(self.get(edit.key).await?));
         }
+        let server = self.map.server_of::<L>(edit.key);
+        let reply = self.client.ask(server, &Request::Edit(edit.cloned())).await?;
+        reply.answer_to(edit).ok_or(IndexError::BadReply { server })
     }
 
     fn scan(
@@ -161,13 +142,11 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
                 .iter()
                 .map(|key| {
                     let server = self.map.server_of::<L>(key);
-                    let request = Request::<L>::Get { key: key.clone() };
-                    (server, self.client.post(server, &request), key)
+                    (server, self.client.post(server, &lookup(key)), key)
                 })
                 .collect();
             for (server, operation, key) in posted {
-                let request = Request::Get { key: key.clone() };
-                let value = match self.client.finish(server, operation, &request).await {
+                let value = match self.client.finish(server, operation, &lookup(key)).await {
                     Ok(Reply::Value(value)) => value,
                     Err(RemoteError::Indeterminate(_)) => self.get(key).await?,
                     Err(error) => return Err(error.into()),
@@ -187,6 +166,13 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
         self.load_all(records, fill)
     }
 
+    /// Clients cache nothing.
+    async fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+}
+
+impl<F: Fabric, L: Layout> IndexAdmin for CoarseIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         for server in self.map.servers() {
             self.client.expect_done(server, &Request::Collect).await?;

@@ -293,7 +293,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
                 let outcome = self.client.bring_leaf(parent, slot, address, probe, work).await?;
                 match outcome {
-                    LeafOutcome::Nothing(value) | LeafOutcome::Changed(value, _) => Ok(value),
+                    LeafOutcome::Nothing(value) | LeafOutcome::Changed { answer: value, .. } => {
+                        Ok(value)
+                    }
                     LeafOutcome::Full => Err(Detour::Busy),
                 }
             }

@@ -177,7 +177,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn offload(
         &self,
         missing: Missing<'_, L>,
-        edit: &LeafEdit<L>,
+        edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<L::Value>, Detour> {
         let Missing { parent, slot, address, level } = missing;
         let ticket = match edit.changes() {
@@ -194,7 +194,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         // From here to the end of the request the mark stays, even if nobody waits for it any more (O1).
         let mark = mark.keep();
         let rpc = self.client.pages().rpc();
-        let request = Request::Walk { node: address, level, edit: edit.clone(), ticket };
+        let request = Request::Walk { node: address, level, edit: edit.cloned(), ticket };
         let asked_ns = self.fabric().now_ns();
         let server = address.server();
         let mut outcome = rpc.ask(server, &request).await;

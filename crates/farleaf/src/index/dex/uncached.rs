@@ -112,7 +112,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) -> Result<Option<T>, Detour> {
         let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
         match self.change_in_pool(probe, work).await? {
-            Some(LeafOutcome::Nothing(value) | LeafOutcome::Changed(value, _)) => Ok(Some(value)),
+            Some(LeafOutcome::Nothing(value) | LeafOutcome::Changed { answer: value, .. }) => {
+                Ok(Some(value))
+            }
             Some(LeafOutcome::Full) | None => Ok(None),
         }
     }
@@ -133,7 +135,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut change = None;
         let work = |page: Page<'_, L>| {
             let outcome = edit(page);
-            if let LeafOutcome::Changed(_, words) = &outcome
+            if let LeafOutcome::Changed { words, .. } = &outcome
                 && words.len() > 1
             {
                 change = Some(unsettled.begin());

@@ -14,7 +14,7 @@
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
 use crate::page::{Layout, MAX_LEVEL, Page, Probe};
-use crate::remote::{Change, Edit, Image, Miss, PageCopy};
+use crate::remote::{Change, Image, Miss, PageCopy};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
@@ -179,11 +179,11 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     }
 
     async fn compact(&self, leaf: &PageCopy<L>) -> Result<(), Miss> {
-        let compact = |page: Page<'_, L>| match L::leaf_compact(page) {
-            0 => Edit::Nothing(()),
-            _ => Edit::Done(()),
-        };
-        self.pages.edit(leaf, compact).await.map(drop)
+        let image = Image::of(leaf.page());
+        if L::leaf_compact(image.page()) > 0 {
+            self.pages.replace(leaf, image).await?;
+        }
+        Ok(())
     }
 
     /// Whether one of two neighbours is below half, so that they should be merged or evened out.

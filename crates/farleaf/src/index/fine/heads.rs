@@ -3,8 +3,8 @@
 
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
-use crate::page::{Layout, Page, Probe};
-use crate::remote::{Change, Edit, Image, Miss, PageCopy, head_image, head_leaves};
+use crate::page::{Layout, Probe};
+use crate::remote::{Change, Image, Miss, PageCopy, head_image, head_leaves};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
 /// Leaves, each with its low key and address.
@@ -130,18 +130,15 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if listed.first() != Some(&first) {
             return Ok(()); // between the two is a leaf that the parent does not know yet
         }
-        let rewrite = |page: Page<'_, L>| {
-            let image = head_image::<L>(head.at(), listed);
-            let same = |slot: usize| {
-                L::inner_key(page, slot) == listed[slot].0
-                    && L::inner_child(page, slot) == listed[slot].1
-            };
-            if page.count() == listed.len() && (0..listed.len()).all(same) {
-                return Edit::Nothing(());
-            }
-            page.copy_content(image.page());
-            Edit::Done(())
+        let same = |slot: usize| {
+            L::inner_key(page, slot) == listed[slot].0
+                && L::inner_child(page, slot) == listed[slot].1
         };
-        self.pages.edit(&head, rewrite).await.map(drop)
+        if page.count() == listed.len() && (0..listed.len()).all(same) {
+            return Ok(());
+        }
+        let image = Image::of(page);
+        image.page().copy_content(head_image::<L>(head.at(), listed).page());
+        self.pages.replace(&head, image).await
     }
 }

@@ -2,42 +2,22 @@
 
 use super::{FineIndex, attempts};
 use crate::index::IndexError;
-use crate::page::{Layout, Page, Probe};
-use crate::remote::{Edit, Entry, Miss, PageCopy, Pointer, RemoteError, Separator};
+use crate::page::{Answer, Layout, LeafEdit, Probe};
+use crate::remote::{Entry, Image, Miss, PageCopy, Pointer, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
-/// What an attempt came to.
-enum Attempt<T> {
-    Answer(T),
-    /// There is no room in this leaf.
-    Full,
-}
-
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// Applies `edit` to the leaf of `key`. If there is no room, splits the leaf and adds the record of
-    /// `entry` to it, whose outcome comes with it.
-    pub(super) async fn change<T: Clone>(
+    /// Does `edit` to the leaf of its key, or splits the leaf if its record has no room there.
+    pub(super) async fn change(
         &self,
-        key: &L::Key,
-        edit: impl Fn(Page<'_, L>) -> Edit<T>,
-        entry: Option<(&Entry<L>, T)>,
-    ) -> Result<T, IndexError> {
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, IndexError> {
         self.pages.settle_doubts().await;
         let mut spare = Vec::new();
         let mut leaf = None;
         let mut backoff = self.pages.backoff();
         let outcome = loop {
-            let attempt = match self.try_change(key, &mut leaf, &edit).await {
-                Ok((Attempt::Full, copy)) => match &entry {
-                    None => Err(RemoteError::BadReply { server: copy.at().server() }.into()),
-                    Some((entry, done)) => {
-                        self.split_and_add(&copy, entry, &mut spare).await.map(|()| done.clone())
-                    }
-                },
-                Ok((Attempt::Answer(answer), _)) => Ok(answer),
-                Err(miss) => Err(miss),
-            };
-            match attempt {
+            match self.try_change(edit, &mut leaf, &mut spare).await {
                 Ok(answer) => break Ok(answer),
                 Err(Miss::Failed(error)) => break Err(error),
                 Err(Miss::Restart) => {}
@@ -50,22 +30,26 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(outcome?)
     }
 
-    async fn try_change<T>(
+    async fn try_change(
         &self,
-        key: &L::Key,
+        edit: LeafEdit<&L::Key, &L::Value>,
         leaf: &mut Option<Pointer>,
-        edit: impl Fn(Page<'_, L>) -> Edit<T>,
-    ) -> Result<(Attempt<T>, PageCopy<L>), Miss> {
-        // Who lost against another begins again at the leaf where that was.
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Answer<L::Value>, Miss> {
+        // A change that lost against another begins again at the leaf where that was.
         let copy = match leaf.take() {
-            Some(pointer) => self.walk(pointer, Probe::At(key), 0).await?,
-            None => self.descend(Probe::At(key), 0).await?,
+            Some(pointer) => self.walk(pointer, Probe::At(edit.key), 0).await?,
+            None => self.descend(Probe::At(edit.key), 0).await?,
         };
         *leaf = Some(copy.itself());
-        Ok(match self.pages.edit(&copy, edit).await? {
-            Edit::Nothing(answer) | Edit::Done(answer) => (Attempt::Answer(answer), copy),
-            Edit::Full => (Attempt::Full, copy),
-        })
+        if let Some(answer) = self.pages.edit(&copy, edit).await? {
+            return Ok(answer);
+        }
+        let Some((key, value)) = edit.new_record() else {
+            return Err(RemoteError::BadReply { server: copy.at().server() }.into());
+        };
+        self.split_and_add(&copy, &Entry::Record(key, value), spare).await?;
+        Ok(Answer::of_change(true))
     }
 
     /// Takes nodes until there are `count`: all that a chain of splits can need, before the first change.
@@ -121,15 +105,14 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let Separator { level, key, child } = separator;
         let node = self.descend(Probe::At(key), *level).await?;
         let entry = Entry::Child(key.clone(), *child);
-        let add = |page: Page<'_, L>| {
-            if L::inner_key(page, L::inner_slot(page, Probe::At(key))) == *key {
-                return Edit::Nothing(()); // another has installed it
-            }
-            if entry.add_to(page) { Edit::Done(()) } else { Edit::Full }
-        };
-        match self.pages.edit(&node, add).await? {
-            Edit::Nothing(()) | Edit::Done(()) => Ok(None),
-            Edit::Full => self.split_page(&node, &entry, spare).await,
+        if L::inner_key(node.page(), L::inner_slot(node.page(), Probe::At(key))) == *key {
+            return Ok(None); // another has installed it
         }
+        let image = Image::of(node.page());
+        if entry.add_to(image.page()) {
+            self.pages.replace(&node, image).await?;
+            return Ok(None);
+        }
+        self.split_page(&node, &entry, spare).await
     }
 }

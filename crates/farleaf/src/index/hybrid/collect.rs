@@ -13,8 +13,8 @@
 
 use super::HybridIndex;
 use crate::index::IndexError;
-use crate::page::{Layout, Page, Probe};
-use crate::remote::{Change, Edit, Image, Locked, Miss, PageCopy, RemoteError};
+use crate::page::{Action, Layout, LeafEdit, Page, Probe};
+use crate::remote::{Change, Image, Locked, Miss, PageCopy, RemoteError};
 use crate::rules;
 use crate::wire::{Reply, Request};
 use farleaf_fabric::{Fabric, ServerId, Work};
@@ -132,11 +132,10 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         if leaf.page().deleted_count() == 0 {
             return Ok(());
         }
-        let compact = |page: Page<'_, L>| match L::leaf_compact(page) {
-            0 => Edit::Nothing(()),
-            _ => Edit::Done(()),
-        };
-        self.pages.edit(leaf, compact).await?;
+        let image = Image::of(leaf.page());
+        if L::leaf_compact(image.page()) > 0 {
+            self.pages.replace(leaf, image).await?;
+        }
         *leaf = self.pages.read(leaf.itself()).await?;
         Ok(())
     }
@@ -230,12 +229,13 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         leaf: &PageCopy<L>,
     ) -> Result<bool, RemoteError> {
         let rpc = self.pages.rpc();
-        match rpc.ask_harmless(server, &Request::Get { key: low.clone() }).await? {
+        let request = |action| Request::Edit(LeafEdit { key: low.clone(), action });
+        match rpc.ask_harmless(server, &request(Action::Get)).await? {
             Reply::Value(Some(at)) if at == leaf.at().to_bits() => {}
             Reply::Value(_) => return Ok(false),
             _ => return Err(RemoteError::BadReply { server }),
         }
-        match rpc.ask_harmless(server, &Request::Remove { key: low.clone() }).await? {
+        match rpc.ask_harmless(server, &request(Action::Remove)).await? {
             Reply::Applied(_) => Ok(true),
             _ => Err(RemoteError::BadReply { server }),
         }

@@ -33,11 +33,9 @@ mod write;
 pub use collect::CollectCursor;
 pub use options::HybridOptions;
 
-use super::{Design, Exchange, IndexError, RangeIndex, Records, Scan};
-use crate::page::{DesignId, Layout, LeafInsert, Page};
-use crate::remote::{
-    Edit, Entry, Image, Miss, PageClient, Partitioning, RemoteError, RpcClient, ShareMap,
-};
+use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
+use crate::page::{Answer, DesignId, Layout, LeafEdit};
+use crate::remote::{Image, Miss, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
 use crate::wire::{Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::RefCell;
@@ -215,60 +213,14 @@ impl<F: Fabric, L: Layout<Value = u64>> RangeIndex for HybridIndex<F, L> {
         Ok(self.attempts(async || self.try_get(key).await).await?)
     }
 
-    async fn insert(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        let insert = |page: Page<'_, L>| match L::leaf_insert(page, key, value) {
-            LeafInsert::Inserted => Edit::Done(true),
-            LeafInsert::Exists => Edit::Nothing(false),
-            LeafInsert::Full => Edit::Full,
-        };
-        let entry = Entry::Record(key.clone(), *value);
-        self.change(key, insert, Some((&entry, true))).await
-    }
-
-    async fn update(&self, key: &L::Key, value: &L::Value) -> Result<bool, IndexError> {
-        let update = |page: Page<'_, L>| match L::leaf_replace(page, key, value) {
-            true => Edit::Done(true),
-            false => Edit::Nothing(false),
-        };
-        self.change(key, update, None).await
-    }
-
-    async fn upsert(&self, key: &L::Key, value: &L::Value) -> Result<(), IndexError> {
-        let upsert = |page: Page<'_, L>| {
-            if L::leaf_replace(page, key, value) {
-                return Edit::Done(());
-            }
-            match L::leaf_insert(page, key, value) {
-                LeafInsert::Inserted | LeafInsert::Exists => Edit::Done(()),
-                LeafInsert::Full => Edit::Full,
-            }
-        };
-        let entry = Entry::Record(key.clone(), *value);
-        self.change(key, upsert, Some((&entry, ()))).await
-    }
-
-    async fn remove(&self, key: &L::Key) -> Result<bool, IndexError> {
-        let remove = |page: Page<'_, L>| match L::leaf_delete(page, key) {
-            true => Edit::Done(true),
-            false => Edit::Nothing(false),
-        };
-        self.change(key, remove, None).await
-    }
-
-    async fn compare_exchange(
+    async fn execute(
         &self,
-        key: &L::Key,
-        expected: &L::Value,
-        new: &L::Value,
-    ) -> Result<Exchange<L::Value>, IndexError> {
-        let exchange = |page: Page<'_, L>| match L::leaf_get(page, key) {
-            Some(held) if held == *expected => {
-                L::leaf_replace(page, key, new);
-                Edit::Done(Exchange::Exchanged)
-            }
-            held => Edit::Nothing(Exchange::Differs(held)),
-        };
-        self.change(key, exchange, None).await
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, IndexError> {
+        match edit.changes() {
+            true => self.change(edit).await,
+            false => Ok(Answer::of_lookup(self.get(edit.key).await?)),
+        }
     }
 
     fn scan(
@@ -293,12 +245,19 @@ impl<F: Fabric, L: Layout<Value = u64>> RangeIndex for HybridIndex<F, L> {
         self.load_all(records, fill)
     }
 
-    fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
-        self.collect_all()
+    /// Clients write every change through.
+    async fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
     }
 
     async fn settle(&self) -> Result<(), IndexError> {
         Ok(self.pages.settle_all().await?)
+    }
+}
+
+impl<F: Fabric, L: Layout<Value = u64>> IndexAdmin for HybridIndex<F, L> {
+    fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
+        self.collect_all()
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {

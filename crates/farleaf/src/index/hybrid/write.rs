@@ -2,35 +2,22 @@
 
 use super::HybridIndex;
 use crate::index::IndexError;
-use crate::page::{Layout, Page, Probe};
-use crate::remote::{Edit, Entry, Miss, PageCopy, Pointer, RemoteError};
+use crate::page::{Action, Answer, Layout, LeafEdit, Probe};
+use crate::remote::{Entry, Miss, PageCopy, Pointer, RemoteError};
 use crate::wire::Request;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
-    /// Applies `edit` to the leaf of `key`. If there is no room, splits the leaf and adds the record of
-    /// `entry` to it, whose outcome comes with it.
-    pub(super) async fn change<T: Clone>(
+    /// Does `edit` to the leaf of its key, or splits the leaf if its record has no room there.
+    pub(super) async fn change(
         &self,
-        key: &L::Key,
-        edit: impl Fn(Page<'_, L>) -> Edit<T>,
-        entry: Option<(&Entry<L>, T)>,
-    ) -> Result<T, IndexError> {
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, IndexError> {
         self.pages.settle_doubts().await;
         let (mut spare, mut leaf) = (None, None);
         let mut backoff = self.pages.backoff();
         let outcome = loop {
-            let attempt = match self.try_change(key, &mut leaf, &edit).await {
-                Ok((Edit::Full, copy)) => match &entry {
-                    None => Err(RemoteError::BadReply { server: copy.at().server() }.into()),
-                    Some((entry, done)) => {
-                        self.split_and_add(&copy, entry, &mut spare).await.map(|()| done.clone())
-                    }
-                },
-                Ok((Edit::Nothing(answer) | Edit::Done(answer), _)) => Ok(answer),
-                Err(miss) => Err(miss),
-            };
-            match attempt {
+            match self.try_change(edit, &mut leaf, &mut spare).await {
                 Ok(answer) => break Ok(answer),
                 Err(Miss::Failed(error)) => break Err(error),
                 Err(Miss::Restart) => {}
@@ -43,19 +30,26 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Ok(outcome?)
     }
 
-    async fn try_change<T>(
+    async fn try_change(
         &self,
-        key: &L::Key,
+        edit: LeafEdit<&L::Key, &L::Value>,
         leaf: &mut Option<Pointer>,
-        edit: impl Fn(Page<'_, L>) -> Edit<T>,
-    ) -> Result<(Edit<T>, PageCopy<L>), Miss> {
-        // Who lost against another begins again at the leaf where that was.
+        spare: &mut Option<GlobalAddr>,
+    ) -> Result<Answer<L::Value>, Miss> {
+        // A change that lost against another begins again at the leaf where that was.
         let copy = match leaf.take() {
-            Some(pointer) => self.walk(pointer, Probe::At(key)).await?,
-            None => self.find(Probe::At(key)).await?,
+            Some(pointer) => self.walk(pointer, Probe::At(edit.key)).await?,
+            None => self.find(Probe::At(edit.key)).await?,
         };
         *leaf = Some(copy.itself());
-        Ok((self.pages.edit(&copy, edit).await?, copy))
+        if let Some(answer) = self.pages.edit(&copy, edit).await? {
+            return Ok(answer);
+        }
+        let Some((key, value)) = edit.new_record() else {
+            return Err(RemoteError::BadReply { server: copy.at().server() }.into());
+        };
+        self.split_and_add(&copy, &Entry::Record(key, value), spare).await?;
+        Ok(Answer::of_change(true))
     }
 
     async fn split_and_add(
@@ -88,7 +82,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// What may have arrived is not sent again: it could arrive twice, the second time when the leaf is gone
     /// (Y3).
     pub(super) async fn note(&self, low: &L::Key, at: GlobalAddr) {
-        let request = Request::Upsert { key: low.clone(), value: at.to_bits() };
+        let action = Action::Upsert(at.to_bits());
+        let request = Request::Edit(LeafEdit { key: low.clone(), action });
         match self.pages.rpc().expect_done(self.server_of(Probe::At(low)), &request).await {
             Ok(()) | Err(RemoteError::Indeterminate(_)) => {}
             Err(_) => self.owed.borrow_mut().push((low.clone(), at)),
