@@ -101,14 +101,7 @@ pub(super) async fn replace_root<F: Fabric, L: Layout>(
     root: GlobalAddr,
     content: &Image<L>,
 ) -> Result<(), RemoteError> {
-    let mut backoff = pages.backoff();
-    loop {
-        match try_replace_root(pages, root, content).await {
-            Ok(()) => return Ok(()),
-            Err(Miss::Failed(error)) => return Err(error),
-            Err(Miss::Restart) => pages.before_retry(&mut backoff).await?,
-        }
-    }
+    pages.attempts(async || try_replace_root(pages, root, content).await).await
 }
 
 async fn try_replace_root<F: Fabric, L: Layout>(

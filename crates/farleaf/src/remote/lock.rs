@@ -211,6 +211,24 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
+    /// Tries `attempt` again as long as it restarts, within bounds.
+    ///
+    /// # Errors
+    /// Those of the attempts, and [`RemoteError::Contended`] after the last one.
+    pub(crate) async fn attempts<T>(
+        &self,
+        mut attempt: impl AsyncFnMut() -> Result<T, Miss>,
+    ) -> Result<T, RemoteError> {
+        let mut backoff = self.backoff();
+        loop {
+            match attempt().await {
+                Ok(value) => return Ok(value),
+                Err(Miss::Failed(error)) => return Err(error),
+                Err(Miss::Restart) => self.before_retry(&mut backoff).await?,
+            }
+        }
+    }
+
     /// Whether this client may hold pages without knowing it.
     #[inline]
     pub fn has_doubts(&self) -> bool {

@@ -188,14 +188,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 if !word.is_locked() || word.owner() != owner {
                     continue; // it was finished; the page may be another node's by now
                 }
-                let mut backoff = self.backoff();
                 // Others may be at it.
-                while let Err(miss) = self.recover(Gone { owner }, page.at).await {
-                    match miss {
-                        Miss::Restart => self.before_retry(&mut backoff).await?,
-                        Miss::Failed(error) => return Err(error),
-                    }
-                }
+                self.attempts(async || self.recover(Gone { owner }, page.at).await).await?;
             }
         }
         Ok(())

@@ -11,7 +11,7 @@
 //! A separator that a dead client has not installed stays missing: readers take one step more there, and
 //! the collection leaves the two nodes alone.
 
-use super::{FineIndex, attempts};
+use super::FineIndex;
 use crate::index::IndexError;
 use crate::page::{Layout, MAX_LEVEL, Page, Probe};
 use crate::remote::{Change, Image, Miss, PageCopy};
@@ -58,7 +58,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             while let Some(next) = self.collect_step(cursor.clone()).await? {
                 cursor = next;
             }
-            let root_merged = attempts!(self, self.collect_root())?;
+            let root_merged = self.pages.attempts(async || self.collect_root().await).await?;
             if cursor.merged == 0 && !root_merged {
                 break;
             }
@@ -83,7 +83,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             cursor = match self.collect_step(cursor).await {
                 Ok(Some(next)) => next,
                 Ok(None) => {
-                    match attempts!(self, self.collect_root()) {
+                    match self.pages.attempts(async || self.collect_root().await).await {
                         Ok(_) | Err(crate::remote::RemoteError::Contended { .. }) => {}
                         Err(error) => return Err(error.into()),
                     }
@@ -109,7 +109,11 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
         let CollectCursor { level, key, mut merged } = cursor;
         let from = key.unwrap_or_else(L::min_key);
-        let Some(next) = attempts!(self, self.collect_if_there(level, &from, &mut merged))? else {
+        let Some(next) = self
+            .pages
+            .attempts(async || self.collect_if_there(level, &from, &mut merged).await)
+            .await?
+        else {
             return Ok(None);
         };
         let level = if next.is_none() { level + 1 } else { level };

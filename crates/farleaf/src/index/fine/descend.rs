@@ -1,6 +1,6 @@
 //! Descents: READs from the root down, and to the right where a parent does not know yet.
 
-use super::{FineIndex, attempts};
+use super::FineIndex;
 use crate::index::IndexError;
 use crate::page::{Layout, Probe, Step, step};
 use crate::remote::{Miss, PageCopy, Pointer};
@@ -72,7 +72,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 values.push(match value {
                     Some(value) => value,
                     // It met a change under way: once more, alone.
-                    None => attempts!(self, self.try_get(key))?,
+                    None => self.pages.attempts(async || self.try_get(key).await).await?,
                 });
             }
         }

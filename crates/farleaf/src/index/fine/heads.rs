@@ -1,7 +1,7 @@
 //! Keeping heads up to date: one after every n-th leaf, and one behind the last leaf of a parent if the last
 //! head is half as far back, because that is where a scan that came through the parent needs one.
 
-use super::{FineIndex, attempts};
+use super::FineIndex;
 use crate::index::IndexError;
 use crate::page::{Layout, Probe};
 use crate::remote::{Change, Image, Miss, PageCopy, head_image, head_leaves};
@@ -21,7 +21,10 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let mut since = 0;
         while let Some(from) = key {
             let mut from = from;
-            key = attempts!(self, self.refresh_below(&mut from, &mut since))?;
+            key = self
+                .pages
+                .attempts(async || self.refresh_below(&mut from, &mut since).await)
+                .await?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! *Invariants*: L1. page `i` of a level is on server `i mod S`. L2. nothing that anybody can reach points to
 //! a loaded page before all of them are written.
 
-use super::{FineIndex, attempts};
+use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, LeafInsert, LockWord, Page};
 use crate::remote::{Change, Image, Miss, PageClient, RemoteError, head_image, head_leaves};
@@ -234,7 +234,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
-        attempts!(self, self.check_empty())?;
+        self.pages.attempts(async || self.check_empty().await).await?;
         let permille = (fill * 1000.0).round() as usize;
         let mut load = Load {
             pages: &self.pages,
@@ -253,7 +253,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 load.append(&key, &value).await?;
             }
             if let Some(top) = load.finish().await? {
-                attempts!(self, self.show(&top))?;
+                self.pages.attempts(async || self.show(&top).await).await?;
             }
             Ok(order.count())
         }

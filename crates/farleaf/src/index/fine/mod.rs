@@ -114,24 +114,6 @@ pub struct FineIndex<F: Fabric, L: Layout> {
     root_level: Cell<u8>,
 }
 
-/// Tries `$attempt` again as long as it restarts, within bounds.
-macro_rules! attempts {
-    ($index:expr, $attempt:expr) => {{
-        let mut backoff = $index.pages.backoff();
-        loop {
-            match $attempt.await {
-                Ok(value) => break Ok(value),
-                Err($crate::remote::Miss::Failed(error)) => break Err(error),
-                Err($crate::remote::Miss::Restart) => {}
-            }
-            if let Err(error) = $index.pages.before_retry(&mut backoff).await {
-                break Err(error);
-            }
-        }
-    }};
-}
-use attempts;
-
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// The pages below, for tests and tools.
     pub fn pages(&self) -> &PageClient<F, L> {
@@ -160,7 +142,7 @@ impl<F: Fabric, L: Layout> RangeIndex for FineIndex<F, L> {
     type Value = L::Value;
 
     async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
-        Ok(attempts!(self, self.try_get(key))?)
+        Ok(self.pages.attempts(async || self.try_get(key).await).await?)
     }
 
     async fn execute(

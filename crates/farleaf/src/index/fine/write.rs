@@ -1,6 +1,6 @@
 //! Changes of single records, and what a full leaf leads to: splits, and separators that go upwards.
 
-use super::{FineIndex, attempts};
+use super::FineIndex;
 use crate::index::IndexError;
 use crate::page::{Answer, Layout, LeafEdit, Probe};
 use crate::remote::{Entry, Image, Miss, PageCopy, Pointer, RemoteError, Separator};
@@ -15,17 +15,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         self.pages.settle_doubts().await;
         let mut spare = Vec::new();
         let mut leaf = None;
-        let mut backoff = self.pages.backoff();
-        let outcome = loop {
-            match self.try_change(edit, &mut leaf, &mut spare).await {
-                Ok(answer) => break Ok(answer),
-                Err(Miss::Failed(error)) => break Err(error),
-                Err(Miss::Restart) => {}
-            }
-            if let Err(error) = self.pages.before_retry(&mut backoff).await {
-                break Err(error);
-            }
-        };
+        let attempt = async || self.try_change(edit, &mut leaf, &mut spare).await;
+        let outcome = self.pages.attempts(attempt).await;
         spare.into_iter().for_each(|node| self.pages.give_back_unseen(node));
         Ok(outcome?)
     }
@@ -71,7 +62,11 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let mut separator = self.split_page(full, entry, spare).await?;
         while let Some(known) = separator {
             // The record is in. A separator that cannot be installed costs readers a step to the right.
-            separator = attempts!(self, self.install(&known, spare)).unwrap_or(None);
+            separator = self
+                .pages
+                .attempts(async || self.install(&known, spare).await)
+                .await
+                .unwrap_or(None);
         }
         Ok(())
     }

@@ -85,7 +85,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         cursor: Option<CollectCursor<L::Key>>,
     ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
         let mut key = cursor.map_or_else(L::min_key, |cursor| cursor.0);
-        let next = self.attempts(async || self.collect_from(&mut key).await).await?;
+        let next = self.pages.attempts(async || self.collect_from(&mut key).await).await?;
         Ok(next.map(CollectCursor))
     }
 

@@ -124,13 +124,15 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     /// The first leaves take their content, all or, as far as that can be known, none.
     async fn show(&self) -> Result<(), RemoteError> {
         for (number, (share, image)) in self.firsts.iter().enumerate() {
-            let shown = self.index.attempts(async || self.index.show_first(*share, image).await);
+            let shown =
+                self.index.pages.attempts(async || self.index.show_first(*share, image).await);
             let Err(error) = shown.await else { continue };
             if matches!(error, RemoteError::Indeterminate(_)) {
                 return Err(error);
             }
             for (share, _) in &self.firsts[..number] {
-                let hidden = self.index.attempts(async || self.index.hide_first(*share).await);
+                let hidden =
+                    self.index.pages.attempts(async || self.index.hide_first(*share).await);
                 if hidden.await.is_err() {
                     let server = ServerId::new(*share as u16);
                     let why = Uncertainty::ConnectionLost;
@@ -180,7 +182,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         for share in 0..self.parts.len() {
-            self.attempts(async || self.check_empty(share).await).await?;
+            self.pages.attempts(async || self.check_empty(share).await).await?;
         }
         let fill_permille = (fill * 1000.0).round() as u16;
         let mut load = Load {

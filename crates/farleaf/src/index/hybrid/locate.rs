@@ -144,7 +144,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
                 values.push(match value {
                     Some(value) => value,
                     // It met a change under way: once more, alone.
-                    None => self.attempts(async || self.try_get(key).await).await?,
+                    None => self.pages.attempts(async || self.try_get(key).await).await?,
                 });
             }
         }

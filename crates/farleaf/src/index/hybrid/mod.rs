@@ -35,7 +35,7 @@ pub use options::HybridOptions;
 
 use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Answer, DesignId, Layout, LeafEdit};
-use crate::remote::{Image, Miss, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
+use crate::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
 use crate::wire::{Refusal, Reply, Request, Share, Usage};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::RefCell;
@@ -188,21 +188,6 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     fn servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
         (0..self.parts.len() as u16).map(ServerId::new)
     }
-
-    /// Tries `attempt` again as long as it restarts, within bounds.
-    async fn attempts<T>(
-        &self,
-        mut attempt: impl AsyncFnMut() -> Result<T, Miss>,
-    ) -> Result<T, RemoteError> {
-        let mut backoff = self.pages.backoff();
-        loop {
-            match attempt().await {
-                Ok(value) => return Ok(value),
-                Err(Miss::Failed(error)) => return Err(error),
-                Err(Miss::Restart) => self.pages.before_retry(&mut backoff).await?,
-            }
-        }
-    }
 }
 
 impl<F: Fabric, L: Layout<Value = u64>> RangeIndex for HybridIndex<F, L> {
@@ -210,7 +195,7 @@ impl<F: Fabric, L: Layout<Value = u64>> RangeIndex for HybridIndex<F, L> {
     type Value = L::Value;
 
     async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
-        Ok(self.attempts(async || self.try_get(key).await).await?)
+        Ok(self.pages.attempts(async || self.try_get(key).await).await?)
     }
 
     async fn execute(

@@ -15,17 +15,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     ) -> Result<Answer<L::Value>, IndexError> {
         self.pages.settle_doubts().await;
         let (mut spare, mut leaf) = (None, None);
-        let mut backoff = self.pages.backoff();
-        let outcome = loop {
-            match self.try_change(edit, &mut leaf, &mut spare).await {
-                Ok(answer) => break Ok(answer),
-                Err(Miss::Failed(error)) => break Err(error),
-                Err(Miss::Restart) => {}
-            }
-            if let Err(error) = self.pages.before_retry(&mut backoff).await {
-                break Err(error);
-            }
-        };
+        let attempt = async || self.try_change(edit, &mut leaf, &mut spare).await;
+        let outcome = self.pages.attempts(attempt).await;
         spare.into_iter().for_each(|node| self.pages.give_back_unseen(node));
         Ok(outcome?)
     }
