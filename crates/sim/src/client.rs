@@ -395,6 +395,7 @@ pub(crate) async fn observer<L, De, F>(
         }
     }
     read_everything(&fabric, &index, board, scenario, number).await;
+    settle(&fabric, &index).await;
     *lock(&board.cache) += index.cache_counters();
 }
 

@@ -389,7 +389,7 @@ pub(crate) async fn mover<L, F>(
     for _ in 0..moves {
         fabric.sleep(rng.random_range(1..=MAX_PAUSE_NS)).await;
         if board.is_over() {
-            return;
+            break;
         }
         // What it can settle only later is tried again.
         let _ = index.settle().await;

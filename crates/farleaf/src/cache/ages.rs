@@ -7,7 +7,7 @@
 //! *Invariants*
 //! - C21. A dirty frame is queued, or in the hands of somebody who took it out and queues it again unless the frame is clean
 //!   by then. So the oldest entry of all queues is at least as old as every dirty node.
-//! - C22. A frame is queued at most once: the queues are bounded by the frames.
+//! - C22. A frame is queued once, and once more for each of its WRITEs that has failed while it changed: the queues are bounded.
 //!
 //! *Thread safety*: any number of threads. Who notes that a frame has become dirty holds its latch.
 
@@ -77,6 +77,23 @@ impl Ages {
     pub(super) fn note(&self, frame: FrameId, now_ns: u64) {
         self.frames[frame.index()].since_ns.store(now_ns, Ordering::Release);
         self.queue(frame);
+    }
+
+    /// Since when a frame has been dirty; of no meaning without a limit.
+    pub(super) fn since_ns(&self, frame: FrameId) -> u64 {
+        self.frames.get(frame.index()).map_or(0, |age| age.since_ns.load(Ordering::Acquire))
+    }
+
+    /// A frame is dirty since then, after all: its WRITE has failed. It may be queued for what has changed since.
+    pub(super) fn note_again(&self, frame: FrameId, since_ns: u64) {
+        let Some(age) = self.frames.get(frame.index()) else { return };
+        if age.since_ns.load(Ordering::Acquire) > since_ns {
+            age.since_ns.store(since_ns, Ordering::Release);
+            age.queued.store(true, Ordering::Release);
+            lock(self.shard(frame)).push(Reverse((since_ns, frame)));
+        } else {
+            self.queue(frame);
+        }
     }
 
     /// Queues a frame, if it is not queued.
@@ -187,5 +204,22 @@ mod tests {
         assert_eq!(ages.take(20, 10, 3, |_| true), [], "it is younger than its entry");
         assert_eq!(ages.queued(), [(30, frame)]);
         assert_eq!(ages.take(30, 10, 3, |_| true), [frame]);
+    }
+
+    #[test]
+    fn a_write_that_fails_does_not_make_a_node_younger() {
+        let ages = Ages::new(100, 4);
+        let (frame, all) = (FrameId::new(1), |_| true);
+        ages.note(frame, 10);
+        let since_ns = ages.since_ns(frame);
+        assert_eq!(ages.take(10, 9, 0, all), [frame]);
+        // It changes while its WRITE is in flight, and the WRITE fails.
+        ages.note(frame, 50);
+        ages.note_again(frame, since_ns);
+        assert_eq!(ages.oldest_ns(), Some(10));
+        assert_eq!(ages.take(20, 9, 0, all), [frame]);
+        // Nothing has changed meanwhile, and it fails again.
+        ages.note_again(frame, since_ns);
+        assert_eq!(ages.take(20, 9, 0, all), [frame]);
     }
 }

@@ -5,6 +5,7 @@
 //!   operations which wait for frames hold nothing that others wait for.
 //! - C17. A frame that a READ may still land in is used for nothing else: if the outcome is unknown, the
 //!   connection is reset first, and until that succeeds the frame is out of use.
+//! - C25. What waits for frames, and does not get through, asks whether a memory server that was missing answers.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -14,7 +15,7 @@ use super::{
     MovingAverage, OffloadName, OwnedRange, Ownership, Seen, Spare, WalkMark, is_clean, mark_clean,
 };
 use crate::page::{Layout, LeafOutcome, Page, Probe, Reach, slot_range};
-use crate::remote::{Miss, PageClient, Pointer, RemoteError};
+use crate::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
@@ -61,6 +62,11 @@ impl From<Miss> for Detour {
     }
 }
 
+/// After how many attempts, and then again after so many, an operation asks whether a memory server that did
+/// not answer does so now: about 1.5 ms.
+const OUTAGE_ATTEMPTS: u32 = 64;
+/// Frames of one handle that late READs from one memory server may land in, before it has to answer again.
+const MOST_LANDINGS: usize = 4;
 /// How often a READ is posted again.
 const READ_RETRIES: u32 = 16;
 /// One hit in so many marks its leaf: a leaf that is worth keeping is used so often between two samples that
@@ -180,8 +186,25 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 let settled = self.settle_transfers().await;
                 self.has_settled(settled.is_ok());
             }
-            self.pages.before_retry(&mut backoff).await?;
+            self.before_retry(&mut backoff).await?;
         }
+    }
+
+    /// As [`PageClient::before_retry`], for what waits for frames, too: they may be full of what a memory server
+    /// does not take.
+    ///
+    /// # Errors
+    /// [`RemoteError`] that says which memory server does not answer, if one does not.
+    pub(crate) async fn before_retry(&self, backoff: &mut Backoff) -> Result<(), RemoteError> {
+        self.pages.before_retry(backoff).await?;
+        if backoff.attempts().is_multiple_of(OUTAGE_ATTEMPTS) {
+            for server in self.cache.detector().missing() {
+                // Any word will do.
+                let word = GlobalAddr::new(ServerId::new(server), 0);
+                self.pages.read_words(word, 8).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Lets hot nodes cool until one has to leave for it; if that does not come to anything, a cooling one
@@ -476,7 +499,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             if let Err(detour) = self.write_leaf(address, page, words.clone()).await {
                 // The change is made here and nowhere else: the leaf stays, dirty.
                 self.mark_dirty(spare.frame(), page, words);
-                self.after_failed_write(spare.frame(), page, &detour);
+                if let Detour::Failed(_) = detour {
+                    self.may_land(spare.frame(), page);
+                }
             }
         }
         let admit = match self.cache.admission.leaf(self.fabric().random()) {
@@ -622,6 +647,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         address: GlobalAddr,
     ) -> Result<Spare<'a, L>, Detour> {
         let cache = &*self.cache;
+        self.before_landing(address.server()).await?;
         let frame = spare.into_frame();
         let landing = Landing {
             frame,
@@ -642,6 +668,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
                 Err(error @ FabricError::Indeterminate { .. }) => {
                     self.fabric().counters().count_retry();
+                    cache.detector().learn(&error);
                     if !self.fabric().breaks(rules::READS_SETTLED) {
                         self.fabric().reset(address.server()).await?;
                     }
@@ -656,6 +683,21 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         landing.has_ended();
         drop(cache.spare(frame));
         outcome
+    }
+
+    /// A memory server that does not answer costs some frames (C17), not the cache.
+    async fn before_landing(&self, server: ServerId) -> Result<(), Detour> {
+        let are_many = || {
+            let landings = self.landings.borrow();
+            landings.iter().filter(|(_, from)| *from == server).count() >= MOST_LANDINGS
+        };
+        if are_many() {
+            self.settle_transfers().await?;
+            if are_many() {
+                return Err(Detour::Busy); // another task is at it
+            }
+        }
+        Ok(())
     }
 
     /// Of the oldest `many` frames that READs may still land in, those from `server` are free: its connection has been reset.

@@ -185,11 +185,20 @@ impl Mapping {
         marks(self.generation.load(Ordering::Acquire) as u32)
     }
 
-    /// Begins another generation of marks: the ids that are marked in the one before, and its number. Whatever was
-    /// changed before this call is seen by who marks in the new one. For one at a time, and not again before the marks
-    /// of the old one have ended.
-    pub(crate) fn next_generation(&self) -> (Vec<u64>, u32) {
-        let old = self.generation.fetch_xor(1, Ordering::AcqRel) as u32;
+    /// The generation of marks before the present one. Those of a move that was given up may still be there.
+    pub(crate) fn last_generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire) as u32 ^ 1
+    }
+
+    /// Begins another generation of marks; the number of the one before. Whatever was changed before this call is
+    /// seen by who marks in the new one. For one at a time, and only when no mark of
+    /// [`Mapping::last_generation`] is left: there are two numbers.
+    pub(crate) fn next_generation(&self) -> u32 {
+        self.generation.fetch_xor(1, Ordering::AcqRel) as u32
+    }
+
+    /// The ids that are marked in a generation which is not the present one.
+    pub(crate) fn marked_in(&self, old: u32) -> Vec<u64> {
         let mut marked = Vec::new();
         for bucket in &self.buckets {
             let entries = lock(&bucket.0);
@@ -198,7 +207,7 @@ impl Mapping {
             let is_old = |(id, value): &(u64, u32)| *id != EMPTY && marks(old).contains(value);
             marked.extend(near.chain(far).filter(is_old).map(|(id, _)| id));
         }
-        (marked, old)
+        marked
     }
 
     /// Whether an id has a mark of a generation.
@@ -307,7 +316,8 @@ mod tests {
     fn a_generation_of_marks_ends_though_others_begin() {
         let mapping = Mapping::new(8);
         let (walk, io) = (mapping.begin_walk(3, || true).unwrap(), mapping.begin_io(4, || true));
-        let (mut marked, old) = mapping.next_generation();
+        let old = mapping.next_generation();
+        let mut marked = mapping.marked_in(old);
         marked.sort_unstable();
         assert_eq!(marked, [3, 4]);
         assert_eq!(mapping.begin_walk(3, || true).unwrap_err(), Mapped::Io, "it would not end");
@@ -315,7 +325,8 @@ mod tests {
         drop((walk, io));
         assert!(!mapping.is_marked(3, old) && !mapping.is_marked(4, old));
         assert!(!mapping.is_marked(5, old) && mapping.get(5) == Mapped::Io);
-        assert_eq!(mapping.next_generation().0, [5]);
+        assert_eq!(mapping.last_generation(), old);
+        assert_eq!(mapping.marked_in(mapping.next_generation()), [5]);
         drop(newer);
     }
 

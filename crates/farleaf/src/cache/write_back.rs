@@ -14,8 +14,8 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{
-    CacheClient, Detour, FrameId, LiveCounters, WriteBackName, dirty_words, is_clean, mark_clean,
-    mark_dirty,
+    CacheClient, Detour, FrameId, LiveCounters, Mapped, WriteBackName, dirty_words, is_clean,
+    mark_clean, mark_dirty,
 };
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
 use crate::remote::{Image, LogSlot, RemoteError, Settling};
@@ -36,6 +36,8 @@ pub(super) struct InDoubt {
     frame: FrameId,
     at: GlobalAddr,
     words: Range<usize>,
+    /// Since when they have been dirty.
+    since_ns: u64,
 }
 
 /// A frame that is written only after its parent (C24); until then it says that a WRITE is in flight.
@@ -98,34 +100,24 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(word)
     }
 
-    /// WRITEs the next version of an exclusive inner node, under its latch, and an entry in `slot` before it (D9); returns the
-    /// version. `before` is the node as the pool has it, if that is known, and `word` its word 0.
-    ///
-    /// # Errors
-    /// As [`CacheClient::write_leaf`].
-    pub(crate) async fn write_inner(
+    /// Seals the next version of an inner node, which `slot`'s client writes.
+    pub(crate) fn seal(
         &self,
-        slot: Option<LogSlot<'_>>,
-        at: GlobalAddr,
-        before: Option<&Image<L>>,
         image: &Image<L>,
         word: LockWord,
-    ) -> Result<LockWord, Detour> {
-        let word = self.seal(image, word, slot.as_ref());
-        self.write_logged(slot, at, before, image).await?;
-        Ok(word)
-    }
-
-    /// Seals the next version of an inner node, which `slot`'s client writes.
-    fn seal(&self, image: &Image<L>, word: LockWord, slot: Option<&LogSlot<'_>>) -> LockWord {
+        slot: Option<&LogSlot<'_>>,
+    ) -> LockWord {
         let next = word.next_by(slot.map_or(word.owner(), LogSlot::owner));
         image.page().seal(next);
         next
     }
 
-    /// WRITEs a sealed inner node after an entry in `slot`, until that is known to have happened. The entry stays until the
-    /// node is whole.
-    async fn write_logged(
+    /// WRITEs a sealed inner node after an entry in `slot`, until that is known to have happened (D9). The entry stays until
+    /// the node is whole. `before` is the node as the pool has it, if that is known.
+    ///
+    /// # Errors
+    /// As [`CacheClient::write_leaf`].
+    pub(crate) async fn write_logged(
         &self,
         slot: Option<LogSlot<'_>>,
         at: GlobalAddr,
@@ -181,8 +173,21 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         match self.pages().slot(at.server(), Some(at)).await {
             Ok(slot) => Ok(Some(slot)),
-            Err(RemoteError::Contended { .. }) => Err(Detour::Busy),
+            Err(RemoteError::Contended { .. }) => {
+                // Of a node that was merged away meanwhile nobody needs the entry.
+                self.pages().unpin_unless(|at| self.is_unwritten_at(at));
+                Err(Detour::Busy)
+            }
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether the node at `at` is here, and the pool may not have all of it.
+    fn is_unwritten_at(&self, at: GlobalAddr) -> bool {
+        match self.cache.mapping().get(at.to_bits()) {
+            Mapped::Frame(frame) => self.cache.is_unwritten(frame),
+            Mapped::Io => true,
+            Mapped::Absent => false,
         }
     }
 
@@ -257,11 +262,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let words = self.words_to_write(frame, node.page)?;
         let buffer = self.copy_out(node.page, words.clone()).ok_or(Detour::Busy)?;
         let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
-        self.begin_write_back(frame, node.page, guard);
+        let since_ns = self.begin_write_back(frame, node.page, guard);
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
             && let Err(error) = posted.await
         {
-            self.settle_write_back(frame, at, words, &error).await?;
+            self.settle_write_back(InDoubt { frame, at, words, since_ns }, &error).await?;
             return Err(Detour::Busy);
         }
         cache.arena().set_writing(frame, false);
@@ -277,11 +282,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if is_free && !words.is_empty() { Ok(words) } else { Err(Detour::Busy) }
     }
 
-    fn begin_write_back(&self, frame: FrameId, page: Page<'_, L>, guard: Exclusive<'_>) {
+    /// Since when the node has been dirty.
+    fn begin_write_back(&self, frame: FrameId, page: Page<'_, L>, guard: Exclusive<'_>) -> u64 {
+        let since_ns = self.cache.ages().since_ns(frame);
         mark_clean(page);
         self.cache.arena().set_writing(frame, true);
         drop(guard);
         LiveCounters::count(&self.counters.write_backs);
+        since_ns
+    }
+
+    /// A WRITE has not happened, or nobody knows, and it cannot land any more: the node is as dirty as before.
+    async fn is_dirty_again(&self, write: InDoubt) {
+        let (page, _guard) = self.lock_frame(write.frame).await;
+        self.mark_dirty(write.frame, page, write.words);
+        self.cache.ages().note_again(write.frame, write.since_ns);
+        self.cache.arena().set_writing(write.frame, false);
     }
 
     /// An inner node leaves whole and sealed: another may read it when the boundaries have moved.
@@ -299,17 +315,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let before = LockWord::from_bits(cache.arena().remote_word(frame));
         let word = self.seal(&image, before, slot.as_ref());
         cache.arena().set_remote_word(frame, word.to_bits());
-        self.begin_write_back(frame, node.page, guard);
+        let since_ns = self.begin_write_back(frame, node.page, guard);
         // What the pool has is not known: the frame has changed since.
         if let Err(detour) = self.write_logged(slot, at, None, &image).await {
-            // The next attempt has this version again: what the pool has now is between the last one and this.
-            cache.arena().set_remote_word(frame, before.to_bits());
-            if detour == Detour::Busy {
-                let (page, _guard) = self.lock_frame(frame).await;
-                self.mark_dirty(frame, page, words);
-                cache.arena().set_writing(frame, false);
-            } else {
-                self.doubt(InDoubt { frame, at, words });
+            // The next attempt has a version of its own: none is sealed with two contents (D9).
+            let write = InDoubt { frame, at, words, since_ns };
+            match detour == Detour::Busy {
+                true => self.is_dirty_again(write).await,
+                false => self.doubt(write),
             }
             return Err(detour);
         }
@@ -319,36 +332,28 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// A WRITE did not end well: once it cannot land any more, the node is dirty again.
     #[cold]
-    async fn settle_write_back(
-        &self,
-        frame: FrameId,
-        at: GlobalAddr,
-        words: Range<usize>,
-        error: &FabricError,
-    ) -> Result<(), Detour> {
+    async fn settle_write_back(&self, write: InDoubt, error: &FabricError) -> Result<(), Detour> {
         self.cache.detector().learn(error);
         let unknown = matches!(error, FabricError::Indeterminate { .. });
         if unknown && !self.fabric().breaks(rules::WRITES_SETTLED) {
             self.fabric().counters().count_retry();
-            if let Err(error) = self.fabric().reset(at.server()).await {
-                self.doubt(InDoubt { frame, at, words }); // C15
+            if let Err(error) = self.fabric().reset(write.at.server()).await {
+                self.doubt(write); // C15
                 return Err(error.into());
             }
         }
-        let (page, _guard) = self.lock_frame(frame).await;
-        self.mark_dirty(frame, page, words);
-        self.cache.arena().set_writing(frame, false);
+        self.is_dirty_again(write).await;
         Ok(())
     }
 
-    /// A WRITE of a frame's words that is not a write-back did not end well: if it may land later, no other follows
-    /// it until that is settled (C15).
-    pub(crate) fn after_failed_write(&self, frame: FrameId, page: Page<'_, L>, detour: &Detour) {
-        let may_land = matches!(detour, Detour::Failed(_));
-        if may_land && !self.fabric().breaks(rules::FAILED_WRITES_KEPT) {
+    /// A WRITE of a frame's words that is not a write-back may land later: no other follows it until that is
+    /// settled (C15).
+    pub(crate) fn may_land(&self, frame: FrameId, page: Page<'_, L>) {
+        if !self.fabric().breaks(rules::FAILED_WRITES_KEPT) {
             self.cache.arena().set_writing(frame, true);
             let (at, words) = (page.address(), 1..L::PAGE_WORDS);
-            self.doubt(InDoubt { frame, at, words });
+            let since_ns = self.cache.ages().since_ns(frame);
+            self.doubt(InDoubt { frame, at, words, since_ns });
         }
     }
 
@@ -421,10 +426,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     async fn settle_writes_to(&self, server: ServerId, many: usize) {
         let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();
         for doubt in oldest.into_iter().filter(|doubt| doubt.at.server() == server) {
-            let (page, _guard) = self.lock_frame(doubt.frame).await;
+            self.is_dirty_again(doubt.clone()).await;
             self.in_doubt.borrow_mut().retain(|other| *other != doubt);
-            self.mark_dirty(doubt.frame, page, doubt.words);
-            self.cache.arena().set_writing(doubt.frame, false);
         }
     }
 

@@ -11,10 +11,15 @@ use super::RoutedIndex;
 use crate::cache::AdmissionName;
 use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
+use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
 
 /// How often a boundary is tried that leaves do not keep.
 const ATTEMPTS: u32 = 16;
+/// For how long no keys move at least, and at most, after a move that has failed, in nanoseconds. Operations look for a new
+/// map once a millisecond.
+const SHORTEST_REST_NS: u64 = 2_000_000;
+const LONGEST_REST_NS: u64 = 100_000_000;
 
 impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: those on the other's side of the
@@ -52,10 +57,25 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
                 }
             };
             let planned = map.plan(from, to, at.as_ref())?;
-            let Some(given_up) = giver.index.let_go(&planned.keys, &planned.rest).await? else {
-                continue;
+            let begun_ns = fabric.now_ns();
+            let handed_over = async {
+                let given_up = giver.index.let_go(&planned.keys, &planned.rest).await?;
+                if given_up.is_some() {
+                    taker.index.take_over(&planned.grown).await?;
+                }
+                Ok::<_, RemoteError>(given_up)
             };
-            taker.index.take_over(&planned.grown).await?;
+            let given_up = match handed_over.await {
+                Ok(Some(given_up)) => given_up,
+                Ok(None) => continue,
+                Err(error) => {
+                    // Nobody has served the keys meanwhile: now somebody does, for as long, before they may move again.
+                    let rest_ns =
+                        (fabric.now_ns() - begun_ns).clamp(SHORTEST_REST_NS, LONGEST_REST_NS);
+                    fabric.sleep(rest_ns).await;
+                    return Err(error.into());
+                }
+            };
             // Without a wait since the taker owns them: nobody can drop this future in between.
             given_up.for_good();
             self.pool.publish(map.after(&planned));

@@ -233,6 +233,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
+    /// Frees the slots that are kept for nodes which are not `needed` any more.
+    pub(crate) fn unpin_unless(&self, needed: impl Fn(GlobalAddr) -> bool) {
+        let pinned: Vec<_> = self.identity.pinned.borrow().iter().map(|(at, ..)| *at).collect();
+        pinned.into_iter().filter(|at| !needed(*at)).for_each(|at| self.unpin(at));
+    }
+
     /// Frees the slots that are kept for nodes which others have written since: they are whole.
     async fn unpin_whole(&self, server: ServerId) -> Result<(), RemoteError> {
         for at in self.identity.pinned_on(server) {

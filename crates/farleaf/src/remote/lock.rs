@@ -70,7 +70,8 @@ impl Drop for Hold<'_> {
             if doubts.iter().all(|doubt| doubt.at != self.at) {
                 doubts.push(Doubt { at: self.at });
             }
-        } else {
+        } else if self.doubts.borrow().iter().all(|doubt| doubt.at != self.at) {
+            // Otherwise it goes with the doubt: until then no other operation of this client comes to the page.
             self.held.borrow_mut().remove(&self.at);
         }
     }
@@ -88,6 +89,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(super) fn hold_again(&self, at: GlobalAddr) -> Hold<'_> {
         self.held.borrow_mut().insert(at);
         Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false }
+    }
+
+    /// From here on the page is in doubt, unless this is taken back.
+    pub(super) fn doubt<'a>(&self, mut hold: Hold<'a>) -> Hold<'a> {
+        hold.in_doubt = true;
+        hold
+    }
+
+    /// Nothing has happened to the page.
+    pub(super) fn certain<'a>(&self, mut hold: Hold<'a>) -> Hold<'a> {
+        hold.in_doubt = false;
+        hold
     }
 
     /// A page that is locked in our name already.
@@ -289,8 +302,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 self.held.borrow_mut().remove(&doubt.at);
             }
         }
-        if self.held.borrow().is_empty() {
-            // No commit is in doubt any more.
+        if !self.has_doubts() {
+            // Whatever has kept a slot has left a doubt, too.
             self.identity.free_kept();
         }
     }

@@ -311,7 +311,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// The words at `at`.
-    pub(super) async fn read_words(
+    pub(crate) async fn read_words(
         &self,
         at: GlobalAddr,
         bytes: usize,

@@ -7,8 +7,7 @@
 //!
 //! - `locked, owner, t-1`: the lock is held, some of the body may be written;
 //! - `owner, t` and not of one piece: the WRITE has stopped half-way;
-//! - `locked, owner, t`: somebody was about to finish such a page, or the owner has locked it again after
-//!   all was written, and then the entry changes nothing.
+//! - `locked, owner, t` and not of one piece: another was about to finish such a page.
 //!
 //! A page of an entry is taken over by a CAS on its word, after an entry of our own says the same, and then
 //! written: the page as after. A locked page without an entry has not been touched (inv. R1): it is unlocked
@@ -27,6 +26,7 @@ use crate::page::{Layout, LockWord};
 use crate::rules;
 use crate::wire::{LOG_SLOTS, Refusal, Reply, Request, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::collections::BTreeMap;
 
 /// For how long a page stays as it is that nobody is writing, in nanoseconds.
 const STABLE_NS: u64 = 100_000;
@@ -151,14 +151,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         // The pages before it in the entry were written before it was; those after it may be about to change
         // by another entry.
-        if let Some(entry) = about(word.version()) {
+        if !of_one_piece && let Some(entry) = about(word.version()) {
             for page in entry.pages.iter().filter(|page| page.at == at) {
                 self.finish_for(gone, page).await?;
             }
             return Ok(());
         }
-        let untouched = word.is_locked() && found.page().is_of_one_piece();
-        if untouched && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
+        let is_own = self.identity.owner() == Some(gone.owner);
+        if is_own && word.is_locked() && !of_one_piece {
+            return Err(Miss::Restart); // its entry is still to be found
+        }
+        if word.is_locked() && of_one_piece && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
             let free = word.unlocked_by(gone.owner);
             let swap = self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await;
             // If it was lost, only the next look tells.
@@ -205,23 +208,29 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         compute_server: u16,
     ) -> Result<Vec<(GlobalAddr, Image<L>)>, RemoteError> {
-        let mut pages = Vec::new();
+        // Of a node whose WRITEs have failed there are entries of several versions: the last is what it was to be.
+        let mut last = BTreeMap::<GlobalAddr, RedoPage>::new();
         for owner in self.dead_owners(compute_server).await? {
-            for redo in self.log_entries(owner).await?.iter().flat_map(|entry| &entry.pages) {
-                let found = self.read_raw(redo.at).await?;
-                let (page, word) = (found.page(), found.word());
-                let is_target =
-                    word.version() == redo.version || word.version() + 1 == redo.version;
-                if word.is_locked() || page.is_of_one_piece() || page.level() == 0 || !is_target {
-                    continue;
+            for redo in self.log_entries(owner).await?.into_iter().flat_map(|entry| entry.pages) {
+                if last.get(&redo.at).is_none_or(|other| other.version < redo.version) {
+                    last.insert(redo.at, redo);
                 }
-                // A page that others are changing at this moment looks like this, too.
-                self.fabric().sleep(STABLE_NS).await;
-                let again = self.read_raw(redo.at).await?;
-                let same = |word: usize| again.buffer.get(word) == found.buffer.get(word);
-                if (0..L::PAGE_WORDS).all(same) {
-                    pages.extend(redo.apply(page).map(|image| (redo.at, image)));
-                }
+            }
+        }
+        let mut pages = Vec::new();
+        for (at, redo) in last {
+            let found = self.read_raw(at).await?;
+            let (page, word) = (found.page(), found.word());
+            let is_newer = word.version() > redo.version;
+            if word.is_locked() || page.is_of_one_piece() || page.level() == 0 || is_newer {
+                continue;
+            }
+            // A page that others are changing at this moment looks like this, too.
+            self.fabric().sleep(STABLE_NS).await;
+            let again = self.read_raw(at).await?;
+            let same = |word: usize| again.buffer.get(word) == found.buffer.get(word);
+            if (0..L::PAGE_WORDS).all(same) {
+                pages.extend(redo.apply(page).map(|image| (at, image)));
             }
         }
         pages.sort_by_key(|(_, image)| std::cmp::Reverse(image.page().level()));
@@ -274,21 +283,25 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         after.page().seal(LockWord::from_bits(redo.version).unlocked_by(owner));
         let entry = RedoPage::between(redo.at, found.page(), after.page());
         let words = Redo { owner, pages: vec![entry.clone()] }.words();
+        // Whatever happens from here on, the entry stays as long as there is a doubt.
         slot.keep = true;
+        let hold = self.doubt(hold);
         let logs = !self.fabric().breaks(rules::SURVIVORS_LOG);
         if logs && self.post_write(slot.at, words.into_iter()).await?.await.is_err() {
             // Nothing has changed yet. What is late must not land on another entry in this slot.
             self.fabric().reset(redo.at.server()).await?;
             slot.keep = false;
+            drop(self.certain(hold));
             return Err(Miss::Restart);
         }
-        slot.keep = false;
         let locked = if taken == word {
             self.already_locked(hold, redo.at, word)
         } else {
-            self.swap_lock(hold, redo.at, word, taken).await?
+            let locked = self.swap_lock(hold, redo.at, word, taken).await;
+            // If the lock is another's, nothing has changed.
+            slot.keep = !matches!(locked, Err(Miss::Restart));
+            locked?
         };
-        slot.keep = true;
         let rewrite = Rewrite { at: redo.at, held: taken, after, redo: entry };
         // The entry is there already.
         let written = self.write_unlock(redo.at, &rewrite.after).await;

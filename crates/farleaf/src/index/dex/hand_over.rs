@@ -52,9 +52,6 @@ impl<F: Fabric, L: Layout> Drop for GivenUp<'_, F, L> {
     }
 }
 
-/// After so many attempts a move ends with an error if a memory server does not answer that has to.
-const OUTAGE_ATTEMPTS: u32 = 64;
-
 /// What came of looking at one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Swept {
@@ -142,11 +139,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 frames = later;
                 if !frames.is_empty() {
                     self.settle_some().await;
-                    if backoff.attempts() >= OUTAGE_ATTEMPTS && self.client.has_doubts() {
-                        // Nobody serves these keys: rather no move than one that waits for a memory server.
-                        self.client.settle_transfers().await?;
-                    }
-                    self.client.pages().before_retry(&mut backoff).await?;
+                    // Nobody serves these keys: rather no move than one that waits for a memory server.
+                    self.client.before_retry(&mut backoff).await?;
                 }
             }
             if !done {
@@ -255,12 +249,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Waits until all that is marked now has ended.
     async fn wait_for_marks(&self) -> Result<(), RemoteError> {
         let mapping = self.client.cache().mapping();
-        let (marked, generation) = mapping.next_generation();
-        for id in marked {
+        // A move that was given up, or dropped, has not waited to the end: its generation's number is needed now.
+        self.wait_for_generation(mapping.last_generation()).await?;
+        self.wait_for_generation(mapping.next_generation()).await
+    }
+
+    async fn wait_for_generation(&self, generation: u32) -> Result<(), RemoteError> {
+        let mapping = self.client.cache().mapping();
+        for id in mapping.marked_in(generation) {
             let mut backoff = self.client.pages().backoff();
             while mapping.is_marked(id, generation) {
                 self.settle_some().await; // it may be this handle's
-                self.client.pages().before_retry(&mut backoff).await?;
+                self.client.before_retry(&mut backoff).await?;
             }
         }
         Ok(())

@@ -81,21 +81,53 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         image: &Image<L>,
     ) -> Result<(), Detour> {
         debug_assert!(!node.shared, "D1");
-        let written = if node.is_leaf() {
-            self.client.write_leaf(node.at(), image.page(), 1..L::PAGE_WORDS).await
-        } else {
-            // A clean frame has what the pool has.
-            let before = is_clean(node.page).then(|| self.client.cache().image(node.page));
-            let held = self.word_of(node);
-            // If it cannot be logged, nothing has been written yet.
-            let slot = self.client.log_slot(node.at()).await?;
-            let word = self.client.write_inner(slot, node.at(), before.as_ref(), image, held).await;
-            word.map(|word| self.set_word(node, word))
-        };
-        if let Err(detour) = &written {
-            self.client.mark_dirty(node.frame, node.page, 1..L::PAGE_WORDS);
-            self.client.after_failed_write(node.frame, node.page, detour);
+        if node.is_leaf() {
+            let may_land = MayLand { index: self, node };
+            let all = 1..L::PAGE_WORDS;
+            let written = self.client.write_leaf(node.at(), image.page(), all).await;
+            return may_land.has_ended(written);
         }
+        // A clean frame has what the pool has.
+        let before = is_clean(node.page).then(|| self.client.cache().image(node.page));
+        // If it cannot be logged, nothing has been written yet.
+        let slot = self.client.log_slot(node.at()).await?;
+        let may_land = MayLand { index: self, node };
+        let word = self.client.seal(image, self.word_of(node), slot.as_ref());
+        // Also if it fails: no version is sealed with two contents (D9).
+        self.set_word(node, word);
+        let written = self.client.write_logged(slot, node.at(), before.as_ref(), image).await;
+        may_land.has_ended(written)
+    }
+}
+
+/// A WRITE of a latched node is on its way. If it fails, or its future is dropped, the pool may have what is in
+/// the frame, or what was to be: no other WRITE follows before that is settled (C15).
+struct MayLand<'a, 'b, F: Fabric, L: Layout> {
+    index: &'a DexIndex<F, L>,
+    node: &'a Latched<'b, L>,
+}
+
+impl<F: Fabric, L: Layout> MayLand<'_, '_, F, L> {
+    fn has_ended(self, written: Result<(), Detour>) -> Result<(), Detour> {
+        match &written {
+            Ok(()) => {}
+            Err(detour) => self.has_failed(matches!(detour, Detour::Failed(_))),
+        }
+        std::mem::forget(self);
         written
+    }
+
+    fn has_failed(&self, may_land: bool) {
+        let Self { index, node } = self;
+        index.client.mark_dirty(node.frame, node.page, 1..L::PAGE_WORDS);
+        if may_land {
+            index.client.may_land(node.frame, node.page);
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout> Drop for MayLand<'_, '_, F, L> {
+    fn drop(&mut self) {
+        self.has_failed(true);
     }
 }

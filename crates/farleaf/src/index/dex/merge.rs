@@ -14,7 +14,7 @@ use super::DexIndex;
 use super::descend::Below;
 use super::latched::Latched;
 use super::split::Written;
-use crate::cache::{Detour, LiveCounters, Ownership, Seen, mark_clean};
+use crate::cache::{Detour, LiveCounters, Ownership, Seen, is_clean, mark_clean};
 use crate::page::{Layout, Page, Probe, least_entries, slot_range};
 use crate::remote::{Image, RemoteError};
 use crate::rules;
@@ -244,19 +244,31 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if root.shared || child.shared {
             return Err(Detour::Busy);
         }
+        if !is_clean(child.page) {
+            // Others may wait for its WRITE (C24).
+            return Ok(Tidied::Nothing);
+        }
         let content = Image::<L>::empty();
         content.page().format_empty(self.root, level - 1, &low, None);
         content.page().copy_content(child.page);
         content.page().set_note(0);
-        self.write_exclusive(&root, &cache.image(content.page())).await?;
+        // Whether now or later, it happens: the pool may have the new root already.
+        let written = match self.write_exclusive(&root, &cache.image(content.page())).await {
+            Ok(()) => Written::Now,
+            Err(_) => Written::Later,
+        };
         root.page.copy_all_but_latch(content.page());
         mark_clean(root.page);
+        self.hold_below(&written, &root, &[]);
         cache.adopt(root.frame);
         let freed = child.at();
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(child.frame, child.guard));
         drop(root.guard);
-        self.free_node(freed).await;
+        if let Written::Now = written {
+            // Otherwise the pool may still lead to it.
+            self.free_node(freed).await;
+        }
         Ok(Tidied::Nothing)
     }
 

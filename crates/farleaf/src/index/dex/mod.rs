@@ -253,7 +253,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if attempts.busy > EAGER {
             self.settle_some().await;
             self.wait_for_turn(attempts).await;
-            self.client.pages().before_retry(&mut attempts.backoff).await?;
+            self.client.before_retry(&mut attempts.backoff).await?;
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use crate::cache::{Detour, IoMark, Mapped};
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::mem::ManuallyDrop;
 
 /// A node that nothing points to yet; dropped, it is free again.
 #[derive(Debug)]
@@ -34,9 +35,32 @@ impl<'a, L: Layout> NewNode<'a, L> {
 
     /// Something in the pool points to the node, or may; with the mark it can be published.
     pub(super) fn used(self) -> IoMark<'a> {
+        self.about_to_be_used().stays()
+    }
+
+    /// Something in the pool may come to point to the node from now on, also if this task is dropped.
+    pub(super) fn about_to_be_used(self) -> Linking<'a, L> {
         let Self { node, mark } = self;
-        std::mem::forget(node);
-        mark
+        Linking { node: ManuallyDrop::new(node), mark }
+    }
+}
+
+/// A node that a parent in the pool may lead to by now; dropped, nobody uses it again.
+#[derive(Debug)]
+pub(super) struct Linking<'a, L: Layout> {
+    node: ManuallyDrop<Taken<'a, L>>,
+    mark: IoMark<'a>,
+}
+
+impl<'a, L: Layout> Linking<'a, L> {
+    /// With the mark it can be published.
+    pub(super) fn stays(self) -> IoMark<'a> {
+        self.mark
+    }
+
+    /// Nothing points to it, and nothing will.
+    pub(super) fn give_back(self) {
+        drop(ManuallyDrop::into_inner(self.node));
     }
 }
 

@@ -17,7 +17,7 @@
 use super::DexIndex;
 use super::descend::{Missing, Offer};
 use super::scan::{next_fence, within};
-use crate::cache::{Detour, LiveCounters, MovingAverage, OffloadName, OwnedRange, Seen};
+use crate::cache::{Detour, LiveCounters, MovingAverage, OffloadName, OwnedRange, Seen, WalkMark};
 use crate::index::{Records, Scan};
 use crate::page::{Answer, Layout, LeafEdit, ScanWindow, slot_range};
 use crate::remote::{RemoteError, Settling};
@@ -57,6 +57,37 @@ struct Open {
     server: ServerId,
     ticket: Ticket,
     mark: u64,
+}
+
+/// A change is asked for; if nobody waits for the end of it any more, its ticket has to be closed (O1).
+#[derive(Debug)]
+struct Asked<'a> {
+    open: Open,
+    list: &'a RefCell<Vec<Open>>,
+    doubtful: &'a Cell<bool>,
+}
+
+impl Asked<'_> {
+    /// Nothing happens under the ticket any more.
+    fn has_ended(self) -> Open {
+        let open = self.open;
+        std::mem::forget(self);
+        open
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.list.borrow_mut().push(self.open);
+        self.doubtful.set(true);
+    }
+}
+
+/// What keeps others from a node while a memory server works below it.
+#[derive(Debug)]
+enum Marked<'a> {
+    Lookup(WalkMark<'a>),
+    Change(Asked<'a>),
 }
 
 impl Offloading {
@@ -191,12 +222,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             give_ticket();
             return Err(Detour::Here); // C18
         }
-        // From here to the end of the request the mark stays, even if nobody waits for it any more (O1).
-        let mark = mark.keep();
         let rpc = self.client.pages().rpc();
         let request = Request::Walk { node: address, level, edit: edit.cloned(), ticket };
         let asked_ns = self.fabric().now_ns();
         let server = address.server();
+        // A change may still be made when nobody waits for it any more; a lookup changes nothing.
+        let asked = match ticket {
+            Some(ticket) => Marked::Change(self.asks(Open { server, ticket, mark: mark.keep() })),
+            None => Marked::Lookup(mark),
+        };
         let mut outcome = rpc.ask(server, &request).await;
         if outcome.is_ok() {
             self.offload.request_ns.add(self.fabric().now_ns().saturating_sub(asked_ns));
@@ -211,10 +245,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 }
             }
             if let Err(error @ RemoteError::Indeterminate(_)) = outcome {
-                // The mark and the ticket stay until it can be closed.
-                self.offload.open.borrow_mut().push(Open { server, ticket, mark });
-                self.client.pages().doubtful().set(true);
-                return Err(error.into());
+                return Err(error.into()); // the mark and the ticket stay until it can be closed
             }
         }
         let answer = match outcome {
@@ -236,9 +267,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
             Err(error) => Err(error.into()),
         };
-        drop(self.client.cache().mapping().resume(mark));
+        match asked {
+            Marked::Lookup(mark) => drop(mark),
+            Marked::Change(asked) => {
+                let Open { mark, .. } = asked.has_ended();
+                drop(self.client.cache().mapping().resume(mark));
+            }
+        }
         give_ticket();
         answer
+    }
+
+    fn asks(&self, open: Open) -> Asked<'_> {
+        Asked { open, list: &self.offload.open, doubtful: self.client.pages().doubtful() }
     }
 
     /// Closes the tickets that could not be closed when their changes were given up: from then on others come to these nodes again.
@@ -248,18 +289,23 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn close_tickets(&self) -> Result<(), RemoteError> {
         // One task at a time. Each ticket stays in the list until it is closed: this task may be dropped at any time.
         let Some(_settling) = Settling::begin(&self.offload.settling) else { return Ok(()) };
-        loop {
-            let first = self.offload.open.borrow().first().copied();
-            let Some(Open { server, ticket, mark }) = first else { return Ok(()) };
+        let (open, mut outcome) = (self.offload.open.borrow().clone(), Ok(()));
+        for Open { server, ticket, mark } in open {
             let close = Request::CloseTicket { ticket };
-            let closed = self.client.pages().rpc().ask_harmless(server, &close).await?;
-            if let Reply::Walked { leaf: Some(leaf), .. } = closed {
-                self.client.drop_copy(leaf).await;
+            match self.client.pages().rpc().ask_harmless(server, &close).await {
+                Ok(Reply::Walked { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
+                Ok(_) => {}
+                // What is on other memory servers does not wait for this one.
+                Err(error) => {
+                    outcome = Err(error);
+                    continue;
+                }
             }
-            self.offload.open.borrow_mut().remove(0);
+            self.offload.open.borrow_mut().retain(|other| other.ticket != ticket);
             drop(self.client.cache().mapping().resume(mark));
             self.client.pages().give_ticket(ticket);
         }
+        outcome
     }
 
     /// Lets the memory server look for the records of a scan below a missing node; and says where that node ends.

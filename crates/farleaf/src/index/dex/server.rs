@@ -6,7 +6,7 @@ use super::placement::MemoryUse;
 use super::uncached::Unsettled;
 use crate::cache::{Cache, CacheClient, CacheOptions, FrameId, OwnedRange, Ownership, mark_clean};
 use crate::page::{Layout, Page};
-use crate::remote::{PageClient, Pointer, RemoteError};
+use crate::remote::{Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
 use std::collections::BTreeMap;
@@ -92,8 +92,16 @@ impl<L: Layout> DexServer<L> {
             }
             if let (Some(spare), Ok(mark)) =
                 (self.cache.take_spare(), self.cache.mapping().begin_io(root.to_bits(), || true))
-                && let Ok(copy) = client.pages().read(Pointer::fixed(root)).await
             {
+                let copy = match client.pages().read(Pointer::fixed(root)).await {
+                    Ok(copy) => copy,
+                    Err(Miss::Restart) => {
+                        drop((spare, mark));
+                        client.before_retry(&mut backoff).await?;
+                        continue;
+                    }
+                    Err(Miss::Failed(error)) => return Err(error),
+                };
                 spare.page().copy_all_but_latch(copy.page());
                 mark_clean(spare.page());
                 self.cache.arena().set_remote_word(spare.frame(), copy.word().to_bits());
@@ -101,7 +109,7 @@ impl<L: Layout> DexServer<L> {
                 self.root_frame.store(u64::from(frame.number()) + 1, Ordering::Release);
                 return Ok(frame);
             }
-            client.pages().before_retry(&mut backoff).await?;
+            client.before_retry(&mut backoff).await?;
         }
     }
 

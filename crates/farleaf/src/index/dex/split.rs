@@ -168,9 +168,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             L::set_high(page, Some(&separator));
         };
         let child_change = child_lock.map(|held| (&child, held, truncate));
-        let written = self.write_parent(&parent, parent_lock, insert, child_change).await?;
-        // It has happened, or will.
-        let mark = new.used();
+        let new = new.about_to_be_used();
+        let written = match self.write_parent(&parent, parent_lock, insert, child_change).await {
+            Ok(written) => written,
+            Err(detour) => {
+                new.give_back();
+                return Err(detour);
+            }
+        };
+        let mark = new.stays();
         self.count_split(child.shared);
         truncate(child.page);
         if !child.shared {
@@ -308,8 +314,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             L::inner_insert(page, &separator, right);
         };
         let edit = |page: Page<'_, L>| grow(page, left_at, right_at);
-        let written = self.write_parent_alone(&root, lock, edit).await?;
-        let (left_mark, right_mark) = (left.used(), right.used());
+        let (left, right) = (left.about_to_be_used(), right.about_to_be_used());
+        let written = match self.write_parent_alone(&root, lock, edit).await {
+            Ok(written) => written,
+            Err(detour) => {
+                left.give_back();
+                right.give_back();
+                return Err(detour);
+            }
+        };
+        let (left_mark, right_mark) = (left.stays(), right.stays());
         self.count_split(root.shared);
         cache.adopt(left_spare.frame());
         cache.adopt(right_spare.frame());
