@@ -289,8 +289,12 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             cluster.memory_servers = memory.max(2);
             let DeathSpec { server, earliest_ns, latest_ns } =
                 death(dice, cluster.memory_servers - 1);
-            // By then all have opened the index.
-            let opened_ns = 200_000 + 8 * faults.max_delay_ns;
+            // By then all have opened the index; the other designs ask the memory servers one after the other.
+            let asked = match design {
+                DesignSpec::Dex { .. } => 1,
+                _ => u64::from(cluster.memory_servers),
+            };
+            let opened_ns = asked * (200_000 + 8 * faults.max_delay_ns);
             let (earliest_ns, latest_ns) = (earliest_ns + opened_ns, latest_ns + opened_ns);
             faults.kill_memory_server = vec![DeathSpec { server, earliest_ns, latest_ns }];
             // What is dirty of the dead one stays in the caches of DEX, until they are full of it; then all others wait long and in vain.

@@ -104,7 +104,17 @@ const ONCE_WRONG: [(&str, u64, &str); 13] = [
 ];
 
 /// The same for random scenarios, by kind.
-const RANDOM_ONCE_WRONG: [(&str, u64, &str); 10] = [
+const RANDOM_ONCE_WRONG: [(&str, u64, &str); 12] = [
+    (
+        "all",
+        220_000_186,
+        "READs from a dead memory server took all frames, and all others waited for one (C17, C25)",
+    ),
+    (
+        "dex-cut",
+        130_000_183,
+        "a move waited for what only handles of clients that had ended were in doubt about",
+    ),
     (
         "dex-cut",
         30_000_004,
