@@ -158,6 +158,7 @@ where
             any_value,
             |key| died(map.owner_of(&key)),
             |client, key| run.flushes(round, client).is_none_or(|own| own == map.owner_of(&key)),
+            spec.loses_ns,
         );
         match kept {
             Verdict::Holds => {}

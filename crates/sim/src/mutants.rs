@@ -174,7 +174,7 @@ pub const MUTANTS: &[Mutant] = &[
     seen("takes_no_turns", &["dex-crowded-cache", "random-dex-slow"]),
     seen("reuses_nodes_in_doubt", &["dex-late-writes-to-new-nodes"]),
     seen("writes_losers_first", &["random-dex-cut"]),
-    seen("forgets_ages", &["dex-crash-by-age"]),
+    seen("forgets_ages", &["dex-crash-old-changes"]),
     seen("changes_shared_unlocked", &["random-dex-slow"]),
     seen("publishes_unwritten_nodes", &["random-dex-slow"]),
     seen("merges_without_gainer", &["random-dex-slow", "random-dex-crash"]),

@@ -347,6 +347,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             rounds: 1 + dice.up_to(1) as u16,
             max_writes: dice.of(&[40, 160, 400]),
             servers,
+            loses_ns: None,
         });
     }
 }

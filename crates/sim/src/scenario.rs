@@ -62,6 +62,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-crash-few-frames", include_str!("../scenarios/dex-crash-few-frames.toml")),
     ("dex-crash-no-cache", include_str!("../scenarios/dex-crash-no-cache.toml")),
     ("dex-crash-offload", include_str!("../scenarios/dex-crash-offload.toml")),
+    ("dex-crash-old-changes", include_str!("../scenarios/dex-crash-old-changes.toml")),
     ("dex-crash-one", include_str!("../scenarios/dex-crash-one.toml")),
     ("dex-crash-one-torn", include_str!("../scenarios/dex-crash-one-torn.toml")),
     ("dex-crash-shared", include_str!("../scenarios/dex-crash-shared.toml")),
@@ -189,6 +190,10 @@ pub struct CrashSpec {
     /// begin their next lives while the others work.
     #[serde(default)]
     pub servers: Vec<u16>,
+    /// For how long, before they die, acknowledged changes may be lost that no flush has followed, in nanoseconds; for ever
+    /// unless it is given. For scenarios that write back by age.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loses_ns: Option<u64>,
 }
 
 fn usual() -> u64 {

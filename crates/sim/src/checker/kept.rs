@@ -2,7 +2,8 @@
 //!
 //! After all of them have died, each key must hold what some write made of it: one that took effect or may have, or the state
 //! before the first. And it must not be older than the last completed flush: no other write of the key lies wholly between
-//! that one and the invocation of a flush that returned.
+//! that one and the invocation of a flush that returned. Where changes are written back by age, the same holds for the moment that lies so
+//! long before the end.
 
 use super::Verdict;
 use super::observations::{Step, facts_by_key};
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Checks what was `found` after a crash that ended `history`, but for the keys of `damaged` pages. If pages can be torn, a
 /// leaf may give a key a value that something in the leaf had before, whenever that was (D8): of the values that were ever
 /// `written` any is let pass. Keys of compute servers that have not `died` have lost nothing. A flush by a client counts for those
-/// keys that it `flushes`.
+/// keys that it `flushes`. What was acknowledged `loses_ns` before the last event of the history is kept, too.
 pub fn check_kept(
     history: &History,
     found: &BTreeMap<u64, u64>,
@@ -20,11 +21,13 @@ pub fn check_kept(
     written: Option<&BTreeSet<u64>>,
     died: impl Fn(u64) -> bool,
     flushes: impl Fn(u32, u64) -> bool,
+    loses_ns: Option<u64>,
 ) -> Verdict {
     let completed = |operation: &&Operation| {
         operation.action == Action::Flush && operation.outcome == Outcome::Done
     };
     let completed: Vec<&Operation> = history.operations.iter().filter(completed).collect();
+    let old = loses_ns.map_or(0, |loses_ns| first_order_within(history, loses_ns));
     let mut facts = facts_by_key(history, false);
     found.keys().for_each(|key| _ = facts.entry(*key).or_default());
     let mut writes_by_key = BTreeMap::new();
@@ -45,7 +48,7 @@ pub fn check_kept(
         let held = found.get(key).copied();
         let of_key = completed.iter().filter(|flush| flushes(flush.client, *key));
         let flushed = match died(*key) {
-            true => of_key.map(|flush| flush.invoked.order).max().unwrap_or(0),
+            true => of_key.map(|flush| flush.invoked.order).max().unwrap_or(0).max(old),
             false => u64::MAX,
         };
         if damaged.contains(key) {
@@ -63,10 +66,19 @@ pub fn check_kept(
         if is_kept || is_torn {
             continue;
         }
-        let why = if by_some { "older than a completed flush" } else { "what no write made of it" };
+        let why = if by_some { "older than what must be kept" } else { "what no write made of it" };
         return Verdict::Violated(format!("after the crash key {key} is {}: {why}", Holds(held)));
     }
     Verdict::Holds
+}
+
+/// The order number of the first event that is not older than `loses_ns` at the last one.
+fn first_order_within(history: &History, loses_ns: u64) -> u64 {
+    let moments =
+        || history.operations.iter().flat_map(|it| [Some(it.invoked), it.returned]).flatten();
+    let end_ns = moments().map(|moment| moment.at_ns).max().unwrap_or(0);
+    let recent = moments().filter(|moment| moment.at_ns.saturating_add(loses_ns) > end_ns);
+    recent.map(|moment| moment.order).min().unwrap_or(0)
 }
 
 /// All values that a history writes.
@@ -110,6 +122,7 @@ mod tests {
             written,
             |_| true,
             |_, _| true,
+            None,
         )
     }
 
@@ -135,8 +148,9 @@ mod tests {
         let history = history(&[(1, 10)], [(0, 1, 2, upsert(20), Outcome::Done)]);
         for value in [10, 20] {
             let found = BTreeMap::from([(1, value)]);
-            let check =
-                |died| check_kept(&history, &found, &BTreeSet::new(), None, |_| died, |_, _| true);
+            let check = |died| {
+                check_kept(&history, &found, &BTreeSet::new(), None, |_| died, |_, _| true, None)
+            };
             assert_eq!(check(true), Verdict::Holds, "{value}");
             assert_eq!(
                 check(false) == Verdict::Holds,
@@ -144,5 +158,22 @@ mod tests {
                 "whoever lives has lost nothing"
             );
         }
+    }
+
+    #[test]
+    fn what_is_old_enough_is_kept() {
+        let history = history(
+            &[(1, 10)],
+            [(0, 1, 2, upsert(20), Outcome::Done), (0, 5, 6, upsert(30), Outcome::Done)],
+        );
+        let check = |value, loses_ns| {
+            let found = BTreeMap::from([(1, value)]);
+            let none = BTreeSet::new();
+            check_kept(&history, &found, &none, None, |_| true, |_, _| true, Some(loses_ns))
+        };
+        assert_eq!(check(20, 3), Verdict::Holds);
+        assert_eq!(check(30, 3), Verdict::Holds);
+        assert!(matches!(check(10, 3), Verdict::Violated(_)), "20 was acknowledged 4 ns before");
+        assert_eq!(check(10, 5), Verdict::Holds);
     }
 }
