@@ -171,9 +171,12 @@ mod tests {
             let none = BTreeSet::new();
             check_kept(&history, &found, &none, None, |_| true, |_, _| true, Some(loses_ns))
         };
-        assert_eq!(check(20, 3), Verdict::Holds);
-        assert_eq!(check(30, 3), Verdict::Holds);
-        assert!(matches!(check(10, 3), Verdict::Violated(_)), "20 was acknowledged 4 ns before");
-        assert_eq!(check(10, 5), Verdict::Holds);
+        assert_eq!(check(20, 300), Verdict::Holds);
+        assert_eq!(check(30, 300), Verdict::Holds);
+        assert!(
+            matches!(check(10, 300), Verdict::Violated(_)),
+            "20 was acknowledged 400 ns before"
+        );
+        assert_eq!(check(10, 500), Verdict::Holds);
     }
 }
