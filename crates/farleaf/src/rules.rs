@@ -100,6 +100,7 @@ rules! {
     MARKS_AWAITED: "leaves_in_haste", "C20", "Keys are given up only when no leaf of theirs is being brought.";
     TURNS_TAKEN: "takes_no_turns", "C23", "Who has lost too often in a small cache goes on only in its turn.";
     NODES_IN_DOUBT_LOST: "reuses_nodes_in_doubt", "C15", "A node that a WRITE may still land on is not used again.";
+    DOUBTS_SETTLED_ELSEWHERE: "settles_where_it_waits", "C26", "A handle that waits at one compute server settles its doubts at the others.";
     PARENTS_FIRST: "writes_losers_first", "C24", "A node that lost or gained keys is not written before its parent, whatever becomes of that.";
     AGES_NOTED: "forgets_ages", "C21", "A node that becomes dirty is queued by age.";
     // DEX.

@@ -71,6 +71,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-crash-torn", include_str!("../scenarios/dex-crash-torn.toml")),
     ("dex-crowded-cache", include_str!("../scenarios/dex-crowded-cache.toml")),
     ("dex-doubt", include_str!("../scenarios/dex-doubt.toml")),
+    ("dex-doubts-elsewhere", include_str!("../scenarios/dex-doubts-elsewhere.toml")),
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
     ("dex-ghost-node", include_str!("../scenarios/dex-ghost-node.toml")),
     ("dex-grows", include_str!("../scenarios/dex-grows.toml")),

@@ -104,7 +104,12 @@ const ONCE_WRONG: [(&str, u64, &str); 13] = [
 ];
 
 /// The same for random scenarios, by kind.
-const RANDOM_ONCE_WRONG: [(&str, u64, &str); 12] = [
+const RANDOM_ONCE_WRONG: [(&str, u64, &str); 13] = [
+    (
+        "dex-cut",
+        70,
+        "two handles waited for each other, each at the compute server of the other's doubts (C26)",
+    ),
     (
         "all",
         220_000_186,

@@ -34,6 +34,15 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         to: u16,
         near: Option<&L::Key>,
     ) -> Result<Reshaped, IndexError> {
+        self.while_settling(self.try_move(from, to, near)).await
+    }
+
+    async fn try_move(
+        &self,
+        from: u16,
+        to: u16,
+        near: Option<&L::Key>,
+    ) -> Result<Reshaped, IndexError> {
         let fabric = self.pages.fabric();
         let (started_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
         let known = |number: u16| usize::from(number) < self.parts.len();

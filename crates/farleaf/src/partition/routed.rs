@@ -3,6 +3,10 @@
 //! All compute servers are in this process, so that bringing it there is a call; the client's endpoint does
 //! the remote operations, on behalf of the owner.
 //!
+//! *Invariant* (`docs/internals/cache.md`)
+//! - C26. While an operation of a handle waits at one compute server, the handle settles what it is in doubt about at the others: the
+//!   two handles of a pair could wait for each other.
+//!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
 use super::part::Part;
@@ -15,11 +19,14 @@ use crate::index::{
 };
 use crate::page::Layout;
 use crate::remote::{PageClient, RemoteError};
+use crate::rules;
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::cell::RefCell;
+use std::future::poll_fn;
 use std::ops::Bound;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 
 /// A client's handle.
@@ -90,6 +97,33 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         self.pages.doubtful().set(self.parts.iter().any(|part| part.index.has_doubts()));
     }
 
+    /// Does `work`, and settles meanwhile what this handle is in doubt about (C26): another handle may wait for that at another compute
+    /// server, and this one for what the other is in doubt about.
+    pub(super) async fn while_settling<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        let mut settling: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
+        poll_fn(|context| {
+            let polled = work.as_mut().poll(context);
+            let settles = !self.pages.fabric().breaks(rules::DOUBTS_SETTLED_ELSEWHERE);
+            if polled.is_pending() && settles && (settling.is_some() || self.pages.doubtful().get())
+            {
+                let settler = settling.get_or_insert_with(|| Box::pin(self.settle_until_certain()));
+                if settler.as_mut().poll(context).is_ready() {
+                    settling = None;
+                }
+            }
+            polled
+        })
+        .await
+    }
+
+    async fn settle_until_certain(&self) {
+        while self.pages.doubtful().get() {
+            self.pages.fabric().sleep(LONGEST_WAIT_NS).await;
+            self.settle_some().await;
+        }
+    }
+
     /// What comes before each operation.
     #[inline]
     async fn begin(&self) {
@@ -131,13 +165,14 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         key: &L::Key,
         work: impl Fn(&'a DexIndex<F, L>) -> W,
     ) -> Result<T, IndexError> {
-        match work(self.find_owner(key).await?).await {
+        match self.while_settling(work(self.find_owner(key).await?)).await {
             Err(RemoteError::Moved) => {}
             outcome => return Ok(outcome?),
         }
         let mut patience = self.patience();
         loop {
-            match work(self.redirect(key, &mut patience).await?).await {
+            let part = self.redirect(key, &mut patience).await?;
+            match self.while_settling(work(part)).await {
                 Err(RemoteError::Moved) => {}
                 outcome => return Ok(outcome?),
             }
@@ -228,11 +263,12 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
                 (owner, map.range_of(owner))
             };
             let had = records.len();
-            let covered = self.parts[usize::from(owner)].index.scan(&rest, &mut records).await;
+            let part = &self.parts[usize::from(owner)];
+            let covered = self.while_settling(part.index.scan(&rest, &mut records)).await;
             match covered {
                 Ok(range) if range == expected => {
                     if let Some((key, _)) = records.get(had) {
-                        self.parts[usize::from(owner)].sample(key);
+                        part.sample(key);
                     }
                     match go_behind(&mut rest, range, &L::min_key()) {
                         true => continue,
@@ -260,7 +296,7 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
 
     async fn flush(&self) -> Result<(), IndexError> {
         for part in &self.parts {
-            part.index.flush().await?;
+            self.while_settling(part.index.flush()).await?;
         }
         Ok(())
     }
@@ -277,7 +313,7 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
 impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         for part in &self.parts {
-            match part.index.collect().await {
+            match self.while_settling(part.index.collect()).await {
                 // Who has taken the keys over collects there.
                 Ok(()) | Err(RemoteError::Moved) => {}
                 Err(error) => return Err(error.into()),
