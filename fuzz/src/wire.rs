@@ -3,7 +3,7 @@
 #![no_main]
 
 use farleaf::page::Fixed8;
-use farleaf::wire::{Reply, Request};
+use farleaf::wire::{Ask, Reply, Request, Told};
 use farleaf_fabric::Message;
 use libfuzzer_sys::fuzz_target;
 
@@ -15,5 +15,11 @@ fuzz_target!(|data: &[u8]| {
         let mut message = Message::new();
         reply.encode(&mut message);
         assert_eq!(&message[..], data);
+    }
+    if let Some(ask) = Ask::<Fixed8>::decode(data) {
+        assert_eq!(&ask.encode()[..], data);
+    }
+    if let Some(told) = Told::<Fixed8>::decode(data) {
+        assert_eq!(&told.encode()[..], data);
     }
 });

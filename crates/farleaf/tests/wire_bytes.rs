@@ -2,7 +2,10 @@
 //! as these stay.
 
 use farleaf::page::{Action, Answer, Fixed8, LeafEdit};
-use farleaf::wire::{Ask, Refusal, Reply, Request, Share, Ticket, Told, Trouble, Usage};
+use farleaf::wire::{
+    Ask, OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, Ticket, Told,
+    TreeRequest, Trouble, Usage,
+};
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
@@ -20,19 +23,19 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
     let edit = |action| Request::Edit(LeafEdit { key, action });
     let walk = |action, ticket| {
         let edit = LeafEdit { key, action };
-        Request::Walk { node, level, edit, ticket }
+        OffloadRequest::Walk { node, level, edit, ticket }.into()
     };
     vec![
-        (Request::Describe, "00"),
+        (TreeRequest::Describe.into(), "00"),
         (
-            Request::Create { share: Share::Range { low: key, high: None } },
+            TreeRequest::Create { share: Share::Range { low: key, high: None } }.into(),
             "0100887766554433221100",
         ),
         (
-            Request::Create { share: Share::Range { low: 0, high: Some(key) } },
+            TreeRequest::Create { share: Share::Range { low: 0, high: Some(key) } }.into(),
             "01000000000000000000018877665544332211",
         ),
-        (Request::Create { share: Share::Hash { servers: 0x0201 } }, "01010102"),
+        (TreeRequest::Create { share: Share::Hash { servers: 0x0201 } }.into(), "01010102"),
         (edit(Action::Get), "028877665544332211"),
         (edit(Action::Insert(value)), "0388776655443322110807060504030201"),
         (edit(Action::Update(value)), "0488776655443322110807060504030201"),
@@ -43,30 +46,39 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "07887766554433221108070605040302010900000000000000",
         ),
         (
-            Request::Scan { lower: Included(key), upper: Excluded(value), reverse: true, limit },
+            TreeRequest::Scan {
+                lower: Included(key),
+                upper: Excluded(value),
+                reverse: true,
+                limit,
+            }
+            .into(),
             "080188776655443322110208070605040302010101020000",
         ),
         (
-            Request::Scan { lower: Unbounded, upper: Unbounded, reverse: false, limit },
+            TreeRequest::Scan { lower: Unbounded, upper: Unbounded, reverse: false, limit }.into(),
             "0800000001020000",
         ),
-        (Request::AllocateChunk { bytes: value }, "090807060504030201"),
-        (Request::LoadBegin { fill_permille: 0x0201 }, "0a0102"),
+        (PoolRequest::AllocateChunk { bytes: value }.into(), "090807060504030201"),
+        (TreeRequest::LoadBegin { fill_permille: 0x0201 }.into(), "0a0102"),
         (
-            Request::LoadAppend { records: vec![(key, value), (1, 2)] },
+            TreeRequest::LoadAppend { records: vec![(key, value), (1, 2)] }.into(),
             "0b020000008877665544332211080706050403020101000000000000000200000000000000",
         ),
-        (Request::LoadEnd, "0c"),
-        (Request::LoadAbort, "0d"),
-        (Request::Collect, "0e"),
-        (Request::Usage, "0f"),
-        (Request::Claim { options: value, root: node }, "1008070605040302010004060504030201"),
-        (Request::Register, "11"),
-        (Request::LogArea { owner: 0x0201, create: true }, "12010201"),
-        (Request::DeclareDead { compute_server: 0x0201, fenced: true }, "13010201"),
-        (Request::OwnerState { owner: 0x0201 }, "140102"),
+        (TreeRequest::LoadEnd.into(), "0c"),
+        (TreeRequest::LoadAbort.into(), "0d"),
+        (TreeRequest::Collect.into(), "0e"),
+        (PoolRequest::Usage.into(), "0f"),
         (
-            Request::GiveBack { nodes: vec![node, GlobalAddr::NULL] },
+            PoolRequest::Claim { options: value, root: node }.into(),
+            "1008070605040302010004060504030201",
+        ),
+        (OwnerRequest::Register.into(), "11"),
+        (OwnerRequest::LogArea { owner: 0x0201, create: true }.into(), "12010201"),
+        (OwnerRequest::DeclareDead { compute_server: 0x0201, fenced: true }.into(), "13010201"),
+        (OwnerRequest::OwnerState { owner: 0x0201 }.into(), "140102"),
+        (
+            PoolRequest::GiveBack { nodes: vec![node, GlobalAddr::NULL] }.into(),
             "1500040605040302010000000000000000",
         ),
         (walk(Action::Get, None), "1600040605040302010200887766554433221100"),
@@ -91,19 +103,20 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "16000406050403020102058877665544332211080706050403020109000000000000000101020501020304",
         ),
         (
-            Request::WalkScan {
+            OffloadRequest::WalkScan {
                 node,
                 level,
                 lower: Excluded(key),
                 upper: Unbounded,
                 reverse: false,
                 limit,
-            },
+            }
+            .into(),
             "17000406050403020102028877665544332211000001020000",
         ),
-        (Request::CloseTicket { ticket: TICKET }, "1801020501020304"),
-        (Request::DeadOwners { compute_server: 0x0201 }, "190102"),
-        (Request::Retire { owner: 0x0201 }, "1a0102"),
+        (OffloadRequest::CloseTicket { ticket: TICKET }.into(), "1801020501020304"),
+        (OwnerRequest::DeadOwners { compute_server: 0x0201 }.into(), "190102"),
+        (OwnerRequest::Retire { owner: 0x0201 }.into(), "1a0102"),
     ]
 }
 

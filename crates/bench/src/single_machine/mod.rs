@@ -24,7 +24,7 @@ use farleaf::page::{DesignId, Layout};
 use farleaf::remote::RpcClient;
 use farleaf::server::tree::{Loader, MAX_RESTARTS, Tree};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf::wire::{Refusal, Reply, Request, Usage};
+use farleaf::wire::{PoolRequest, Refusal, Reply, Request, Usage};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
@@ -99,7 +99,7 @@ impl<L: Layout> Design<L> for SingleMachine {
         let options = DesignId::SingleMachine as u64 | fabric.random() << 32;
         for number in (0..fabric.memory_servers()).rev() {
             let server = ServerId::new(number);
-            let claim = Request::Claim { options, root: GlobalAddr::NULL };
+            let claim = Request::from(PoolRequest::Claim { options, root: GlobalAddr::NULL });
             match rpc.ask_harmless(server, &claim).await? {
                 Reply::Done => {}
                 _ => return Err(IndexError::BadReply { server }),

@@ -10,25 +10,25 @@ use std::ops::{Bound, RangeBounds};
 
 /// An ordered key-value index, as one client sees it.
 ///
-/// Single-key operations are linearizable, across clients and compute servers. A scan is not a snapshot:
-/// it sees every key that is there throughout, once and in order, and no key that never was; of keys
-/// that come, go or change meanwhile it sees some state. An operation that ends in
-/// [`IndexError::Indeterminate`] may have happened, and may still happen later; with any other error it
-/// has not and will not.
+/// Single-key operations are linearizable, across clients and compute servers. A scan is not a
+/// snapshot: it sees every key that is there throughout, once and in order, and no key that never
+/// was; of keys that come, go or change meanwhile it sees some state. An operation that ends in
+/// [`IndexError::Indeterminate`] may have happened, and may still happen later; with any other
+/// error it has not and will not.
 ///
-/// A design brings `get`, `execute`, `scan`, `bulk_load` and `flush`; the rest follows from these. What operators do to an
-/// index is in [`super::IndexAdmin`].
+/// A design brings `get`, `execute`, `scan`, `bulk_load` and `flush`; the rest follows from these.
+/// What operators do to an index is in [`super::IndexAdmin`].
 ///
-/// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be in
-/// flight together.
+/// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be
+/// in flight together.
 pub trait RangeIndex {
     /// Keys.
     type Key: Clone + Ord + Debug + 'static;
     /// Values.
     type Value: Clone + Eq + Debug + 'static;
 
-    /// The value of `key`. Apart from `execute`, because lookups are what most programs do most: designs answer them without
-    /// what changes need.
+    /// The value of `key`. Apart from `execute`, because lookups are what most programs do most:
+    /// designs answer them without what changes need.
     fn get(&self, key: &Self::Key)
     -> impl Future<Output = Result<Option<Self::Value>, IndexError>>;
 
@@ -45,16 +45,16 @@ pub trait RangeIndex {
     ) -> impl Future<Output = Result<Records<Self::Key, Self::Value>, IndexError>>;
 
     /// Fills an empty index from records that ascend strictly, with pages filled to `fill` (0.1 to
-    /// 1.0); returns how many there were. Nobody else may use the index meanwhile. Readers see nothing
-    /// of it until it is done; if it fails, the index stays empty.
+    /// 1.0); returns how many there were. Nobody else may use the index meanwhile. Readers see
+    /// nothing of it until it is done; if it fails, the index stays empty.
     fn bulk_load(
         &self,
         records: impl Iterator<Item = (Self::Key, Self::Value)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 
-    /// Returns when the memory servers have everything that was acknowledged before the call. Designs whose clients cache no
-    /// changes have nothing to do.
+    /// Returns when the memory servers have everything that was acknowledged before the call.
+    /// Designs whose clients cache no changes have nothing to do.
     fn flush(&self) -> impl Future<Output = Result<(), IndexError>>;
 
     /// Adds `key`; `false`, and nothing changes, if it is there already.
@@ -115,8 +115,8 @@ pub trait RangeIndex {
         32
     }
 
-    /// The values of `keys`, in their order; the lookups are in flight together. Each is linearizable,
-    /// all of them together are not.
+    /// The values of `keys`, in their order; the lookups are in flight together. Each is
+    /// linearizable, all of them together are not.
     fn multi_get(
         &self,
         keys: &[Self::Key],
@@ -132,9 +132,10 @@ pub trait RangeIndex {
         }
     }
 
-    /// Settles what operations of this handle did not learn the outcome of: pages that it may hold, WRITEs that may still land. Only this
-    /// handle can; so after an operation that ended as indeterminate, call it before the handle is dropped, or others wait for these
-    /// pages for ever. Designs whose clients hold nothing have nothing to do.
+    /// Settles what operations of this handle did not learn the outcome of: pages that it may hold,
+    /// WRITEs that may still land. Only this handle can; so after an operation that ended as
+    /// indeterminate, call it before the handle is dropped, or others wait for these pages for
+    /// ever. Designs whose clients hold nothing have nothing to do.
     fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
@@ -213,8 +214,8 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// What can be chosen when an index is made.
     type Options: Clone + Debug + Send + Sync;
 
-    /// What all handles of an index in this process share beside the memory servers: the caches of its
-    /// compute servers. `()` for designs that keep nothing there.
+    /// What all handles of an index in this process share beside the memory servers: the caches of
+    /// its compute servers. `()` for designs that keep nothing there.
     type Compute: Clone + Debug + Send + Sync + 'static;
 
     /// The handles.
@@ -229,7 +230,8 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// The compute side of one index, to be made once and given to every [`Design::open`].
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the options make no sense, or there is no memory for a cache.
+    /// [`IndexError::InvalidArgument`] if the options make no sense, or there is no memory for a
+    /// cache.
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError>;
 
     /// Opens the index that the memory servers hold.
@@ -244,8 +246,8 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
         0
     }
 
-    /// Bytes of the index's own memory on the compute side, caches apart; 0 for designs that keep their
-    /// nodes on the memory servers.
+    /// Bytes of the index's own memory on the compute side, caches apart; 0 for designs that keep
+    /// their nodes on the memory servers.
     fn local_bytes(compute: &Self::Compute) -> u64 {
         let _ = compute;
         0

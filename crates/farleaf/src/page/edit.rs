@@ -1,5 +1,5 @@
-//! The operations of one key, as edits of its leaf: the same on the compute side, in a frame or in a copy of the page,
-//! and on a memory server that does them there.
+//! The operations of one key, as edits of its leaf: the same on the compute side, in a frame or in
+//! a copy of the page, and on a memory server that does them there.
 //!
 //! *Thread safety*: plain functions, for whoever holds the leaf.
 
@@ -7,7 +7,8 @@ use super::layout::{Layout, LeafInsert};
 use super::view::{HEADER_WORDS, META_WORD, Page};
 use std::ops::Range;
 
-/// An operation on one key. One that is carried out borrows its key and values; one in a message owns them.
+/// An operation on one key. One that is carried out borrows its key and values; one in a message
+/// owns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafEdit<K, V> {
     /// The key.
@@ -38,7 +39,8 @@ pub enum Action<V> {
 pub struct Answer<V> {
     /// Whether its condition held; of a lookup, whether the key is there.
     pub applied: bool,
-    /// The value that was found, where that is of interest: by a lookup, or by a compare-exchange that failed.
+    /// The value that was found, where that is of interest: by a lookup, or by a compare-exchange
+    /// that failed.
     pub found: Option<V>,
 }
 
@@ -113,7 +115,8 @@ impl<K: Clone, V: Clone> LeafEdit<&K, &V> {
 }
 
 impl<K, V: Eq> LeafEdit<&K, &V> {
-    /// Whether it would leave the leaf with too few records, which only a holder of its parents can mend.
+    /// Whether it would leave the leaf with too few records, which only a holder of its parents can
+    /// mend.
     pub fn would_leave_sparse<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
         matches!(self.action, Action::Remove)
             && page.live_count() <= least_entries::<L>()

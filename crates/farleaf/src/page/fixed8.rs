@@ -16,7 +16,7 @@
 use super::checksum::chained_sum;
 use super::layout::{Layout, LeafInsert, Probe, Reach, ScanWindow};
 use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
-use farleaf_fabric::{GlobalAddr, Message};
+use farleaf_fabric::GlobalAddr;
 use std::ops::{Bound, Range};
 
 /// `u64` keys and values in pages of `WORDS` words; 128 of them, 1 KB, hold 60 records.
@@ -165,28 +165,6 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     fn min_key() -> u64 {
         0
-    }
-
-    #[inline]
-    fn put_key(key: &u64, to: &mut Message) {
-        to.extend_from_slice(&key.to_le_bytes());
-    }
-
-    #[inline]
-    fn take_key(from: &mut &[u8]) -> Option<u64> {
-        let (word, rest) = from.split_first_chunk()?;
-        *from = rest;
-        Some(u64::from_le_bytes(*word))
-    }
-
-    #[inline]
-    fn put_value(value: &u64, to: &mut Message) {
-        Self::put_key(value, to);
-    }
-
-    #[inline]
-    fn take_value(from: &mut &[u8]) -> Option<u64> {
-        Self::take_key(from)
     }
 
     #[inline]

@@ -102,6 +102,15 @@ pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> 
     keys.0 >= others.0 && ends
 }
 
+/// What a message can have as a field.
+pub trait Wire: Sized {
+    /// Appends it to a message.
+    fn put(&self, to: &mut Message);
+    /// Takes one off the front of a message; `None` if there is none. Any bytes may be there: it
+    /// never panics, and never allocates more than the message is long.
+    fn take(from: &mut &[u8]) -> Option<Self>;
+}
+
 /// The bytes of one kind of page.
 ///
 /// Functions that read accept pages that change under them: they may return nonsense then, which
@@ -109,9 +118,9 @@ pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> 
 /// page are for its exclusive holder, and keep P1–P6 of `docs/internals/page-format.md`.
 pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Keys, in their order.
-    type Key: Clone + Ord + Debug + Send + Sync + 'static;
+    type Key: Clone + Ord + Debug + Wire + Send + Sync + 'static;
     /// Values.
-    type Value: Clone + Eq + Debug + Send + Sync + 'static;
+    type Value: Clone + Eq + Debug + Wire + Send + Sync + 'static;
 
     /// Words of a page, header included.
     const PAGE_WORDS: usize;
@@ -123,14 +132,6 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// The smallest key.
     fn min_key() -> Self::Key;
 
-    /// Appends a key to a message.
-    fn put_key(key: &Self::Key, to: &mut Message);
-    /// Takes a key off the front of a message; `None` if there is none.
-    fn take_key(from: &mut &[u8]) -> Option<Self::Key>;
-    /// Appends a value to a message.
-    fn put_value(value: &Self::Value, to: &mut Message);
-    /// Takes a value off the front of a message; `None` if there is none.
-    fn take_value(from: &mut &[u8]) -> Option<Self::Value>;
     /// A hash of the key that spreads over all 64 bits.
     fn hash(key: &Self::Key) -> u64;
 

@@ -5,7 +5,7 @@ use crate::index::dex::{Builder, DexOptions, MemoryUse, of_word};
 use crate::index::{Design, IndexError};
 use crate::page::{DesignId, Layout};
 use crate::remote::{Image, PageClient, RpcClient};
-use crate::wire::{Refusal, Reply, Request};
+use crate::wire::{PoolRequest, Refusal, Reply};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
@@ -68,7 +68,7 @@ impl<L: Layout> Design<L> for Dex {
         for number in (0..fabric.memory_servers()).rev() {
             let server = ServerId::new(number);
             let root = if server == ROOT_SERVER { root } else { GlobalAddr::NULL };
-            match rpc.ask_harmless(server, &Request::Claim { options, root }).await? {
+            match rpc.ask_harmless(server, &PoolRequest::Claim { options, root }.into()).await? {
                 Reply::Done => {}
                 _ => return Err(IndexError::BadReply { server }),
             }

@@ -16,7 +16,7 @@ use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
 use crate::page::{Action, Layout, LeafEdit};
 use crate::remote::{PageClient, RemoteError};
 use crate::together::all;
-use crate::wire::{Ask, Refusal, Request, SCAN_REPLY_RECORDS, Told, Trouble};
+use crate::wire::{Ask, PoolRequest, Refusal, Request, SCAN_REPLY_RECORDS, Told, Trouble};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
@@ -91,7 +91,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         while !ended() {
             let round = detector.begin_round();
             let servers = (0..fabric.memory_servers()).map(ServerId::new);
-            let asked = servers.map(|server| fabric.call(server, Request::<L>::Usage.encode()));
+            let asked = servers
+                .map(|server| fabric.call(server, Request::<L>::from(PoolRequest::Usage).encode()));
             let answers = all(asked).await;
             answers.iter().filter_map(|answer| answer.as_ref().err()).for_each(|error| {
                 detector.learn(error);

@@ -8,7 +8,7 @@
 
 use super::{RemoteError, RpcClient};
 use crate::page::{Layout, NodeCarver};
-use crate::wire::{GIVE_BACK_NODES, Reply, Request};
+use crate::wire::{GIVE_BACK_NODES, PoolRequest, Reply, Request};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 
@@ -50,7 +50,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
                 return Ok(node);
             }
             // Asked again after an unknown outcome, this wastes a chunk and nothing else.
-            let request = Request::AllocateChunk { bytes: self.chunk_bytes };
+            let request = Request::from(PoolRequest::AllocateChunk { bytes: self.chunk_bytes });
             let Reply::Chunk { at, bytes } = self.client.ask_harmless(server, &request).await?
             else {
                 return Err(RemoteError::BadReply { server });
@@ -127,12 +127,14 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             if nodes.is_empty() {
                 return Ok(());
             }
-            let request = Request::GiveBack { nodes };
+            let request = Request::from(PoolRequest::GiveBack { nodes });
             match self.client.expect_done(server, &request).await {
                 Ok(()) => {}
                 Err(error @ RemoteError::Indeterminate(_)) => return Err(error),
                 Err(error) => {
-                    let Request::GiveBack { nodes } = request else { return Err(error) };
+                    let Request::Pool(PoolRequest::GiveBack { nodes }) = request else {
+                        return Err(error);
+                    };
                     nodes.into_iter().for_each(|node| self.give_back(node));
                     return Err(error);
                 }

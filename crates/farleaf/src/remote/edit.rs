@@ -5,8 +5,8 @@ use crate::page::{Answer, Layout, LeafEdit, LeafOutcome};
 use farleaf_fabric::{Fabric, Work};
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Does `edit` to the leaf that `copy` is of, if it is still as in the copy: one CAS and three WRITEs,
-    /// or nothing at all if the edit changes nothing. `None`: there is no room for it.
+    /// Does `edit` to the leaf that `copy` is of, if it is still as in the copy: one CAS and three
+    /// WRITEs, or nothing at all if the edit changes nothing. `None`: there is no room for it.
     ///
     /// # Errors
     /// As [`PageClient::replace`].
@@ -26,8 +26,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Makes `image` the content of the page that `copy` is of, if it is still as in the copy: one CAS and three
-    /// WRITEs.
+    /// Makes `image` the content of the page that `copy` is of, if it is still as in the copy: one
+    /// CAS and three WRITEs.
     ///
     /// # Errors
     /// [`Miss::Restart`] if the page has changed since, or is locked; nothing has changed then.

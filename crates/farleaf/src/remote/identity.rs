@@ -3,7 +3,7 @@
 
 use super::{PageClient, RemoteError};
 use crate::page::Layout;
-use crate::wire::{LOG_SLOTS, Reply, Request, TICKETS, Ticket, log_slot_bytes};
+use crate::wire::{LOG_SLOTS, OwnerRequest, Reply, Request, TICKETS, Ticket, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 
@@ -180,7 +180,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(owner);
         }
         // Asked again after an unknown outcome, this wastes a number and nothing else.
-        let reply = self.rpc.ask_harmless(REGISTRAR, &Request::Register).await?;
+        let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register.into()).await?;
         let Reply::Owner { owner, .. } = reply else {
             return Err(RemoteError::BadReply { server: REGISTRAR });
         };
@@ -198,7 +198,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         server: ServerId,
         create: bool,
     ) -> Result<GlobalAddr, RemoteError> {
-        let request = Request::LogArea { owner, create };
+        let request = Request::from(OwnerRequest::LogArea { owner, create });
         match self.rpc.ask_harmless(server, &request).await? {
             Reply::Chunk { at, bytes }
                 if at.server() == server && bytes >= LOG_SLOTS * log_slot_bytes::<L>() =>

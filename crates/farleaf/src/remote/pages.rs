@@ -18,7 +18,7 @@ use super::lock::Doubt;
 use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
 use crate::page::{Layout, LockWord, NodeCarver};
 use crate::rules;
-use crate::wire::{Reply, Request};
+use crate::wire::{OwnerRequest, PoolRequest, Reply};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
@@ -75,7 +75,7 @@ impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
             && self.identity.is_at_rest()
             && self.fabric().counters().snapshot().indeterminate == 0;
         if is_at_rest || self.fabric().breaks(rules::NUMBERS_AT_REST) {
-            drop(self.rpc.post(REGISTRAR, &Request::Retire { owner }));
+            drop(self.rpc.post(REGISTRAR, &OwnerRequest::Retire { owner }.into()));
         }
     }
 }
@@ -440,7 +440,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// The part of a memory server's memory that is given out; none if it does not say.
     pub async fn used_part(&self, server: ServerId) -> Option<f64> {
-        match self.rpc.ask_harmless(server, &Request::Usage).await {
+        match self.rpc.ask_harmless(server, &PoolRequest::Usage.into()).await {
             Ok(Reply::Usage(usage)) => {
                 Some(usage.allocated_bytes as f64 / usage.pool_bytes.max(1) as f64)
             }

@@ -24,7 +24,7 @@ use super::redo::{Redo, RedoPage};
 use super::{Image, Miss, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
 use crate::rules;
-use crate::wire::{LOG_SLOTS, Refusal, Reply, Request, log_slot_bytes};
+use crate::wire::{LOG_SLOTS, OwnerRequest, Refusal, Reply, Request, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     async fn tell_dead(&self, compute_server: u16, fenced: bool) -> Result<(), RemoteError> {
-        let request = Request::DeclareDead { compute_server, fenced };
+        let request = Request::from(OwnerRequest::DeclareDead { compute_server, fenced });
         // Saying it twice is no harm.
         match self.rpc.ask_harmless(REGISTRAR, &request).await? {
             Reply::Done => Ok(()),
@@ -76,7 +76,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if owner == 0 || self.identity.owner() == Some(owner) {
             return Ok(()); // what is this client's own is settled before every retry
         }
-        let state = match self.rpc.ask_harmless(REGISTRAR, &Request::OwnerState { owner }).await {
+        let state = match self
+            .rpc
+            .ask_harmless(REGISTRAR, &OwnerRequest::OwnerState { owner }.into())
+            .await
+        {
             Ok(Reply::Owner { dead, compute_server, fenced, .. }) => {
                 let dead = dead || self.fabric().breaks(rules::DEAD_IF_DECLARED);
                 dead.then_some((compute_server, fenced))
@@ -172,7 +176,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// The clients of a compute server that were declared dead, the latest first.
     async fn dead_owners(&self, compute_server: u16) -> Result<Vec<u16>, RemoteError> {
-        let request = Request::DeadOwners { compute_server };
+        let request = Request::from(OwnerRequest::DeadOwners { compute_server });
         match self.rpc.ask_harmless(REGISTRAR, &request).await? {
             Reply::Owners(owners) => Ok(owners),
             _ => Err(RemoteError::BadReply { server: REGISTRAR }),

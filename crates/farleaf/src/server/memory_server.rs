@@ -10,7 +10,10 @@ use super::owners::{Owner, Owners};
 use super::tree::{Loader, Tree};
 use super::walks::{Stretch, Walks};
 use crate::page::{DesignId, Layout, NodeCarver, Page, Superblock};
-use crate::wire::{DEAD_OWNERS, GIVE_BACK_NODES, Refusal, Reply, Request, Share, Usage};
+use crate::wire::{
+    DEAD_OWNERS, GIVE_BACK_NODES, OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply,
+    Request, Share, TreeRequest, Usage,
+};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
     Backing, Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId,
@@ -254,82 +257,108 @@ impl<L: Layout> MemoryServer<L> {
         client: u16,
         request: Request<L>,
     ) -> Result<Reply<L>, Refusal> {
-        Ok(match request {
+        match request {
             Request::Edit(edit) => {
                 let edit = edit.as_ref();
                 self.mine(edit.key)?;
-                Reply::of_edit(edit, self.tree.execute(cpu, edit).await?)
+                Ok(Reply::of_edit(edit, self.tree.execute(cpu, edit).await?))
             }
-            Request::Scan { lower, upper, reverse, limit } => {
+            Request::Tree(request) => self.answer_of_tree(cpu, request).await,
+            Request::Pool(request) => self.answer_of_pool(request),
+            Request::Owners(request) => self.answer_of_owners(client, request),
+            Request::Offload(request) => self.answer_of_offload(cpu, request).await,
+        }
+    }
+
+    async fn answer_of_tree<C: Cpu>(
+        &self,
+        cpu: &C,
+        request: TreeRequest<L>,
+    ) -> Result<Reply<L>, Refusal> {
+        match request {
+            TreeRequest::Describe => return Ok(Reply::Description(self.share.get().cloned())),
+            TreeRequest::Create { share } => return self.create(share),
+            TreeRequest::Scan { lower, upper, reverse, limit } => {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX);
                 let (records, more) = self.tree.scan(cpu, &lower, &upper, reverse, limit).await?;
-                Reply::Records { records, more }
+                return Ok(Reply::Records { records, more });
             }
-            Request::Describe => Reply::Description(self.share.get().cloned()),
-            Request::Create { share } => self.create(share)?,
-            Request::AllocateChunk { bytes } => self.allocate(bytes)?,
-            Request::Walk { node, level, edit, ticket } => {
-                let page_at = |at| self.page(at);
-                self.walks.walk(cpu, page_at, (node, level), edit.as_ref(), ticket).await?
-            }
-            Request::WalkScan { node, level, lower, upper, reverse, limit } => {
-                let stretch = Stretch { lower, upper, reverse, limit };
-                Walks::scan(cpu, |at| self.page(at), (node, level), stretch).await?
-            }
-            Request::CloseTicket { ticket } => self.walks.close(ticket),
-            Request::GiveBack { nodes } => self.give_back(&nodes)?,
-            Request::Claim { options, root } => self.claim(options, root)?,
-            Request::Register => {
-                let owner = self.owners.register(client)?;
-                Reply::Owner { owner, compute_server: client, dead: false, fenced: false }
-            }
-            Request::Retire { owner } => {
-                self.owners.retire(owner, client);
-                Reply::Done
-            }
-            Request::LogArea { owner, create } => {
-                let chunks = create.then_some(&*self.chunks);
-                let (at, bytes) = self.owners.log_area(owner, Self::log_bytes(), chunks)?;
-                Reply::Chunk { at, bytes }
-            }
-            Request::DeclareDead { compute_server, fenced } => {
-                self.owners.declare_dead(compute_server, fenced);
-                Reply::Done
-            }
-            Request::DeadOwners { compute_server } => {
-                Reply::Owners(self.owners.dead_of(compute_server, DEAD_OWNERS))
-            }
-            Request::OwnerState { owner } => {
-                let state = self.owners.state(owner)?;
-                let Owner { compute_server, dead, fenced } = state;
-                Reply::Owner { owner, compute_server, dead, fenced }
-            }
-            Request::LoadBegin { fill_permille } => {
+            TreeRequest::LoadBegin { fill_permille } => {
                 let mut load = lock(&self.load);
                 if load.is_some() {
                     return Err(Refusal::Loading);
                 }
                 *load = Some(self.tree.load_begin(fill_permille)?);
-                Reply::Done
             }
-            Request::LoadAppend { records } => self.load_append(&records)?,
-            Request::LoadEnd => {
+            TreeRequest::LoadAppend { records } => return self.load_append(&records),
+            TreeRequest::LoadEnd => {
                 let loader = lock(&self.load).take().ok_or(Refusal::NotLoading)?;
                 self.tree.load_end(cpu, loader).await?;
-                Reply::Done
             }
-            Request::LoadAbort => {
+            TreeRequest::LoadAbort => {
                 if let Some(loader) = lock(&self.load).take() {
                     self.tree.load_abort(loader);
                 }
+            }
+            TreeRequest::Collect => self.tree.collect(cpu).await?,
+        }
+        Ok(Reply::Done)
+    }
+
+    fn answer_of_pool(&self, request: PoolRequest) -> Result<Reply<L>, Refusal> {
+        match request {
+            PoolRequest::AllocateChunk { bytes } => self.allocate(bytes),
+            PoolRequest::Usage => Ok(Reply::Usage(self.usage())),
+            PoolRequest::Claim { options, root } => self.claim(options, root),
+            PoolRequest::GiveBack { nodes } => self.give_back(&nodes),
+        }
+    }
+
+    fn answer_of_owners(&self, client: u16, request: OwnerRequest) -> Result<Reply<L>, Refusal> {
+        Ok(match request {
+            OwnerRequest::Register => {
+                let owner = self.owners.register(client)?;
+                Reply::Owner { owner, compute_server: client, dead: false, fenced: false }
+            }
+            OwnerRequest::Retire { owner } => {
+                self.owners.retire(owner, client);
                 Reply::Done
             }
-            Request::Collect => {
-                self.tree.collect(cpu).await?;
+            OwnerRequest::LogArea { owner, create } => {
+                let chunks = create.then_some(&*self.chunks);
+                let (at, bytes) = self.owners.log_area(owner, Self::log_bytes(), chunks)?;
+                Reply::Chunk { at, bytes }
+            }
+            OwnerRequest::DeclareDead { compute_server, fenced } => {
+                self.owners.declare_dead(compute_server, fenced);
                 Reply::Done
             }
-            Request::Usage => Reply::Usage(self.usage()),
+            OwnerRequest::DeadOwners { compute_server } => {
+                Reply::Owners(self.owners.dead_of(compute_server, DEAD_OWNERS))
+            }
+            OwnerRequest::OwnerState { owner } => {
+                let Owner { compute_server, dead, fenced } = self.owners.state(owner)?;
+                Reply::Owner { owner, compute_server, dead, fenced }
+            }
         })
+    }
+
+    async fn answer_of_offload<C: Cpu>(
+        &self,
+        cpu: &C,
+        request: OffloadRequest<L>,
+    ) -> Result<Reply<L>, Refusal> {
+        let page_at = |at| self.page(at);
+        match request {
+            OffloadRequest::Walk { node, level, edit, ticket } => {
+                self.walks.walk(cpu, page_at, (node, level), edit.as_ref(), ticket).await
+            }
+            OffloadRequest::WalkScan { node, level, lower, upper, reverse, limit } => {
+                let stretch = Stretch { lower, upper, reverse, limit };
+                Walks::scan(cpu, page_at, (node, level), stretch).await
+            }
+            OffloadRequest::CloseTicket { ticket } => Ok(self.walks.close(ticket)),
+        }
     }
 }
 

@@ -1,121 +1,183 @@
-//! The fields of messages: integers little-endian, keys and values as the layout writes them.
+//! The fields of messages: integers little-endian, keys and values as their types have it.
 //!
-//! *Invariant*: any bytes may arrive. Taking a field never panics, and never allocates more than the message is long.
+//! *Invariant*: any bytes may arrive. Taking a field never panics, and never allocates more than
+//! the message is long.
 //! *Thread safety*: plain functions.
 
-use crate::page::{Action, Layout, LeafEdit};
+use super::table::fields;
+use crate::page::{Action, Answer, LeafEdit, Wire};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 
-pub(super) fn take_bytes<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
-    let (bytes, rest) = from.split_first_chunk::<N>()?;
-    *from = rest;
-    Some(*bytes)
+macro_rules! integers {
+    ($($integer:ty),+) => {
+        $(impl Wire for $integer {
+            #[inline]
+            fn put(&self, to: &mut Message) {
+                to.extend_from_slice(&self.to_le_bytes());
+            }
+
+            #[inline]
+            fn take(from: &mut &[u8]) -> Option<Self> {
+                let (bytes, rest) = from.split_first_chunk()?;
+                *from = rest;
+                Some(Self::from_le_bytes(*bytes))
+            }
+        })+
+    };
 }
 
-#[inline]
-pub(super) fn take_u8(from: &mut &[u8]) -> Option<u8> {
-    take_bytes::<1>(from).map(|[byte]| byte)
-}
+integers!(u8, u16, u32, u64);
 
-pub(super) fn take_u16(from: &mut &[u8]) -> Option<u16> {
-    take_bytes(from).map(u16::from_le_bytes)
-}
+impl Wire for bool {
+    #[inline]
+    fn put(&self, to: &mut Message) {
+        to.push(u8::from(*self));
+    }
 
-pub(super) fn take_u32(from: &mut &[u8]) -> Option<u32> {
-    take_bytes(from).map(u32::from_le_bytes)
-}
-
-pub(super) fn take_u64(from: &mut &[u8]) -> Option<u64> {
-    take_bytes(from).map(u64::from_le_bytes)
-}
-
-#[inline]
-pub(super) fn take_bool(from: &mut &[u8]) -> Option<bool> {
-    match take_u8(from)? {
-        0 => Some(false),
-        1 => Some(true),
-        _ => None,
+    #[inline]
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        match u8::take(from)? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
     }
 }
 
-/// `value` if nothing is left of the message.
-#[inline]
-pub(super) fn whole<T>(value: T, rest: &[u8]) -> Option<T> {
-    rest.is_empty().then_some(value)
-}
+impl Wire for GlobalAddr {
+    fn put(&self, to: &mut Message) {
+        self.to_bits().put(to);
+    }
 
-pub(super) fn put_records<L: Layout>(records: &[(L::Key, L::Value)], to: &mut Message) {
-    let count = u32::try_from(records.len()).unwrap_or(u32::MAX);
-    to.extend_from_slice(&count.to_le_bytes());
-    for (key, value) in records {
-        L::put_key(key, to);
-        L::put_value(value, to);
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        u64::take(from).map(Self::from_bits)
     }
 }
 
-pub(super) fn take_records<L: Layout>(from: &mut &[u8]) -> Option<Vec<(L::Key, L::Value)>> {
-    let count = take_u32(from)? as usize;
-    // A lying count must not make us allocate: a record takes two bytes at the very least.
-    let mut records = Vec::with_capacity(count.min(from.len() / 2));
+impl<T: Wire> Wire for Option<T> {
+    #[inline]
+    fn put(&self, to: &mut Message) {
+        self.is_some().put(to);
+        if let Some(value) = self {
+            value.put(to);
+        }
+    }
+
+    #[inline]
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some(if bool::take(from)? { Some(T::take(from)?) } else { None })
+    }
+}
+
+impl<K: Wire> Wire for Bound<K> {
+    fn put(&self, to: &mut Message) {
+        match self {
+            Self::Unbounded => to.push(0),
+            Self::Included(key) => {
+                to.push(1);
+                key.put(to);
+            }
+            Self::Excluded(key) => {
+                to.push(2);
+                key.put(to);
+            }
+        }
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some(match u8::take(from)? {
+            0 => Self::Unbounded,
+            1 => Self::Included(K::take(from)?),
+            2 => Self::Excluded(K::take(from)?),
+            _ => return None,
+        })
+    }
+}
+
+impl<K: Wire, V: Wire> Wire for (K, V) {
+    fn put(&self, to: &mut Message) {
+        self.0.put(to);
+        self.1.put(to);
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some((K::take(from)?, V::take(from)?))
+    }
+}
+
+/// A list: how many, as a `u32`, and each.
+impl<T: Wire> Wire for Vec<T> {
+    fn put(&self, to: &mut Message) {
+        u32::try_from(self.len()).unwrap_or(u32::MAX).put(to);
+        self.iter().for_each(|item| item.put(to));
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        take_list(u32::take(from)? as usize, from)
+    }
+}
+
+fn take_list<T: Wire>(count: usize, from: &mut &[u8]) -> Option<Vec<T>> {
+    // A lying count must not make us allocate.
+    let room = from.len() / size_of::<T>().max(1);
+    let mut list = Vec::with_capacity(count.min(room));
     for _ in 0..count {
-        records.push((L::take_key(from)?, L::take_value(from)?));
+        list.push(T::take(from)?);
     }
-    Some(records)
+    Some(list)
 }
 
-pub(super) fn put_bound<L: Layout>(bound: &Bound<L::Key>, to: &mut Message) {
-    match bound {
-        Bound::Unbounded => to.push(0),
-        Bound::Included(key) => {
-            to.push(1);
-            L::put_key(key, to);
+/// A short list: how many, as a `u16`, and each.
+pub(super) mod short {
+    use super::*;
+
+    pub(in crate::wire) fn put<T: Wire>(list: &[T], to: &mut Message) {
+        u16::try_from(list.len()).unwrap_or(u16::MAX).put(to);
+        list.iter().for_each(|item| item.put(to));
+    }
+
+    pub(in crate::wire) fn take<T: Wire>(from: &mut &[u8]) -> Option<Vec<T>> {
+        take_list(u16::take(from)?.into(), from)
+    }
+}
+
+/// A list up to the end of the message.
+pub(super) mod rest {
+    use super::*;
+
+    pub(in crate::wire) fn put<T: Wire>(list: &[T], to: &mut Message) {
+        list.iter().for_each(|item| item.put(to));
+    }
+
+    pub(in crate::wire) fn take<T: Wire>(from: &mut &[u8]) -> Option<Vec<T>> {
+        let mut list = Vec::with_capacity(from.len() / size_of::<T>().max(1));
+        while !from.is_empty() {
+            list.push(T::take(from)?);
         }
-        Bound::Excluded(key) => {
-            to.push(2);
-            L::put_key(key, to);
-        }
+        Some(list)
     }
 }
 
-pub(super) fn take_bound<L: Layout>(from: &mut &[u8]) -> Option<Bound<L::Key>> {
-    Some(match take_u8(from)? {
-        0 => Bound::Unbounded,
-        1 => Bound::Included(L::take_key(from)?),
-        2 => Bound::Excluded(L::take_key(from)?),
-        _ => return None,
-    })
-}
+fields!(Answer<V> { applied, found });
 
-pub(super) fn put_option<T>(
-    option: Option<&T>,
-    to: &mut Message,
-    put: impl FnOnce(&T, &mut Message),
-) {
-    to.push(u8::from(option.is_some()));
-    if let Some(value) = option {
-        put(value, to);
+/// The number of an edit's action, its key, and its values.
+impl<K: Wire, V: Wire> Wire for LeafEdit<K, V> {
+    fn put(&self, to: &mut Message) {
+        put_edit(0, self, to);
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        take_edit(u8::take(from)?, from)
     }
 }
 
+/// Actions that an edit can have.
+pub(super) const ACTIONS: u8 = 6;
+
+/// An edit, with the numbers of actions counted from `first` on.
 #[inline]
-pub(super) fn take_option<T>(
-    from: &mut &[u8],
-    take: impl FnOnce(&mut &[u8]) -> Option<T>,
-) -> Option<Option<T>> {
-    Some(if take_bool(from)? { Some(take(from)?) } else { None })
-}
-
-pub(super) fn put_address(address: GlobalAddr, to: &mut Message) {
-    to.extend_from_slice(&address.to_bits().to_le_bytes());
-}
-
-pub(super) fn take_address(from: &mut &[u8]) -> Option<GlobalAddr> {
-    take_u64(from).map(GlobalAddr::from_bits)
-}
-
-/// What is done with a key, as a number from `first` on, and the key and the values.
-pub(super) fn put_edit<L: Layout>(first: u8, edit: &LeafEdit<L::Key, L::Value>, to: &mut Message) {
+pub(super) fn put_edit<K: Wire, V: Wire>(first: u8, edit: &LeafEdit<K, V>, to: &mut Message) {
     let (number, values) = match &edit.action {
         Action::Get => (0, [None, None]),
         Action::Insert(value) => (1, [Some(value), None]),
@@ -125,23 +187,21 @@ pub(super) fn put_edit<L: Layout>(first: u8, edit: &LeafEdit<L::Key, L::Value>, 
         Action::CompareExchange(expected, new) => (5, [Some(expected), Some(new)]),
     };
     to.push(first + number);
-    L::put_key(&edit.key, to);
-    values.into_iter().flatten().for_each(|value| L::put_value(value, to));
+    edit.key.put(to);
+    values.into_iter().flatten().for_each(|value| value.put(to));
 }
 
-/// The edit of this number.
-pub(super) fn take_edit<L: Layout>(
-    number: u8,
-    from: &mut &[u8],
-) -> Option<LeafEdit<L::Key, L::Value>> {
-    let key = L::take_key(from)?;
+/// The edit of an action of this number.
+#[inline]
+pub(super) fn take_edit<K: Wire, V: Wire>(number: u8, from: &mut &[u8]) -> Option<LeafEdit<K, V>> {
+    let key = K::take(from)?;
     let action = match number {
         0 => Action::Get,
-        1 => Action::Insert(L::take_value(from)?),
-        2 => Action::Update(L::take_value(from)?),
-        3 => Action::Upsert(L::take_value(from)?),
+        1 => Action::Insert(V::take(from)?),
+        2 => Action::Update(V::take(from)?),
+        3 => Action::Upsert(V::take(from)?),
         4 => Action::Remove,
-        5 => Action::CompareExchange(L::take_value(from)?, L::take_value(from)?),
+        5 => Action::CompareExchange(V::take(from)?, V::take(from)?),
         _ => return None,
     };
     Some(LeafEdit { key, action })

@@ -12,7 +12,7 @@ use farleaf::index::{Design, IndexAdmin, RangeIndex};
 use farleaf::page::{Fixed8, Layout, Page, Superblock};
 use farleaf::partition::Dex;
 use farleaf::remote::RpcClient;
-use farleaf::wire::Request;
+use farleaf::wire::{PoolRequest, Request};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Cluster, GlobalAddr, Provider, RpcService};
@@ -176,7 +176,7 @@ fn tear(victims: &Victims<'_>) {
 fn free(victims: &Victims<'_>) {
     let node = victims.right.address();
     LocalConfig::default().start(victims.pool.servers.clone()).run_one(async |fabric| {
-        let request = Request::<Small>::GiveBack { nodes: vec![node] };
+        let request = Request::<Small>::from(PoolRequest::GiveBack { nodes: vec![node] });
         drop(RpcClient::new(fabric).post(node.server(), &request).await);
     });
 }

@@ -5,7 +5,7 @@ use super::CoarseIndex;
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::Layout;
 use crate::remote::RemoteError;
-use crate::wire::{Refusal, Reply, Request};
+use crate::wire::{Refusal, Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
 
 /// Records in one message.
@@ -18,7 +18,8 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
-        let begin = Request::LoadBegin { fill_permille: (fill * 1000.0).round() as u16 };
+        let begin =
+            Request::from(TreeRequest::LoadBegin { fill_permille: (fill * 1000.0).round() as u16 });
         let mut begun: Vec<ServerId> = Vec::new();
         let outcome = async {
             for server in self.map.servers() {
@@ -35,7 +36,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
             }
             let loaded = self.load_records(records).await?;
             for server in self.map.servers() {
-                self.client.expect_done(server, &Request::LoadEnd).await?;
+                self.client.expect_done(server, &TreeRequest::LoadEnd.into()).await?;
             }
             Ok(loaded)
         }
@@ -43,7 +44,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         if outcome.is_err() {
             for server in begun {
                 // Best effort: the first error is the one to report.
-                let _ = self.client.expect_done(server, &Request::LoadAbort).await;
+                let _ = self.client.expect_done(server, &TreeRequest::LoadAbort.into()).await;
             }
         }
         outcome
@@ -80,9 +81,9 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         server: ServerId,
         batch: &mut Vec<(L::Key, L::Value)>,
     ) -> Result<(), IndexError> {
-        let request = Request::LoadAppend { records: std::mem::take(batch) };
+        let request = Request::from(TreeRequest::LoadAppend { records: std::mem::take(batch) });
         let reply = self.client.ask(server, &request).await?;
-        if let Request::LoadAppend { records } = request {
+        if let Request::Tree(TreeRequest::LoadAppend { records }) = request {
             *batch = records;
             batch.clear();
         }

@@ -1,10 +1,11 @@
-//! The coarse-grained design: the key space is divided among the memory servers, by ranges or by a hash,
-//! each has a tree of its own, and every operation is an RPC to one of them.
+//! The coarse-grained design: the key space is divided among the memory servers, by ranges or by a
+//! hash, each has a tree of its own, and every operation is an RPC to one of them.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
 //! Networks* (SIGMOD 2019), §3. The trees are in [`crate::server::tree`].
 //!
-//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
+//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
+//! overlap.
 
 mod load;
 mod scan;
@@ -14,7 +15,7 @@ pub use crate::remote::Partitioning;
 use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Action, Answer, DesignId, Layout, LeafEdit};
 use crate::remote::{RemoteError, RpcClient, ShareMap};
-use crate::wire::{Refusal, Reply, Request, Usage};
+use crate::wire::{PoolRequest, Refusal, Reply, Request, TreeRequest, Usage};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::fmt::Debug;
 use std::future::Future;
@@ -41,7 +42,7 @@ impl<L: Layout> Design<L> for Coarse {
         let shares = options.partitioning.shares::<L>(fabric.memory_servers())?;
         for (number, share) in (0..).zip(shares) {
             let server = ServerId::new(number);
-            client.expect_done(server, &Request::Create { share }).await?;
+            client.expect_done(server, &TreeRequest::Create { share }.into()).await?;
         }
         Ok(())
     }
@@ -56,7 +57,7 @@ impl<L: Layout> Design<L> for Coarse {
         for number in 0..client.fabric().memory_servers() {
             let server = ServerId::new(number);
             let superblock = client.superblock(server).await?;
-            match client.ask_harmless(server, &Request::Describe).await? {
+            match client.ask_harmless(server, &TreeRequest::Describe.into()).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
                     return Err(IndexError::Refused { server, refusal: Refusal::NoTree });
@@ -93,7 +94,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     pub async fn usage(&self) -> Result<Vec<Usage>, IndexError> {
         let mut usages = Vec::new();
         for server in self.map.servers() {
-            match self.client.ask_harmless(server, &Request::Usage).await? {
+            match self.client.ask_harmless(server, &PoolRequest::Usage.into()).await? {
                 Reply::Usage(usage) => usages.push(usage),
                 _ => return Err(IndexError::BadReply { server }),
             }
@@ -175,7 +176,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
 impl<F: Fabric, L: Layout> IndexAdmin for CoarseIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         for server in self.map.servers() {
-            self.client.expect_done(server, &Request::Collect).await?;
+            self.client.expect_done(server, &TreeRequest::Collect.into()).await?;
         }
         Ok(())
     }

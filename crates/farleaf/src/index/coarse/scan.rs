@@ -4,7 +4,7 @@ use super::CoarseIndex;
 use crate::index::{IndexError, Records, Scan};
 use crate::page::Layout;
 use crate::remote::{RemoteError, ShareMap};
-use crate::wire::{Reply, Request, SCAN_REPLY_RECORDS};
+use crate::wire::{Reply, Request, SCAN_REPLY_RECORDS, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -26,7 +26,7 @@ impl<L: Layout> Stream<L> {
         let rest = self.rest.as_ref()?;
         let limit = count.min(rest.limit).min(SCAN_REPLY_RECORDS) as u32;
         let (lower, upper) = (rest.lower.clone(), rest.upper.clone());
-        Some(Request::Scan { lower, upper, reverse: rest.reverse, limit })
+        Some(TreeRequest::Scan { lower, upper, reverse: rest.reverse, limit }.into())
     }
 
     fn take_reply(&mut self, reply: Reply<L>) -> Result<(), IndexError> {

@@ -48,8 +48,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(answer)
     }
 
-    /// Does `edit` to the leaf of its key, making room as long as it finds none. Says, too, whether the leaf should be
-    /// merged now.
+    /// Does `edit` to the leaf of its key, making room as long as it finds none. Says, too, whether
+    /// the leaf should be merged now.
     async fn run(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,

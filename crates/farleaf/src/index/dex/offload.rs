@@ -22,7 +22,7 @@ use crate::index::{Records, Scan};
 use crate::page::{Answer, Layout, LeafEdit, ScanWindow, slot_range};
 use crate::remote::{RemoteError, Settling};
 use crate::rules;
-use crate::wire::{Reply, Request, Ticket};
+use crate::wire::{OffloadRequest, Reply, Request, Ticket};
 use farleaf_fabric::{Fabric, ServerId};
 use std::cell::{Cell, RefCell};
 
@@ -223,7 +223,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(Detour::Here); // C18
         }
         let rpc = self.client.pages().rpc();
-        let request = Request::Walk { node: address, level, edit: edit.cloned(), ticket };
+        let request = Request::from(OffloadRequest::Walk {
+            node: address,
+            level,
+            edit: edit.cloned(),
+            ticket,
+        });
         let asked_ns = self.fabric().now_ns();
         let server = address.server();
         // A change may still be made when nobody waits for it any more; a lookup changes nothing.
@@ -239,7 +244,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if let (Err(RemoteError::Indeterminate(_)), Some(ticket), true) = (&outcome, ticket, closes)
         {
             for _ in 0..CLOSINGS {
-                outcome = rpc.ask_harmless(server, &Request::CloseTicket { ticket }).await;
+                outcome =
+                    rpc.ask_harmless(server, &OffloadRequest::CloseTicket { ticket }.into()).await;
                 if !matches!(outcome, Err(RemoteError::Indeterminate(_))) {
                     break;
                 }
@@ -291,7 +297,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let Some(_settling) = Settling::begin(&self.offload.settling) else { return Ok(()) };
         let (open, mut outcome) = (self.offload.open.borrow().clone(), Ok(()));
         for Open { server, ticket, mark } in open {
-            let close = Request::CloseTicket { ticket };
+            let close = Request::from(OffloadRequest::CloseTicket { ticket });
             match self.client.pages().rpc().ask_harmless(server, &close).await {
                 Ok(Reply::Walked { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
                 Ok(_) => {}
@@ -329,14 +335,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if self.has_detached() {
             return Err(Detour::Here); // C18
         }
-        let request = Request::WalkScan {
+        let request = Request::from(OffloadRequest::WalkScan {
             node: address,
             level,
             lower: wanted.lower,
             upper: wanted.upper,
             reverse: window.reverse,
             limit: window.limit.min(RECORDS_AT_ONCE) as u32,
-        };
+        });
         let asked_ns = self.fabric().now_ns();
         let server = address.server();
         let outcome = self.client.pages().rpc().ask(server, &request).await;

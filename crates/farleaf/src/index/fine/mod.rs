@@ -30,7 +30,7 @@ pub use options::FineOptions;
 use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Answer, DesignId, Layout, LeafEdit, Superblock};
 use crate::remote::{Image, PageClient, RpcClient};
-use crate::wire::{Refusal, Reply, Request, Usage};
+use crate::wire::{PoolRequest, Refusal, Reply, Usage};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::Cell;
 use std::future::Future;
@@ -67,7 +67,7 @@ impl<L: Layout> Design<L> for Fine {
         for number in (0..fabric.memory_servers()).rev() {
             let server = ServerId::new(number);
             let root = if server == ROOT_SERVER { root } else { GlobalAddr::NULL };
-            match rpc.ask_harmless(server, &Request::Claim { options, root }).await? {
+            match rpc.ask_harmless(server, &PoolRequest::Claim { options, root }.into()).await? {
                 Reply::Done => {}
                 _ => return Err(IndexError::BadReply { server }),
             }
@@ -128,7 +128,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let mut usages = Vec::new();
         for number in 0..self.pages.fabric().memory_servers() {
             let server = ServerId::new(number);
-            match self.pages.rpc().ask_harmless(server, &Request::Usage).await? {
+            match self.pages.rpc().ask_harmless(server, &PoolRequest::Usage.into()).await? {
                 Reply::Usage(usage) => usages.push(usage),
                 _ => return Err(IndexError::BadReply { server }),
             }

@@ -1,4 +1,5 @@
-//! Changes of single records, and what a full leaf leads to: splits, and separators that go upwards.
+//! Changes of single records, and what a full leaf leads to: splits, and separators that go
+//! upwards.
 
 use super::FineIndex;
 use crate::index::IndexError;
@@ -43,7 +44,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(Answer::of_change(true))
     }
 
-    /// Takes nodes until there are `count`: all that a chain of splits can need, before the first change.
+    /// Takes nodes until there are `count`: all that a chain of splits can need, before the first
+    /// change.
     async fn provide(&self, spare: &mut Vec<GlobalAddr>, count: usize) -> Result<(), RemoteError> {
         while spare.len() < count {
             spare.push(self.pages.take_node_anywhere().await?);
@@ -61,7 +63,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         self.provide(spare, usize::from(self.root_level.get()) + 3).await?;
         let mut separator = self.split_page(full, entry, spare).await?;
         while let Some(known) = separator {
-            // The record is in. A separator that cannot be installed costs readers a step to the right.
+            // The record is in. A separator that cannot be installed costs readers a step to the
+            // right.
             separator = self
                 .pages
                 .attempts(async || self.install(&known, spare).await)

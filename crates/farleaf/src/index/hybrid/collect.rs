@@ -16,7 +16,7 @@ use crate::index::IndexError;
 use crate::page::{Action, Layout, LeafEdit, Page, Probe};
 use crate::remote::{Change, Image, Locked, Miss, PageCopy, RemoteError};
 use crate::rules;
-use crate::wire::{Reply, Request};
+use crate::wire::{Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::ops::Bound;
 
@@ -40,7 +40,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             }
         }
         for server in self.servers() {
-            match self.pages.rpc().ask_harmless(server, &Request::Collect).await? {
+            match self.pages.rpc().ask_harmless(server, &TreeRequest::Collect.into()).await? {
                 Reply::Done => {}
                 _ => return Err(IndexError::BadReply { server }),
             }

@@ -9,7 +9,7 @@ use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, LeafInsert, Probe};
 use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, RemoteError};
-use crate::wire::{Refusal, Request};
+use crate::wire::{Refusal, Request, TreeRequest};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 
 /// Records in one message.
@@ -105,7 +105,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         let server = ServerId::new(share as u16);
         let rpc = self.index.pages.rpc();
         if !self.begun.contains(&server) {
-            let begin = Request::LoadBegin { fill_permille: self.fill_permille };
+            let begin = Request::from(TreeRequest::LoadBegin { fill_permille: self.fill_permille });
             match rpc.expect_done(server, &begin).await {
                 // Another's load must not be broken off by ours.
                 Err(error @ RemoteError::Refused { refusal: Refusal::Loading, .. }) => {
@@ -118,7 +118,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
             }
         }
         let records = std::mem::take(&mut self.batch);
-        rpc.expect_done(server, &Request::LoadAppend { records }).await
+        rpc.expect_done(server, &TreeRequest::LoadAppend { records }.into()).await
     }
 
     /// The first leaves take their content, all or, as far as that can be known, none.
@@ -148,10 +148,10 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     async fn end(&mut self) -> Result<(), RemoteError> {
         for server in std::mem::take(&mut self.begun) {
             let rpc = self.index.pages.rpc();
-            match rpc.expect_done(server, &Request::LoadEnd).await {
+            match rpc.expect_done(server, &TreeRequest::LoadEnd.into()).await {
                 // The question is whether it has been: the answer is yes, or it is done now.
                 Err(RemoteError::Indeterminate(_)) => {
-                    match rpc.ask_harmless(server, &Request::LoadEnd).await {
+                    match rpc.ask_harmless(server, &TreeRequest::LoadEnd.into()).await {
                         Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => {}
                         outcome => drop(outcome?),
                     }
@@ -165,7 +165,8 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     async fn abort(self) {
         for server in self.begun {
             // Best effort: the first error is the one to report.
-            let _ = self.index.pages.rpc().ask_harmless(server, &Request::LoadAbort).await;
+            let _ =
+                self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort.into()).await;
         }
         if let Some(Open { node: Some(node), .. }) = self.open {
             node.settle().await;

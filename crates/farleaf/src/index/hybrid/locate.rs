@@ -5,7 +5,7 @@ use super::{HybridIndex, Part};
 use crate::index::IndexError;
 use crate::page::{Layout, Probe, Step, step};
 use crate::remote::{Miss, PageCopy, Pointer, RemoteError};
-use crate::wire::{Reply, Request};
+use crate::wire::{Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -69,7 +69,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         limit: usize,
     ) -> Asked<F, L> {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
-        let request = Request::Scan { lower, upper, reverse, limit };
+        let request = Request::from(TreeRequest::Scan { lower, upper, reverse, limit });
         let since_ns = self.pages.fabric().now_ns();
         let operation = self.pages.rpc().post(server, &request);
         Asked { server, request, since_ns, operation }

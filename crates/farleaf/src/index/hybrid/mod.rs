@@ -36,7 +36,7 @@ pub use options::HybridOptions;
 use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Answer, DesignId, Layout, LeafEdit};
 use crate::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
-use crate::wire::{Refusal, Reply, Request, Share, Usage};
+use crate::wire::{PoolRequest, Refusal, Reply, Share, TreeRequest, Usage};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
@@ -80,11 +80,14 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
         let word = word | fabric.random() << 32;
         for (root, share) in firsts.into_iter().zip(shares).rev() {
             let (server, rpc) = (root.server(), pages.rpc());
-            match rpc.ask_harmless(server, &Request::Claim { options: word, root }).await? {
+            match rpc
+                .ask_harmless(server, &PoolRequest::Claim { options: word, root }.into())
+                .await?
+            {
                 Reply::Done => {}
                 _ => return Err(IndexError::BadReply { server }),
             }
-            match rpc.ask_harmless(server, &Request::Create { share }).await {
+            match rpc.ask_harmless(server, &TreeRequest::Create { share }.into()).await {
                 // Nobody makes a tree where another has claimed the pool: it is ours.
                 Ok(Reply::Done)
                 | Err(RemoteError::Refused { refusal: Refusal::TreeExists, .. }) => {}
@@ -109,7 +112,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
                 .options_of(DesignId::Hybrid)
                 .map_err(|error| IndexError::BadPool { server, error })?;
             firsts.push(found.first_leaf);
-            match rpc.ask_harmless(server, &Request::Describe).await? {
+            match rpc.ask_harmless(server, &TreeRequest::Describe.into()).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
                     return Err(IndexError::Refused { server, refusal: Refusal::NoTree });
@@ -177,7 +180,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     pub async fn usage(&self) -> Result<Vec<Usage>, IndexError> {
         let mut usages = Vec::new();
         for server in self.servers() {
-            match self.pages.rpc().ask_harmless(server, &Request::Usage).await? {
+            match self.pages.rpc().ask_harmless(server, &PoolRequest::Usage.into()).await? {
                 Reply::Usage(usage) => usages.push(usage),
                 _ => return Err(IndexError::BadReply { server }),
             }

@@ -67,11 +67,11 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         }
     }
 
-    /// Tells the server that the leaf at `at` begins at `low`. The leaf is in the chain: a server that does
-    /// not learn of it costs readers a step to the right, and no more.
+    /// Tells the server that the leaf at `at` begins at `low`. The leaf is in the chain: a server
+    /// that does not learn of it costs readers a step to the right, and no more.
     ///
-    /// What may have arrived is not sent again: it could arrive twice, the second time when the leaf is gone
-    /// (Y3).
+    /// What may have arrived is not sent again: it could arrive twice, the second time when the
+    /// leaf is gone (Y3).
     pub(super) async fn note(&self, low: &L::Key, at: GlobalAddr) {
         let action = Action::Upsert(at.to_bits());
         let request = Request::Edit(LeafEdit { key: low.clone(), action });

@@ -1,0 +1,161 @@
+//! What a memory server answers.
+
+use super::table::messages;
+use super::{Share, Usage};
+use crate::page::{Action, Answer, Layout, LeafEdit, Wire};
+use farleaf_fabric::{GlobalAddr, Message};
+use thiserror::Error;
+
+messages! {
+    /// A memory server's answer.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub enum Reply<L: Layout> {
+        /// Done, nothing to say.
+        0 => Done,
+        /// Done, or not, as the operation's condition was.
+        1 => Applied(applied: bool),
+        /// A value, or none.
+        2 => Value(value: Option<L::Value>),
+        /// The compare-exchange failed against this.
+        3 => Differs(value: Option<L::Value>),
+        /// Records of a scan.
+        4 => Records {
+            /// Whether there may be more.
+            more: bool,
+            /// In the order of the scan.
+            records: Vec<(L::Key, L::Value)>,
+        },
+        /// A chunk.
+        5 => Chunk {
+            /// Where it starts.
+            at: GlobalAddr,
+            /// Its size.
+            bytes: u64,
+        },
+        /// The server's share, if it has a tree.
+        6 => Description(share: Option<Share<L::Key>>),
+        /// Answers [`PoolRequest::Usage`](super::PoolRequest::Usage).
+        7 => Usage(usage: Usage),
+        /// No.
+        8 => Refused(refusal: Refusal),
+        /// A client that is registered.
+        9 => Owner {
+            /// Its number, from 1.
+            owner: u16,
+            /// Where it runs.
+            compute_server: u16,
+            /// Whether it has been declared dead.
+            dead: bool,
+            /// Whether it has been declared to be shut out of all memory servers.
+            fenced: bool,
+        },
+        /// An operation was done below a node.
+        10 => Walked {
+            /// The leaf that it changed.
+            leaf: Option<GlobalAddr>,
+            /// What it found and did.
+            answer: Answer<L::Value>,
+        },
+        /// The numbers of clients.
+        11 => Owners(owners: Vec<u16> as rest),
+    }
+}
+
+messages! {
+    /// Why a memory server says no. It has changed nothing.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+    #[non_exhaustive]
+    pub enum Refusal {
+        /// The request makes no sense.
+        #[error("the request is malformed")]
+        0 => Malformed,
+        /// There is no memory for what was asked.
+        #[error("out of memory")]
+        1 => OutOfMemory,
+        /// There is no tree.
+        #[error("there is no index")]
+        2 => NoTree,
+        /// There is a tree already.
+        #[error("there is already an index")]
+        3 => TreeExists,
+        /// A bulk load needs an empty tree.
+        #[error("the index is not empty")]
+        4 => NotEmpty,
+        /// No bulk load is going on.
+        #[error("no bulk load is in progress")]
+        5 => NotLoading,
+        /// A bulk load is going on.
+        #[error("a bulk load is in progress")]
+        6 => Loading,
+        /// The records of a bulk load do not ascend.
+        #[error("the records are not in strictly ascending order")]
+        7 => NotSorted,
+        /// The key belongs to another server.
+        #[error("the key belongs to another memory server")]
+        8 => NotMine,
+        /// The operation lost against others as often as it may.
+        #[error("too many restarts against concurrent operations")]
+        9 => Contended,
+        /// The tree is damaged where the operation went.
+        #[error("the tree is damaged")]
+        10 => Damaged,
+        /// There is no client of this number.
+        #[error("no client with this number is registered")]
+        11 => NoSuchOwner,
+        /// The node is not what the request takes it for, or leads to another memory server.
+        #[error("the node has changed: another identity, level or range")]
+        12 => NotHere,
+        /// The change would split or merge a node.
+        #[error("the change would split or merge a node")]
+        13 => Restructures,
+        /// Under this ticket nothing is done any more.
+        #[error("the ticket is closed")]
+        14 => TicketClosed,
+        /// All numbers of clients are given out, to those that live and to those that died.
+        #[error("too many clients have changed this index and died, or still live")]
+        15 => TooManyClients,
+        /// The compute server was declared dead, and has not begun another life.
+        #[error("this compute server was declared dead")]
+        16 => DeclaredDead,
+    }
+}
+
+impl<L: Layout> Reply<L> {
+    /// The reply to [`Request::Edit`](super::Request::Edit).
+    pub fn of_edit(edit: LeafEdit<&L::Key, &L::Value>, answer: Answer<L::Value>) -> Self {
+        match edit.action {
+            Action::Get => Self::Value(answer.found),
+            Action::Insert(_) | Action::Update(_) | Action::Remove => Self::Applied(answer.applied),
+            Action::Upsert(_) => Self::Done,
+            Action::CompareExchange(..) if answer.applied => Self::Done,
+            Action::CompareExchange(..) => Self::Differs(answer.found),
+        }
+    }
+
+    /// What this says of an edit, if it is a reply to it.
+    pub fn answer_to(self, edit: LeafEdit<&L::Key, &L::Value>) -> Option<Answer<L::Value>> {
+        Some(match (edit.action, self) {
+            (Action::Get, Self::Value(found)) => Answer::of_lookup(found),
+            (Action::Insert(_) | Action::Update(_) | Action::Remove, Self::Applied(applied)) => {
+                Answer::of_change(applied)
+            }
+            (Action::Upsert(_) | Action::CompareExchange(..), Self::Done) => {
+                Answer::of_change(true)
+            }
+            (Action::CompareExchange(..), Self::Differs(found)) => Answer { applied: false, found },
+            _ => return None,
+        })
+    }
+
+    /// Appends the reply to an empty message.
+    #[inline]
+    pub fn encode(&self, to: &mut Message) {
+        self.put(to);
+    }
+
+    /// The reply in a message, if it is one and nothing more.
+    #[inline]
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        super::decode(message)
+    }
+}
