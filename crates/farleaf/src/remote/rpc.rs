@@ -154,21 +154,6 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         }
     }
 
-    /// A request that is answered by [`Reply::Applied`].
-    ///
-    /// # Errors
-    /// As [`RpcClient::ask`].
-    pub async fn expect_applied(
-        &self,
-        server: ServerId,
-        request: &Request<L>,
-    ) -> Result<bool, RemoteError> {
-        match self.ask(server, request).await? {
-            Reply::Applied(applied) => Ok(applied),
-            _ => Err(RemoteError::BadReply { server }),
-        }
-    }
-
     /// Checks, by one READ, that the server's pool has pages of `L`.
     ///
     /// # Errors
