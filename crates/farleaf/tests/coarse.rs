@@ -149,12 +149,12 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
             for number in 0..3_000_u64 {
                 index.insert(&(number * 977 + round), &number).await.unwrap();
             }
-            most.push(index.usage().await.unwrap()[0].allocated_bytes);
+            most.push(index.rpc().usages().await.unwrap()[0].allocated_bytes);
             for number in 0..3_000_u64 {
                 assert_eq!(index.remove(&(number * 977 + round)).await, Ok(true));
             }
             index.collect().await.unwrap();
-            let usage = index.usage().await.unwrap()[0];
+            let usage = index.rpc().usages().await.unwrap()[0];
             assert_eq!(usage.deleted_records, 0);
             assert_eq!((usage.nodes_in_use, usage.height), (1, 1), "all but the root are free");
         }
@@ -172,11 +172,11 @@ fn the_collection_runs_by_itself() {
         for key in 0..40_000 {
             index.insert(&key, &key).await.unwrap();
         }
-        let full = index.usage().await.unwrap()[0];
+        let full = index.rpc().usages().await.unwrap()[0];
         for key in (0..40_000).filter(|key| key % 10 > 0) {
             index.remove(&key).await.unwrap();
         }
-        let thin = index.usage().await.unwrap()[0];
+        let thin = index.rpc().usages().await.unwrap()[0];
         assert!(thin.nodes_in_use * 2 < full.nodes_in_use, "{full:?} {thin:?}");
         assert!(thin.deleted_records < 4_000, "{thin:?}");
     });

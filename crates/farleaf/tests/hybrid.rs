@@ -6,6 +6,7 @@ use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf::index::conformance::Setup;
 use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridIndex, HybridOptions};
+use farleaf::index::one_sided::collect_in_background;
 use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::{Fixed8, Layout};
 use farleaf::remote::GRACE_NS;
@@ -291,7 +292,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
             for number in 0..3_000_u64 {
                 index.insert(&(number * 977 + round), &number).await.unwrap();
             }
-            let usage = index.usage().await.unwrap();
+            let usage = index.pages().rpc().usages().await.unwrap();
             most.push(usage.iter().map(|usage| usage.allocated_bytes).sum::<u64>());
             for number in 0..3_000_u64 {
                 assert_eq!(index.remove(&(number * 977 + round)).await, Ok(true));
@@ -299,7 +300,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
             index.collect().await.unwrap();
             let scan = async { assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), []) };
             assert_eq!(spent(&fabric, scan).await.reads, 2, "nothing is left but the first leaves");
-            for usage in index.usage().await.unwrap() {
+            for usage in index.pages().rpc().usages().await.unwrap() {
                 assert_eq!((usage.height, usage.deleted_records), (1, 0), "nor of the trees");
             }
             fabric.sleep(GRACE_NS).await;
@@ -349,7 +350,7 @@ fn dying_holder(seed: u64, faults: Faults) {
         let index = open::<_, Tiny>(fabric.clone()).await;
         match client {
             // One of the two writers, and the collector, die.
-            1 => drop(index.collect_in_background(100, || *stop.lock().unwrap()).await),
+            1 => drop(collect_in_background(&index, 100, || *stop.lock().unwrap()).await),
             4 => {
                 fabric.sleep(60_000 + fabric.random() % 600_000).await;
                 control.kill_compute_server(1);

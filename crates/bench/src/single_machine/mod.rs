@@ -24,7 +24,7 @@ use farleaf::page::{DesignId, Layout};
 use farleaf::remote::RpcClient;
 use farleaf::server::tree::{Loader, MAX_RESTARTS, Tree};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf::wire::{PoolRequest, Refusal, Reply, Request, Usage};
+use farleaf::wire::{Refusal, Usage};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
@@ -95,17 +95,7 @@ impl<L: Layout> Design<L> for SingleMachine {
     /// Claims the memory servers, so that no other index can be made on them.
     async fn create<F: Fabric>(fabric: &F, _options: &Self::Options) -> Result<(), IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
-        // Of two who try, one gets past the first server; a random number tells them apart.
-        let options = DesignId::SingleMachine as u64 | fabric.random() << 32;
-        for number in (0..fabric.memory_servers()).rev() {
-            let server = ServerId::new(number);
-            let claim = Request::from(PoolRequest::Claim { options, root: GlobalAddr::NULL });
-            match rpc.ask_harmless(server, &claim).await? {
-                Reply::Done => {}
-                _ => return Err(IndexError::BadReply { server }),
-            }
-        }
-        Ok(())
+        Ok(rpc.claim_all(DesignId::SingleMachine as u64, GlobalAddr::NULL).await?)
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {

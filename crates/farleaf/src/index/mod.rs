@@ -8,6 +8,7 @@ pub mod dex;
 mod error;
 pub mod fine;
 pub mod hybrid;
+pub mod one_sided;
 mod range_index;
 mod reshape;
 

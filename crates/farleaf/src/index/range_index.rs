@@ -206,6 +206,25 @@ impl<K: Clone> Scan<K> {
     }
 }
 
+impl<K: Ord> Scan<K> {
+    /// Whether all keys from `key` on are above the range.
+    pub(crate) fn is_above(&self, key: &K) -> bool {
+        match &self.upper {
+            Bound::Unbounded => false,
+            Bound::Included(bound) => key > bound,
+            Bound::Excluded(bound) => key >= bound,
+        }
+    }
+
+    /// Whether all keys below `key` are below the range.
+    pub(crate) fn is_below(&self, key: &K) -> bool {
+        match &self.lower {
+            Bound::Unbounded => false,
+            Bound::Included(bound) | Bound::Excluded(bound) => key <= bound,
+        }
+    }
+}
+
 /// An index design: how to make and open indexes over memory servers with pages of `L`.
 pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// The design's name, as commands and reports say it.

@@ -4,17 +4,13 @@ use super::{ComputePool, RoutedIndex};
 use crate::index::dex::{Builder, DexOptions, MemoryUse, of_word};
 use crate::index::{Design, IndexError};
 use crate::page::{DesignId, Layout};
-use crate::remote::{Image, PageClient, RpcClient};
-use crate::wire::{PoolRequest, Refusal, Reply};
+use crate::remote::{Image, PageClient, ROOT_SERVER, RpcClient};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_fabric::{Fabric, GlobalAddr};
 
 /// The DEX design.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Dex;
-
-/// Where the root is.
-const ROOT_SERVER: ServerId = ServerId::new(0);
 
 /// How full inner nodes are when an empty index is made.
 const EMPTY_FILL: f64 = 0.7;
@@ -44,11 +40,7 @@ impl<L: Layout> Design<L> for Dex {
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
         super::PartitionMap::new::<L>(1, options.boundaries.clone())?;
         let rpc = RpcClient::<F, L>::new(fabric.clone());
-        let found = rpc.superblock(ROOT_SERVER).await?;
-        if found.options != 0 || !found.root.is_null() {
-            let refusal = Refusal::TreeExists;
-            return Err(IndexError::Refused { server: ROOT_SERVER, refusal });
-        }
+        rpc.check_unclaimed(ROOT_SERVER).await?;
         let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
         pages.use_servers(
             MemoryUse::all_but(options.spare_memory_servers).used(fabric.memory_servers()),
@@ -62,18 +54,7 @@ impl<L: Layout> Design<L> for Dex {
         image.page().copy_content(built.root.page());
         let fresh = pages.fresh_word(root).await?;
         pages.write_fresh(&[(root, fresh, &image)]).await?;
-        // The root's server last: until then there is nothing to open. A random number tells apart those who
-        // try at the same time, so that each can ask again.
-        let options = options.to_word() | fabric.random() << 32;
-        for number in (0..fabric.memory_servers()).rev() {
-            let server = ServerId::new(number);
-            let root = if server == ROOT_SERVER { root } else { GlobalAddr::NULL };
-            match rpc.ask_harmless(server, &PoolRequest::Claim { options, root }.into()).await? {
-                Reply::Done => {}
-                _ => return Err(IndexError::BadReply { server }),
-            }
-        }
-        Ok(())
+        Ok(rpc.claim_all(options.to_word(), root).await?)
     }
 
     async fn open<F: Fabric>(

@@ -8,6 +8,7 @@
 
 mod allocate;
 mod backoff;
+mod claim;
 mod commit;
 mod copy;
 mod detector;
@@ -28,6 +29,7 @@ mod split;
 
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
+pub use claim::ROOT_SERVER;
 pub use commit::Change;
 pub(crate) use commit::Committed;
 pub use copy::{Image, PageCopy, Pointer};

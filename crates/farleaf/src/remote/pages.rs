@@ -18,7 +18,7 @@ use super::lock::Doubt;
 use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
 use crate::page::{Layout, LockWord, NodeCarver};
 use crate::rules;
-use crate::wire::{OwnerRequest, PoolRequest, Reply};
+use crate::wire::OwnerRequest;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
@@ -440,12 +440,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// The part of a memory server's memory that is given out; none if it does not say.
     pub async fn used_part(&self, server: ServerId) -> Option<f64> {
-        match self.rpc.ask_harmless(server, &PoolRequest::Usage.into()).await {
-            Ok(Reply::Usage(usage)) => {
-                Some(usage.allocated_bytes as f64 / usage.pool_bytes.max(1) as f64)
-            }
-            _ => None,
-        }
+        let usage = self.rpc.usage(server).await.ok()?;
+        Some(usage.allocated_bytes as f64 / usage.pool_bytes.max(1) as f64)
     }
 
     /// Takes back a node that nobody has ever been able to reach.

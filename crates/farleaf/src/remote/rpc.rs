@@ -4,7 +4,7 @@
 
 use super::RemoteError;
 use crate::page::{Layout, Superblock};
-use crate::wire::{Refusal, Reply, Request};
+use crate::wire::{PoolRequest, Refusal, Reply, Request, Usage};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Message, ServerId, Work};
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -152,6 +152,29 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
             Reply::Done => Ok(()),
             _ => Err(RemoteError::BadReply { server }),
         }
+    }
+
+    /// How much of a server's memory is given out, and how large its tree is.
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`].
+    pub async fn usage(&self, server: ServerId) -> Result<Usage, RemoteError> {
+        match self.ask_harmless(server, &PoolRequest::Usage.into()).await? {
+            Reply::Usage(usage) => Ok(usage),
+            _ => Err(RemoteError::BadReply { server }),
+        }
+    }
+
+    /// The same of every server.
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`].
+    pub async fn usages(&self) -> Result<Vec<Usage>, RemoteError> {
+        let mut usages = Vec::new();
+        for number in 0..self.fabric.memory_servers() {
+            usages.push(self.usage(ServerId::new(number)).await?);
+        }
+        Ok(usages)
     }
 
     /// Checks, by one READ, that the server's pool has pages of `L`.

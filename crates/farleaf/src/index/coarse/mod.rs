@@ -15,7 +15,7 @@ pub use crate::remote::Partitioning;
 use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Action, Answer, DesignId, Layout, LeafEdit};
 use crate::remote::{RemoteError, RpcClient, ShareMap};
-use crate::wire::{PoolRequest, Refusal, Reply, Request, TreeRequest, Usage};
+use crate::wire::{Refusal, Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::fmt::Debug;
 use std::future::Future;
@@ -87,19 +87,9 @@ fn lookup<L: Layout>(key: &L::Key) -> Request<L> {
 }
 
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
-    /// How much of each memory server's memory is used.
-    ///
-    /// # Errors
-    /// [`IndexError`] if a server does not answer.
-    pub async fn usage(&self) -> Result<Vec<Usage>, IndexError> {
-        let mut usages = Vec::new();
-        for server in self.map.servers() {
-            match self.client.ask_harmless(server, &PoolRequest::Usage.into()).await? {
-                Reply::Usage(usage) => usages.push(usage),
-                _ => return Err(IndexError::BadReply { server }),
-            }
-        }
-        Ok(usages)
+    /// The memory servers, for tests and tools.
+    pub fn rpc(&self) -> &RpcClient<F, L> {
+        &self.client
     }
 }
 

@@ -13,8 +13,9 @@
 
 use super::FineIndex;
 use crate::index::IndexError;
-use crate::page::{Layout, MAX_LEVEL, Page, Probe};
-use crate::remote::{Change, Image, Miss, PageCopy};
+use crate::index::one_sided::{CollectCursor, Joined, are_too_empty, compact, join, lock_all};
+use crate::page::{Layout, MAX_LEVEL, Probe};
+use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
@@ -22,23 +23,6 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
 /// Children of one parent that are in flight together.
 const CHILDREN_AHEAD: usize = 16;
-
-/// Where a collection stands that goes on step by step.
-#[derive(Clone, Debug)]
-pub struct CollectCursor<K> {
-    /// The level whose nodes are collected.
-    level: u8,
-    /// A key of the next parent; `None` at the beginning of a level.
-    key: Option<K>,
-    /// Nodes merged in this pass.
-    merged: u64,
-}
-
-impl<K> Default for CollectCursor<K> {
-    fn default() -> Self {
-        Self { level: 0, key: None, merged: 0 }
-    }
-}
 
 /// What looking at two neighbours came to.
 enum Pair<K> {
@@ -51,11 +35,11 @@ enum Pair<K> {
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// Collects all that there is to collect.
-    pub(super) async fn collect_all(&self) -> Result<(), IndexError> {
+    pub(super) async fn collect_everything(&self) -> Result<(), IndexError> {
         self.pages.settle_doubts().await;
         for _ in 0..MAX_PASSES {
             let mut cursor = CollectCursor::default();
-            while let Some(next) = self.collect_step(cursor.clone()).await? {
+            while let Some(next) = self.collect_some(cursor.clone()).await? {
                 cursor = next;
             }
             let root_merged = self.pages.attempts(async || self.collect_root().await).await?;
@@ -67,43 +51,21 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(self.pages.share_free_nodes().await?)
     }
 
-    /// Collects for ever, beside the other operations of this and other clients, until `stop` says so: a
-    /// step, the children of one parent, every `pause_ns` nanoseconds.
-    ///
-    /// # Errors
-    /// [`IndexError`] if a step fails for another reason than the others' operations.
-    pub async fn collect_in_background(
-        &self,
-        pause_ns: u64,
-        stop: impl Fn() -> bool,
-    ) -> Result<(), IndexError> {
-        let mut cursor = CollectCursor::default();
-        while !stop() {
-            self.pages.settle_doubts().await;
-            cursor = match self.collect_step(cursor).await {
-                Ok(Some(next)) => next,
-                Ok(None) => {
-                    match self.pages.attempts(async || self.collect_root().await).await {
-                        Ok(_) | Err(crate::remote::RemoteError::Contended { .. }) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                    self.refresh_heads().await?;
-                    self.pages.share_free_nodes().await?;
-                    CollectCursor::default()
-                }
-                Err(IndexError::Contended { .. }) => CollectCursor::default(),
-                Err(error) => return Err(error),
-            };
-            self.pages.fabric().sleep(pause_ns).await;
+    /// The end of a pass beside other work: heads and free nodes.
+    pub(super) async fn finish_pass(&self) -> Result<(), IndexError> {
+        match self.pages.attempts(async || self.collect_root().await).await {
+            Ok(_) | Err(RemoteError::Contended { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
-        Ok(())
+        self.refresh_heads().await?;
+        Ok(self.pages.share_free_nodes().await?)
     }
 
     /// Collects the children of one parent, or some of them; `None` at the end of a pass.
     ///
     /// # Errors
     /// [`IndexError::Contended`] if it lost too often against others.
-    pub async fn collect_step(
+    pub(super) async fn collect_some(
         &self,
         cursor: CollectCursor<L::Key>,
     ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
@@ -160,11 +122,11 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                     return Err(Miss::Restart);
                 }
                 if level == 0 && copy.page().deleted_count() > 0 {
-                    self.compact(&copy).await?;
+                    compact(&self.pages, &copy).await?;
                     copy = self.pages.read(copy.itself()).await?;
                 }
                 if let Some(left) = &left
-                    && Self::too_empty(left.page(), copy.page())
+                    && are_too_empty(left.page(), copy.page())
                 {
                     let again = L::inner_key(parent.page(), slot - 1);
                     match self.join(&parent, slot - 1, left, &copy).await? {
@@ -182,21 +144,6 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(L::high(parent.page()))
     }
 
-    async fn compact(&self, leaf: &PageCopy<L>) -> Result<(), Miss> {
-        let image = Image::of(leaf.page());
-        if L::leaf_compact(image.page()) > 0 {
-            self.pages.replace(leaf, image).await?;
-        }
-        Ok(())
-    }
-
-    /// Whether one of two neighbours is below half, so that they should be merged or evened out.
-    fn too_empty(left: Page<'_, L>, right: Page<'_, L>) -> bool {
-        let (lefts, rights) = (left.live_count(), right.live_count());
-        lefts.min(rights) < L::CAPACITY / 2
-            && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
-    }
-
     /// Merges or evens out the children at `slot` and `slot + 1` (G1, G2).
     async fn join(
         &self,
@@ -209,33 +156,18 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if unknown && !self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
             return self.remove_head_between(left, right).await;
         }
-        let (above, lower, upper) =
-            (Image::of(parent.page()), Image::of(left.page()), Image::of(right.page()));
-        if left.page().level() == 0 {
-            L::leaf_compact(lower.page());
-            L::leaf_compact(upper.page());
-        }
-        let before = lower.page().count();
-        let separator = if L::fits_merged(lower.page(), upper.page()) {
-            L::merge(lower.page(), upper.page());
-            L::inner_remove(above.page(), slot + 1);
-            if !self.pages.fabric().breaks(rules::FREED_ARE_DEAD) {
-                upper.page().set_dead();
-            }
-            None
-        } else if lower.page().count().abs_diff(upper.page().count()) > 1 {
-            let separator = L::rebalance(lower.page(), upper.page());
-            L::inner_set_key(above.page(), slot + 1, &separator);
-            Some(separator)
-        } else {
+        let above = Image::of(parent.page());
+        let Some(Joined { left: lower, right: upper, separator, left_loses }) =
+            join(&self.pages, left.page(), right.page())
+        else {
             return Ok(Pair::Untouched);
         };
-        let left_loses = lower.page().count() < before;
-        let Some([parent_lock, left_lock, right_lock]) =
-            self.lock_all([parent, left, right]).await?
-        else {
-            return Err(Miss::Restart);
-        };
+        match &separator {
+            None => L::inner_remove(above.page(), slot + 1),
+            Some(separator) => L::inner_set_key(above.page(), slot + 1, separator),
+        }
+        let [parent_lock, left_lock, right_lock] =
+            lock_all(&self.pages, [parent, left, right]).await?;
         self.pages.fabric().charge(Work::RestructureNode).await;
         self.pages.fabric().charge(Work::ChangeNode).await;
         let above = Change::new(parent_lock, parent, above);
@@ -251,29 +183,6 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 Pair::Merged
             }
         })
-    }
-
-    /// Locks pages in their order, all or none.
-    pub(super) async fn lock_all<const N: usize>(
-        &self,
-        copies: [&PageCopy<L>; N],
-    ) -> Result<Option<[crate::remote::Locked<'_>; N]>, Miss> {
-        let mut locks = Vec::with_capacity(N);
-        for copy in copies {
-            match self.pages.lock(copy).await {
-                Ok(lock) => locks.push(lock),
-                Err(miss) => {
-                    for lock in locks {
-                        self.pages.release(lock).await;
-                    }
-                    return match miss {
-                        Miss::Restart => Ok(None),
-                        failed => Err(failed),
-                    };
-                }
-            }
-        }
-        Ok(locks.try_into().ok())
     }
 
     /// Two neighbours that the parent knows, with something between them: a head is taken out, so that they
@@ -302,9 +211,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let (before, gone) = (Image::of(leaf.page()), Image::of(head.page()));
         before.page().set_sibling(head.page().sibling());
         gone.page().set_dead();
-        let Some([leaf_lock, head_lock]) = self.lock_all([leaf, head]).await? else {
-            return Err(Miss::Restart);
-        };
+        let [leaf_lock, head_lock] = lock_all(&self.pages, [leaf, head]).await?;
         let changes =
             vec![Change::new(leaf_lock, leaf, before), Change::new(head_lock, head, gone)];
         self.pages.commit_together(changes).await?;
@@ -319,7 +226,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         self.root_level.set(root.page().level());
         if root.page().level() == 0 {
             if root.page().deleted_count() > 0 {
-                self.compact(&root).await?;
+                compact(&self.pages, &root).await?;
             }
             return Ok(false);
         }
@@ -336,9 +243,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let (top, gone) = (Image::of(root.page()), Image::of(child.page()));
         top.page().copy_content(child.page());
         gone.page().set_dead();
-        let Some([root_lock, child_lock]) = self.lock_all([&root, &child]).await? else {
-            return Err(Miss::Restart);
-        };
+        let [root_lock, child_lock] = lock_all(&self.pages, [&root, &child]).await?;
         self.pages.fabric().charge(Work::RestructureNode).await;
         let changes =
             vec![Change::new(child_lock, &child, gone), Change::new(root_lock, &root, top)];

@@ -52,39 +52,14 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Err(Miss::Restart)
     }
 
-    pub(super) async fn try_get(&self, key: &L::Key) -> Result<Option<L::Value>, Miss> {
-        let leaf = self.descend(Probe::At(key), 0).await?;
-        Ok(L::leaf_get(leaf.page(), key))
-    }
-
-    /// The values of many keys: their descents go on together, level by level, and share the READs of the
-    /// nodes that they have in common.
-    pub(super) async fn get_all(
+    /// The descents of many keys go on together, level by level, and share the READs of the nodes that they
+    /// have in common.
+    pub(super) async fn descend_together(
         &self,
         keys: &[L::Key],
-    ) -> Result<Vec<Option<L::Value>>, IndexError> {
-        let mut values = Vec::with_capacity(keys.len());
-        // Others of this endpoint need buffers too.
-        for window in keys.chunks((self.pages.fabric().depth() / 2).max(1)) {
-            let mut found: Vec<Option<Option<L::Value>>> = vec![None; window.len()];
-            self.get_together(window, &mut found).await?;
-            for (key, value) in window.iter().zip(found) {
-                values.push(match value {
-                    Some(value) => value,
-                    // It met a change under way: once more, alone.
-                    None => self.pages.attempts(async || self.try_get(key).await).await?,
-                });
-            }
-        }
-        Ok(values)
-    }
-
-    async fn get_together(
-        &self,
-        keys: &[L::Key],
-        found: &mut [Option<Option<L::Value>>],
-    ) -> Result<(), IndexError> {
+    ) -> Result<Vec<Option<Option<L::Value>>>, IndexError> {
         self.pages.fabric().charge(Work::Client).await;
+        let mut found = vec![None; keys.len()];
         let mut frontier: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
         frontier.insert(self.root, (self.root_pointer(), (0..keys.len()).collect()));
         while !frontier.is_empty() {
@@ -116,6 +91,6 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 }
             }
         }
-        Ok(())
+        Ok(found)
     }
 }

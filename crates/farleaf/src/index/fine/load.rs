@@ -228,7 +228,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 }
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    pub(super) async fn load_all(
+    pub(super) async fn load_records(
         &self,
         records: impl Iterator<Item = (L::Key, L::Value)>,
         fill: f64,

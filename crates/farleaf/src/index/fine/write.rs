@@ -1,49 +1,11 @@
-//! Changes of single records, and what a full leaf leads to: splits, and separators that go
-//! upwards.
+//! What a full leaf leads to: splits, and separators that go upwards.
 
 use super::FineIndex;
-use crate::index::IndexError;
-use crate::page::{Answer, Layout, LeafEdit, Probe};
-use crate::remote::{Entry, Image, Miss, PageCopy, Pointer, RemoteError, Separator};
+use crate::page::{Layout, Probe};
+use crate::remote::{Entry, Image, Miss, PageCopy, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// Does `edit` to the leaf of its key, or splits the leaf if its record has no room there.
-    pub(super) async fn change(
-        &self,
-        edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, IndexError> {
-        self.pages.settle_doubts().await;
-        let mut spare = Vec::new();
-        let mut leaf = None;
-        let attempt = async || self.try_change(edit, &mut leaf, &mut spare).await;
-        let outcome = self.pages.attempts(attempt).await;
-        spare.into_iter().for_each(|node| self.pages.give_back_unseen(node));
-        Ok(outcome?)
-    }
-
-    async fn try_change(
-        &self,
-        edit: LeafEdit<&L::Key, &L::Value>,
-        leaf: &mut Option<Pointer>,
-        spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Answer<L::Value>, Miss> {
-        // A change that lost against another begins again at the leaf where that was.
-        let copy = match leaf.take() {
-            Some(pointer) => self.walk(pointer, Probe::At(edit.key), 0).await?,
-            None => self.descend(Probe::At(edit.key), 0).await?,
-        };
-        *leaf = Some(copy.itself());
-        if let Some(answer) = self.pages.edit(&copy, edit).await? {
-            return Ok(answer);
-        }
-        let Some((key, value)) = edit.new_record() else {
-            return Err(RemoteError::BadReply { server: copy.at().server() }.into());
-        };
-        self.split_and_add(&copy, &Entry::Record(key, value), spare).await?;
-        Ok(Answer::of_change(true))
-    }
-
     /// Takes nodes until there are `count`: all that a chain of splits can need, before the first
     /// change.
     async fn provide(&self, spare: &mut Vec<GlobalAddr>, count: usize) -> Result<(), RemoteError> {
@@ -53,7 +15,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(())
     }
 
-    async fn split_and_add(
+    pub(super) async fn split_leaf(
         &self,
         full: &PageCopy<L>,
         entry: &Entry<L>,

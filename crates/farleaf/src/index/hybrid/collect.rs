@@ -13,8 +13,11 @@
 
 use super::HybridIndex;
 use crate::index::IndexError;
-use crate::page::{Action, Layout, LeafEdit, Page, Probe};
-use crate::remote::{Change, Image, Locked, Miss, PageCopy, RemoteError};
+use crate::index::one_sided::{
+    CollectCursor, Joined, Locate, are_too_empty, compact, join, lock_all,
+};
+use crate::page::{Action, Layout, LeafEdit, Probe};
+use crate::remote::{Change, Miss, PageCopy, RemoteError};
 use crate::rules;
 use crate::wire::{Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
@@ -23,21 +26,14 @@ use std::ops::Bound;
 /// Leaves that are looked at together.
 const LEAVES_AHEAD: usize = 16;
 
-/// Where a collection stands that goes on step by step: at the leaf of this key.
-#[derive(Clone, Debug)]
-pub struct CollectCursor<K>(K);
-
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// Collects all that there is to collect.
-    pub(super) async fn collect_all(&self) -> Result<(), IndexError> {
+    pub(super) async fn collect_everything(&self) -> Result<(), IndexError> {
         self.pages.settle_doubts().await;
         self.pay_owed().await;
-        let mut cursor = None;
-        loop {
-            cursor = self.collect_step(cursor).await?;
-            if cursor.is_none() {
-                break;
-            }
+        let mut cursor = CollectCursor::default();
+        while let Some(next) = self.collect_some(cursor).await? {
+            cursor = next;
         }
         for server in self.servers() {
             match self.pages.rpc().ask_harmless(server, &TreeRequest::Collect.into()).await? {
@@ -48,45 +44,14 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Ok(self.pages.share_free_nodes().await?)
     }
 
-    /// Collects for ever, beside the other operations of this and other clients, until `stop` says so: a
-    /// step, a few leaves, every `pause_ns` nanoseconds.
-    ///
-    /// # Errors
-    /// [`IndexError`] if a step fails for another reason than the others' operations.
-    pub async fn collect_in_background(
+    /// Collects a few leaves, the first ones without a key.
+    pub(super) async fn collect_some(
         &self,
-        pause_ns: u64,
-        stop: impl Fn() -> bool,
-    ) -> Result<(), IndexError> {
-        let mut cursor = None;
-        while !stop() {
-            self.pages.settle_doubts().await;
-            cursor = match self.collect_step(cursor).await {
-                Ok(None) => {
-                    self.pay_owed().await;
-                    self.pages.share_free_nodes().await?;
-                    None
-                }
-                Ok(next) => next,
-                Err(IndexError::Contended { .. }) => None,
-                Err(error) => return Err(error),
-            };
-            self.pages.fabric().sleep(pause_ns).await;
-        }
-        Ok(())
-    }
-
-    /// Collects a few leaves, the first ones without a cursor; `None` at the end of a pass.
-    ///
-    /// # Errors
-    /// [`IndexError::Contended`] if it lost too often against others.
-    pub async fn collect_step(
-        &self,
-        cursor: Option<CollectCursor<L::Key>>,
+        cursor: CollectCursor<L::Key>,
     ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
-        let mut key = cursor.map_or_else(L::min_key, |cursor| cursor.0);
+        let mut key = cursor.key.unwrap_or_else(L::min_key);
         let next = self.pages.attempts(async || self.collect_from(&mut key).await).await?;
-        Ok(next.map(CollectCursor))
+        Ok(next.map(|key| CollectCursor { key: Some(key), ..CollectCursor::default() }))
     }
 
     /// Collects the leaf that `key` is in and those after it that the server names together with it; returns
@@ -111,7 +76,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             // Between the two may be one that the server does not know: then they stay as they are.
             let are_neighbours = left.page().sibling() == right.at()
                 || self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY);
-            if are_neighbours && Self::too_empty(left.page(), right.page()) {
+            if are_neighbours && are_too_empty(left.page(), right.page()) {
                 if self.join(server, &left, &right).await? {
                     left = self.pages.read(left.itself()).await?;
                     continue;
@@ -132,19 +97,9 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         if leaf.page().deleted_count() == 0 {
             return Ok(());
         }
-        let image = Image::of(leaf.page());
-        if L::leaf_compact(image.page()) > 0 {
-            self.pages.replace(leaf, image).await?;
-        }
+        compact(&self.pages, leaf).await?;
         *leaf = self.pages.read(leaf.itself()).await?;
         Ok(())
-    }
-
-    /// Whether one of two neighbours is below half, so that they should be merged or evened out.
-    fn too_empty(left: Page<'_, L>, right: Page<'_, L>) -> bool {
-        let (lefts, rights) = (left.live_count(), right.live_count());
-        lefts.min(rights) < L::CAPACITY / 2
-            && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
     }
 
     /// Merges or evens out two neighbours (G1, G2); says whether the right one is gone.
@@ -154,24 +109,13 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         left: &PageCopy<L>,
         right: &PageCopy<L>,
     ) -> Result<bool, Miss> {
-        let (lower, upper) = (Image::of(left.page()), Image::of(right.page()));
-        L::leaf_compact(lower.page());
-        L::leaf_compact(upper.page());
-        let before = lower.page().count();
         let begins = L::low(right.page());
-        let separator = if L::fits_merged(lower.page(), upper.page()) {
-            L::merge(lower.page(), upper.page());
-            if !self.pages.fabric().breaks(rules::FREED_ARE_DEAD) {
-                upper.page().set_dead();
-            }
-            None
-        } else if lower.page().count().abs_diff(upper.page().count()) > 1 {
-            Some(L::rebalance(lower.page(), upper.page()))
-        } else {
+        let Some(Joined { left: lower, right: upper, separator, left_loses }) =
+            join(&self.pages, left.page(), right.page())
+        else {
             return Ok(false);
         };
-        let left_loses = lower.page().count() < before;
-        let (left_lock, right_lock) = self.lock_both(left, right).await?;
+        let [left_lock, right_lock] = lock_all(&self.pages, [left, right]).await?;
         let forgotten = match self.pages.fabric().breaks(rules::RECORDS_GO_FIRST) {
             true => Ok(true),
             false => self.forget(server, &begins, right).await,
@@ -199,22 +143,6 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             (Err(error), _) => {
                 self.note(&begins, right.at()).await;
                 Err(error.into())
-            }
-        }
-    }
-
-    /// Locks two neighbours, both or none.
-    async fn lock_both(
-        &self,
-        left: &PageCopy<L>,
-        right: &PageCopy<L>,
-    ) -> Result<(Locked<'_>, Locked<'_>), Miss> {
-        let left_lock = self.pages.lock(left).await?;
-        match self.pages.lock(right).await {
-            Ok(right_lock) => Ok((left_lock, right_lock)),
-            Err(miss) => {
-                self.pages.release(left_lock).await;
-                Err(miss)
             }
         }
     }

@@ -176,7 +176,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
 }
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
-    pub(super) async fn load_all(
+    pub(super) async fn load_records(
         &self,
         records: impl Iterator<Item = (L::Key, L::Value)>,
         fill: f64,

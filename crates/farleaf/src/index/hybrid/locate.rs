@@ -1,17 +1,24 @@
-//! Finding leaves: one RPC to the memory server whose share it is, and to the right from there where the
-//! server does not know of a split yet.
+//! How leaves are located: by one RPC to the memory server whose share it is, and to the right from there
+//! where the server does not know of a split yet.
+//!
+//! An ascending scan asks for the leaf that it starts in and for those after it in one doorbell. Where the
+//! server has named all that it knows, the scan follows the siblings to the end of the share.
 
 use super::{HybridIndex, Part};
-use crate::index::IndexError;
+use crate::index::one_sided::{CollectCursor, Locate};
+use crate::index::{IndexError, Scan};
 use crate::page::{Layout, Probe, Step, step};
-use crate::remote::{Miss, PageCopy, Pointer, RemoteError};
+use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
 use crate::wire::{Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 /// Siblings that one search follows. More would mean that nobody tells the servers of splits.
 const MAX_STEPS: usize = 10_000;
+/// A scan that wants so many leaves has more to come: it asks for several windows of them at once.
+const LARGE_WINDOW: usize = 64;
+const WINDOWS_AHEAD: usize = 4;
 
 /// Leaves that a server has named, each with the key that it begins at.
 pub(super) struct Named<K> {
@@ -101,13 +108,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Ok(named.leaves.first().map_or(self.first_of(server), |(_, pointer)| *pointer))
     }
 
-    /// The leaf that `probe` looks for: one RPC and one READ.
-    #[inline]
-    pub(super) async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
-        self.walk(self.locate(probe).await?, probe).await
-    }
-
-    /// The same from the leaf at `from`, or one left of it.
+    /// The leaf that `probe` looks for, from the leaf at `from`, or one left of it.
     pub(super) async fn walk(
         &self,
         from: Pointer,
@@ -126,32 +127,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Err(Miss::Restart)
     }
 
-    pub(super) async fn try_get(&self, key: &L::Key) -> Result<Option<L::Value>, Miss> {
-        let leaf = self.find(Probe::At(key)).await?;
-        Ok(L::leaf_get(leaf.page(), key))
-    }
-
-    /// The values of many keys: all RPCs are in flight together, then all READs, one for each leaf.
-    pub(super) async fn get_all(
-        &self,
-        keys: &[L::Key],
-    ) -> Result<Vec<Option<L::Value>>, IndexError> {
-        let mut values = Vec::with_capacity(keys.len());
-        // Others of this endpoint need buffers too.
-        for window in keys.chunks((self.pages.fabric().depth() / 2).max(1)) {
-            let found = self.get_together(window).await?;
-            for (key, value) in window.iter().zip(found) {
-                values.push(match value {
-                    Some(value) => value,
-                    // It met a change under way: once more, alone.
-                    None => self.pages.attempts(async || self.try_get(key).await).await?,
-                });
-            }
-        }
-        Ok(values)
-    }
-
-    async fn get_together(
+    /// The values of a few keys: all RPCs are in flight together, then all READs, one for each leaf.
+    pub(super) async fn look_up_together(
         &self,
         keys: &[L::Key],
     ) -> Result<Vec<Option<Option<L::Value>>>, IndexError> {
@@ -185,5 +162,153 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             }
         }
         Ok(found)
+    }
+}
+
+/// Leaves that the server of a share has named for an ascending scan, and that are still to be read.
+#[derive(Debug)]
+pub struct Following<K> {
+    leaves: VecDeque<Pointer>,
+    /// Whether the server would name more.
+    more: bool,
+    /// Where the share ends.
+    end: Option<K>,
+}
+
+impl<K> Following<K> {
+    /// Posts READs until `window` are in flight: several with one doorbell, as soon as half of them are in.
+    fn post<F: Fabric, L: Layout>(&mut self, stream: &mut LeafStream<'_, F, L>, window: usize) {
+        let mut posting = false;
+        while (posting || stream.in_flight() <= window / 2)
+            && stream.in_flight() < window
+            && let Some(next) = self.leaves.pop_front()
+        {
+            stream.read_ahead(next, true);
+            posting = true;
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
+    type Fabric = F;
+    type Layout = L;
+    type Ahead = Following<L::Key>;
+
+    fn pages(&self) -> &PageClient<F, L> {
+        &self.pages
+    }
+
+    /// One RPC and one READ.
+    #[inline]
+    async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
+        self.walk(self.locate(probe).await?, probe).await
+    }
+
+    async fn find_from(
+        &self,
+        from: Pointer,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<PageCopy<L>, Miss> {
+        self.walk(from, probe).await
+    }
+
+    async fn get_together(
+        &self,
+        keys: &[L::Key],
+    ) -> Result<Vec<Option<Option<L::Value>>>, IndexError> {
+        self.look_up_together(keys).await
+    }
+
+    async fn split_and_add(
+        &self,
+        full: &PageCopy<L>,
+        entry: &Entry<L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<(), Miss> {
+        self.split_leaf(full, entry, spare).await
+    }
+
+    async fn locate_up(
+        &self,
+        start: &L::Key,
+        scan: &Scan<L::Key>,
+        window: usize,
+        stream: &mut LeafStream<'_, F, L>,
+    ) -> Result<(Option<PageCopy<L>>, Following<L::Key>), Miss> {
+        let server = self.server_of(Probe::At(start));
+        let Part { low, high, .. } = self.part(server);
+        self.pages.fabric().charge(Work::Client).await;
+        let floor = (low != start).then(|| self.post_down(Probe::At(start), 1));
+        let batch = if window < LARGE_WINDOW { window } else { WINDOWS_AHEAD * window };
+        let rest = (window > 1).then(|| {
+            self.post(server, Bound::Excluded(start.clone()), scan.upper.clone(), false, batch)
+        });
+        let mut first = self.first_of(server);
+        if let Some(asked) = floor
+            && let Some((_, pointer)) = self.finish(asked).await?.leaves.first()
+        {
+            first = *pointer;
+        }
+        let mut following = Following { leaves: VecDeque::new(), more: true, end: high.clone() };
+        if let Some(asked) = rest {
+            let Named { leaves, more } = self.finish(asked).await?;
+            following.leaves = leaves.into_iter().map(|(_, pointer)| pointer).collect();
+            following.more = more;
+        }
+        stream.read_ahead(first, true);
+        following.post(stream, window + 1);
+        Ok((None, following))
+    }
+
+    fn go_ahead(
+        &self,
+        following: &mut Following<L::Key>,
+        window: usize,
+        cursor: Option<&L::Key>,
+        stream: &mut LeafStream<'_, F, L>,
+    ) -> bool {
+        following.post(stream, window);
+        let unnamed = following.leaves.is_empty() && following.more;
+        let ends_share = following.end.is_some() && cursor == following.end.as_ref();
+        // A single leaf is a READ by its sibling pointer; for several the server is worth asking.
+        stream.in_flight() > 0 || window <= 1 || !(unnamed || ends_share)
+    }
+
+    async fn locate_down(
+        &self,
+        probe: Probe<'_, L::Key>,
+        window: usize,
+    ) -> Result<Vec<(L::Key, Pointer)>, Miss> {
+        self.pages.fabric().charge(Work::Client).await;
+        let server = self.server_of(probe);
+        let Named { mut leaves, more } = self.finish(self.post_down(probe, window)).await?;
+        if !more {
+            leaves.push((self.part(server).low.clone(), self.first_of(server)));
+        }
+        Ok(leaves)
+    }
+
+    async fn load_all(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        self.load_records(records, fill).await
+    }
+
+    async fn collect_step(
+        &self,
+        cursor: CollectCursor<L::Key>,
+    ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
+        self.collect_some(cursor).await
+    }
+
+    async fn end_pass(&self) -> Result<(), IndexError> {
+        self.pay_owed().await;
+        Ok(self.pages.share_free_nodes().await?)
+    }
+
+    async fn collect_all(&self) -> Result<(), IndexError> {
+        self.collect_everything().await
     }
 }

@@ -27,19 +27,16 @@ mod collect;
 mod load;
 mod locate;
 mod options;
-mod scan;
 mod write;
 
-pub use collect::CollectCursor;
 pub use options::HybridOptions;
 
-use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
-use crate::page::{Answer, DesignId, Layout, LeafEdit};
+use super::{Design, IndexError};
+use crate::page::{DesignId, Layout};
 use crate::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
-use crate::wire::{PoolRequest, Refusal, Reply, Share, TreeRequest, Usage};
+use crate::wire::{Refusal, Reply, Share, TreeRequest};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::RefCell;
-use std::future::Future;
 
 /// The hybrid design.
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,18 +72,11 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
             let fresh = pages.fresh_word(firsts[number]).await?;
             pages.write_fresh(&[(firsts[number], fresh, &image)]).await?;
         }
-        // Server 0 last: until then there is nothing to open. Of two who try, one gets past the first; a
-        // random number tells them apart, so that each can ask again.
-        let word = word | fabric.random() << 32;
+        // Server 0 last, as in `claim_all`.
+        let word = pages.rpc().own_options(word);
         for (root, share) in firsts.into_iter().zip(shares).rev() {
             let (server, rpc) = (root.server(), pages.rpc());
-            match rpc
-                .ask_harmless(server, &PoolRequest::Claim { options: word, root }.into())
-                .await?
-            {
-                Reply::Done => {}
-                _ => return Err(IndexError::BadReply { server }),
-            }
+            rpc.claim(server, word, root).await?;
             match rpc.ask_harmless(server, &TreeRequest::Create { share }.into()).await {
                 // Nobody makes a tree where another has claimed the pool: it is ours.
                 Ok(Reply::Done)
@@ -173,82 +163,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         &self.pages
     }
 
-    /// How much of each memory server's memory is given out, and how large its tree is.
-    ///
-    /// # Errors
-    /// [`IndexError`] if a server does not answer.
-    pub async fn usage(&self) -> Result<Vec<Usage>, IndexError> {
-        let mut usages = Vec::new();
-        for server in self.servers() {
-            match self.pages.rpc().ask_harmless(server, &PoolRequest::Usage.into()).await? {
-                Reply::Usage(usage) => usages.push(usage),
-                _ => return Err(IndexError::BadReply { server }),
-            }
-        }
-        Ok(usages)
-    }
-
     fn servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
         (0..self.parts.len() as u16).map(ServerId::new)
-    }
-}
-
-impl<F: Fabric, L: Layout<Value = u64>> RangeIndex for HybridIndex<F, L> {
-    type Key = L::Key;
-    type Value = L::Value;
-
-    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
-        Ok(self.pages.attempts(async || self.try_get(key).await).await?)
-    }
-
-    async fn execute(
-        &self,
-        edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, IndexError> {
-        match edit.changes() {
-            true => self.change(edit).await,
-            false => Ok(Answer::of_lookup(self.get(edit.key).await?)),
-        }
-    }
-
-    fn scan(
-        &self,
-        scan: &Scan<L::Key>,
-    ) -> impl Future<Output = Result<Records<L::Key, L::Value>, IndexError>> {
-        self.scan_all(scan)
-    }
-
-    fn multi_get(
-        &self,
-        keys: &[L::Key],
-    ) -> impl Future<Output = Result<Vec<Option<L::Value>>, IndexError>> {
-        self.get_all(keys)
-    }
-
-    fn bulk_load(
-        &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
-        fill: f64,
-    ) -> impl Future<Output = Result<u64, IndexError>> {
-        self.load_all(records, fill)
-    }
-
-    /// Clients write every change through.
-    async fn flush(&self) -> Result<(), IndexError> {
-        Ok(())
-    }
-
-    async fn settle(&self) -> Result<(), IndexError> {
-        Ok(self.pages.settle_all().await?)
-    }
-}
-
-impl<F: Fabric, L: Layout<Value = u64>> IndexAdmin for HybridIndex<F, L> {
-    fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
-        self.collect_all()
-    }
-
-    async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
-        Ok(self.pages.declare_dead(compute_server).await?)
     }
 }

@@ -1,55 +1,19 @@
-//! Changes of single records, splits of full leaves, and what the memory servers are told of them.
+//! Splits of full leaves, and what the memory servers are told of them.
 
 use super::HybridIndex;
-use crate::index::IndexError;
-use crate::page::{Action, Answer, Layout, LeafEdit, Probe};
-use crate::remote::{Entry, Miss, PageCopy, Pointer, RemoteError};
+use crate::page::{Action, Layout, LeafEdit, Probe};
+use crate::remote::{Entry, Miss, PageCopy, RemoteError};
 use crate::wire::Request;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
-    /// Does `edit` to the leaf of its key, or splits the leaf if its record has no room there.
-    pub(super) async fn change(
-        &self,
-        edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, IndexError> {
-        self.pages.settle_doubts().await;
-        let (mut spare, mut leaf) = (None, None);
-        let attempt = async || self.try_change(edit, &mut leaf, &mut spare).await;
-        let outcome = self.pages.attempts(attempt).await;
-        spare.into_iter().for_each(|node| self.pages.give_back_unseen(node));
-        Ok(outcome?)
-    }
-
-    async fn try_change(
-        &self,
-        edit: LeafEdit<&L::Key, &L::Value>,
-        leaf: &mut Option<Pointer>,
-        spare: &mut Option<GlobalAddr>,
-    ) -> Result<Answer<L::Value>, Miss> {
-        // A change that lost against another begins again at the leaf where that was.
-        let copy = match leaf.take() {
-            Some(pointer) => self.walk(pointer, Probe::At(edit.key)).await?,
-            None => self.find(Probe::At(edit.key)).await?,
-        };
-        *leaf = Some(copy.itself());
-        if let Some(answer) = self.pages.edit(&copy, edit).await? {
-            return Ok(answer);
-        }
-        let Some((key, value)) = edit.new_record() else {
-            return Err(RemoteError::BadReply { server: copy.at().server() }.into());
-        };
-        self.split_and_add(&copy, &Entry::Record(key, value), spare).await?;
-        Ok(Answer::of_change(true))
-    }
-
-    async fn split_and_add(
+    pub(super) async fn split_leaf(
         &self,
         full: &PageCopy<L>,
         entry: &Entry<L>,
-        spare: &mut Option<GlobalAddr>,
+        spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
-        let node = match spare.take() {
+        let node = match spare.pop() {
             Some(node) => node,
             None => self.pages.take_node_anywhere().await?,
         };
@@ -60,7 +24,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
                 Ok(())
             }
             Err(Miss::Restart) => {
-                *spare = Some(node);
+                spare.push(node);
                 Err(Miss::Restart)
             }
             failed => failed.map(drop),

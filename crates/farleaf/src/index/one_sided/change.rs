@@ -1,0 +1,68 @@
+//! Lookups, and changes of single records.
+
+use super::{Key, Locate, Value};
+use crate::index::IndexError;
+use crate::page::{Answer, Layout, LeafEdit, Probe};
+use crate::remote::{Entry, Miss, Pointer, RemoteError};
+use farleaf_fabric::{Fabric, GlobalAddr};
+
+pub(super) async fn try_get<I: Locate>(index: &I, key: &Key<I>) -> Result<Option<Value<I>>, Miss> {
+    let leaf = index.find(Probe::At(key)).await?;
+    Ok(I::Layout::leaf_get(leaf.page(), key))
+}
+
+/// The values of many keys, a window of them at a time: other operations of the endpoint need buffers, too.
+pub(super) async fn get_all<I: Locate>(
+    index: &I,
+    keys: &[Key<I>],
+) -> Result<Vec<Option<Value<I>>>, IndexError> {
+    let pages = index.pages();
+    let mut values = Vec::with_capacity(keys.len());
+    for window in keys.chunks((pages.fabric().depth() / 2).max(1)) {
+        let found = index.get_together(window).await?;
+        for (key, value) in window.iter().zip(found) {
+            values.push(match value {
+                Some(value) => value,
+                // It met a change under way: once more, alone.
+                None => pages.attempts(async || try_get(index, key).await).await?,
+            });
+        }
+    }
+    Ok(values)
+}
+
+/// Does `edit` to the leaf of its key, or splits the leaf if its record has no room there.
+pub(super) async fn change<I: Locate>(
+    index: &I,
+    edit: LeafEdit<&Key<I>, &Value<I>>,
+) -> Result<Answer<Value<I>>, IndexError> {
+    let pages = index.pages();
+    pages.settle_doubts().await;
+    let (mut spare, mut leaf) = (Vec::new(), None);
+    let attempt = async || try_change(index, edit, &mut leaf, &mut spare).await;
+    let outcome = pages.attempts(attempt).await;
+    spare.into_iter().for_each(|node| pages.give_back_unseen(node));
+    Ok(outcome?)
+}
+
+async fn try_change<I: Locate>(
+    index: &I,
+    edit: LeafEdit<&Key<I>, &Value<I>>,
+    leaf: &mut Option<Pointer>,
+    spare: &mut Vec<GlobalAddr>,
+) -> Result<Answer<Value<I>>, Miss> {
+    // A change that lost against another begins again at the leaf where that was.
+    let copy = match leaf.take() {
+        Some(pointer) => index.find_from(pointer, Probe::At(edit.key)).await?,
+        None => index.find(Probe::At(edit.key)).await?,
+    };
+    *leaf = Some(copy.itself());
+    if let Some(answer) = index.pages().edit(&copy, edit).await? {
+        return Ok(answer);
+    }
+    let Some((key, value)) = edit.new_record() else {
+        return Err(RemoteError::BadReply { server: copy.at().server() }.into());
+    };
+    index.split_and_add(&copy, &Entry::Record(key, value), spare).await?;
+    Ok(Answer::of_change(true))
+}

@@ -1,0 +1,129 @@
+//! The repair of leaves that have become too empty, as far as all designs do it alike: which neighbours are
+//! joined, what becomes of them, and the collection beside other work.
+
+use super::{Key, Locate};
+use crate::index::IndexError;
+use crate::page::{Layout, Page};
+use crate::remote::{Image, Locked, Miss, PageClient, PageCopy};
+use crate::rules;
+use farleaf_fabric::Fabric;
+
+/// Where a collection stands that goes on step by step.
+#[derive(Clone, Debug)]
+pub struct CollectCursor<K> {
+    /// The level whose nodes are collected.
+    pub(crate) level: u8,
+    /// A key of the next nodes; `None` at the beginning of a level.
+    pub(crate) key: Option<K>,
+    /// Nodes merged in this pass.
+    pub(crate) merged: u64,
+}
+
+impl<K> Default for CollectCursor<K> {
+    fn default() -> Self {
+        Self { level: 0, key: None, merged: 0 }
+    }
+}
+
+/// Two neighbours, as they will be.
+pub(crate) struct Joined<L: Layout> {
+    pub(crate) left: Image<L>,
+    pub(crate) right: Image<L>,
+    /// Where the right one begins then; `None` if the left one has all its entries, and it is dead.
+    pub(crate) separator: Option<L::Key>,
+    /// The left one loses keys: it is written first.
+    pub(crate) left_loses: bool,
+}
+
+/// Merges two neighbours or evens them out; `None` if they are well as they are.
+pub(crate) fn join<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    left: Page<'_, L>,
+    right: Page<'_, L>,
+) -> Option<Joined<L>> {
+    let (lower, upper) = (Image::of(left), Image::of(right));
+    if left.level() == 0 {
+        L::leaf_compact(lower.page());
+        L::leaf_compact(upper.page());
+    }
+    let before = lower.page().count();
+    let separator = if L::fits_merged(lower.page(), upper.page()) {
+        L::merge(lower.page(), upper.page());
+        if !pages.fabric().breaks(rules::FREED_ARE_DEAD) {
+            upper.page().set_dead();
+        }
+        None
+    } else if lower.page().count().abs_diff(upper.page().count()) > 1 {
+        Some(L::rebalance(lower.page(), upper.page()))
+    } else {
+        return None;
+    };
+    let left_loses = lower.page().count() < before;
+    Some(Joined { left: lower, right: upper, separator, left_loses })
+}
+
+/// Whether one of two neighbours is below half, so that they should be merged or evened out.
+pub(crate) fn are_too_empty<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
+    let (lefts, rights) = (left.live_count(), right.live_count());
+    lefts.min(rights) < L::CAPACITY / 2
+        && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
+}
+
+/// Throws deleted records out of a leaf.
+pub(crate) async fn compact<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    leaf: &PageCopy<L>,
+) -> Result<(), Miss> {
+    let image = Image::of(leaf.page());
+    if L::leaf_compact(image.page()) > 0 {
+        pages.replace(leaf, image).await?;
+    }
+    Ok(())
+}
+
+/// Locks pages in their order, all or none.
+pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
+    pages: &'a PageClient<F, L>,
+    copies: [&PageCopy<L>; N],
+) -> Result<[Locked<'a>; N], Miss> {
+    let mut locks = Vec::with_capacity(N);
+    for copy in copies {
+        match pages.lock(copy).await {
+            Ok(lock) => locks.push(lock),
+            Err(miss) => {
+                for lock in locks {
+                    pages.release(lock).await;
+                }
+                return Err(miss);
+            }
+        }
+    }
+    locks.try_into().map_err(|_| Miss::Restart)
+}
+
+/// Collects beside the other operations of this and other clients, until `stop` says so: a step every
+/// `pause_ns` nanoseconds.
+///
+/// # Errors
+/// [`IndexError`] if a step fails for another reason than the others' operations.
+pub async fn collect_in_background<I: Locate>(
+    index: &I,
+    pause_ns: u64,
+    stop: impl Fn() -> bool,
+) -> Result<(), IndexError> {
+    let mut cursor = CollectCursor::<Key<I>>::default();
+    while !stop() {
+        index.pages().settle_doubts().await;
+        cursor = match index.collect_step(cursor).await {
+            Ok(Some(next)) => next,
+            Ok(None) => {
+                index.end_pass().await?;
+                CollectCursor::default()
+            }
+            Err(IndexError::Contended { .. }) => CollectCursor::default(),
+            Err(error) => return Err(error),
+        };
+        index.pages().fabric().sleep(pause_ns).await;
+    }
+    Ok(())
+}

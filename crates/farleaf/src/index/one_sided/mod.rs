@@ -1,0 +1,209 @@
+//! Indexes whose leaves clients read, lock and write one-sided: everything but where a leaf is.
+//!
+//! Leaves are B-link nodes: each knows its key range and its right sibling. A design says how it locates
+//! leaves ([`Locate`]), and what follows from a split; lookups, changes, scans in both directions and the
+//! repair of leaves that have become too empty are the same for all such designs, and are here.
+//!
+//! *Invariants*
+//! - A leaf that was located is not believed: its page says which keys it covers (`page::step`).
+//! - Of two neighbours the left one is locked first.
+//!
+//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
+
+mod change;
+mod collect;
+mod scan;
+
+pub use collect::{CollectCursor, collect_in_background};
+pub(crate) use collect::{Joined, are_too_empty, compact, join, lock_all};
+
+use super::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
+use crate::page::{Answer, Layout, LeafEdit, Probe};
+use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer};
+use farleaf_fabric::{Fabric, GlobalAddr};
+use std::future::Future;
+
+type Key<I> = <<I as Locate>::Layout as Layout>::Key;
+type Value<I> = <<I as Locate>::Layout as Layout>::Value;
+/// For each of several keys its value, if it has one; `None` if the key's leaf was not found.
+type Found<I> = Vec<Option<Option<Value<I>>>>;
+/// A leaf that has been read.
+type Leaf<I> = PageCopy<<I as Locate>::Layout>;
+/// Where an ascending scan starts: at this leaf, or the first one in flight; and what comes then.
+type Start<I> = (Option<Leaf<I>>, <I as Locate>::Ahead);
+
+/// A handle on an index with one-sided leaves: how the design locates leaves, and what it does on a level
+/// above them.
+pub trait Locate: Sized {
+    /// The provider of remote operations.
+    type Fabric: Fabric;
+    /// How nodes are laid out.
+    type Layout: Layout;
+    /// What an ascending scan remembers of the leaves to come.
+    type Ahead;
+
+    /// The pages of the index.
+    fn pages(&self) -> &PageClient<Self::Fabric, Self::Layout>;
+
+    /// The leaf that `probe` looks for.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if others change the way to it.
+    fn find(&self, probe: Probe<'_, Key<Self>>) -> impl Future<Output = Result<Leaf<Self>, Miss>>;
+
+    /// The same from the leaf at `from`, which was the one, or was on its left, before.
+    ///
+    /// # Errors
+    /// As [`Locate::find`].
+    fn find_from(
+        &self,
+        from: Pointer,
+        probe: Probe<'_, Key<Self>>,
+    ) -> impl Future<Output = Result<Leaf<Self>, Miss>>;
+
+    /// The values of a few keys, with as few waits as the design allows.
+    ///
+    /// # Errors
+    /// [`IndexError`] if a memory server does not answer.
+    fn get_together(
+        &self,
+        keys: &[Key<Self>],
+    ) -> impl Future<Output = Result<Found<Self>, IndexError>>;
+
+    /// Splits a full leaf, adds `entry`, and tells the level above. `spare` has nodes that were taken for
+    /// this, and gets back what is not used.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the leaf is not as it was read.
+    fn split_and_add(
+        &self,
+        full: &Leaf<Self>,
+        entry: &Entry<Self::Layout>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> impl Future<Output = Result<(), Miss>>;
+
+    /// Posts the READs of the leaf of `start`, for an ascending scan, and of about `window` leaves after it;
+    /// or returns that leaf, if it was read on the way.
+    ///
+    /// # Errors
+    /// As [`Locate::find`].
+    fn locate_up(
+        &self,
+        start: &Key<Self>,
+        scan: &Scan<Key<Self>>,
+        window: usize,
+        stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
+    ) -> impl Future<Output = Result<Start<Self>, Miss>>;
+
+    /// Posts READs of leaves to come until `window` are in flight; `false` if the scan, which has come to
+    /// `cursor`, had better locate leaves again.
+    fn go_ahead(
+        &self,
+        ahead: &mut Self::Ahead,
+        window: usize,
+        cursor: Option<&Key<Self>>,
+        stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
+    ) -> bool;
+
+    /// The leaf that `probe` looks for and about `window` leaves before it, in descending order, each with
+    /// the lowest of its keys.
+    ///
+    /// # Errors
+    /// As [`Locate::find`].
+    fn locate_down(
+        &self,
+        probe: Probe<'_, Key<Self>>,
+        window: usize,
+    ) -> impl Future<Output = Result<Vec<(Key<Self>, Pointer)>, Miss>>;
+
+    /// Loads ascending records into an empty index.
+    ///
+    /// # Errors
+    /// As [`RangeIndex::bulk_load`].
+    fn load_all(
+        &self,
+        records: impl Iterator<Item = (Key<Self>, Value<Self>)>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>>;
+
+    /// Collects some neighbours, and returns where to go on; `None` at the end of a pass.
+    ///
+    /// # Errors
+    /// [`IndexError::Contended`] if it lost too often against others.
+    fn collect_step(
+        &self,
+        cursor: CollectCursor<Key<Self>>,
+    ) -> impl Future<Output = Result<Option<CollectCursor<Key<Self>>>, IndexError>>;
+
+    /// What remains to be done after a pass of the collection.
+    ///
+    /// # Errors
+    /// [`IndexError`] if it fails for another reason than the others' operations.
+    fn end_pass(&self) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Collects all that there is to collect.
+    ///
+    /// # Errors
+    /// As [`IndexAdmin::collect`].
+    fn collect_all(&self) -> impl Future<Output = Result<(), IndexError>>;
+}
+
+impl<I: Locate> RangeIndex for I {
+    type Key = Key<I>;
+    type Value = Value<I>;
+
+    async fn get(&self, key: &Key<I>) -> Result<Option<Value<I>>, IndexError> {
+        Ok(self.pages().attempts(async || change::try_get(self, key).await).await?)
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&Key<I>, &Value<I>>,
+    ) -> Result<Answer<Value<I>>, IndexError> {
+        match edit.changes() {
+            true => change::change(self, edit).await,
+            false => Ok(Answer::of_lookup(self.get(edit.key).await?)),
+        }
+    }
+
+    fn scan(
+        &self,
+        scan: &Scan<Key<I>>,
+    ) -> impl Future<Output = Result<Records<Key<I>, Value<I>>, IndexError>> {
+        scan::scan_all(self, scan)
+    }
+
+    fn multi_get(
+        &self,
+        keys: &[Key<I>],
+    ) -> impl Future<Output = Result<Vec<Option<Value<I>>>, IndexError>> {
+        change::get_all(self, keys)
+    }
+
+    fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (Key<I>, Value<I>)>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>> {
+        self.load_all(records, fill)
+    }
+
+    /// Clients write every change through.
+    async fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    async fn settle(&self) -> Result<(), IndexError> {
+        Ok(self.pages().settle_all().await?)
+    }
+}
+
+impl<I: Locate> IndexAdmin for I {
+    fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
+        self.collect_all()
+    }
+
+    async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
+        Ok(self.pages().declare_dead(compute_server).await?)
+    }
+}

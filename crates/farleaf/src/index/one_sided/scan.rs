@@ -1,0 +1,197 @@
+//! Scans: leaf after leaf, with the READs of the next ones in flight.
+//!
+//! An ascending scan posts the READs of the leaf that it starts in and of those after it that the design
+//! can name, and follows the siblings beyond them. Downwards there are no siblings: the scan takes what the
+//! design names, and locates leaves again. It checks each leaf by the keys that the leaf covers, so that it
+//! misses none, whatever is split or merged meanwhile.
+
+use super::{Key, Leaf, Locate, Value};
+use crate::index::{IndexError, Records, Scan};
+use crate::page::{Layout, Probe, Reach, ScanWindow};
+use crate::remote::{LeafStream, Miss, PageCopy};
+use farleaf_fabric::{Fabric, Work};
+use std::ops::Bound;
+
+/// Leaves in flight at most.
+const MOST_AHEAD: usize = 64;
+
+/// Where the scan stands.
+struct Progress<K> {
+    /// The lowest key that is not scanned yet, ascending; or the lowest that is, descending. `None`: the end
+    /// of the range is the start of the scan.
+    cursor: Option<K>,
+    done: bool,
+}
+
+pub(super) async fn scan_all<I: Locate>(
+    index: &I,
+    scan: &Scan<Key<I>>,
+) -> Result<Records<Key<I>, Value<I>>, IndexError> {
+    let mut records = Records::new();
+    let mut progress = Progress { cursor: None, done: scan.limit == 0 };
+    let mut backoff = index.pages().backoff();
+    while !progress.done {
+        let scanned = if scan.reverse {
+            scan_down(index, scan, &mut progress, &mut records).await
+        } else {
+            scan_up(index, scan, &mut progress, &mut records).await
+        };
+        match scanned {
+            Ok(()) => {}
+            Err(Miss::Failed(error)) => return Err(error.into()),
+            Err(Miss::Restart) => index.pages().before_retry(&mut backoff).await?,
+        }
+    }
+    Ok(records)
+}
+
+/// Copies what the scan wants of a leaf; says whether that was the last of it.
+async fn take_from<I: Locate>(
+    index: &I,
+    leaf: &Leaf<I>,
+    scan: &Scan<Key<I>>,
+    cursor: Option<&Key<I>>,
+    records: &mut Records<Key<I>, Value<I>>,
+) -> bool {
+    let page = leaf.page();
+    // The leaf may cover more than what is left to scan: it may have been merged with what was before.
+    let (mut lower, mut upper) = (scan.lower.as_ref(), scan.upper.as_ref());
+    match cursor {
+        Some(cursor) if scan.reverse => upper = Bound::Excluded(cursor),
+        // The scan may begin behind the cursor: at the key itself, exclusive.
+        Some(cursor) if lower != Bound::Excluded(cursor) => lower = Bound::Included(cursor),
+        _ => {}
+    }
+    let limit = scan.limit - records.len();
+    let window = ScanWindow { lower, upper, reverse: scan.reverse, limit };
+    let taken = I::Layout::leaf_collect(page, &window, records);
+    index.pages().fabric().charge(Work::CopyRecords(taken as u32)).await;
+    let beyond = if scan.reverse {
+        scan.is_below(&I::Layout::low(page))
+    } else {
+        I::Layout::high(page).is_none_or(|high| scan.is_above(&high))
+    };
+    beyond || records.len() >= scan.limit
+}
+
+/// How many leaves to have in flight for what is still wanted, if leaves are as full as those so far.
+fn window<I: Locate>(index: &I, wanted: usize, leaves: usize, records: usize) -> usize {
+    let per_leaf = records.checked_div(leaves).unwrap_or(I::Layout::CAPACITY / 2);
+    let most = (index.pages().fabric().depth() / 4).clamp(1, MOST_AHEAD);
+    (wanted / per_leaf.max(1)).saturating_add(1).min(most)
+}
+
+async fn scan_up<I: Locate>(
+    index: &I,
+    scan: &Scan<Key<I>>,
+    progress: &mut Progress<Key<I>>,
+    records: &mut Records<Key<I>, Value<I>>,
+) -> Result<(), Miss> {
+    let start = match (&progress.cursor, &scan.lower) {
+        (Some(cursor), _) => cursor.clone(),
+        (None, Bound::Included(key) | Bound::Excluded(key)) => key.clone(),
+        (None, Bound::Unbounded) => I::Layout::min_key(),
+    };
+    let before = records.len();
+    let expected = window(index, scan.limit - before, 0, 0);
+    let mut stream = LeafStream::new(index.pages());
+    let (first, mut ahead) = index.locate_up(&start, scan, expected, &mut stream).await?;
+    let mut leaf = match first {
+        Some(leaf) => leaf,
+        None => first_leaf(index, &start, &mut stream).await?,
+    };
+    let mut leaves = 0;
+    loop {
+        progress.done = take_from(index, &leaf, scan, progress.cursor.as_ref(), records).await;
+        progress.cursor = I::Layout::high(leaf.page());
+        leaves += 1;
+        if progress.done {
+            return Ok(());
+        }
+        let wanted = scan.limit - records.len();
+        let window = window(index, wanted, leaves, records.len() - before);
+        if !index.go_ahead(&mut ahead, window, progress.cursor.as_ref(), &mut stream) {
+            return Ok(());
+        }
+        match stream.after(&leaf).await? {
+            Some(next) => leaf = next,
+            None => {
+                progress.done = true;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The leaf that covers `start`: the first in flight, or one on the right of it that the design does not
+/// know of yet.
+async fn first_leaf<I: Locate>(
+    index: &I,
+    start: &Key<I>,
+    stream: &mut LeafStream<'_, I::Fabric, I::Layout>,
+) -> Result<Leaf<I>, Miss> {
+    let mut leaf = stream.first().await?;
+    index.pages().fabric().charge(Work::VisitNode).await;
+    while I::Layout::reach(leaf.page(), Probe::At(start)) == Reach::Beyond {
+        leaf = stream.after(&leaf).await?.ok_or(Miss::Restart)?;
+    }
+    if covers::<I>(&leaf, Probe::At(start)) { Ok(leaf) } else { Err(Miss::Restart) }
+}
+
+/// Whether a page that was read is the leaf that `probe` looks for.
+fn covers<I: Locate>(copy: &PageCopy<I::Layout>, probe: Probe<'_, Key<I>>) -> bool {
+    let page = copy.page();
+    page.level() == 0 && !page.is_head() && I::Layout::reach(page, probe) == Reach::Inside
+}
+
+async fn scan_down<I: Locate>(
+    index: &I,
+    scan: &Scan<Key<I>>,
+    progress: &mut Progress<Key<I>>,
+    records: &mut Records<Key<I>, Value<I>>,
+) -> Result<(), Miss> {
+    let pages = index.pages();
+    let start = progress.cursor.clone();
+    let probe = match (&start, &scan.upper) {
+        (Some(low), _) => Probe::Before(low),
+        (None, Bound::Included(key)) => Probe::At(key),
+        (None, Bound::Excluded(key)) => Probe::Before(key),
+        (None, Bound::Unbounded) => Probe::Last,
+    };
+    if let Probe::Before(key) = probe
+        && *key == I::Layout::min_key()
+    {
+        progress.done = true;
+        return Ok(());
+    }
+    let expected = window(index, scan.limit - records.len(), 0, 0);
+    let mut posted = Vec::new();
+    for (low, pointer) in index.locate_down(probe, expected).await? {
+        match pages.post_together(pointer) {
+            Ok(read) => posted.push(read),
+            // Without a buffer for the first there is nothing to begin with.
+            Err(miss) if posted.is_empty() => return Err(miss),
+            Err(_) => break,
+        }
+        if scan.is_below(&low) {
+            break;
+        }
+    }
+    for read in posted {
+        let leaf = pages.finish_read(read).await?;
+        pages.fabric().charge(Work::VisitNode).await;
+        let cursor = progress.cursor.clone();
+        let probe = cursor.as_ref().map_or(probe, Probe::Before);
+        let found = covers::<I>(&leaf, probe);
+        // If not, the design does not know of a split yet, or of a merge: this one leaf is found by itself.
+        let leaf = if found { leaf } else { index.find(probe).await? };
+        let low = I::Layout::low(leaf.page());
+        let taken = take_from(index, &leaf, scan, cursor.as_ref(), records).await;
+        progress.done = taken || low == I::Layout::min_key();
+        progress.cursor = Some(low);
+        if progress.done || !found {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
