@@ -3,7 +3,7 @@
 #![no_main]
 
 use farleaf::page::Fixed8;
-use farleaf::wire::{Ask, Reply, Request, Told};
+use farleaf::wire::{ClientRequest, ClientResponse, Reply, Request};
 use farleaf_fabric::Message;
 use libfuzzer_sys::fuzz_target;
 
@@ -16,10 +16,10 @@ fuzz_target!(|data: &[u8]| {
         reply.encode(&mut message);
         assert_eq!(&message[..], data);
     }
-    if let Some(ask) = Ask::<Fixed8>::decode(data) {
+    if let Some(ask) = ClientRequest::<Fixed8>::decode(data) {
         assert_eq!(&ask.encode()[..], data);
     }
-    if let Some(told) = Told::<Fixed8>::decode(data) {
+    if let Some(told) = ClientResponse::<Fixed8>::decode(data) {
         assert_eq!(&told.encode()[..], data);
     }
 });

@@ -13,7 +13,7 @@ use crate::error::ProgramError;
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, SettingsRecord,
 };
-use crate::status::Standing;
+use crate::status::ClusterStatus;
 use crate::stop::Stop;
 use farleaf::client::{ClientIndex, ClientOptions, Directory};
 use farleaf::index::IndexError;
@@ -246,7 +246,7 @@ impl Connection {
         let (clock, never) = (Clock::start(), Stop::default());
         let mut missing = "the catalog has not answered".to_owned();
         while clock.elapsed() < within {
-            match Standing::read(catalog, keys) {
+            match ClusterStatus::read(catalog, keys) {
                 Ok(standing) => {
                     let made = standing.index.as_ref().map_or(0, |index| index.generation);
                     match standing.missing().into_iter().next() {

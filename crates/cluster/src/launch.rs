@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
 use crate::records::{Keys, Transport};
-use crate::status::Standing;
+use crate::status::ClusterStatus;
 use crate::stop::Stop;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
@@ -275,7 +275,7 @@ impl Launcher<'_> {
     }
 
     /// Says which servers have ended, and why those that died did; whether any has.
-    fn bury(&mut self) -> bool {
+    fn reap(&mut self) -> bool {
         let mut anybody = false;
         for index in 0..self.servers.len() {
             let Some(status) = self.servers[index].ended(&self.folder) else { continue };
@@ -329,7 +329,7 @@ impl Launcher<'_> {
     /// Waits until the first memory server says where the catalog is, and `false` if it will not.
     fn await_catalog(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
         while self.clock.elapsed() < self.options.ready_within {
-            if stop.wait(LOOK) || self.bury() {
+            if stop.wait(LOOK) || self.reap() {
                 return Ok(false);
             }
             match Folder(self.folder.clone()).catalog() {
@@ -347,7 +347,7 @@ impl Launcher<'_> {
     }
 
     /// Whether all servers that are registered are those that were started, and they serve.
-    fn is_ready(&self, standing: &Standing) -> bool {
+    fn is_ready(&self, standing: &ClusterStatus) -> bool {
         let is_ours = |server: &Server| {
             let registered = match server.kind {
                 Kind::Memory => standing.memory_server(server.number).map(|record| record.pid),
@@ -359,12 +359,12 @@ impl Launcher<'_> {
     }
 
     /// Waits until the cluster serves; how it stands, or nothing if it will not.
-    fn await_ready(&mut self, stop: &Stop) -> Result<Option<Standing>, ProgramError> {
+    fn await_ready(&mut self, stop: &Stop) -> Result<Option<ClusterStatus>, ProgramError> {
         let Some(address) = &self.catalog else { return Ok(None) };
         let catalog = open(address, &config::read_token(&self.folder.join("token"))?)?;
         let mut missing = "the catalog did not answer".to_owned();
         while self.clock.elapsed() < self.options.ready_within {
-            match Standing::read(&*catalog, &self.keys) {
+            match ClusterStatus::read(&*catalog, &self.keys) {
                 Ok(standing) if self.is_ready(&standing) => return Ok(Some(standing)),
                 Ok(standing) => {
                     let first = standing.missing().into_iter().next();
@@ -372,7 +372,7 @@ impl Launcher<'_> {
                 }
                 Err(error) => missing = error.to_string(),
             }
-            if stop.wait(LOOK) || self.bury() {
+            if stop.wait(LOOK) || self.reap() {
                 return Ok(None);
             }
         }
@@ -530,7 +530,7 @@ pub fn run(
             launcher.is_well = false;
         }
         while serves && !stop.wait(LOOK) {
-            launcher.bury();
+            launcher.reap();
             launcher.restart_those_due()?;
             let lives = |server: &Server| server.process.is_some() || server.restart_at.is_some();
             if !launcher.servers.iter().any(lives) {

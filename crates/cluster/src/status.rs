@@ -13,7 +13,7 @@ use serde::Serialize;
 
 /// What the catalog says about a cluster. Its parts were read one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Standing {
+pub struct ClusterStatus {
     /// What it was made with; nothing before the first program.
     pub settings: Option<SettingsRecord>,
     /// The memory servers that live, by number.
@@ -50,7 +50,7 @@ impl Row {
     }
 }
 
-impl Standing {
+impl ClusterStatus {
     /// Reads it.
     ///
     /// # Errors
@@ -222,8 +222,8 @@ mod tests {
         }
     }
 
-    fn whole() -> Standing {
-        Standing {
+    fn whole() -> ClusterStatus {
+        ClusterStatus {
             settings: Some(SettingsRecord {
                 memory_servers: 2,
                 compute_servers: 2,
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn it_serves_when_everybody_is_there_and_the_index_is_theirs() {
         assert_eq!(whole().missing(), Vec::<String>::new());
-        let missing = |change: fn(&mut Standing)| {
+        let missing = |change: fn(&mut ClusterStatus)| {
             let mut standing = whole();
             change(&mut standing);
             let missing = standing.missing();

@@ -7,7 +7,7 @@ use farleaf::cache::{
     Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping,
     OwnedRange, Swip,
 };
-use farleaf::page::{Fixed8, Latch, Layout, LeafInsert, Page, Probe, Reach};
+use farleaf::page::{FencePosition, Fixed8, Latch, Layout, LeafInsert, Page, Probe};
 use farleaf::server::Epochs;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -129,9 +129,9 @@ fn a_lookup_beside_a_split() {
             let value = Tiny::leaf_get(page, &30);
             if page.latch().validate(version) {
                 match reach {
-                    Reach::Inside => assert_eq!(value, Some(3)),
-                    Reach::Beyond => assert_eq!(page.sibling().offset(), 2048),
-                    Reach::Below => panic!("the low fence never moved"),
+                    FencePosition::Inside => assert_eq!(value, Some(3)),
+                    FencePosition::Beyond => assert_eq!(page.sibling().offset(), 2048),
+                    FencePosition::Below => panic!("the low fence never moved"),
                 }
             }
         }

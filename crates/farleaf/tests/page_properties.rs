@@ -1,7 +1,7 @@
 //! Properties of page operations against a `BTreeMap`, on tiny pages and on the real ones.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf::page::{Fixed8, Layout, LeafInsert, Page, Probe, Reach, ScanWindow};
+use farleaf::page::{FencePosition, Fixed8, Layout, LeafInsert, Page, Probe, ScanWindow};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use proptest::prelude::*;
@@ -119,7 +119,7 @@ fn split_and_join<const W: usize>(changes: &[Change]) {
     assert_eq!((left.sibling(), right.sibling()), (at(2), GlobalAddr::NULL));
     assert_eq!(Fixed8::<W>::high(left), Some(Fixed8::<W>::low(right)));
     for key in model.keys() {
-        let expected = if *key < separator { Reach::Inside } else { Reach::Beyond };
+        let expected = if *key < separator { FencePosition::Inside } else { FencePosition::Beyond };
         assert_eq!(Fixed8::<W>::reach(left, Probe::At(key)), expected);
     }
     // Make them uneven, even them out, and put them together again.

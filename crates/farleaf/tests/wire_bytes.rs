@@ -3,8 +3,8 @@
 
 use farleaf::page::{Action, Answer, Fixed8, LeafEdit};
 use farleaf::wire::{
-    Ask, OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, Ticket, Told,
-    TreeRequest, Trouble, Usage,
+    ClientRequest, ClientResponse, ErrorCode, OffloadRequest, OwnerRequest, PoolRequest, Refusal,
+    Reply, Request, Share, Ticket, TreeRequest, Usage,
 };
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
 use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -184,9 +184,9 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
     replies
 }
 
-fn asks() -> Vec<(Ask<Fixed8>, &'static str)> {
+fn asks() -> Vec<(ClientRequest<Fixed8>, &'static str)> {
     let (key, value) = (KEY, VALUE);
-    let edit = |action| Ask::Edit(LeafEdit { key, action });
+    let edit = |action| ClientRequest::Edit(LeafEdit { key, action });
     vec![
         (edit(Action::Get), "00008877665544332211"),
         (edit(Action::Insert(value)), "000188776655443322110807060504030201"),
@@ -198,58 +198,66 @@ fn asks() -> Vec<(Ask<Fixed8>, &'static str)> {
             "0005887766554433221108070605040302010900000000000000",
         ),
         (
-            Ask::Scan { lower: Included(key), upper: Unbounded, reverse: true, limit: 0x0201 },
+            ClientRequest::Scan {
+                lower: Included(key),
+                upper: Unbounded,
+                reverse: true,
+                limit: 0x0201,
+            },
             "01018877665544332211000101020000",
         ),
         (
-            Ask::UpsertAll { records: vec![(key, value)] },
+            ClientRequest::UpsertAll { records: vec![(key, value)] },
             "020100000088776655443322110807060504030201",
         ),
-        (Ask::Map, "03"),
-        (Ask::Collect, "04"),
-        (Ask::Halt, "05"),
-        (Ask::Resume, "06"),
-        (Ask::LoadBegin { fill_permille: 0x0201 }, "070102"),
+        (ClientRequest::Map, "03"),
+        (ClientRequest::Collect, "04"),
+        (ClientRequest::Halt, "05"),
+        (ClientRequest::Resume, "06"),
+        (ClientRequest::LoadBegin { fill_permille: 0x0201 }, "070102"),
         (
-            Ask::LoadAppend { records: vec![(key, value)] },
+            ClientRequest::LoadAppend { records: vec![(key, value)] },
             "080100000088776655443322110807060504030201",
         ),
-        (Ask::LoadEnd, "09"),
-        (Ask::LoadAbort, "0a"),
-        (Ask::Flush, "0b"),
+        (ClientRequest::LoadEnd, "09"),
+        (ClientRequest::LoadAbort, "0a"),
+        (ClientRequest::Flush, "0b"),
     ]
 }
 
-fn tolds() -> Vec<(Told<Fixed8>, &'static str)> {
+fn tolds() -> Vec<(ClientResponse<Fixed8>, &'static str)> {
     let mut tolds = vec![
-        (Told::Done, "00"),
-        (Told::Edited(Answer { applied: true, found: Some(VALUE) }), "0101010807060504030201"),
-        (Told::Edited(Answer { applied: false, found: None }), "010000"),
+        (ClientResponse::Done, "00"),
         (
-            Told::Records { records: vec![(KEY, VALUE)], next: Some(Excluded(KEY)) },
+            ClientResponse::Edited(Answer { applied: true, found: Some(VALUE) }),
+            "0101010807060504030201",
+        ),
+        (ClientResponse::Edited(Answer { applied: false, found: None }), "010000"),
+        (
+            ClientResponse::Records { records: vec![(KEY, VALUE)], next: Some(Excluded(KEY)) },
             "02010288776655443322110100000088776655443322110807060504030201",
         ),
-        (Told::Records { records: vec![], next: None }, "020000000000"),
+        (ClientResponse::Records { records: vec![], next: None }, "020000000000"),
         (
-            Told::Map { epoch: 3, boundaries: vec![10, 20], owners: vec![0, 2, 0x0201] },
+            ClientResponse::Map { epoch: 3, boundaries: vec![10, 20], owners: vec![0, 2, 0x0201] },
             "03030000000000000002000a0000000000000014000000000000000300000002000102",
         ),
-        (Told::NotOwner { owner: 0x0201, epoch: VALUE }, "0401020807060504030201"),
+        (ClientResponse::NotOwner { owner: 0x0201, epoch: VALUE }, "0401020807060504030201"),
     ];
     let troubles = [
-        (Trouble::Malformed, "0500"),
-        (Trouble::Unavailable, "0501"),
-        (Trouble::Absent, "050a"),
-        (Trouble::Indeterminate, "0502"),
-        (Trouble::NoMemoryServer, "0503"),
-        (Trouble::Contended, "0504"),
-        (Trouble::OutOfMemory, "0505"),
-        (Trouble::NotEmpty, "0506"),
-        (Trouble::NotSorted, "0507"),
-        (Trouble::Loading, "0508"),
-        (Trouble::Damaged, "0509"),
+        (ErrorCode::Malformed, "0500"),
+        (ErrorCode::Unavailable, "0501"),
+        (ErrorCode::Absent, "050a"),
+        (ErrorCode::Indeterminate, "0502"),
+        (ErrorCode::NoMemoryServer, "0503"),
+        (ErrorCode::Contended, "0504"),
+        (ErrorCode::OutOfMemory, "0505"),
+        (ErrorCode::NotEmpty, "0506"),
+        (ErrorCode::NotSorted, "0507"),
+        (ErrorCode::Loading, "0508"),
+        (ErrorCode::Damaged, "0509"),
     ];
-    tolds.extend(troubles.map(|(trouble, bytes)| (Told::No(trouble), bytes)));
+    tolds.extend(troubles.map(|(code, bytes)| (ClientResponse::Error(code), bytes)));
     tolds
 }
 
@@ -291,8 +299,8 @@ fn requests_and_replies_keep_their_bytes() {
 
 #[test]
 fn messages_of_clients_keep_their_bytes() {
-    check(asks(), |ask| ask.encode().to_vec(), Ask::decode);
-    check(tolds(), |told| told.encode().to_vec(), Told::decode);
+    check(asks(), |ask| ask.encode().to_vec(), ClientRequest::decode);
+    check(tolds(), |told| told.encode().to_vec(), ClientResponse::decode);
 }
 
 /// Tags that no message has are no messages, whatever follows.
@@ -304,8 +312,8 @@ fn unknown_tags_are_no_messages() {
             let known = [tag < 27, tag < 12, tag < 12, tag < 6];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
-            assert!(known[2] || Ask::<Fixed8>::decode(&message).is_none(), "ask {tag}");
-            assert!(known[3] || Told::<Fixed8>::decode(&message).is_none(), "told {tag}");
+            assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");
+            assert!(known[3] || ClientResponse::<Fixed8>::decode(&message).is_none(), "told {tag}");
         }
     }
 }

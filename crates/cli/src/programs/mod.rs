@@ -60,7 +60,7 @@ impl Common {
 
 /// Where a cluster is that runs already.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Place {
+pub(crate) struct ClusterLocation {
     /// Find the cluster in this folder of `farleaf cluster`
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["catalog", "token_file"], required_unless_present = "catalog")]
     dir: Option<PathBuf>,
@@ -75,7 +75,7 @@ pub(crate) struct Place {
     cluster: String,
 }
 
-impl Place {
+impl ClusterLocation {
     /// Its catalog and its token.
     fn find(&self) -> anyhow::Result<(CatalogAddress, Token)> {
         let (address, token_file) = match (&self.dir, &self.catalog, &self.token_file) {

@@ -1,11 +1,11 @@
 //! `farleaf status`: how a cluster stands.
 
-use super::Place;
+use super::ClusterLocation;
 use clap::Args;
 use comfy_table::{Table, presets};
 use farleaf_cluster::catalog::open;
 use farleaf_cluster::scrape::Scraper;
-use farleaf_cluster::status::{Row, Standing};
+use farleaf_cluster::status::{ClusterStatus, Row};
 use serde_json::Value;
 use std::io::Write;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use std::time::Duration;
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    place: Place,
+    place: ClusterLocation,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -105,7 +105,7 @@ fn table(rows: &[Row], shares: &Shares) -> Table {
 }
 
 /// As JSON. Keys and epochs go up to 2^64, where readers of JSON lose digits: they are text.
-fn as_json(standing: &Standing) -> serde_json::Result<Value> {
+fn as_json(standing: &ClusterStatus) -> serde_json::Result<Value> {
     fn as_text(value: &mut Value) {
         match value {
             Value::Number(number) => *value = number.to_string().into(),
@@ -133,14 +133,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
 }
 
 /// Prints how a cluster stands, for people or as JSON; whether it serves.
-pub(crate) fn show(place: &Place, is_json: bool) -> anyhow::Result<bool> {
+pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<bool> {
     let (address, token) = place.find()?;
     let keys = place.keys()?;
     let catalog = open(&address, &token)?;
-    let asked = Standing::read(&*catalog, &keys)?.rows();
+    let asked = ClusterStatus::read(&*catalog, &keys)?.rows();
     let shares = Shares::ask(&asked)?;
     // Wait for slow servers: the shares must belong to the same moment.
-    let standing = Standing::read(&*catalog, &keys)?;
+    let standing = ClusterStatus::read(&*catalog, &keys)?;
     let missing = standing.missing();
     let rows = standing.rows();
     let shares = shares.of(&asked, &rows);

@@ -7,7 +7,7 @@
 use crate::launched::{Launched, eventually, text};
 use crate::serving::{DEADLINE, KEYS, compute, connect, serving, try_both};
 use farleaf::page::{Action, Fixed8, LeafEdit};
-use farleaf::wire::Ask;
+use farleaf::wire::ClientRequest;
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::scrape::Scraper;
 use farleaf_fabric::GlobalAddr;
@@ -93,14 +93,14 @@ fn let_in(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<TcpStrea
 /// A message to a compute server, without those that are orders.
 fn ask(rng: &mut SmallRng) -> Vec<u8> {
     let key = THEIR_KEY;
-    let ask: Ask<Fixed8> = match rng.random_range(0..4) {
-        0 => Ask::Edit(LeafEdit { key, action: Action::Upsert(1) }),
+    let ask: ClientRequest<Fixed8> = match rng.random_range(0..4) {
+        0 => ClientRequest::Edit(LeafEdit { key, action: Action::Upsert(1) }),
         1 => {
             let (lower, upper) = (Bound::Included(key), Bound::Unbounded);
-            Ask::Scan { lower, upper, reverse: rng.random(), limit: rng.random() }
+            ClientRequest::Scan { lower, upper, reverse: rng.random(), limit: rng.random() }
         }
-        2 => Ask::UpsertAll { records: vec![(key, 2); rng.random_range(0..9)] },
-        _ => Ask::Map,
+        2 => ClientRequest::UpsertAll { records: vec![(key, 2); rng.random_range(0..9)] },
+        _ => ClientRequest::Map,
     };
     let mut bytes = ask.encode().to_vec();
     mutate(&mut bytes, 1, rng);
@@ -121,9 +121,16 @@ fn request(rng: &mut SmallRng) -> Vec<u8> {
 }
 
 fn is_order(message: &[u8]) -> bool {
-    let harmless =
-        |ask| matches!(ask, Ask::Edit(_) | Ask::Scan { .. } | Ask::UpsertAll { .. } | Ask::Map);
-    Ask::<Fixed8>::decode(message).is_some_and(|ask| !harmless(ask))
+    let harmless = |ask| {
+        matches!(
+            ask,
+            ClientRequest::Edit(_)
+                | ClientRequest::Scan { .. }
+                | ClientRequest::UpsertAll { .. }
+                | ClientRequest::Map
+        )
+    };
+    ClientRequest::<Fixed8>::decode(message).is_some_and(|ask| !harmless(ask))
 }
 
 /// Strings for a port over one connection; how many were sent.

@@ -7,7 +7,7 @@
 
 use crate::clock::Clock;
 use farleaf::page::Fixed8;
-use farleaf::wire::{Ask, Told, Trouble};
+use farleaf::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Call, Calls, Cpu, Region, ReplySink};
 use std::collections::VecDeque;
@@ -25,11 +25,11 @@ pub(super) enum Reply {
     /// To a client.
     Sink(ReplySink),
     /// To another thread of this program.
-    Local(Sender<Told<Fixed8>>),
+    Local(Sender<ClientResponse<Fixed8>>),
 }
 
 impl Reply {
-    pub(super) fn send(self, told: Told<Fixed8>) {
+    pub(super) fn send(self, told: ClientResponse<Fixed8>) {
         match self {
             Self::Sink(sink) => sink.send(told.encode()),
             // The client may have given up.
@@ -41,7 +41,7 @@ impl Reply {
 /// A request, and where its answer goes.
 #[derive(Debug)]
 pub(super) struct Asked {
-    pub(super) ask: Ask<Fixed8>,
+    pub(super) ask: ClientRequest<Fixed8>,
     pub(super) reply: Reply,
     /// When it came.
     pub(super) since: Clock,
@@ -51,7 +51,7 @@ pub(super) struct Asked {
 const TOO_OLD: Duration = Duration::from_secs(10);
 
 impl Asked {
-    pub(super) fn new(ask: Ask<Fixed8>, reply: Reply) -> Self {
+    pub(super) fn new(ask: ClientRequest<Fixed8>, reply: Reply) -> Self {
         Self { ask, reply, since: Clock::start() }
     }
 
@@ -61,7 +61,7 @@ impl Asked {
     }
 
     pub(super) fn unavailable(self) {
-        self.reply.send(Told::No(Trouble::Unavailable));
+        self.reply.send(ClientResponse::Error(ErrorCode::Unavailable));
     }
 }
 
@@ -149,7 +149,10 @@ impl Queues {
     pub(super) fn push(&self, asked: Asked) {
         let is_load = matches!(
             asked.ask,
-            Ask::LoadBegin { .. } | Ask::LoadAppend { .. } | Ask::LoadEnd | Ask::LoadAbort
+            ClientRequest::LoadBegin { .. }
+                | ClientRequest::LoadAppend { .. }
+                | ClientRequest::LoadEnd
+                | ClientRequest::LoadAbort
         );
         if is_load {
             return self.loads.push(asked);
@@ -183,15 +186,18 @@ impl Calls for Front {
     }
 
     async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
-        let Some(ask) = Ask::decode(call.request) else {
-            call.reply.extend_from_slice(&Told::<Fixed8>::No(Trouble::Malformed).encode());
+        let Some(ask) = ClientRequest::decode(call.request) else {
+            call.reply
+                .extend_from_slice(&ClientResponse::<Fixed8>::Error(ErrorCode::Malformed).encode());
             return;
         };
         let queues = lock(&self.serving).clone();
         match queues {
             Some(queues) => queues.push(Asked::new(ask, Reply::Sink(call.later()))),
             None => {
-                call.reply.extend_from_slice(&Told::<Fixed8>::No(Trouble::Unavailable).encode());
+                call.reply.extend_from_slice(
+                    &ClientResponse::<Fixed8>::Error(ErrorCode::Unavailable).encode(),
+                );
             }
         }
     }

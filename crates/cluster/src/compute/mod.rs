@@ -32,7 +32,7 @@ use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
 use front::Front;
-use reach::Reach;
+use reach::MemoryTransport;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -399,11 +399,16 @@ impl Program<'_> {
         }
         let boundaries = self.map(settings)?.boundaries().to_vec();
         let level = settings.placement_level;
-        let created = match Reach::connect(settings.transport, memory, &self.token, self.options)? {
-            Reach::Tcp(cluster) => index::create(&cluster, boundaries, level),
-            Reach::Shm(cluster) => index::create(&cluster, boundaries, level),
+        let created = match MemoryTransport::connect(
+            settings.transport,
+            memory,
+            &self.token,
+            self.options,
+        )? {
+            MemoryTransport::Tcp(cluster) => index::create(&cluster, boundaries, level),
+            MemoryTransport::Shm(cluster) => index::create(&cluster, boundaries, level),
             #[cfg(feature = "verbs")]
-            Reach::Verbs(cluster) => index::create(&cluster, boundaries, level),
+            MemoryTransport::Verbs(cluster) => index::create(&cluster, boundaries, level),
         };
         if let Err(error) = created {
             // Whatever there is of it: begin with empty memory.
@@ -429,11 +434,16 @@ impl Program<'_> {
         let map = self.map(settings)?;
         let server = ComputeServer::start(self.options.number, &self.options.cache, map);
         let server = Arc::new(server.map_err(because)?);
-        let threads = match Reach::connect(settings.transport, memory, &self.token, self.options)? {
-            Reach::Tcp(cluster) => self.start(server, cluster)?,
-            Reach::Shm(cluster) => self.start(server, cluster)?,
+        let threads = match MemoryTransport::connect(
+            settings.transport,
+            memory,
+            &self.token,
+            self.options,
+        )? {
+            MemoryTransport::Tcp(cluster) => self.start(server, cluster)?,
+            MemoryTransport::Shm(cluster) => self.start(server, cluster)?,
             #[cfg(feature = "verbs")]
-            Reach::Verbs(cluster) => self.start(server, cluster)?,
+            MemoryTransport::Verbs(cluster) => self.start(server, cluster)?,
         };
         let shared = Arc::clone(&threads.shared);
         *lock(&self.watched.serving) = Some(Watching { shared });

@@ -63,7 +63,7 @@ impl Transport for VerbsCluster {
 }
 
 /// The memory servers, over one transport.
-pub(super) enum Reach {
+pub(super) enum MemoryTransport {
     Tcp(TcpCluster),
     Shm(ShmCluster),
     #[cfg(feature = "verbs")]
@@ -99,7 +99,7 @@ pub(super) fn check(
     }
 }
 
-impl Reach {
+impl MemoryTransport {
     /// The memory servers of these records.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use farleaf::index::{IndexError, RangeIndex, Scan};
 use farleaf::page::Fixed8;
 use farleaf::partition::{ComputeServer, PartitionMap};
 use farleaf::server::MemoryServerConfig;
-use farleaf::wire::{Ask, Told, Trouble};
+use farleaf::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServer, TcpServerConfig};
@@ -139,26 +139,39 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
     let setup = Setup { provider: &tiers, options: (), memory_servers: 1, server };
     let cluster = setup.start::<Fixed8>();
     cluster.run_one(|fabric| async move {
-        let ask = async |ask: Ask<Fixed8>| {
+        let ask = async |ask: ClientRequest<Fixed8>| {
             let reply = fabric.call(ServerId::new(0), ask.encode()).await.unwrap();
-            Told::<Fixed8>::decode(&reply).unwrap()
+            ClientResponse::<Fixed8>::decode(&reply).unwrap()
         };
         let options = ClientOptions { deadline_ns: 1_000_000, request_ns: 0 };
         let index = ClientIndex::<_, Fixed8>::open(fabric.clone(), options).await.unwrap();
         index.upsert(&1, &10).await.unwrap();
-        assert_eq!(ask(Ask::Halt).await, Told::Done);
+        assert_eq!(ask(ClientRequest::Halt).await, ClientResponse::Done);
         let refused = index.upsert(&1, &11).await;
-        let (compute_server, trouble) = (0, Trouble::Unavailable);
-        assert_eq!(refused, Err(IndexError::NotServed { compute_server, trouble }));
-        assert_eq!(ask(Ask::Resume).await, Told::Done);
+        let (compute_server, code) = (0, ErrorCode::Unavailable);
+        assert_eq!(refused, Err(IndexError::NotServed { compute_server, code }));
+        assert_eq!(ask(ClientRequest::Resume).await, ClientResponse::Done);
         assert_eq!(index.get(&1).await, Ok(Some(10)));
-        assert_eq!(ask(Ask::LoadBegin { fill_permille: 700 }).await, Told::Done);
-        assert_eq!(ask(Ask::LoadAppend { records: vec![(5, 6)] }).await, Told::Done);
-        assert_eq!(ask(Ask::LoadEnd).await, Told::No(Trouble::Malformed), "it serves");
-        assert_eq!(ask(Ask::LoadAppend { records: vec![] }).await, Told::No(Trouble::Loading));
+        assert_eq!(
+            ask(ClientRequest::LoadBegin { fill_permille: 700 }).await,
+            ClientResponse::Done
+        );
+        assert_eq!(
+            ask(ClientRequest::LoadAppend { records: vec![(5, 6)] }).await,
+            ClientResponse::Done
+        );
+        assert_eq!(
+            ask(ClientRequest::LoadEnd).await,
+            ClientResponse::Error(ErrorCode::Malformed),
+            "it serves"
+        );
+        assert_eq!(
+            ask(ClientRequest::LoadAppend { records: vec![] }).await,
+            ClientResponse::Error(ErrorCode::Loading)
+        );
         assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![(1, 10)]));
         let garbage = fabric.call(ServerId::new(0), [9_u8, 9, 9].into_iter().collect()).await;
-        let told = Told::<Fixed8>::decode(&garbage.unwrap());
-        assert_eq!(told, Some(Told::No(Trouble::Malformed)));
+        let told = ClientResponse::<Fixed8>::decode(&garbage.unwrap());
+        assert_eq!(told, Some(ClientResponse::Error(ErrorCode::Malformed)));
     });
 }

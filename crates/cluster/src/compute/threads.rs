@@ -11,7 +11,7 @@ use farleaf::cache::{CacheCounters, Dirt};
 use farleaf::index::IndexError;
 use farleaf::page::Fixed8;
 use farleaf::partition::{ComputeServer, Worker};
-use farleaf::wire::{Ask, Told, Trouble};
+use farleaf::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{CounterSnapshot, Fabric};
@@ -57,13 +57,13 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    fn count(&self, ask: &Ask<Fixed8>) {
+    fn count(&self, ask: &ClientRequest<Fixed8>) {
         use farleaf::page::Action;
         let (counter, count) = match ask {
-            Ask::Edit(edit) if edit.action == Action::Get => (&self.lookups, 1),
-            Ask::Edit(_) => (&self.changes, 1),
-            Ask::UpsertAll { records } => (&self.changes, records.len() as u64),
-            Ask::Scan { .. } => (&self.scans, 1),
+            ClientRequest::Edit(edit) if edit.action == Action::Get => (&self.lookups, 1),
+            ClientRequest::Edit(_) => (&self.changes, 1),
+            ClientRequest::UpsertAll { records } => (&self.changes, records.len() as u64),
+            ClientRequest::Scan { .. } => (&self.scans, 1),
             _ => (&self.others, 1),
         };
         counter.fetch_add(count, Ordering::Relaxed);
@@ -151,14 +151,14 @@ impl Threads {
     }
 
     /// Stops serving, and writes everything back that the memory servers do not have.
-    pub(super) fn flush(&self) -> Result<(), Trouble> {
+    pub(super) fn flush(&self) -> Result<(), ErrorCode> {
         let (sender, receiver) = channel();
         let reply = Reply::Local(sender);
-        self.shared.queues.threads[0].push(Asked::new(Ask::Halt, reply));
+        self.shared.queues.threads[0].push(Asked::new(ClientRequest::Halt, reply));
         match receiver.recv_timeout(FLUSH) {
-            Ok(Told::Done) => Ok(()),
-            Ok(Told::No(trouble)) => Err(trouble),
-            Ok(_) | Err(_) => Err(Trouble::Indeterminate),
+            Ok(ClientResponse::Done) => Ok(()),
+            Ok(ClientResponse::Error(code)) => Err(code),
+            Ok(_) | Err(_) => Err(ErrorCode::Indeterminate),
         }
     }
 
@@ -244,7 +244,7 @@ async fn answer_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, tally:
         let Asked { ask, reply, .. } = asked;
         tally.count(&ask);
         let told = worker.answer(ask).await;
-        if matches!(told, Told::No(_) | Told::NotOwner { .. }) {
+        if matches!(told, ClientResponse::Error(_) | ClientResponse::NotOwner { .. }) {
             tally.refusals.fetch_add(1, Ordering::Relaxed);
         }
         reply.send(told);
@@ -264,12 +264,12 @@ async fn tell<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, done: &Mutex
 async fn load_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue) {
     while let Some(Asked { ask, reply, .. }) = queue.next().await {
         match ask {
-            Ask::LoadBegin { fill_permille } => {
-                reply.send(Told::Done);
+            ClientRequest::LoadBegin { fill_permille } => {
+                reply.send(ClientResponse::Done);
                 load(worker, f64::from(fill_permille) / 1000.0, queue).await;
             }
-            Ask::LoadAbort => reply.send(Told::Done),
-            _ => reply.send(Told::No(Trouble::Loading)),
+            ClientRequest::LoadAbort => reply.send(ClientResponse::Done),
+            _ => reply.send(ClientResponse::Error(ErrorCode::Loading)),
         }
     }
 }
@@ -282,34 +282,34 @@ async fn load<F: Fabric>(worker: &Worker<F, Fixed8>, fill: f64, queue: &Queue) {
     let outcome = worker
         .load(fill, async || {
             if let Some(reply) = pending.take() {
-                reply.send(Told::Done);
+                reply.send(ClientResponse::Done);
             }
             loop {
                 let asked = next_within(worker.fabric(), queue, LOAD_STEP_NS).await;
                 let Some(Asked { ask, reply, .. }) = asked else { return Err(given_up.clone()) };
                 match ask {
-                    Ask::LoadAppend { records } => {
+                    ClientRequest::LoadAppend { records } => {
                         pending.replace(Some(reply));
                         return Ok(Some(records));
                     }
-                    Ask::LoadEnd => {
+                    ClientRequest::LoadEnd => {
                         pending.replace(Some(reply));
                         return Ok(None);
                     }
-                    Ask::LoadAbort => {
-                        reply.send(Told::Done);
+                    ClientRequest::LoadAbort => {
+                        reply.send(ClientResponse::Done);
                         return Err(given_up.clone());
                     }
-                    _ => reply.send(Told::No(Trouble::Loading)),
+                    _ => reply.send(ClientResponse::Error(ErrorCode::Loading)),
                 }
             }
         })
         .await;
     let told = match outcome {
-        Ok(_) => Told::Done,
+        Ok(_) => ClientResponse::Done,
         Err(error) => {
             tracing::warn!("a bulk load failed: {error}");
-            Told::No(farleaf::partition::trouble(&error))
+            ClientResponse::Error(farleaf::partition::error_code(&error))
         }
     };
     if let Some(reply) = pending.take() {

@@ -11,10 +11,11 @@
 
 use super::write_back::{Held, InDoubt};
 use super::{
-    Admit, Attached, Cache, CacheCounters, Cooled, FrameId, IoMark, LiveCounters, Mapped,
-    MovingAverage, OffloadName, OwnedRange, Ownership, Seen, Spare, WalkMark, is_clean, mark_clean,
+    Admit, Attached, Cache, CacheCounters, Cooled, FrameId, FreeFrame, IoMark, LiveCounters,
+    Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Ownership,
+    is_clean, mark_clean,
 };
-use crate::page::{Layout, LeafOutcome, Page, Probe, Reach, slot_range};
+use crate::page::{FencePosition, Layout, LeafOutcome, Page, Probe, slot_range};
 use crate::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
@@ -24,7 +25,7 @@ use std::rc::Rc;
 
 /// Why an attempt of an operation did not get through.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Detour {
+pub enum Restart {
     /// Somebody is at a node: try again, after a while.
     Busy,
     /// Something was brought or made: go on from the root at once.
@@ -41,19 +42,19 @@ pub enum Detour {
     Failed(RemoteError),
 }
 
-impl From<RemoteError> for Detour {
+impl From<RemoteError> for Restart {
     fn from(error: RemoteError) -> Self {
         Self::Failed(error)
     }
 }
 
-impl From<FabricError> for Detour {
+impl From<FabricError> for Restart {
     fn from(error: FabricError) -> Self {
         Self::Failed(error.into())
     }
 }
 
-impl From<Miss> for Detour {
+impl From<Miss> for Restart {
     fn from(miss: Miss) -> Self {
         match miss {
             Miss::Restart => Self::Busy,
@@ -149,8 +150,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// A free frame; makes others cool and leave if there is none (Lu et al., §5.1, §5.2).
     ///
     /// # Errors
-    /// [`Detour::Failed`] if there is none to be had, because so many operations hold the others.
-    pub async fn spare(&self) -> Result<Spare<'_, L>, Detour> {
+    /// [`Restart::Failed`] if there is none to be had, because so many operations hold the others.
+    pub async fn spare(&self) -> Result<FreeFrame<'_, L>, Restart> {
         match self.free_now() {
             Some(spare) => Ok(spare),
             None => self.make_room().await,
@@ -160,22 +161,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// One more free frame for an operation that has one already.
     ///
     /// # Errors
-    /// [`Detour::Busy`] if there is none at the moment: it is not waited for, as all others who have one could
+    /// [`Restart::Busy`] if there is none at the moment: it is not waited for, as all others who have one could
     /// be waiting too (C16).
-    pub async fn another_spare(&self) -> Result<Spare<'_, L>, Detour> {
+    pub async fn another_spare(&self) -> Result<FreeFrame<'_, L>, Restart> {
         match self.free_now() {
             Some(spare) => Ok(spare),
-            None => self.sample().await.ok_or(Detour::Busy),
+            None => self.sample().await.ok_or(Restart::Busy),
         }
     }
 
-    fn free_now(&self) -> Option<Spare<'_, L>> {
+    fn free_now(&self) -> Option<FreeFrame<'_, L>> {
         let kept = self.kept.borrow_mut().pop();
         kept.map(|frame| self.cache.spare(frame)).or_else(|| self.cache.take_spare())
     }
 
     #[cold]
-    async fn make_room(&self) -> Result<Spare<'_, L>, Detour> {
+    async fn make_room(&self) -> Result<FreeFrame<'_, L>, Restart> {
         let mut backoff = self.pages.backoff();
         loop {
             if let Some(spare) = self.sample().await {
@@ -209,7 +210,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// Lets hot nodes cool until one has to leave for it; if that does not come to anything, a cooling one
     /// leaves, whatever its age.
-    async fn sample(&self) -> Option<Spare<'_, L>> {
+    async fn sample(&self) -> Option<FreeFrame<'_, L>> {
         for _ in 0..SAMPLES {
             for _ in 0..self.cache.options().sampled.max(1) {
                 self.cool_one().await;
@@ -219,7 +220,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             }
         }
         let frame = self.cache.cooling.pop(self.fabric().random())?;
-        Some(self.let_go(frame).await)
+        Some(self.evict_frame(frame).await)
     }
 
     /// Lets one hot node cool, if the one that is picked can.
@@ -246,13 +247,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     async fn drop_oldest(&self, oldest: Option<FrameId>) {
         if let Some(oldest) = oldest {
-            let spare = self.let_go(oldest).await;
+            let spare = self.evict_frame(oldest).await;
             self.keep(spare);
         }
     }
 
     /// Evicts a frame that this handle has taken out of the cooling structure (C8).
-    async fn let_go(&self, frame: FrameId) -> Spare<'_, L> {
+    async fn evict_frame(&self, frame: FrameId) -> FreeFrame<'_, L> {
         loop {
             if let Some(spare) = self.cache.evict(frame) {
                 LiveCounters::count(&self.counters.evictions);
@@ -264,7 +265,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Keeps a free frame for the next operation, or gives it to others.
-    pub fn keep(&self, spare: Spare<'_, L>) {
+    pub fn keep(&self, spare: FreeFrame<'_, L>) {
         let mut kept = self.kept.borrow_mut();
         if kept.len() < self.cache.keep_limit() {
             kept.push(spare.into_frame());
@@ -275,16 +276,16 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// that the parent leads to it for.
     async fn begin<'a>(
         &'a self,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
-    ) -> Result<(Spare<'a, L>, IoMark<'a>, OwnedRange<L::Key>), Detour> {
+    ) -> Result<(FreeFrame<'a, L>, IoMark<'a>, OwnedRange<L::Key>), Restart> {
         // Two cache misses at once, not one after the other; the second is used after the READ.
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
         match self.cache.mapping.get(address.to_bits()) {
             Mapped::Absent => {}
-            Mapped::Io => return Err(Detour::Busy),
+            Mapped::Io => return Err(Restart::Busy),
             Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
         }
         let spare = self.spare().await?; // C16
@@ -306,7 +307,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 self.keep(spare);
                 Err(match found {
                     Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
-                    Mapped::Io => Detour::Busy,
+                    Mapped::Io => Restart::Busy,
                     Mapped::Absent => self.why_not(parent, slot),
                 })
             }
@@ -314,7 +315,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Whether the node that the child word at `slot` leads to may come here: a leaf only if its keys are owned (C20).
-    fn may_bring(&self, parent: Seen<'_, L>, slot: usize) -> Result<(), Detour> {
+    fn may_bring(&self, parent: OptimisticRef<'_, L>, slot: usize) -> Result<(), Restart> {
         if parent.page.level() > 1 {
             return Ok(());
         }
@@ -322,17 +323,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         match self.cache.owned().of(&low, high.as_ref()) {
             Ownership::All => Ok(()),
             // Leaves end at boundaries: the parent is old.
-            Ownership::Part => Err(Detour::Refresh),
-            Ownership::None => Err(Detour::Moved),
+            Ownership::Part => Err(Restart::Refresh),
+            Ownership::None => Err(Restart::Moved),
         }
     }
 
     /// What follows if a node was not where its parent had it, or may not come here.
-    fn why_not(&self, parent: Seen<'_, L>, slot: usize) -> Detour {
+    fn why_not(&self, parent: OptimisticRef<'_, L>, slot: usize) -> Restart {
         let allowed = self.may_bring(parent, slot);
         match allowed {
-            Err(detour) if parent.is_valid() => detour,
-            _ => Detour::Again,
+            Err(restart) if parent.is_valid() => restart,
+            _ => Restart::Again,
         }
     }
 
@@ -340,24 +341,24 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// `parent` points.
     ///
     /// # Errors
-    /// [`Detour`] if the node is here after all, or somebody is at it.
+    /// [`Restart`] if the node is here after all, or somebody is at it.
     pub(crate) fn begin_remote(
         &self,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
-    ) -> Result<WalkMark<'_>, Detour> {
+    ) -> Result<OffloadMark<'_>, Restart> {
         let is_owned = || {
             let (low, high) = slot_range(parent.page, slot);
             self.cache.owned().of(&low, high.as_ref()) == Ownership::All // C20
         };
         let is_there = || parent.is_valid() && is_owned();
-        let begun = self.cache.mapping.begin_walk(address.to_bits(), is_there);
+        let begun = self.cache.mapping.begin_offload(address.to_bits(), is_there);
         begun.map_err(|found| match found {
             Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
-            Mapped::Io => Detour::Busy,
-            Mapped::Absent if parent.is_valid() => Detour::Here,
-            Mapped::Absent => Detour::Again,
+            Mapped::Io => Restart::Busy,
+            Mapped::Absent if parent.is_valid() => Restart::Here,
+            Mapped::Absent => Restart::Again,
         })
     }
 
@@ -387,11 +388,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     fn attach(
         &self,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
         frame: FrameId,
-    ) -> Detour {
+    ) -> Restart {
         match self.cache.attach(parent, slot, address, frame) {
             Attached::Hot { reheated } => {
                 if reheated {
@@ -400,16 +401,16 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                         LiveCounters::count(&self.counters.cooling_hits);
                     }
                 }
-                Detour::Again
+                Restart::Again
             }
             Attached::Other => {
                 // If the copy is the old one, not the parent, reading the way again would not help.
                 if let Some(spare) = self.cache.forget_lost(frame, address) {
                     self.keep(spare);
                 }
-                Detour::Refresh
+                Restart::Refresh
             }
-            Attached::NotNow => Detour::Busy,
+            Attached::NotNow => Restart::Busy,
         }
     }
 
@@ -417,15 +418,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// through, so that the leaf is clean when it enters the cache, if it does.
     ///
     /// # Errors
-    /// [`Detour`]; nothing has changed then, and `work` was not called or changed nothing.
-    pub async fn bring_leaf<T>(
+    /// [`Restart`]; nothing has changed then, and `work` was not called or changed nothing.
+    pub async fn fetch_leaf<T>(
         &self,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
-    ) -> Result<LeafOutcome<T>, Detour> {
+    ) -> Result<LeafOutcome<T>, Restart> {
         let (spare, mark, keys) = self.begin(parent, slot, address).await?;
         let place = (address, &keys);
         self.bring_marked_leaf((spare, mark), Some((parent, slot)), place, probe, work).await
@@ -435,22 +436,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// its parent leads to it for.
     fn accept_leaf(
         &self,
-        spare: &Spare<'_, L>,
+        spare: &FreeFrame<'_, L>,
         (address, keys): (GlobalAddr, &OwnedRange<L::Key>),
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         let page = spare.page();
         if page.address() != address || page.level() != 0 {
-            return Err(Detour::Refresh);
+            return Err(Restart::Refresh);
         }
         if !page.stamp_fits() && !self.fabric().breaks(rules::STAMPS_CHECKED) {
-            return Err(Detour::Torn(address)); // D8
+            return Err(Restart::Torn(address)); // D8
         }
         mark_clean(page);
         self.trim(spare, keys)
     }
 
     /// Takes out of an exclusive node what it has beyond the keys that its parent leads to it for (D7).
-    fn trim(&self, spare: &Spare<'_, L>, keys: &OwnedRange<L::Key>) -> Result<(), Detour> {
+    fn trim(&self, spare: &FreeFrame<'_, L>, keys: &OwnedRange<L::Key>) -> Result<(), Restart> {
         let page = spare.page();
         let found = OwnedRange { low: L::low(page), high: L::high(page) };
         let fits = keys.covers(&found.low, found.high.as_ref());
@@ -459,7 +460,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         let counts = found.within(keys);
         if counts.is_empty() {
-            return Err(Detour::Refresh); // another node by now
+            return Err(Restart::Refresh); // another node by now
         }
         L::trim(page, &counts.low, counts.high.as_ref());
         self.mark_dirty(spare.frame(), page, 1..L::PAGE_WORDS);
@@ -470,12 +471,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// The same for who has the mark already. Without a parent the leaf does not become hot.
     pub(crate) async fn bring_marked_leaf<'a, T>(
         &'a self,
-        (spare, mark): (Spare<'a, L>, IoMark<'a>),
-        below: Option<(Seen<'_, L>, usize)>,
+        (spare, mark): (FreeFrame<'a, L>, IoMark<'a>),
+        below: Option<(OptimisticRef<'_, L>, usize)>,
         (address, keys): (GlobalAddr, &OwnedRange<L::Key>),
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
-    ) -> Result<LeafOutcome<T>, Detour> {
+    ) -> Result<LeafOutcome<T>, Restart> {
         let spare = self.read_into(spare, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
         let page = spare.page();
@@ -484,8 +485,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             self.cache.mapping.prefetch(leaving.to_bits());
         }
         self.accept_leaf(&spare, (address, keys))?;
-        if L::reach(page, probe) != Reach::Inside && !self.fabric().breaks(rules::FENCES) {
-            return Err(Detour::Refresh);
+        if L::reach(page, probe) != FencePosition::Inside && !self.fabric().breaks(rules::FENCES) {
+            return Err(Restart::Refresh);
         }
         let outcome = work(page);
         if let LeafOutcome::Changed { words, .. } = &outcome {
@@ -496,10 +497,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 false => 1..L::PAGE_WORDS,
             };
             mark_clean(page);
-            if let Err(detour) = self.write_leaf(address, page, words.clone()).await {
+            if let Err(restart) = self.write_leaf(address, page, words.clone()).await {
                 // The change is made here and nowhere else: the leaf stays, dirty.
                 self.mark_dirty(spare.frame(), page, words);
-                if let Detour::Failed(_) = detour {
+                if let Restart::Failed(_) = restart {
                     self.may_land(spare.frame(), page);
                 }
             }
@@ -531,9 +532,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// A dirty node can only be hot.
     fn admit_dirty<'a>(
         &'a self,
-        spare: Spare<'a, L>,
+        spare: FreeFrame<'a, L>,
         mark: IoMark<'a>,
-        below: Option<(Seen<'_, L>, usize)>,
+        below: Option<(OptimisticRef<'_, L>, usize)>,
     ) {
         let frame = spare.frame();
         let refused = match below {
@@ -549,7 +550,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    async fn admit_cold<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) {
+    async fn admit_cold<'a>(&'a self, spare: FreeFrame<'a, L>, mark: IoMark<'a>) {
         let oldest = self.cache.publish_cold(spare, mark);
         self.drop_oldest(oldest).await;
     }
@@ -557,9 +558,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Below its parent, if that is still as it was.
     async fn admit_hot<'a>(
         &'a self,
-        spare: Spare<'a, L>,
+        spare: FreeFrame<'a, L>,
         mark: IoMark<'a>,
-        below: (Seen<'_, L>, usize),
+        below: (OptimisticRef<'_, L>, usize),
     ) {
         if !is_clean(spare.page()) {
             self.admit_dirty(spare, mark, Some(below));
@@ -571,20 +572,20 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Brings the inner node at `address` in, hot.
     ///
     /// # Errors
-    /// Always: [`Detour::Again`] if all went well.
+    /// Always: [`Restart::Again`] if all went well.
     pub async fn bring_inner(
         &self,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         let level = parent.page.level().saturating_sub(1);
         let (spare, mark, keys) = self.begin(parent, slot, address).await?;
         let owned = self.cache.owned().of(&keys.low, keys.high.as_ref());
         if owned == Ownership::None {
             // Nobody trims it here (D7), and its keys may be taken over before it leaves.
-            return Err(Detour::Moved);
+            return Err(Restart::Moved);
         }
         let is_exclusive = owned == Ownership::All;
         let posted_ns = self.timed();
@@ -594,22 +595,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 copy
             }
             // It was shared, and its holder has not finished it: that one is waited for, or looked after.
-            Err(Miss::Restart) if self.pages.is_held_up_at(address) => return Err(Detour::Busy),
+            Err(Miss::Restart) if self.pages.is_held_up_at(address) => return Err(Restart::Busy),
             // No inner node is there: the parent is old, and the node has been freed and used again (D3).
-            Err(Miss::Restart) if is_exclusive => return Err(Detour::Torn(address)),
-            Err(Miss::Restart) => return Err(Detour::Refresh),
+            Err(Miss::Restart) if is_exclusive => return Err(Restart::Torn(address)),
+            Err(Miss::Restart) => return Err(Restart::Refresh),
             Err(miss) => return Err(miss.into()),
         };
         LiveCounters::count(&self.counters.inner_misses);
         let fits = copy.page().level() == level
-            && (L::reach(copy.page(), probe) == Reach::Inside
+            && (L::reach(copy.page(), probe) == FencePosition::Inside
                 || self.fabric().breaks(rules::FENCES));
         if !fits {
-            return Err(Detour::Refresh);
+            return Err(Restart::Refresh);
         }
         if is_exclusive && copy.word().is_locked() {
             // It was shared, and its holder is not done, or dead: nobody looks for the lock of an exclusive node.
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         let page = spare.page();
         page.copy_all_but_latch(copy.page());
@@ -619,33 +620,33 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         self.cache.arena().set_remote_word(spare.frame(), copy.word().to_bits());
         self.admit_hot(spare, mark, (parent, slot)).await;
-        Err(Detour::Again)
+        Err(Restart::Again)
     }
 
     /// Brings the leaf at `address` in, hot, for those who restructure.
     ///
     /// # Errors
-    /// Always: [`Detour::Again`] if all went well.
+    /// Always: [`Restart::Again`] if all went well.
     pub async fn bring_hot_leaf(
         &self,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         let (spare, mark, keys) = self.begin(parent, slot, address).await?;
         let spare = self.read_into(spare, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
         self.accept_leaf(&spare, (address, &keys))?;
         self.admit_hot(spare, mark, (parent, slot)).await;
-        Err(Detour::Again)
+        Err(Restart::Again)
     }
 
     /// READs the leaf at `address` into a frame, all but word 0.
     async fn read_into<'a>(
         &'a self,
-        spare: Spare<'a, L>,
+        spare: FreeFrame<'a, L>,
         address: GlobalAddr,
-    ) -> Result<Spare<'a, L>, Detour> {
+    ) -> Result<FreeFrame<'a, L>, Restart> {
         let cache = &*self.cache;
         self.before_landing(address.server()).await?;
         let frame = spare.into_frame();
@@ -655,7 +656,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             landings: &self.landings,
             doubtful: self.pages.doubtful(),
         };
-        let mut outcome = Err(Detour::Busy);
+        let mut outcome = Err(Restart::Busy);
         for _ in 0..READ_RETRIES {
             let buffer = cache.arena().buffer(frame, 1..L::PAGE_WORDS);
             let posted_ns = self.timed();
@@ -686,7 +687,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// A memory server that does not answer costs some frames (C17), not the cache.
-    async fn before_landing(&self, server: ServerId) -> Result<(), Detour> {
+    async fn before_landing(&self, server: ServerId) -> Result<(), Restart> {
         let are_many = || {
             let landings = self.landings.borrow();
             landings.iter().filter(|(_, from)| *from == server).count() >= MOST_LANDINGS
@@ -694,7 +695,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if are_many() {
             self.settle_transfers().await?;
             if are_many() {
-                return Err(Detour::Busy); // another task is at it
+                return Err(Restart::Busy); // another task is at it
             }
         }
         Ok(())

@@ -46,7 +46,7 @@ pub struct Cache<L: Layout> {
 
 /// A node that was found, with the version that it was found under.
 #[derive(Debug)]
-pub struct Seen<'a, L: Layout> {
+pub struct OptimisticRef<'a, L: Layout> {
     /// Its frame.
     pub frame: FrameId,
     /// Its words. What is read is to be trusted only once the version has been validated.
@@ -54,15 +54,15 @@ pub struct Seen<'a, L: Layout> {
     version: Version,
 }
 
-impl<L: Layout> Clone for Seen<'_, L> {
+impl<L: Layout> Clone for OptimisticRef<'_, L> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<L: Layout> Copy for Seen<'_, L> {}
+impl<L: Layout> Copy for OptimisticRef<'_, L> {}
 
-impl<'a, L: Layout> Seen<'a, L> {
+impl<'a, L: Layout> OptimisticRef<'a, L> {
     /// Whether all that was read of the page since is of one piece and was still so just now.
     #[inline]
     #[must_use]
@@ -88,12 +88,12 @@ pub struct Dirt {
 
 /// A free frame in the hands of one operation; dropped, it is free for others.
 #[derive(Debug)]
-pub struct Spare<'a, L: Layout> {
+pub struct FreeFrame<'a, L: Layout> {
     cache: &'a Cache<L>,
     frame: FrameId,
 }
 
-impl<'a, L: Layout> Spare<'a, L> {
+impl<'a, L: Layout> FreeFrame<'a, L> {
     /// The frame.
     pub fn frame(&self) -> FrameId {
         self.frame
@@ -112,7 +112,7 @@ impl<'a, L: Layout> Spare<'a, L> {
     }
 }
 
-impl<L: Layout> Drop for Spare<'_, L> {
+impl<L: Layout> Drop for FreeFrame<'_, L> {
     fn drop(&mut self) {
         self.cache.give_free(self.frame);
     }
@@ -254,7 +254,7 @@ impl<L: Layout> Cache<L> {
     }
 
     /// A free frame, if there is one.
-    pub fn take_spare(&self) -> Option<Spare<'_, L>> {
+    pub fn take_spare(&self) -> Option<FreeFrame<'_, L>> {
         if let Some(frame) = lock(&self.free).pop() {
             return Some(self.spare(frame));
         }
@@ -271,9 +271,9 @@ impl<L: Layout> Cache<L> {
     }
 
     /// A free, locked frame that the caller owns.
-    pub(super) fn spare(&self, frame: FrameId) -> Spare<'_, L> {
+    pub(super) fn spare(&self, frame: FrameId) -> FreeFrame<'_, L> {
         debug_assert_eq!(self.arena.state(frame), FrameState::Free);
-        Spare { cache: self, frame }
+        FreeFrame { cache: self, frame }
     }
 
     pub(super) fn give_free(&self, frame: FrameId) {
@@ -283,10 +283,10 @@ impl<L: Layout> Cache<L> {
 
     /// A frame's page and version; nothing while it is locked.
     #[inline]
-    pub fn seen(&self, frame: FrameId) -> Option<Seen<'_, L>> {
+    pub fn seen(&self, frame: FrameId) -> Option<OptimisticRef<'_, L>> {
         let page = self.arena.page(frame);
         let version = page.latch().optimistic()?;
-        Some(Seen { frame, page, version })
+        Some(OptimisticRef { frame, page, version })
     }
 
     /// Whether a frame holds a page that is not cooling; under its latch.
@@ -350,7 +350,7 @@ impl<L: Layout> Cache<L> {
     /// Lets `parent` point to the node at `address`, which is in `frame`, from `slot`.
     pub fn attach(
         &self,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
         frame: FrameId,
@@ -360,7 +360,7 @@ impl<L: Layout> Cache<L> {
 
     fn try_attach(
         &self,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
         frame: FrameId,
@@ -398,7 +398,7 @@ impl<L: Layout> Cache<L> {
     }
 
     /// A hot node may still be pointed to by another parent, whose copy is old (C9).
-    fn detach_from_other(&self, child: Seen<'_, L>, parent: FrameId) -> Option<()> {
+    fn detach_from_other(&self, child: OptimisticRef<'_, L>, parent: FrameId) -> Option<()> {
         let Some(other) = self.arena.parent(child.frame).filter(|other| *other != parent) else {
             return Some(());
         };
@@ -420,11 +420,11 @@ impl<L: Layout> Cache<L> {
     /// What it was given, untouched.
     pub fn publish_hot<'a>(
         &'a self,
-        spare: Spare<'a, L>,
+        spare: FreeFrame<'a, L>,
         mark: IoMark<'a>,
-        parent: Seen<'_, L>,
+        parent: OptimisticRef<'_, L>,
         slot: usize,
-    ) -> Result<(), (Spare<'a, L>, IoMark<'a>)> {
+    ) -> Result<(), (FreeFrame<'a, L>, IoMark<'a>)> {
         let guard = parent.lock().or_else(|| self.lock_again(parent.frame, slot, spare.page()));
         let Some(_guard) = guard else { return Err((spare, mark)) };
         debug_assert_eq!(L::inner_child(parent.page, slot), spare.page().address());
@@ -455,12 +455,16 @@ impl<L: Layout> Cache<L> {
 
     /// Publishes a page as hot though no parent points to it: it is dirty, or its parent has changed. Whoever
     /// comes by will attach it.
-    pub fn publish_detached<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) {
+    pub fn publish_detached<'a>(&'a self, spare: FreeFrame<'a, L>, mark: IoMark<'a>) {
         self.publish(spare, FrameState::Hot, None, |frame| mark.publish(frame));
     }
 
     /// Publishes a clean page as a candidate for eviction; returns the frame that has to go for it.
-    pub fn publish_cold<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) -> Option<FrameId> {
+    pub fn publish_cold<'a>(
+        &'a self,
+        spare: FreeFrame<'a, L>,
+        mark: IoMark<'a>,
+    ) -> Option<FrameId> {
         debug_assert!(is_clean(spare.page()), "C11");
         let id = spare.page().address().to_bits();
         let frame = self.publish(spare, FrameState::Cooling, None, |frame| mark.publish(frame));
@@ -471,7 +475,7 @@ impl<L: Layout> Cache<L> {
     /// and made to point to it.
     pub fn publish_new<'a>(
         &'a self,
-        spare: Spare<'a, L>,
+        spare: FreeFrame<'a, L>,
         mark: IoMark<'a>,
         parent: FrameId,
     ) -> FrameId {
@@ -481,7 +485,11 @@ impl<L: Layout> Cache<L> {
     /// Takes a node out of the cache that others have lost: they made it theirs alone while this compute server kept a
     /// copy from when it was shared, and freed it. Its children that are hot have no parent from then on. `None`
     /// while somebody is at it.
-    pub(crate) fn forget_lost(&self, frame: FrameId, address: GlobalAddr) -> Option<Spare<'_, L>> {
+    pub(crate) fn forget_lost(
+        &self,
+        frame: FrameId,
+        address: GlobalAddr,
+    ) -> Option<FreeFrame<'_, L>> {
         let node = self.seen(frame)?;
         let named = self.arena.parent(frame);
         let parent = match named {
@@ -509,10 +517,10 @@ impl<L: Layout> Cache<L> {
     /// parent from then on.
     fn remove_old(
         &self,
-        node: Seen<'_, L>,
+        node: OptimisticRef<'_, L>,
         guard: Exclusive<'_>,
         address: GlobalAddr,
-    ) -> Option<Spare<'_, L>> {
+    ) -> Option<FreeFrame<'_, L>> {
         let frame = node.frame;
         let is_old = node.page.address() == address
             && is_clean(node.page)
@@ -549,9 +557,9 @@ impl<L: Layout> Cache<L> {
     /// is at one of those.
     pub(crate) fn replace(
         &self,
-        node: Seen<'_, L>,
+        node: OptimisticRef<'_, L>,
         copy: Page<'_, L>,
-    ) -> Option<Vec<Spare<'_, L>>> {
+    ) -> Option<Vec<FreeFrame<'_, L>>> {
         let mut hot: BTreeMap<GlobalAddr, FrameId> = self
             .swizzled(node.page)
             .map(|(_, child)| (self.arena.page(child).address(), child))
@@ -601,7 +609,11 @@ impl<L: Layout> Cache<L> {
     }
 
     /// Takes a cooling node out of the cache; `None` while somebody is at it.
-    pub(super) fn drop_cooling(&self, frame: FrameId, address: GlobalAddr) -> Option<Spare<'_, L>> {
+    pub(super) fn drop_cooling(
+        &self,
+        frame: FrameId,
+        address: GlobalAddr,
+    ) -> Option<FreeFrame<'_, L>> {
         let node = self.seen(frame)?;
         let guard = node.lock()?;
         let is_it =
@@ -613,13 +625,13 @@ impl<L: Layout> Cache<L> {
     }
 
     /// Publishes the root.
-    pub fn publish_root<'a>(&'a self, spare: Spare<'a, L>, mark: IoMark<'a>) -> FrameId {
+    pub fn publish_root<'a>(&'a self, spare: FreeFrame<'a, L>, mark: IoMark<'a>) -> FrameId {
         self.publish(spare, FrameState::Pinned, None, |frame| mark.publish(frame))
     }
 
     fn publish(
         &self,
-        spare: Spare<'_, L>,
+        spare: FreeFrame<'_, L>,
         state: FrameState,
         parent: Option<FrameId>,
         map: impl FnOnce(FrameId),
@@ -722,7 +734,7 @@ impl<L: Layout> Cache<L> {
 
     /// Takes a node out of the cache whose frame has been taken out of the cooling structure (C8); `None` while
     /// somebody looks at it.
-    pub fn evict(&self, frame: FrameId) -> Option<Spare<'_, L>> {
+    pub fn evict(&self, frame: FrameId) -> Option<FreeFrame<'_, L>> {
         let node = self.seen(frame)?;
         let guard = node.lock()?;
         debug_assert_eq!(self.arena.state(frame), FrameState::Cooling);
@@ -769,7 +781,7 @@ impl<L: Layout> Cache<L> {
         &self,
         frame: FrameId,
         range: &OwnedRange<L::Key>,
-    ) -> Option<(Seen<'_, L>, Ownership)> {
+    ) -> Option<(OptimisticRef<'_, L>, Ownership)> {
         let node = self.seen(frame)?;
         let lies = range.of(&L::low(node.page), L::high(node.page).as_ref());
         let pinned = self.arena.state(frame) == FrameState::Pinned;
@@ -795,7 +807,7 @@ impl<L: Layout> Cache<L> {
     }
 
     /// Takes a latched node out of the cache, whatever its state; its frame is free, and stays locked.
-    pub fn discard(&self, frame: FrameId, guard: Exclusive<'_>) -> Spare<'_, L> {
+    pub fn discard(&self, frame: FrameId, guard: Exclusive<'_>) -> FreeFrame<'_, L> {
         let mapped = self.mapping.remove(self.arena.page(frame).address().to_bits(), frame);
         debug_assert!(mapped, "C5");
         self.arena.set_state(frame, FrameState::Free);

@@ -158,11 +158,11 @@ impl Mapping {
     ///
     /// # Errors
     /// As [`Mapping::begin_io`].
-    pub(crate) fn begin_walk(
+    pub(crate) fn begin_offload(
         &self,
         id: u64,
         is_there: impl FnOnce() -> bool,
-    ) -> Result<WalkMark<'_>, Mapped> {
+    ) -> Result<OffloadMark<'_>, Mapped> {
         let mut entries = lock(self.bucket(id));
         let (first, io) = self.marks_now().into_inner();
         match entries.find(id) {
@@ -172,12 +172,12 @@ impl Mapping {
             Some(value) => *value += 1,
             None => entries.add(id, first),
         }
-        Ok(WalkMark { mapping: self, id })
+        Ok(OffloadMark { mapping: self, id })
     }
 
-    /// The mark of `id` that was kept by [`WalkMark::keep`]. For whoever kept it, once.
-    pub(crate) fn resume(&self, id: u64) -> WalkMark<'_> {
-        WalkMark { mapping: self, id }
+    /// The mark of `id` that was kept by [`OffloadMark::keep`]. For whoever kept it, once.
+    pub(crate) fn resume(&self, id: u64) -> OffloadMark<'_> {
+        OffloadMark { mapping: self, id }
     }
 
     /// The marks of the present generation. Under the bucket's lock, before the reason for the mark is looked at.
@@ -263,12 +263,12 @@ impl Drop for IoMark<'_> {
 /// in the pool only.
 #[derive(Debug)]
 #[must_use = "dropping the mark ends the walk"]
-pub(crate) struct WalkMark<'a> {
+pub(crate) struct OffloadMark<'a> {
     mapping: &'a Mapping,
     id: u64,
 }
 
-impl WalkMark<'_> {
+impl OffloadMark<'_> {
     /// Leaves the mark where it is, for as long as something is under way that nobody may meet: if whoever waits
     /// for that goes away, the mark stays for good.
     pub(crate) fn keep(self) -> u64 {
@@ -278,7 +278,7 @@ impl WalkMark<'_> {
     }
 }
 
-impl Drop for WalkMark<'_> {
+impl Drop for OffloadMark<'_> {
     fn drop(&mut self) {
         let mut entries = lock(self.mapping.bucket(self.id));
         match entries.find(self.id) {
@@ -297,9 +297,9 @@ mod tests {
     #[test]
     fn walks_go_together_and_keep_others_off() {
         let mapping = Mapping::new(8);
-        let first = mapping.begin_walk(3, || true).unwrap();
-        let second = mapping.begin_walk(3, || true).unwrap();
-        assert_eq!(mapping.begin_walk(3, || false).unwrap_err(), Mapped::Absent);
+        let first = mapping.begin_offload(3, || true).unwrap();
+        let second = mapping.begin_offload(3, || true).unwrap();
+        assert_eq!(mapping.begin_offload(3, || false).unwrap_err(), Mapped::Absent);
         assert_eq!(mapping.begin_io(3, || true).unwrap_err(), Mapped::Io);
         drop(first);
         assert_eq!(mapping.get(3), Mapped::Io);
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(mapping.get(3), Mapped::Io);
         drop(mapping.resume(kept));
         let mark = mapping.begin_io(3, || true).unwrap();
-        assert_eq!(mapping.begin_walk(3, || true).unwrap_err(), Mapped::Io);
+        assert_eq!(mapping.begin_offload(3, || true).unwrap_err(), Mapped::Io);
         drop(mark);
         assert_eq!(mapping.get(3), Mapped::Absent);
     }
@@ -315,13 +315,13 @@ mod tests {
     #[test]
     fn a_generation_of_marks_ends_though_others_begin() {
         let mapping = Mapping::new(8);
-        let (walk, io) = (mapping.begin_walk(3, || true).unwrap(), mapping.begin_io(4, || true));
+        let (walk, io) = (mapping.begin_offload(3, || true).unwrap(), mapping.begin_io(4, || true));
         let old = mapping.next_generation();
         let mut marked = mapping.marked_in(old);
         marked.sort_unstable();
         assert_eq!(marked, [3, 4]);
-        assert_eq!(mapping.begin_walk(3, || true).unwrap_err(), Mapped::Io, "it would not end");
-        let newer = mapping.begin_walk(5, || true).unwrap();
+        assert_eq!(mapping.begin_offload(3, || true).unwrap_err(), Mapped::Io, "it would not end");
+        let newer = mapping.begin_offload(5, || true).unwrap();
         drop((walk, io));
         assert!(!mapping.is_marked(3, old) && !mapping.is_marked(4, old));
         assert!(!mapping.is_marked(5, old) && mapping.get(5) == Mapped::Io);

@@ -14,7 +14,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{
-    CacheClient, Detour, FrameId, LiveCounters, Mapped, WriteBackName, dirty_words, is_clean,
+    CacheClient, FrameId, LiveCounters, Mapped, Restart, WriteBackName, dirty_words, is_clean,
     mark_clean, mark_dirty,
 };
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
@@ -73,13 +73,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// WRITEs words of a leaf that nobody else can change meanwhile.
     ///
     /// # Errors
-    /// [`Detour::Failed`] if it may land later, [`Detour::Busy`] if there is no buffer.
+    /// [`Restart::Failed`] if it may land later, [`Restart::Busy`] if there is no buffer.
     pub(crate) async fn write_leaf(
         &self,
         at: GlobalAddr,
         page: Page<'_, L>,
         words: Range<usize>,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         let place = at.plus(words.start as u64 * 8);
         self.write_to_the_end(place, || self.copy_out(page, words.clone())).await
     }
@@ -93,7 +93,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         at: GlobalAddr,
         image: &Image<L>,
         found: LockWord,
-    ) -> Result<LockWord, Detour> {
+    ) -> Result<LockWord, Restart> {
         let word = found.next_by(found.owner());
         image.page().seal(word);
         self.write_to_the_end(at, || self.image_out(image)).await?;
@@ -123,7 +123,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         at: GlobalAddr,
         before: Option<&Image<L>>,
         image: &Image<L>,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         let Some(mut slot) = slot else {
             return self.write_to_the_end(at, || self.image_out(image)).await;
         };
@@ -139,9 +139,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                     return Ok(());
                 }
                 Err(error) => {
-                    if let Err(detour) = self.before_rewrite(at, error).await {
+                    if let Err(restart) = self.before_rewrite(at, error).await {
                         self.pin(slot, at);
-                        return Err(detour);
+                        return Err(restart);
                     }
                 }
             }
@@ -149,7 +149,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if slot.keep {
             self.pin(slot, at);
         }
-        Err(Detour::Busy)
+        Err(Restart::Busy)
     }
 
     /// Keeps a slot until the node at `at` is whole.
@@ -162,7 +162,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// A slot of this endpoint's log, on the server of the page at `at`; none if nothing is logged, or that server is full and
     /// this endpoint has no log there: the node must be written all the same, or it could never leave the cache.
-    pub(crate) async fn log_slot(&self, at: GlobalAddr) -> Result<Option<LogSlot<'_>>, Detour> {
+    pub(crate) async fn log_slot(&self, at: GlobalAddr) -> Result<Option<LogSlot<'_>>, Restart> {
         if self.fabric().breaks(rules::INNER_NODES_LOGGED) {
             return Ok(None);
         }
@@ -176,7 +176,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             Err(RemoteError::Contended { .. }) => {
                 // Of a node that was merged away meanwhile nobody needs the entry.
                 self.pages().unpin_unless(|at| self.is_unwritten_at(at));
-                Err(Detour::Busy)
+                Err(Restart::Busy)
             }
             Err(error) => Err(error.into()),
         }
@@ -192,7 +192,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// What comes before a WRITE is posted again that has not ended well (C15).
-    async fn before_rewrite(&self, place: GlobalAddr, error: FabricError) -> Result<(), Detour> {
+    async fn before_rewrite(&self, place: GlobalAddr, error: FabricError) -> Result<(), Restart> {
         self.cache.detector().learn(&error);
         match error {
             FabricError::QueueFull { .. } => self.fabric().sleep(0).await,
@@ -212,15 +212,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &self,
         place: GlobalAddr,
         copy: impl Fn() -> Option<Buffer>,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         for _ in 0..WRITE_RETRIES {
-            let buffer = copy().ok_or(Detour::Busy)?;
+            let buffer = copy().ok_or(Restart::Busy)?;
             match self.fabric().write(place, buffer).await {
                 Ok(_) => return Ok(()),
                 Err(error) => self.before_rewrite(place, error).await?,
             }
         }
-        Err(Detour::Busy)
+        Err(Restart::Busy)
     }
 
     /// The words to be written if these have changed.
@@ -247,39 +247,39 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Writes a hot node back, if it is dirty and nobody else does. It can be read and changed meanwhile.
     ///
     /// # Errors
-    /// [`Detour`] if it could not be written; it is dirty as before.
-    pub async fn write_back(&self, frame: FrameId) -> Result<(), Detour> {
+    /// [`Restart`] if it could not be written; it is dirty as before.
+    pub async fn write_back(&self, frame: FrameId) -> Result<(), Restart> {
         let cache = &*self.cache;
-        let node = cache.seen(frame).ok_or(Detour::Busy)?;
+        let node = cache.seen(frame).ok_or(Restart::Busy)?;
         let (at, level) = (node.page.address(), node.page.level());
         if !node.is_valid() {
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         if level > 0 {
             return self.write_back_inner(frame, at).await;
         }
-        let guard = node.lock().ok_or(Detour::Busy)?;
+        let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(frame, node.page)?;
-        let buffer = self.copy_out(node.page, words.clone()).ok_or(Detour::Busy)?;
+        let buffer = self.copy_out(node.page, words.clone()).ok_or(Restart::Busy)?;
         let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
         let since_ns = self.begin_write_back(frame, node.page, guard);
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
             && let Err(error) = posted.await
         {
             self.settle_write_back(InDoubt { frame, at, words, since_ns }, &error).await?;
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         cache.arena().set_writing(frame, false);
         Ok(())
     }
 
     /// What of a latched node is dirty, if it can be written back now.
-    fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<Range<usize>, Detour> {
+    fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<Range<usize>, Restart> {
         let words = dirty_words(page);
         let writing = self.cache.arena().is_writing(frame)
             && !self.fabric().breaks(rules::ONE_WRITE_AT_A_TIME);
         let is_free = self.cache.is_held(frame) && !writing;
-        if is_free && !words.is_empty() { Ok(words) } else { Err(Detour::Busy) }
+        if is_free && !words.is_empty() { Ok(words) } else { Err(Restart::Busy) }
     }
 
     /// Since when the node has been dirty.
@@ -301,15 +301,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// An inner node leaves whole and sealed: another may read it when the boundaries have moved.
-    async fn write_back_inner(&self, frame: FrameId, at: GlobalAddr) -> Result<(), Detour> {
+    async fn write_back_inner(&self, frame: FrameId, at: GlobalAddr) -> Result<(), Restart> {
         let cache = &*self.cache;
         // Before the latch: slots are waited for.
         let slot = self.log_slot(at).await?;
-        let node = cache.seen(frame).ok_or(Detour::Busy)?;
-        let guard = node.lock().ok_or(Detour::Busy)?;
+        let node = cache.seen(frame).ok_or(Restart::Busy)?;
+        let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(frame, node.page)?;
         if node.page.address() != at {
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         let image = cache.image(node.page);
         let before = LockWord::from_bits(cache.arena().remote_word(frame));
@@ -317,14 +317,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         cache.arena().set_remote_word(frame, word.to_bits());
         let since_ns = self.begin_write_back(frame, node.page, guard);
         // What the pool has is not known: the frame has changed since.
-        if let Err(detour) = self.write_logged(slot, at, None, &image).await {
+        if let Err(restart) = self.write_logged(slot, at, None, &image).await {
             // The next attempt has a version of its own: none is sealed with two contents (D9).
             let write = InDoubt { frame, at, words, since_ns };
-            match detour == Detour::Busy {
+            match restart == Restart::Busy {
                 true => self.is_dirty_again(write).await,
                 false => self.doubt(write),
             }
-            return Err(detour);
+            return Err(restart);
         }
         cache.arena().set_writing(frame, false);
         Ok(())
@@ -332,7 +332,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// A WRITE did not end well: once it cannot land any more, the node is dirty again.
     #[cold]
-    async fn settle_write_back(&self, write: InDoubt, error: &FabricError) -> Result<(), Detour> {
+    async fn settle_write_back(&self, write: InDoubt, error: &FabricError) -> Result<(), Restart> {
         self.cache.detector().learn(error);
         let unknown = matches!(error, FabricError::Indeterminate { .. });
         if unknown && !self.fabric().breaks(rules::WRITES_SETTLED) {

@@ -5,7 +5,7 @@ use super::ClientIndex;
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
 use crate::page::Layout;
 use crate::together::all;
-use crate::wire::{Ask, Refusal, Told, Trouble};
+use crate::wire::{ClientRequest, ClientResponse, ErrorCode, Refusal};
 use farleaf_fabric::{Fabric, ServerId};
 
 /// Records that go out in one request.
@@ -21,10 +21,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         let fill_permille = (fill * 1000.0).round() as u16;
-        self.ask_owner(|_| BUILDER, &Ask::LoadBegin { fill_permille }, false).await?;
+        self.ask_owner(|_| BUILDER, &ClientRequest::LoadBegin { fill_permille }, false).await?;
         let outcome = self.send_all(records).await;
         if outcome.is_err() {
-            let _ = self.done(BUILDER, &Ask::LoadAbort).await;
+            let _ = self.done(BUILDER, &ClientRequest::LoadAbort).await;
         }
         outcome
     }
@@ -40,29 +40,29 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             together.push((key, value));
             if together.len() == RECORDS_TOGETHER {
                 let records = std::mem::take(&mut together);
-                self.done(BUILDER, &Ask::LoadAppend { records }).await?;
+                self.done(BUILDER, &ClientRequest::LoadAppend { records }).await?;
             }
         }
         if !together.is_empty() {
-            self.done(BUILDER, &Ask::LoadAppend { records: together }).await?;
+            self.done(BUILDER, &ClientRequest::LoadAppend { records: together }).await?;
         }
         if !self.scan(&Scan::range(..).limit(1)).await?.is_empty() {
             let (server, refusal) = (ServerId::new(BUILDER), Refusal::NotEmpty);
             return Err(IndexError::Refused { server, refusal });
         }
-        let outcome = match self.tell_all(&Ask::Halt).await {
-            Ok(()) => self.done(BUILDER, &Ask::LoadEnd).await,
+        let outcome = match self.tell_all(&ClientRequest::Halt).await {
+            Ok(()) => self.done(BUILDER, &ClientRequest::LoadEnd).await,
             Err(error) => Err(error),
         };
-        self.tell_all(&Ask::Resume).await?;
+        self.tell_all(&ClientRequest::Resume).await?;
         outcome.map(|()| order.count())
     }
 
-    async fn done(&self, compute_server: u16, ask: &Ask<L>) -> Result<(), IndexError> {
+    async fn done(&self, compute_server: u16, ask: &ClientRequest<L>) -> Result<(), IndexError> {
         match self.ask(compute_server, ask).await {
-            Ok(Told::Done) => Ok(()),
+            Ok(ClientResponse::Done) => Ok(()),
             Ok(_) => Err(IndexError::BadReply { server: ServerId::new(compute_server) }),
-            Err(IndexError::NotServed { compute_server, trouble: Trouble::NotEmpty }) => {
+            Err(IndexError::NotServed { compute_server, code: ErrorCode::NotEmpty }) => {
                 let (server, refusal) = (ServerId::new(compute_server), Refusal::NotEmpty);
                 Err(IndexError::Refused { server, refusal })
             }
@@ -71,7 +71,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     }
 
     /// Tells every compute server, also those that own nothing.
-    async fn tell_all(&self, ask: &Ask<L>) -> Result<(), IndexError> {
+    async fn tell_all(&self, ask: &ClientRequest<L>) -> Result<(), IndexError> {
         let servers = 0..self.fabric.memory_servers();
         let outcomes = all(servers.map(|number| self.done(number, ask))).await;
         outcomes.into_iter().collect()

@@ -1,4 +1,4 @@
-//! The index as a program sees it that is no compute server: it asks compute servers ([`crate::wire::Ask`]).
+//! The index as a program sees it that is no compute server: it asks compute servers ([`crate::wire::ClientRequest`]).
 //!
 //! A client knows a partition map, which may be old: each operation goes to the owner of its key, who answers or names
 //! another owner and epoch; then the client asks for the map and goes on there. What changes nothing is asked again when
@@ -24,7 +24,7 @@ use crate::index::{Answer, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records
 use crate::page::{Action, Layout};
 use crate::partition::PartitionMap;
 use crate::together::all;
-use crate::wire::{Ask, Told, Trouble};
+use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty, Work};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -67,15 +67,15 @@ struct Patience {
     wait_ns: u64,
 }
 
-fn not_served(compute_server: u16, trouble: Trouble) -> IndexError {
+fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
     let server = ServerId::new(compute_server);
-    match trouble {
-        Trouble::Indeterminate => {
+    match code {
+        ErrorCode::Indeterminate => {
             let why = Uncertainty::NotKnownThere;
             IndexError::Indeterminate(FabricError::Indeterminate { server, why })
         }
-        Trouble::Contended => IndexError::Contended { retries: 0 },
-        trouble => IndexError::NotServed { compute_server, trouble },
+        ErrorCode::Contended => IndexError::Contended { retries: 0 },
+        code => IndexError::NotServed { compute_server, code },
     }
 }
 
@@ -91,8 +91,8 @@ fn is_lost(error: &FabricError) -> bool {
 /// Whether a request came to nothing for a reason that may pass.
 fn has_not_happened(error: &IndexError) -> bool {
     match error {
-        IndexError::NotServed { trouble, .. } => {
-            matches!(trouble, Trouble::Unavailable | Trouble::Absent)
+        IndexError::NotServed { code, .. } => {
+            matches!(code, ErrorCode::Unavailable | ErrorCode::Absent)
         }
         IndexError::NotSent { .. } | IndexError::Fabric(FabricError::QueueFull { .. }) => true,
         _ => false,
@@ -161,10 +161,14 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     }
 
     /// One request to one compute server, and its answer.
-    async fn ask(&self, compute_server: u16, ask: &Ask<L>) -> Result<Told<L>, IndexError> {
+    async fn ask(
+        &self,
+        compute_server: u16,
+        ask: &ClientRequest<L>,
+    ) -> Result<ClientResponse<L>, IndexError> {
         if self.directory.is_absent(compute_server) {
             self.directory.look_again();
-            return Err(not_served(compute_server, Trouble::Absent));
+            return Err(not_served(compute_server, ErrorCode::Absent));
         }
         let server = ServerId::new(compute_server);
         let reply = match self.fabric.call(server, ask.encode()).await {
@@ -179,8 +183,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 });
             }
         };
-        match Told::decode(&reply) {
-            Some(Told::No(trouble)) => Err(not_served(compute_server, trouble)),
+        match ClientResponse::decode(&reply) {
+            Some(ClientResponse::Error(code)) => Err(not_served(compute_server, code)),
             Some(told) => Ok(told),
             None => Err(IndexError::BadReply { server }),
         }
@@ -196,8 +200,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
     /// Goes by the map of a compute server, if that is newer; says whether it is.
     async fn learn_map(&self, compute_server: u16) -> Result<bool, IndexError> {
-        match self.ask(compute_server, &Ask::Map).await? {
-            Told::Map { epoch, boundaries, owners } => {
+        match self.ask(compute_server, &ClientRequest::Map).await? {
+            ClientResponse::Map { epoch, boundaries, owners } => {
                 let newer = epoch > self.route.borrow().epoch();
                 if newer {
                     let map = PartitionMap::of_owners::<L>(epoch, boundaries, owners)?;
@@ -213,16 +217,18 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     async fn ask_owner(
         &self,
         owner: impl Fn(&PartitionMap<L::Key>) -> u16,
-        ask: &Ask<L>,
+        ask: &ClientRequest<L>,
         is_harmless: bool,
-    ) -> Result<Told<L>, IndexError> {
+    ) -> Result<ClientResponse<L>, IndexError> {
         self.fabric.charge(Work::Client).await;
         let mut patience = None;
         loop {
             let asked = owner(&self.route.borrow());
             let outcome = self.ask(asked, ask).await;
             let error = match outcome {
-                Ok(Told::NotOwner { owner, epoch }) => IndexError::NotOwner { owner, epoch },
+                Ok(ClientResponse::NotOwner { owner, epoch }) => {
+                    IndexError::NotOwner { owner, epoch }
+                }
                 Ok(told) => return Ok(told),
                 Err(error) => error,
             };
@@ -255,20 +261,23 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         while !records.is_empty() {
             // By their owners, who set them at the same time.
             let map = self.map();
-            let mut parts: Vec<(u16, Ask<L>)> = Vec::new();
+            let mut parts: Vec<(u16, ClientRequest<L>)> = Vec::new();
             for (key, value) in records.drain(..) {
                 let owner = map.owner_of(&key);
                 match parts.iter_mut().find(|(other, _)| *other == owner) {
-                    Some((_, Ask::UpsertAll { records })) => records.push((key, value)),
-                    _ => parts.push((owner, Ask::UpsertAll { records: vec![(key, value)] })),
+                    Some((_, ClientRequest::UpsertAll { records })) => records.push((key, value)),
+                    _ => parts
+                        .push((owner, ClientRequest::UpsertAll { records: vec![(key, value)] })),
                 }
             }
             let outcomes = all(parts.iter().map(|(owner, ask)| self.ask(*owner, ask))).await;
             let mut last = None;
             for ((owner, ask), outcome) in parts.into_iter().zip(outcomes) {
                 let error = match outcome {
-                    Ok(Told::Done) => continue,
-                    Ok(Told::NotOwner { owner, epoch }) => IndexError::NotOwner { owner, epoch },
+                    Ok(ClientResponse::Done) => continue,
+                    Ok(ClientResponse::NotOwner { owner, epoch }) => {
+                        IndexError::NotOwner { owner, epoch }
+                    }
                     Ok(_) => return Err(IndexError::BadReply { server: ServerId::new(owner) }),
                     // To set a key twice is to set it.
                     Err(error @ IndexError::Indeterminate(_)) => error,
@@ -278,7 +287,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 if matches!(error, IndexError::NotOwner { .. }) {
                     let _ = self.learn_map(owner).await;
                 }
-                if let Ask::UpsertAll { records: mut again } = ask {
+                if let ClientRequest::UpsertAll { records: mut again } = ask {
                     records.append(&mut again);
                 }
                 last = Some(error);
@@ -306,9 +315,9 @@ impl<F: Fabric, L: Layout> RangeIndex for ClientIndex<F, L> {
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<L::Value>, IndexError> {
-        let ask = Ask::Edit(edit.cloned());
+        let ask = ClientRequest::Edit(edit.cloned());
         match self.ask_owner(|map| map.owner_of(edit.key), &ask, !edit.changes()).await? {
-            Told::Edited(answer) => Ok(answer),
+            ClientResponse::Edited(answer) => Ok(answer),
             _ => Err(IndexError::BadReply { server: ServerId::new(self.owner(edit.key)) }),
         }
     }
@@ -331,7 +340,8 @@ impl<F: Fabric, L: Layout> RangeIndex for ClientIndex<F, L> {
 
     async fn flush(&self) -> Result<(), IndexError> {
         let owners = self.map().owners().to_vec();
-        let flushed = owners.iter().map(|owner| self.ask_owner(|_| *owner, &Ask::Flush, true));
+        let flushed =
+            owners.iter().map(|owner| self.ask_owner(|_| *owner, &ClientRequest::Flush, true));
         all(flushed).await.into_iter().try_for_each(|outcome| outcome.map(drop))
     }
 }
@@ -340,7 +350,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for ClientIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         let owners = self.map().owners().to_vec();
         for owner in owners {
-            self.ask_owner(|_| owner, &Ask::Collect, true).await?;
+            self.ask_owner(|_| owner, &ClientRequest::Collect, true).await?;
         }
         Ok(())
     }

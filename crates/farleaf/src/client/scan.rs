@@ -3,7 +3,7 @@
 use super::ClientIndex;
 use crate::index::{IndexError, Records, Scan};
 use crate::page::Layout;
-use crate::wire::{Ask, SCAN_REPLY_RECORDS, Told};
+use crate::wire::{ClientRequest, ClientResponse, SCAN_REPLY_RECORDS};
 use farleaf_fabric::{Fabric, ServerId};
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
@@ -16,9 +16,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         while found.len() < scan.limit {
             let limit = (scan.limit - found.len()).min(SCAN_REPLY_RECORDS);
             let (lower, upper) = (rest.lower.clone(), rest.upper.clone());
-            let ask = Ask::Scan { lower, upper, reverse: rest.reverse, limit: limit as u32 };
+            let ask =
+                ClientRequest::Scan { lower, upper, reverse: rest.reverse, limit: limit as u32 };
             let told = self.ask_owner(|map| map.owner_of_start(&rest), &ask, true).await?;
-            let Told::Records { records, next } = told else {
+            let ClientResponse::Records { records, next } = told else {
                 let server = ServerId::new(self.map().owner_of_start(&rest));
                 return Err(IndexError::BadReply { server });
             };

@@ -2,7 +2,7 @@
 
 use crate::page::SuperblockError;
 use crate::remote::{BadShares, RemoteError};
-use crate::wire::{Refusal, Trouble};
+use crate::wire::{ErrorCode, Refusal};
 use farleaf_fabric::{FabricError, GlobalAddr, ServerId};
 use thiserror::Error;
 
@@ -74,12 +74,12 @@ pub enum IndexError {
         epoch: u64,
     },
     /// A compute server did not carry the operation out.
-    #[error("compute server {compute_server}: {trouble}")]
+    #[error("compute server {compute_server}: {code}")]
     NotServed {
         /// The compute server.
         compute_server: u16,
         /// Why not.
-        trouble: Trouble,
+        code: ErrorCode,
     },
     /// A compute server could not be reached, and nothing was sent to it.
     #[error(

@@ -14,7 +14,7 @@
 //! *Thread safety*: that of [`super::Page`].
 
 use super::checksum::chained_sum;
-use super::layout::{Layout, LeafInsert, Probe, Reach, ScanWindow};
+use super::layout::{FencePosition, Layout, LeafInsert, Probe, ScanWindow};
 use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use farleaf_fabric::GlobalAddr;
 use std::ops::{Bound, Range};
@@ -196,7 +196,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn reach(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> Reach {
+    fn reach(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> FencePosition {
         let low = page.load(LOW_WORD);
         let high = page.load(HIGH_WORD);
         let (below, beyond) = match probe {
@@ -205,9 +205,9 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
             Probe::Last => (false, !page.high_is_infinite()),
         };
         match (below, beyond) {
-            (true, _) => Reach::Below,
-            (false, true) => Reach::Beyond,
-            (false, false) => Reach::Inside,
+            (true, _) => FencePosition::Below,
+            (false, true) => FencePosition::Beyond,
+            (false, false) => FencePosition::Inside,
         }
     }
 

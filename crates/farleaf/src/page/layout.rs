@@ -28,7 +28,7 @@ impl<K> Copy for Probe<'_, K> {}
 
 /// Where a probe lies with respect to a page's fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum FencePosition {
     /// Left of the low fence: whoever came here was misled.
     Below,
     /// Between the fences.
@@ -144,7 +144,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Sets the high fence.
     fn set_high(page: Page<'_, Self>, high: Option<&Self::Key>);
     /// Where the probe lies.
-    fn reach(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> Reach;
+    fn reach(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> FencePosition;
 
     /// Leaf: the value of a key that is there and not deleted.
     fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<Self::Value>;

@@ -18,7 +18,9 @@ pub(crate) use checksum::sum_of;
 pub use edit::{Action, Answer, LeafEdit, LeafOutcome, least_entries};
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
-pub use layout::{Layout, LeafInsert, Probe, Reach, ScanWindow, Wire, clipped, lies_within};
+pub use layout::{
+    FencePosition, Layout, LeafInsert, Probe, ScanWindow, Wire, clipped, lies_within,
+};
 pub use lock_word::LockWord;
 pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};

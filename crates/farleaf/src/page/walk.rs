@@ -1,6 +1,6 @@
 //! One step of a descent, the same on the compute side and on a memory server.
 
-use super::layout::{Layout, Probe, Reach};
+use super::layout::{FencePosition, Layout, Probe};
 use super::view::Page;
 use farleaf_fabric::GlobalAddr;
 
@@ -39,9 +39,9 @@ pub fn step<L: Layout>(page: Page<'_, L>, probe: Probe<'_, L::Key>, target: u8) 
         return Step::Lost;
     }
     match L::reach(page, probe) {
-        Reach::Below => Step::Lost,
-        Reach::Beyond => Step::Right(page.sibling()),
-        Reach::Inside if page.level() == target => Step::Here,
-        Reach::Inside => Step::Child(L::inner_child(page, L::inner_slot(page, probe))),
+        FencePosition::Below => Step::Lost,
+        FencePosition::Beyond => Step::Right(page.sibling()),
+        FencePosition::Inside if page.level() == target => Step::Here,
+        FencePosition::Inside => Step::Child(L::inner_child(page, L::inner_slot(page, probe))),
     }
 }

@@ -28,4 +28,4 @@ pub use life::{end_former_life, fence_former_life};
 pub use map::PartitionMap;
 pub use routed::RoutedIndex;
 pub use samples::{Load, LoadSamples};
-pub use worker::{Worker, trouble};
+pub use worker::{Worker, error_code};

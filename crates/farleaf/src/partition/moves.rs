@@ -68,7 +68,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
             let planned = map.plan(from, to, at.as_ref())?;
             let begun_ns = fabric.now_ns();
             let handed_over = async {
-                let given_up = giver.index.let_go(&planned.keys, &planned.rest).await?;
+                let given_up = giver.index.release_range(&planned.keys, &planned.rest).await?;
                 if given_up.is_some() {
                     taker.index.take_over(&planned.grown).await?;
                 }

@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 /// One compute server, as a handle of this process reaches it.
 #[derive(Debug)]
-pub(super) struct Part<F: Fabric, L: Layout> {
+pub(super) struct OwnerHandle<F: Fabric, L: Layout> {
     pub(super) server: Arc<ComputeServer<L>>,
     pub(super) index: DexIndex<F, L>,
     /// Its range as of this epoch.
@@ -27,7 +27,7 @@ pub(super) struct Part<F: Fabric, L: Layout> {
     one_in: u32,
 }
 
-impl<F: Fabric, L: Layout> Part<F, L> {
+impl<F: Fabric, L: Layout> OwnerHandle<F, L> {
     /// A handle on `server`'s part of the index with its root at `root`.
     pub(super) async fn open(
         server: &Arc<ComputeServer<L>>,

@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::part::Part;
+use super::part::OwnerHandle;
 use super::{Balancer, ComputePool, PartitionMap};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::index::dex::DexIndex;
@@ -37,7 +37,7 @@ pub struct RoutedIndex<F: Fabric, L: Layout> {
     pub(super) root: GlobalAddr,
     /// The map that this client goes by.
     route: RefCell<Arc<PartitionMap<L::Key>>>,
-    pub(super) parts: Vec<Part<F, L>>,
+    pub(super) parts: Vec<OwnerHandle<F, L>>,
 }
 
 /// How long an operation waits for keys that move.
@@ -64,7 +64,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         let mut parts = Vec::new();
         let one_in = pool.options().balance.one_in;
         for server in pool.servers() {
-            parts.push(Part::open(server, &pages, (root, placement_level), one_in).await?);
+            parts.push(OwnerHandle::open(server, &pages, (root, placement_level), one_in).await?);
         }
         let route = RefCell::new(pool.map());
         Ok(Self { pool: Arc::clone(pool), pages, root, route, parts })

@@ -1,4 +1,4 @@
-//! One thread of a compute server: it answers what clients elsewhere ask ([`crate::wire::Ask`]).
+//! One thread of a compute server: it answers what clients elsewhere ask ([`crate::wire::ClientRequest`]).
 //!
 //! Any number of asks are answered at the same time, each in a task of the thread. The threads of a compute server share
 //! its cache and nothing else.
@@ -7,7 +7,7 @@
 
 use super::design::open_pool;
 use super::load::{is_empty, nodes_below, replace_root};
-use super::part::Part;
+use super::part::OwnerHandle;
 use super::routed::go_behind;
 use super::{ComputeServer, PartitionMap};
 use crate::cache::CacheCounters;
@@ -16,7 +16,9 @@ use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
 use crate::page::{Action, Layout, LeafEdit};
 use crate::remote::{PageClient, RemoteError};
 use crate::together::all;
-use crate::wire::{Ask, PoolRequest, Refusal, Request, SCAN_REPLY_RECORDS, Told, Trouble};
+use crate::wire::{
+    ClientRequest, ClientResponse, ErrorCode, PoolRequest, Refusal, Request, SCAN_REPLY_RECORDS,
+};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
@@ -41,20 +43,20 @@ pub struct Worker<F: Fabric, L: Layout> {
     pages: Rc<PageClient<F, L>>,
     root: GlobalAddr,
     placement_level: u8,
-    part: Part<F, L>,
+    part: OwnerHandle<F, L>,
 }
 
 /// What a client is told of an error.
-pub fn trouble(error: &IndexError) -> Trouble {
+pub fn error_code(error: &IndexError) -> ErrorCode {
     match error {
-        IndexError::Indeterminate(_) => Trouble::Indeterminate,
-        IndexError::OutOfMemory { .. } => Trouble::OutOfMemory,
-        IndexError::Contended { .. } => Trouble::Contended,
-        IndexError::Fabric(_) => Trouble::NoMemoryServer,
-        IndexError::Refused { refusal: Refusal::NotEmpty, .. } => Trouble::NotEmpty,
-        IndexError::NotSorted { .. } => Trouble::NotSorted,
-        IndexError::InvalidArgument(_) => Trouble::Malformed,
-        _ => Trouble::Damaged,
+        IndexError::Indeterminate(_) => ErrorCode::Indeterminate,
+        IndexError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
+        IndexError::Contended { .. } => ErrorCode::Contended,
+        IndexError::Fabric(_) => ErrorCode::NoMemoryServer,
+        IndexError::Refused { refusal: Refusal::NotEmpty, .. } => ErrorCode::NotEmpty,
+        IndexError::NotSorted { .. } => ErrorCode::NotSorted,
+        IndexError::InvalidArgument(_) => ErrorCode::Malformed,
+        _ => ErrorCode::Damaged,
     }
 }
 
@@ -66,7 +68,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     pub async fn open(server: &Arc<ComputeServer<L>>, fabric: F) -> Result<Self, IndexError> {
         let (pages, root, placement_level) = open_pool(fabric).await?;
         let pages = Rc::new(pages);
-        let part = Part::open(server, &pages, (root, placement_level), SAMPLED_ONE_IN).await?;
+        let part =
+            OwnerHandle::open(server, &pages, (root, placement_level), SAMPLED_ONE_IN).await?;
         Ok(Self { pages, root, placement_level, part })
     }
 
@@ -108,26 +111,28 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         self.part.server.map()
     }
 
-    fn not_owner(&self, key: &L::Key) -> Told<L> {
+    fn not_owner(&self, key: &L::Key) -> ClientResponse<L> {
         let map = self.map();
         match map.owner_of(key) {
             // It was, when this was asked: the key is about to come or go.
-            owner if owner == self.part.server.number() => Told::No(Trouble::Unavailable),
-            owner => Told::NotOwner { owner, epoch: map.epoch() },
+            owner if owner == self.part.server.number() => {
+                ClientResponse::Error(ErrorCode::Unavailable)
+            }
+            owner => ClientResponse::NotOwner { owner, epoch: map.epoch() },
         }
     }
 
-    /// Answers what may come at any time. [`Ask::LoadBegin`] and what follows it is for [`Worker::load`].
-    pub async fn answer(&self, ask: Ask<L>) -> Told<L> {
+    /// Answers what may come at any time. [`ClientRequest::LoadBegin`] and what follows it is for [`Worker::load`].
+    pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         self.fabric().charge(Work::Client).await;
         match ask {
-            Ask::Map => {
+            ClientRequest::Map => {
                 let map = self.map();
                 let (boundaries, owners) = (map.boundaries().to_vec(), map.owners().to_vec());
-                return Told::Map { epoch: map.epoch(), boundaries, owners };
+                return ClientResponse::Map { epoch: map.epoch(), boundaries, owners };
             }
-            Ask::Halt => return self.told(self.halt().await),
-            Ask::Resume => return self.told(self.resume().await),
+            ClientRequest::Halt => return self.told(self.halt().await),
+            ClientRequest::Resume => return self.told(self.resume().await),
             _ => {}
         }
         let server = &self.part.server;
@@ -135,65 +140,69 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             None if self.resume_if_due().await => server.enter(),
             entered => entered,
         };
-        let Some(_entered) = entered else { return Told::No(Trouble::Unavailable) };
+        let Some(_entered) = entered else { return ClientResponse::Error(ErrorCode::Unavailable) };
         let detector = server.detector();
         let is_change = ask.is_change();
         if is_change && !detector.all_there() {
-            return Told::No(Trouble::Unavailable);
+            return ClientResponse::Error(ErrorCode::Unavailable);
         }
         let told = self.serve(ask).await;
         match told {
             // It is in a cache, and perhaps nowhere else any more.
-            Told::Done | Told::Edited(_) if is_change && !detector.all_there() => {
-                Told::No(Trouble::Indeterminate)
+            ClientResponse::Done | ClientResponse::Edited(_)
+                if is_change && !detector.all_there() =>
+            {
+                ClientResponse::Error(ErrorCode::Indeterminate)
             }
             told => told,
         }
     }
 
-    async fn serve(&self, ask: Ask<L>) -> Told<L> {
+    async fn serve(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         match ask {
-            Ask::Edit(edit) => self.edit(edit.as_ref()).await,
-            Ask::Scan { lower, upper, reverse, limit } => {
+            ClientRequest::Edit(edit) => self.edit(edit.as_ref()).await,
+            ClientRequest::Scan { lower, upper, reverse, limit } => {
                 self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
             }
-            Ask::UpsertAll { records } => self.upsert_all(&records).await,
-            Ask::Flush => self.told(self.part.index.flush().await.map_err(IndexError::from)),
-            Ask::Collect => {
+            ClientRequest::UpsertAll { records } => self.upsert_all(&records).await,
+            ClientRequest::Flush => {
+                self.told(self.part.index.flush().await.map_err(IndexError::from))
+            }
+            ClientRequest::Collect => {
                 let collected = self.part.index.collect().await;
                 self.told(collected.map_err(IndexError::from))
             }
-            _ => Told::No(Trouble::Loading),
+            _ => ClientResponse::Error(ErrorCode::Loading),
         }
     }
 
-    fn told(&self, outcome: Result<(), IndexError>) -> Told<L> {
+    fn told(&self, outcome: Result<(), IndexError>) -> ClientResponse<L> {
         match outcome {
-            Ok(()) => Told::Done,
+            Ok(()) => ClientResponse::Done,
             Err(error) => self.no(&error),
         }
     }
 
     /// The answer to what has failed.
-    fn no(&self, error: &IndexError) -> Told<L> {
+    fn no(&self, error: &IndexError) -> ClientResponse<L> {
         if let IndexError::Fabric(error) | IndexError::Indeterminate(error) = error {
             self.part.server.detector().learn(error);
         }
-        Told::No(trouble(error))
+        ClientResponse::Error(error_code(error))
     }
 
-    async fn edit(&self, edit: LeafEdit<&L::Key, &L::Value>) -> Told<L> {
+    async fn edit(&self, edit: LeafEdit<&L::Key, &L::Value>) -> ClientResponse<L> {
         if self.part.accept(edit.key).is_err() {
             return self.not_owner(edit.key);
         }
         match self.part.index.execute(edit).await {
-            Ok(answer) => Told::Edited(answer),
+            Ok(answer) => ClientResponse::Edited(answer),
             Err(RemoteError::Moved) => self.not_owner(edit.key),
             Err(error) => self.no(&error.into()),
         }
     }
 
-    async fn upsert_all(&self, records: &[(L::Key, L::Value)]) -> Told<L> {
+    async fn upsert_all(&self, records: &[(L::Key, L::Value)]) -> ClientResponse<L> {
         if let Some((key, _)) = records.iter().find(|(key, _)| self.part.accept(key).is_err()) {
             return self.not_owner(key);
         }
@@ -206,21 +215,23 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 Err(error) => return self.no(&error.into()),
             }
         }
-        Told::Done
+        ClientResponse::Done
     }
 
-    async fn scan(&self, mut scan: Scan<L::Key>) -> Told<L> {
+    async fn scan(&self, mut scan: Scan<L::Key>) -> ClientResponse<L> {
         let (map, me) = (self.map(), self.part.server.number());
         let owner = map.owner_of_start(&scan);
         if owner != me {
-            return Told::NotOwner { owner, epoch: map.epoch() };
+            return ClientResponse::NotOwner { owner, epoch: map.epoch() };
         }
         scan.limit = scan.limit.min(SCAN_REPLY_RECORDS);
         let mut records = Records::new();
         let range = match self.part.index.scan(&scan, &mut records).await {
             Ok(range) if range == map.range_of(me) => range,
             // As of a map that this thread has not seen yet.
-            Ok(_) | Err(RemoteError::Moved) => return Told::No(Trouble::Unavailable),
+            Ok(_) | Err(RemoteError::Moved) => {
+                return ClientResponse::Error(ErrorCode::Unavailable);
+            }
             Err(error) => return self.no(&error.into()),
         };
         let next = match records.last() {
@@ -228,7 +239,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             _ if !go_behind(&mut scan, range, &L::min_key()) => None,
             _ => Some(if scan.reverse { scan.upper } else { scan.lower }),
         };
-        Told::Records { records, next }
+        ClientResponse::Records { records, next }
     }
 
     /// Stops serving, waits for what is under way, and writes everything back.

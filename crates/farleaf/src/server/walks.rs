@@ -12,8 +12,8 @@
 //! *Thread safety*: any number of threads; changes of leaves one after the other.
 
 use crate::page::{
-    Answer, Layout, LeafEdit, LeafOutcome, Page, Probe, Reach, ScanWindow, clipped, narrowed,
-    slot_range,
+    Answer, FencePosition, Layout, LeafEdit, LeafOutcome, Page, Probe, ScanWindow, clipped,
+    narrowed, slot_range,
 };
 use crate::rules;
 use crate::wire::{Refusal, Reply, SCAN_REPLY_RECORDS, Ticket};
@@ -80,7 +80,7 @@ impl<L: Layout> Walks<L> {
             cpu.charge(Work::VisitNode).await;
             let fits = page.address() == at
                 && page.level() == level
-                && L::reach(page, probe) == Reach::Inside;
+                && L::reach(page, probe) == FencePosition::Inside;
             if !fits && !cpu.breaks(rules::WALKS_DOUBT) {
                 return Err(Refusal::NotHere);
             }

@@ -14,11 +14,11 @@ use std::ops::Bound;
 messages! {
     /// What a client asks of a compute server.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub enum Ask<L: Layout> {
-        /// An operation on one key. Answered by [`Told::Edited`].
+    pub enum ClientRequest<L: Layout> {
+        /// An operation on one key. Answered by [`ClientResponse::Edited`].
         0 => Edit(edit: LeafEdit<L::Key, L::Value>),
         /// Records of a range, as far as this compute server owns it. Answered by
-        /// [`Told::Records`].
+        /// [`ClientResponse::Records`].
         1 => Scan {
             /// The lower bound.
             lower: Bound<L::Key>,
@@ -34,7 +34,7 @@ messages! {
             /// Keys and values.
             records: Vec<(L::Key, L::Value)>,
         },
-        /// The map. Answered by [`Told::Map`].
+        /// The map. Answered by [`ClientResponse::Map`].
         3 => Map,
         /// Housekeeping, to its end.
         4 => Collect,
@@ -66,7 +66,7 @@ messages! {
 messages! {
     /// What a compute server answers.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub enum Told<L: Layout> {
+    pub enum ClientResponse<L: Layout> {
         /// Done, nothing to say.
         0 => Done,
         /// An operation was done.
@@ -96,16 +96,16 @@ messages! {
             epoch: u64,
         },
         /// No.
-        5 => No(trouble: Trouble),
+        5 => Error(code: ErrorCode),
     }
 }
 
 messages! {
-    /// Why a compute server has no answer. Everything but [`Trouble::Indeterminate`] says that
+    /// Why a compute server has no answer. Everything but [`ErrorCode::Indeterminate`] says that
     /// nothing has changed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
     #[non_exhaustive]
-    pub enum Trouble {
+    pub enum ErrorCode {
         /// The request makes no sense.
         #[error("the request is malformed")]
         0 => Malformed,
@@ -143,7 +143,7 @@ messages! {
     }
 }
 
-impl<L: Layout> Ask<L> {
+impl<L: Layout> ClientRequest<L> {
     /// Whether it may change the index, or promises that what was changed is in the memory servers.
     pub fn is_change(&self) -> bool {
         match self {
@@ -164,7 +164,7 @@ impl<L: Layout> Ask<L> {
     }
 }
 
-impl<L: Layout> Told<L> {
+impl<L: Layout> ClientResponse<L> {
     /// The answer as a message.
     pub fn encode(&self) -> Message {
         super::encode(self)

@@ -17,7 +17,7 @@ mod reply;
 mod table;
 mod tree;
 
-pub use front::{Ask, Told, Trouble};
+pub use front::{ClientRequest, ClientResponse, ErrorCode};
 pub use offload::{OffloadRequest, TICKETS, Ticket};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
 pub use pool::{GIVE_BACK_NODES, PoolRequest, Usage};

@@ -3,7 +3,7 @@
 use super::tally::{Progress, Tally};
 use super::{Abandon, Outcome, Patience, connect};
 use crate::output;
-use crate::programs::Place;
+use crate::programs::ClusterLocation;
 use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
@@ -193,7 +193,7 @@ async fn load(
 
 /// Measures; done if no operation failed.
 pub(super) fn run(
-    place: &Place,
+    place: &ClusterLocation,
     patience: &Patience,
     arguments: &Arguments,
     abandon: &Abandon,

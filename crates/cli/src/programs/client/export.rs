@@ -6,7 +6,7 @@
 use super::commands::print_scan;
 use super::{Abandon, Outcome, Patience, connect};
 use crate::output;
-use crate::programs::Place;
+use crate::programs::ClusterLocation;
 use anyhow::Context;
 use clap::Args;
 use std::fs::{OpenOptions, Permissions};
@@ -33,7 +33,7 @@ impl Arguments {
 
 /// Writes all records; how many there were.
 fn write(
-    place: &Place,
+    place: &ClusterLocation,
     patience: &Patience,
     abandon: &Abandon,
     out: impl Write + Send,
@@ -55,7 +55,7 @@ fn write(
 
 /// Writes all records to a file; what is none, such as a pipe, is written to as it is.
 fn to_file(
-    place: &Place,
+    place: &ClusterLocation,
     patience: &Patience,
     abandon: &Abandon,
     path: &Path,
@@ -90,7 +90,7 @@ fn to_file(
 
 /// Exports; a failure says so.
 pub(super) fn run(
-    place: &Place,
+    place: &ClusterLocation,
     patience: &Patience,
     arguments: &Arguments,
     abandon: &Abandon,

@@ -2,7 +2,7 @@
 
 use super::{Abandon, Outcome, Patience, connect};
 use crate::output::{self, grouped};
-use crate::programs::Place;
+use crate::programs::ClusterLocation;
 use anyhow::Context;
 use clap::Args;
 use farleaf::index::{IndexError, RangeIndex};
@@ -137,7 +137,7 @@ async fn bulk(
 
 /// Loads the file.
 pub(super) fn run(
-    place: &Place,
+    place: &ClusterLocation,
     patience: &Patience,
     arguments: &Arguments,
     abandon: &Abandon,

@@ -8,7 +8,7 @@ mod tally;
 
 pub(crate) use commands::{Line, Outcome, run_line};
 
-use super::Place;
+use super::ClusterLocation;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use farleaf_cluster::client::{Connection, ConnectionConfig};
@@ -28,7 +28,7 @@ use std::time::Duration;
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    place: Place,
+    place: ClusterLocation,
     #[command(flatten)]
     patience: Patience,
     #[command(subcommand)]
@@ -107,7 +107,7 @@ pub(crate) enum Command {
 
 /// Connects to the cluster.
 pub(crate) fn connect(
-    place: &Place,
+    place: &ClusterLocation,
     patience: &Patience,
     depth: usize,
 ) -> anyhow::Result<Connection> {
@@ -172,7 +172,7 @@ impl Command {
     /// Runs it over connections of its own; what came of it.
     pub(crate) fn run(
         &self,
-        place: &Place,
+        place: &ClusterLocation,
         patience: &Patience,
         abandon: &Abandon,
     ) -> anyhow::Result<Outcome> {

@@ -6,7 +6,7 @@ mod words;
 
 use super::client::{Abandon, Command as ClientCommand, Outcome, Patience};
 use super::terminal::Modes;
-use super::{Place, status};
+use super::{ClusterLocation, status};
 use crate::output::{causes, error_line, is_broken_pipe, note};
 use anyhow::Context;
 use clap::Args;
@@ -32,7 +32,7 @@ use words::{Asked, Command, LINE_BYTES, parse};
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    place: Place,
+    place: ClusterLocation,
     #[command(flatten)]
     patience: Patience,
 }
@@ -85,7 +85,7 @@ impl Shell<'_> {
     fn client(
         &mut self,
         command: &ClientCommand,
-        place: &Place,
+        place: &ClusterLocation,
         patience: &Patience,
     ) -> anyhow::Result<()> {
         let (outcome, is_printed) = match command.line() {

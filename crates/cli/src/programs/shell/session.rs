@@ -7,7 +7,7 @@
 //! nothing or is known not to have happened; and only once.
 
 use crate::output::is_broken_pipe;
-use crate::programs::Place;
+use crate::programs::ClusterLocation;
 use crate::programs::client::{Abandon, Line, Outcome, Patience, connect, run_once};
 use farleaf::index::IndexError;
 use farleaf_cluster::client::Connection;
@@ -18,7 +18,7 @@ const DEPTH: usize = 256;
 /// A way to a cluster.
 #[derive(Debug)]
 pub(super) struct Session<'a> {
-    place: &'a Place,
+    place: &'a ClusterLocation,
     patience: &'a Patience,
     abandon: &'a Abandon,
     connection: Option<Connection>,
@@ -35,7 +35,11 @@ fn is_harmless(line: Line, error: &anyhow::Error) -> bool {
 
 impl<'a> Session<'a> {
     /// Connects on first use.
-    pub(super) fn new(place: &'a Place, patience: &'a Patience, abandon: &'a Abandon) -> Self {
+    pub(super) fn new(
+        place: &'a ClusterLocation,
+        patience: &'a Patience,
+        abandon: &'a Abandon,
+    ) -> Self {
         Self { place, patience, abandon, connection: None }
     }
 

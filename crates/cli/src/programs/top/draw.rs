@@ -2,7 +2,7 @@
 
 use super::figures::{Row, Server, State};
 use comfy_table::{CellAlignment, Table, presets};
-use farleaf_cluster::status::Standing;
+use farleaf_cluster::status::ClusterStatus;
 
 /// The most partitions that are shown.
 const PARTITIONS: usize = 64;
@@ -92,7 +92,7 @@ fn servers(rows: &[Row]) -> Table {
     table
 }
 
-fn partitions(standing: &Standing, rows: &[Row]) -> String {
+fn partitions(standing: &ClusterStatus, rows: &[Row]) -> String {
     let Some(map) = &standing.map else { return "no partition map yet".to_owned() };
     let mut table = table(&["keys", "owner", "epoch"], 2);
     let key = |place: Option<usize>| {
@@ -118,7 +118,7 @@ fn partitions(standing: &Standing, rows: &[Row]) -> String {
 }
 
 /// Everything, without a line feed at the end.
-pub(super) fn text(standing: &Standing, catalog: Option<&str>, rows: &[Row]) -> String {
+pub(super) fn text(standing: &ClusterStatus, catalog: Option<&str>, rows: &[Row]) -> String {
     let missing = standing.missing();
     let serves = match missing.as_slice() {
         [] => "serves".to_owned(),

@@ -3,7 +3,7 @@
 //! *Thread safety*: plain values.
 
 use farleaf_cluster::scrape::{Numbers, Scraper, Silence};
-use farleaf_cluster::status::Standing;
+use farleaf_cluster::status::ClusterStatus;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(super) struct Seen {
 pub(super) type Look = BTreeMap<Server, Seen>;
 
 /// Asks all servers that the catalog names. Takes no longer than `within`, but for very many.
-pub(super) fn look(scraper: &Scraper, standing: &Standing, within: Duration) -> Look {
+pub(super) fn look(scraper: &Scraper, standing: &ClusterStatus, within: Duration) -> Look {
     let memory = standing.memory.iter().map(|record| {
         let server = Server::Memory(record.number);
         (server, record.epoch, format!("{} {}", record.transport, record.address), &record.metrics)
@@ -177,7 +177,7 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
 }
 
 /// A line for each server that should be there or is.
-pub(super) fn rows(standing: &Standing, before: &Look, now: &Look) -> Vec<Row> {
+pub(super) fn rows(standing: &ClusterStatus, before: &Look, now: &Look) -> Vec<Row> {
     let settings = standing.settings.as_ref();
     let (memory, compute) =
         settings.map_or((0, 0), |settings| (settings.memory_servers, settings.compute_servers));
@@ -267,8 +267,13 @@ mod tests {
             });
             compute.into_iter().chain(memory).collect::<Look>()
         };
-        let standing =
-            Standing { settings: None, memory: vec![], compute: vec![], index: None, map: None };
+        let standing = ClusterStatus {
+            settings: None,
+            memory: vec![],
+            compute: vec![],
+            index: None,
+            map: None,
+        };
         let shares = |before, now| {
             let rows = rows(&standing, &before, &now);
             rows.iter().map(|row| row.share).collect::<Vec<_>>()
@@ -294,7 +299,7 @@ mod tests {
 
     #[test]
     fn whoever_says_nothing_has_a_line() {
-        let standing = Standing {
+        let standing = ClusterStatus {
             settings: Some(farleaf_cluster::records::SettingsRecord {
                 memory_servers: 1,
                 compute_servers: 2,

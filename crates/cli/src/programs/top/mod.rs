@@ -6,7 +6,7 @@
 mod draw;
 mod figures;
 
-use super::Place;
+use super::ClusterLocation;
 use super::terminal::{KeysAlone, Screen};
 use crate::output::causes;
 use anyhow::Context;
@@ -14,7 +14,7 @@ use clap::Args;
 use farleaf_cluster::catalog::{Catalog, open};
 use farleaf_cluster::clock::Clock;
 use farleaf_cluster::scrape::Scraper;
-use farleaf_cluster::status::Standing;
+use farleaf_cluster::status::ClusterStatus;
 use farleaf_cluster::stop::Stop;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use figures::{Look, look, rows};
@@ -31,7 +31,7 @@ use std::time::Duration;
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    place: Place,
+    place: ClusterLocation,
     /// Refresh after this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
@@ -58,14 +58,17 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// What the catalog says, as far as that is known.
 #[derive(Clone, Debug)]
 struct Known {
-    standing: Standing,
+    standing: ClusterStatus,
     /// When that was, in nanoseconds.
     at_ns: u64,
     /// Why it is not known better.
     trouble: Option<String>,
 }
 
-fn read(place: &Place, opened: &mut Option<Arc<dyn Catalog>>) -> anyhow::Result<Standing> {
+fn read(
+    place: &ClusterLocation,
+    opened: &mut Option<Arc<dyn Catalog>>,
+) -> anyhow::Result<ClusterStatus> {
     let catalog = match opened.take() {
         Some(catalog) => catalog,
         None => {
@@ -73,7 +76,7 @@ fn read(place: &Place, opened: &mut Option<Arc<dyn Catalog>>) -> anyhow::Result<
             open(&address, &token)?
         }
     };
-    let standing = Standing::read(&*catalog, &place.keys()?)?;
+    let standing = ClusterStatus::read(&*catalog, &place.keys()?)?;
     // After an error it is opened anew: it may be elsewhere.
     *opened = Some(catalog);
     Ok(standing)
@@ -81,7 +84,7 @@ fn read(place: &Place, opened: &mut Option<Arc<dyn Catalog>>) -> anyhow::Result<
 
 /// Reads the catalog again and again; the first time before it returns.
 fn watch(
-    place: &Place,
+    place: &ClusterLocation,
     every: Duration,
     clock: Clock,
     stop: &Stop,

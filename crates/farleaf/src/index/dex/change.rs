@@ -3,8 +3,8 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::{Offer, Place};
-use crate::cache::{Detour, LiveCounters};
+use super::descend::{LeafLocation, Offer};
+use crate::cache::{LiveCounters, Restart};
 use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, Page, Probe};
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, Work};
@@ -66,18 +66,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut attempts = None;
         let mut offer = if self.offload.is_on() { Offer::Edit } else { Offer::Nothing };
         loop {
-            let detour = match self.try_run(probe, edit, offer).await {
+            let restart = match self.try_run(probe, edit, offer).await {
                 Ok(LeafOutcome::Nothing(answer)) => return Ok((answer, false)),
                 Ok(LeafOutcome::Changed { answer, sparse, .. }) => return Ok((answer, sparse)),
                 Ok(LeafOutcome::Full) => self.try_make_room(probe).await.err(),
-                Err(detour) => Some(detour),
+                Err(restart) => Some(restart),
             };
             // What a memory server will not do is done here.
-            if detour == Some(Detour::Here) {
+            if restart == Some(Restart::Here) {
                 offer = Offer::Nothing;
             }
             let attempts = attempts.get_or_insert_with(|| self.attempts());
-            self.after(attempts, detour.unwrap_or(Detour::Again), probe).await?;
+            self.after(attempts, restart.unwrap_or(Restart::Again), probe).await?;
         }
     }
 
@@ -87,7 +87,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         probe: Probe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
         offer: Offer,
-    ) -> Result<LeafOutcome<Answer<L::Value>>, Detour> {
+    ) -> Result<LeafOutcome<Answer<L::Value>>, Restart> {
         if self.uncached
             && let Some(outcome) =
                 Box::pin(self.change_in_pool(probe, |page| edit.apply(page))).await?
@@ -96,10 +96,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let _unsettled = self.unsettle();
         match self.find_leaf(probe, offer).await? {
-            Place::Hot(leaf) => {
+            LeafLocation::Hot(leaf) => {
                 let outcome = if edit.changes() {
                     self.charge(Work::ChangeNode).await;
-                    let guard = leaf.lock().ok_or(Detour::Busy)?;
+                    let guard = leaf.lock().ok_or(Restart::Busy)?;
                     let outcome = edit.apply(leaf.page);
                     if let LeafOutcome::Changed { words, .. } = &outcome {
                         self.client.mark_dirty(leaf.frame, leaf.page, words.clone());
@@ -109,7 +109,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 } else {
                     let outcome = edit.apply(leaf.page);
                     if !leaf.is_valid() {
-                        return Err(Detour::Busy);
+                        return Err(Restart::Busy);
                     }
                     outcome
                 };
@@ -117,11 +117,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 self.client.mark_use(leaf.page);
                 Ok(outcome)
             }
-            Place::Elsewhere { parent, slot, address } => {
+            LeafLocation::Elsewhere { parent, slot, address } => {
                 let work = |page: Page<'_, L>| edit.apply(page);
-                self.client.bring_leaf(parent, slot, address, probe, work).await
+                self.client.fetch_leaf(parent, slot, address, probe, work).await
             }
-            Place::Offered(missing) => self.offload(missing, edit).await.map(LeafOutcome::Nothing),
+            LeafLocation::Offered(missing) => {
+                self.offload(missing, edit).await.map(LeafOutcome::Nothing)
+            }
         }
     }
 }

@@ -7,8 +7,8 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{Detour, LiveCounters, OwnedRange, Seen, Swip};
-use crate::page::{Layout, LeafOutcome, MAX_LEVEL, Page, Probe, Reach, slot_range};
+use crate::cache::{LiveCounters, OptimisticRef, OwnedRange, Restart, Swip};
+use crate::page::{FencePosition, Layout, LeafOutcome, MAX_LEVEL, Page, Probe, slot_range};
 use crate::remote::RemoteError;
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
@@ -17,17 +17,17 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 #[derive(Debug)]
 pub(super) struct Below<'a, L: Layout> {
     /// The parent, with the slot that points to the node.
-    pub(super) parent: Option<(Seen<'a, L>, usize)>,
-    pub(super) node: Seen<'a, L>,
+    pub(super) parent: Option<(OptimisticRef<'a, L>, usize)>,
+    pub(super) node: OptimisticRef<'a, L>,
 }
 
 /// Where a descent to the leaves ended.
 #[derive(Debug)]
-pub(super) enum Place<'a, L: Layout> {
+pub(super) enum LeafLocation<'a, L: Layout> {
     /// At a leaf in a hot frame.
-    Hot(Seen<'a, L>),
+    Hot(OptimisticRef<'a, L>),
     /// At a leaf that no child word points to: it is in the pool at this address, or cools.
-    Elsewhere { parent: Seen<'a, L>, slot: usize, address: GlobalAddr },
+    Elsewhere { parent: OptimisticRef<'a, L>, slot: usize, address: GlobalAddr },
     /// At a node that is not here, below which the memory server shall go on.
     Offered(Missing<'a, L>),
 }
@@ -35,7 +35,7 @@ pub(super) enum Place<'a, L: Layout> {
 /// A node that no child word of a hot parent points to as a frame.
 #[derive(Debug)]
 pub(super) struct Missing<'a, L: Layout> {
-    pub(super) parent: Seen<'a, L>,
+    pub(super) parent: OptimisticRef<'a, L>,
     pub(super) slot: usize,
     pub(super) address: GlobalAddr,
     pub(super) level: u8,
@@ -56,7 +56,7 @@ pub(super) enum Offer {
 #[derive(Clone, Copy, Debug)]
 enum Child<'a, L: Layout> {
     /// A node in a hot frame.
-    Hot(Seen<'a, L>),
+    Hot(OptimisticRef<'a, L>),
     /// A node in the pool at this address, or cooling.
     Elsewhere(GlobalAddr),
 }
@@ -64,26 +64,26 @@ enum Child<'a, L: Layout> {
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The root, as it is now.
     #[inline]
-    pub(super) fn seen_root(&self) -> Result<Seen<'_, L>, Detour> {
-        self.client.cache().seen(self.root_frame).ok_or(Detour::Busy)
+    pub(super) fn seen_root(&self) -> Result<OptimisticRef<'_, L>, Restart> {
+        self.client.cache().seen(self.root_frame).ok_or(Restart::Busy)
     }
 
     /// Where the child word leads to that the probe lies behind, not validated yet.
     #[inline(always)]
     fn look_down<'a>(
         &'a self,
-        node: Seen<'a, L>,
+        node: OptimisticRef<'a, L>,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(usize, Child<'a, L>), Detour> {
+    ) -> Result<(usize, Child<'a, L>), Restart> {
         let cache = self.client.cache();
         let slot = L::inner_slot(node.page, probe);
         let child = match cache.swip(node.page, slot) {
             Some(Swip::Frame(frame)) => {
                 prefetch(cache.arena().page(frame).words());
-                Child::Hot(cache.seen(frame).ok_or(Detour::Busy)?)
+                Child::Hot(cache.seen(frame).ok_or(Restart::Busy)?)
             }
             Some(Swip::Remote(address)) => Child::Elsewhere(address),
-            None => return Err(Detour::Busy),
+            None => return Err(Restart::Busy),
         };
         Ok((slot, child))
     }
@@ -92,13 +92,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     #[inline(always)]
     fn confirm(
         &self,
-        node: Seen<'_, L>,
+        node: OptimisticRef<'_, L>,
         level: u8,
         child: Child<'_, L>,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         if !node.is_valid() {
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         match child {
             Child::Hot(child) => self.check(child, level - 1, probe),
@@ -108,14 +108,20 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Whether a node is where the probe should be.
     #[inline(always)]
-    fn check(&self, node: Seen<'_, L>, level: u8, probe: Probe<'_, L::Key>) -> Result<(), Detour> {
+    fn check(
+        &self,
+        node: OptimisticRef<'_, L>,
+        level: u8,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(), Restart> {
         let fits = node.page.level() == level
-            && (L::reach(node.page, probe) == Reach::Inside || self.fabric().breaks(rules::FENCES));
+            && (L::reach(node.page, probe) == FencePosition::Inside
+                || self.fabric().breaks(rules::FENCES));
         if fits {
             return Ok(());
         }
         // If the node is of one piece, whoever led here was old.
-        Err(if node.is_valid() { Detour::Refresh } else { Detour::Busy })
+        Err(if node.is_valid() { Restart::Refresh } else { Restart::Busy })
     }
 
     /// The leaf that the probe lies in, or the first node on the way below which what is offered is better left to
@@ -125,12 +131,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         offer: Offer,
-    ) -> Result<Place<'_, L>, Detour> {
+    ) -> Result<LeafLocation<'_, L>, Restart> {
         let mut node = self.seen_root()?;
         let mut level = node.page.level();
         loop {
             if level == 0 {
-                return Ok(Place::Hot(node));
+                return Ok(LeafLocation::Hot(node));
             }
             let (slot, child) = self.look_down(node, probe)?;
             self.charge(Work::VisitNode).await;
@@ -141,10 +147,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     if offer != Offer::Nothing && self.offers(node, slot, level - 1, offer) =>
                 {
                     let missing = Missing { parent: node, slot, address, level: level - 1 };
-                    return Ok(Place::Offered(missing));
+                    return Ok(LeafLocation::Offered(missing));
                 }
                 Child::Elsewhere(address) if level == 1 => {
-                    return Ok(Place::Elsewhere { parent: node, slot, address });
+                    return Ok(LeafLocation::Elsewhere { parent: node, slot, address });
                 }
                 Child::Elsewhere(address) => {
                     self.client.bring_inner(node, slot, address, probe).await?;
@@ -157,9 +163,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The keys that the hot nodes above lead to `target` for, which is on the way of `probe`.
     pub(super) fn keys_led_to(
         &self,
-        target: Seen<'_, L>,
+        target: OptimisticRef<'_, L>,
         probe: Probe<'_, L::Key>,
-    ) -> Result<OwnedRange<L::Key>, Detour> {
+    ) -> Result<OwnedRange<L::Key>, Restart> {
         let mut node = self.seen_root()?;
         let mut keys = OwnedRange { low: L::min_key(), high: None };
         for _ in 0..MAX_LEVEL {
@@ -171,10 +177,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             keys = OwnedRange { low, high }.within(&keys);
             match child {
                 Child::Hot(child) if node.is_valid() => node = child,
-                _ => return Err(Detour::Busy),
+                _ => return Err(Restart::Busy),
             }
         }
-        if node.frame == target.frame && target.is_valid() { Ok(keys) } else { Err(Detour::Busy) }
+        if node.frame == target.frame && target.is_valid() { Ok(keys) } else { Err(Restart::Busy) }
     }
 
     /// The node at `level` that the probe lies in, hot, and its parent: for those who restructure.
@@ -182,7 +188,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         level: u8,
-    ) -> Result<Below<'_, L>, Detour> {
+    ) -> Result<Below<'_, L>, Restart> {
         let mut below = Below { parent: None, node: self.seen_root()? };
         let mut at = below.node.page.level();
         while at > level {
@@ -197,10 +203,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// descent has to begin again.
     pub(super) async fn hot_child<'a>(
         &'a self,
-        node: Seen<'a, L>,
+        node: OptimisticRef<'a, L>,
         level: u8,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(usize, Seen<'a, L>), Detour> {
+    ) -> Result<(usize, OptimisticRef<'a, L>), Restart> {
         let (slot, child) = self.look_down(node, probe)?;
         self.charge(Work::VisitNode).await;
         self.confirm(node, level, child, probe)?;
@@ -213,7 +219,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 self.client.bring_inner(node, slot, address, probe).await?;
             }
         }
-        Err(Detour::Again)
+        Err(Restart::Again)
     }
 
     /// What `read` makes of the leaf that the probe lies in: of one piece, but it may be called for leaves that
@@ -225,16 +231,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         read: impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, RemoteError> {
         let first = self.try_read_leaf(probe, &read).await;
-        let mut detour = match first {
+        let mut restart = match first {
             Ok(value) => return Ok(value),
-            Err(detour) => detour,
+            Err(restart) => restart,
         };
         let mut attempts = self.attempts();
         loop {
-            self.after(&mut attempts, detour, probe).await?;
+            self.after(&mut attempts, restart, probe).await?;
             match self.try_read_leaf(probe, &read).await {
                 Ok(value) => return Ok(value),
-                Err(next) => detour = next,
+                Err(next) => restart = next,
             }
         }
     }
@@ -244,7 +250,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
-    ) -> Result<T, Detour> {
+    ) -> Result<T, Restart> {
         if self.uncached
             && let Some(value) = Box::pin(self.read_in_pool(probe, read)).await?
         {
@@ -257,16 +263,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// What `read` makes of the leaf that the probe lies in, below a level-1 node that was on the way to it.
     pub(super) async fn try_read_below<T>(
         &self,
-        above: Seen<'_, L>,
+        above: OptimisticRef<'_, L>,
         probe: Probe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
-    ) -> Result<T, Detour> {
+    ) -> Result<T, Restart> {
         let (slot, child) = self.look_down(above, probe)?;
         self.charge(Work::VisitNode).await;
         self.confirm(above, 1, child, probe)?;
         let place = match child {
-            Child::Hot(leaf) => Place::Hot(leaf),
-            Child::Elsewhere(address) => Place::Elsewhere { parent: above, slot, address },
+            Child::Hot(leaf) => LeafLocation::Hot(leaf),
+            Child::Elsewhere(address) => LeafLocation::Elsewhere { parent: above, slot, address },
         };
         self.read_place(place, probe, read).await
     }
@@ -275,31 +281,31 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     #[inline]
     pub(super) async fn read_place<T>(
         &self,
-        place: Place<'_, L>,
+        place: LeafLocation<'_, L>,
         probe: Probe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
-    ) -> Result<T, Detour> {
+    ) -> Result<T, Restart> {
         match place {
-            Place::Hot(leaf) => {
+            LeafLocation::Hot(leaf) => {
                 let value = read(leaf.page);
                 if !leaf.is_valid() {
-                    return Err(Detour::Busy);
+                    return Err(Restart::Busy);
                 }
                 LiveCounters::count(&self.client.counters.leaf_hits);
                 self.client.mark_use(leaf.page);
                 Ok(value)
             }
-            Place::Elsewhere { parent, slot, address } => {
+            LeafLocation::Elsewhere { parent, slot, address } => {
                 let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
-                let outcome = self.client.bring_leaf(parent, slot, address, probe, work).await?;
+                let outcome = self.client.fetch_leaf(parent, slot, address, probe, work).await?;
                 match outcome {
                     LeafOutcome::Nothing(value) | LeafOutcome::Changed { answer: value, .. } => {
                         Ok(value)
                     }
-                    LeafOutcome::Full => Err(Detour::Busy),
+                    LeafOutcome::Full => Err(Restart::Busy),
                 }
             }
-            Place::Offered(_) => Err(Detour::Here),
+            LeafLocation::Offered(_) => Err(Restart::Here),
         }
     }
 }

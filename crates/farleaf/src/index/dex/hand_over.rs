@@ -19,7 +19,7 @@
 //! *Thread safety*: belongs to its endpoint's thread. One move at a time is the caller's affair.
 
 use super::{DexIndex, FRAMES_TOGETHER};
-use crate::cache::{Detour, FrameId, FrameState, OwnedRange, Ownership, is_clean};
+use crate::cache::{FrameId, FrameState, OwnedRange, Ownership, Restart, is_clean};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::{Miss, Pointer, RemoteError};
 use crate::rules;
@@ -77,7 +77,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if something cannot be written back; then nothing has changed, but copies may be gone.
-    pub(crate) async fn let_go(
+    pub(crate) async fn release_range(
         &self,
         keys: &OwnedRange<L::Key>,
         rest: &OwnedRange<L::Key>,
@@ -166,7 +166,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         if !clean && !self.fabric().breaks(rules::GIVEN_UP_CLEAN) {
             return match self.client.write_back(frame).await {
-                Err(Detour::Failed(error)) => Err(error),
+                Err(Restart::Failed(error)) => Err(error),
                 _ => Ok(Swept::Later),
             };
         }
@@ -232,7 +232,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     return match self.install(frame, address, copy.page(), copy.word()) {
                         Ok(_) if dropped.borrow_mut().insert(address) => Ok(Swept::Done),
                         Ok(_) => Ok(Swept::Nothing),
-                        Err(Detour::Failed(error)) => Err(error),
+                        Err(Restart::Failed(error)) => Err(error),
                         Err(_) => Ok(Swept::Later),
                     };
                 }

@@ -3,7 +3,7 @@
 //! *Thread safety*: the latch is the right to change the node.
 
 use super::DexIndex;
-use crate::cache::{Detour, FrameId, Ownership, Seen, is_clean};
+use crate::cache::{FrameId, OptimisticRef, Ownership, Restart, is_clean};
 use crate::page::{Exclusive, Layout, LockWord, Page};
 use crate::remote::{Image, PageCopy};
 use crate::rules;
@@ -31,22 +31,22 @@ impl<L: Layout> Latched<'_, L> {
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Latches a node that is to be restructured.
-    pub(super) fn latch<'a>(&self, node: Seen<'a, L>) -> Result<Latched<'a, L>, Detour> {
+    pub(super) fn latch<'a>(&self, node: OptimisticRef<'a, L>) -> Result<Latched<'a, L>, Restart> {
         let cache = self.client.cache();
-        let guard = node.lock().ok_or(Detour::Busy)?;
+        let guard = node.lock().ok_or(Restart::Busy)?;
         if !cache.is_held(node.frame) || cache.arena().is_writing(node.frame) {
             // What is written here at once must not be overtaken by what is on its way.
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         // Under the latch, so that who gives keys up either waits for this change, or is seen here (H3).
         let shared = match self.server.owns(node.page) {
             Ownership::All => false,
             Ownership::Part => true,
             Ownership::None if self.fabric().breaks(rules::LOST_KEYS_LEFT) => false,
-            Ownership::None => return Err(Detour::Moved),
+            Ownership::None => return Err(Restart::Moved),
         };
         if shared && (node.page.level() == 0 || !is_clean(node.page)) {
-            return Err(Detour::Busy); // its keys are about to move
+            return Err(Restart::Busy); // its keys are about to move
         }
         Ok(Latched { frame: node.frame, page: node.page, guard, shared })
     }
@@ -61,8 +61,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// A latched shared node as the pool had it when it was read: what the remote lock compares with.
-    pub(super) fn cached_copy(&self, node: &Latched<'_, L>) -> Result<PageCopy<L>, Detour> {
-        let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).map_err(|_| Detour::Busy)?;
+    pub(super) fn cached_copy(&self, node: &Latched<'_, L>) -> Result<PageCopy<L>, Restart> {
+        let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).map_err(|_| Restart::Busy)?;
         let image = self.client.cache().image(node.page);
         let word = self.word_of(node);
         image.page().seal(word);
@@ -79,7 +79,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         node: &Latched<'_, L>,
         image: &Image<L>,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         debug_assert!(!node.shared, "D1");
         if node.is_leaf() {
             let may_land = MayLand { index: self, node };
@@ -108,10 +108,10 @@ struct MayLand<'a, 'b, F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> MayLand<'_, '_, F, L> {
-    fn has_ended(self, written: Result<(), Detour>) -> Result<(), Detour> {
+    fn has_ended(self, written: Result<(), Restart>) -> Result<(), Restart> {
         match &written {
             Ok(()) => {}
-            Err(detour) => self.has_failed(matches!(detour, Detour::Failed(_))),
+            Err(restart) => self.has_failed(matches!(restart, Restart::Failed(_))),
         }
         std::mem::forget(self);
         written

@@ -14,7 +14,7 @@ use super::DexIndex;
 use super::descend::Below;
 use super::latched::Latched;
 use super::split::Written;
-use crate::cache::{Detour, LiveCounters, Ownership, Seen, is_clean, mark_clean};
+use crate::cache::{LiveCounters, OptimisticRef, Ownership, Restart, is_clean, mark_clean};
 use crate::page::{Layout, Page, Probe, least_entries, slot_range};
 use crate::remote::{Image, RemoteError};
 use crate::rules;
@@ -51,19 +51,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     attempts = self.attempts();
                 }
                 Ok(Tidied::Nothing | Tidied::Borrowed) => return Ok(()),
-                Err(detour) => self.after(&mut attempts, detour, probe).await?,
+                Err(restart) => self.after(&mut attempts, restart, probe).await?,
             }
         }
     }
 
-    async fn try_tidy(&self, probe: Probe<'_, L::Key>, level: u8) -> Result<Tidied, Detour> {
+    async fn try_tidy(&self, probe: Probe<'_, L::Key>, level: u8) -> Result<Tidied, Restart> {
         if self.seen_root()?.page.level() <= level {
             return self.try_collapse_root().await;
         }
         let Below { parent, node } = self.find_hot(probe, level).await?;
         let Some((parent, slot)) = parent else { return Ok(Tidied::Nothing) };
         if node.page.live_count() >= least_entries::<L>() || self.server.shares(node.page) {
-            return if node.is_valid() { Ok(Tidied::Nothing) } else { Err(Detour::Busy) };
+            return if node.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) };
         }
         let count = parent.page.count();
         let right = (slot + 1 < count).then_some(slot + 1);
@@ -74,11 +74,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let low = L::inner_key(parent.page, other);
             let found = self.hot_child(parent, level + 1, Probe::At(&low)).await;
             let (found, neighbour) = match found {
-                Err(Detour::Refresh) => return Err(self.refresh_neighbour(&low).await),
+                Err(Restart::Refresh) => return Err(self.refresh_neighbour(&low).await),
                 found => found?,
             };
             if found != other || !parent.is_valid() {
-                return Err(Detour::Busy);
+                return Err(Restart::Busy);
             }
             if self.server.shares(neighbour.page) && !self.fabric().breaks(rules::SHARED_NOT_MERGED)
             {
@@ -92,21 +92,21 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 return self.join(parent, pair, right_slot).await;
             }
         }
-        if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Detour::Busy) }
+        if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) }
     }
 
     /// The neighbour's copy is from when it was shared: the way to it is read again, which is not that to the node
     /// itself.
-    async fn refresh_neighbour(&self, low: &L::Key) -> Detour {
+    async fn refresh_neighbour(&self, low: &L::Key) -> Restart {
         match self.refresh(Probe::At(low)).await {
-            Ok(true) => Detour::Again,
-            Ok(false) => Detour::Busy,
-            Err(detour) => detour,
+            Ok(true) => Restart::Again,
+            Ok(false) => Restart::Busy,
+            Err(restart) => restart,
         }
     }
 
     /// Whether the child at a slot lies within the owned range, as far as its parent knows.
-    pub(super) fn is_exclusive_slot(&self, parent: Seen<'_, L>, slot: usize) -> bool {
+    pub(super) fn is_exclusive_slot(&self, parent: OptimisticRef<'_, L>, slot: usize) -> bool {
         let (low, high) = slot_range(parent.page, slot);
         self.client.cache().owned().of(&low, high.as_ref()) == Ownership::All
             || self.fabric().breaks(rules::SHARED_NOT_MERGED)
@@ -115,10 +115,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Makes one of two neighbours, or evens them out; `right_slot` is the right one's.
     async fn join(
         &self,
-        parent: Seen<'_, L>,
-        [left, right]: [Seen<'_, L>; 2],
+        parent: OptimisticRef<'_, L>,
+        [left, right]: [OptimisticRef<'_, L>; 2],
         right_slot: usize,
-    ) -> Result<Tidied, Detour> {
+    ) -> Result<Tidied, Restart> {
         let parent = self.latch(parent)?;
         let left = self.latch(left)?;
         let right = self.latch(right)?;
@@ -126,7 +126,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if (shared && !self.fabric().breaks(rules::SHARED_NOT_MERGED))
             || !can_join(left.page, right.page)
         {
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         let (lower, upper) = (Image::of(left.page), Image::of(right.page));
         if left.is_leaf() {
@@ -148,27 +148,27 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         lower: Image<L>,
         upper: &Image<L>,
         right_slot: usize,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         let cache = self.client.cache();
         let lock = self.lock_shared(&parent).await?;
         self.charge(Work::RestructureNode).await;
         L::merge(lower.page(), upper.page());
         lower.page().set_note(0);
         if !self.fabric().breaks(rules::GAINER_FIRST)
-            && let Err(detour) = self.write_exclusive(&left, &cache.image(lower.page())).await
+            && let Err(restart) = self.write_exclusive(&left, &cache.image(lower.page())).await
         {
             self.unlock_shared(lock).await;
-            return Err(detour);
+            return Err(restart);
         }
         let remove = |page: Page<'_, L>| L::inner_remove(page, right_slot);
         let written = match self.write_parent_alone(&parent, lock, remove).await {
             Ok(written) => written,
-            Err(detour) => {
+            Err(restart) => {
                 // The gainer in the pool reaches too far: what is here must replace it before it is read again.
                 if !self.fabric().breaks(rules::GAINER_DIRTY) {
                     self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
                 }
-                return Err(detour);
+                return Err(restart);
             }
         };
         LiveCounters::count(&self.client.counters.merges);
@@ -193,7 +193,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         [parent, left, right]: [Latched<'_, L>; 3],
         [lower, upper]: [Image<L>; 2],
         right_slot: usize,
-    ) -> Result<(), Detour> {
+    ) -> Result<(), Restart> {
         let cache = self.client.cache();
         let lock = self.lock_shared(&parent).await?;
         self.charge(Work::RestructureNode).await;
@@ -202,17 +202,17 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         lower.page().set_note(0);
         upper.page().set_note(0);
         let (gainer, gained) = if left_gains { (&left, &lower) } else { (&right, &upper) };
-        if let Err(detour) = self.write_exclusive(gainer, &cache.image(gained.page())).await {
+        if let Err(restart) = self.write_exclusive(gainer, &cache.image(gained.page())).await {
             self.unlock_shared(lock).await;
-            return Err(detour);
+            return Err(restart);
         }
         let move_boundary = |page: Page<'_, L>| L::inner_set_key(page, right_slot, &separator);
         let written = match self.write_parent_alone(&parent, lock, move_boundary).await {
             Ok(written) => written,
-            Err(detour) => {
+            Err(restart) => {
                 // The gainer in the pool has too much, which nobody is led to.
                 self.client.mark_dirty(gainer.frame, gainer.page, 1..L::PAGE_WORDS);
-                return Err(detour);
+                return Err(restart);
             }
         };
         LiveCounters::count(&self.client.counters.borrows);
@@ -230,7 +230,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// An exclusive root with a single child, which is not a leaf, takes that one's content.
-    async fn try_collapse_root(&self) -> Result<Tidied, Detour> {
+    async fn try_collapse_root(&self) -> Result<Tidied, Restart> {
         let cache = self.client.cache();
         let root = self.seen_root()?;
         let level = root.page.level();
@@ -242,7 +242,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let root = self.latch(root)?;
         let child = self.latch(child)?;
         if root.shared || child.shared {
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         if !is_clean(child.page) {
             // Others may wait for its WRITE (C24).

@@ -57,7 +57,7 @@ pub use options::{BalanceOptions, Boundaries, DexOptions};
 pub use placement::MemoryUse;
 pub use server::DexServer;
 
-use crate::cache::{AdmissionName, CacheClient, CacheCounters, Detour, FrameId, Turn};
+use crate::cache::{AdmissionName, CacheClient, CacheCounters, FrameId, Restart, Turn};
 use crate::page::{Layout, Probe};
 use crate::remote::{Backoff, PageClient, Pointer, RemoteError};
 use crate::rules;
@@ -168,7 +168,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 for (frame, outcome) in together.iter().zip(all(written).await) {
                     match outcome {
                         Ok(()) => {}
-                        Err(Detour::Failed(error)) => return Err(error),
+                        Err(Restart::Failed(error)) => return Err(error),
                         // A WRITE that began before the call may lack a change; once the frame is clean, none is missing.
                         Err(_) if cache.is_unwritten(*frame) => left.push(*frame),
                         Err(_) => {}
@@ -182,7 +182,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 attempts = self.attempts();
             }
             frames = left;
-            self.after(&mut attempts, Detour::Busy, Probe::Last).await?;
+            self.after(&mut attempts, Restart::Busy, Probe::Last).await?;
         }
     }
 
@@ -200,7 +200,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             };
             match installed {
                 Ok(_) => return Ok(()),
-                Err(detour) => self.after(&mut attempts, detour, Probe::Last).await?,
+                Err(restart) => self.after(&mut attempts, restart, Probe::Last).await?,
             }
         }
     }
@@ -224,30 +224,30 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn after<'a>(
         &'a self,
         attempts: &mut Attempts<'a>,
-        detour: Detour,
+        restart: Restart,
         probe: Probe<'_, L::Key>,
     ) -> Result<(), RemoteError> {
-        if let Detour::Torn(_) = detour {
+        if let Restart::Torn(_) = restart {
             attempts.torn += 1;
         }
-        match detour {
-            Detour::Failed(error) => return Err(error),
-            Detour::Again if attempts.again < MOST_AGAIN => {
+        match restart {
+            Restart::Failed(error) => return Err(error),
+            Restart::Again if attempts.again < MOST_AGAIN => {
                 attempts.again += 1;
                 return Ok(());
             }
-            Detour::Torn(at) if attempts.torn >= MOST_TORN => {
+            Restart::Torn(at) if attempts.torn >= MOST_TORN => {
                 return Err(RemoteError::Damaged { at });
             }
-            Detour::Refresh | Detour::Torn(_) => match self.refresh(probe).await {
-                Err(Detour::Failed(error)) => return Err(error),
+            Restart::Refresh | Restart::Torn(_) => match self.refresh(probe).await {
+                Err(Restart::Failed(error)) => return Err(error),
                 // If it changed nothing, somebody is about to: wait below.
                 Ok(true) => return Ok(()),
                 Ok(false) | Err(_) => {}
             },
-            Detour::Here => return Ok(()),
-            Detour::Moved => return Err(RemoteError::Moved),
-            Detour::Busy | Detour::Again => {}
+            Restart::Here => return Ok(()),
+            Restart::Moved => return Err(RemoteError::Moved),
+            Restart::Busy | Restart::Again => {}
         }
         attempts.busy += 1;
         if attempts.busy > EAGER {

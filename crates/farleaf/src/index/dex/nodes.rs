@@ -7,7 +7,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{DexIndex, DexServer};
-use crate::cache::{Detour, IoMark, Mapped};
+use crate::cache::{IoMark, Mapped, Restart};
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -27,8 +27,8 @@ impl<'a, L: Layout> NewNode<'a, L> {
     }
 
     /// A WRITE may still land on the node: nobody uses it again.
-    pub(super) fn lost_after(self, detour: &Detour, breaks: bool) {
-        if matches!(detour, Detour::Failed(_)) && !breaks {
+    pub(super) fn lost_after(self, restart: &Restart, breaks: bool) {
+        if matches!(restart, Restart::Failed(_)) && !breaks {
             drop(self.used());
         }
     }
@@ -81,12 +81,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// A node for `level`, near `neighbour`.
     ///
     /// # Errors
-    /// [`Detour::Failed`] if there is none, [`Detour::Busy`] if somebody looks at what it was before.
+    /// [`Restart::Failed`] if there is none, [`Restart::Busy`] if somebody looks at what it was before.
     pub(super) async fn new_node(
         &self,
         level: u8,
         neighbour: ServerId,
-    ) -> Result<NewNode<'_, L>, Detour> {
+    ) -> Result<NewNode<'_, L>, Restart> {
         let node = Taken { server: &self.server, at: self.take_node(level, neighbour).await? };
         let (cache, at) = (self.client.cache(), node.at);
         let mut mark = cache.mapping().begin_io(at.to_bits(), || true);
@@ -96,7 +96,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.client.keep(spare);
             mark = cache.mapping().begin_io(at.to_bits(), || true);
         }
-        let mark = mark.map_err(|_| Detour::Busy)?;
+        let mark = mark.map_err(|_| Restart::Busy)?;
         Ok(NewNode { node, mark })
     }
 

@@ -17,7 +17,9 @@
 use super::DexIndex;
 use super::descend::{Missing, Offer};
 use super::scan::{next_fence, within};
-use crate::cache::{Detour, LiveCounters, MovingAverage, OffloadName, OwnedRange, Seen, WalkMark};
+use crate::cache::{
+    LiveCounters, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Restart,
+};
 use crate::index::{Records, Scan};
 use crate::page::{Answer, Layout, LeafEdit, ScanWindow, slot_range};
 use crate::remote::{RemoteError, Settling};
@@ -86,7 +88,7 @@ impl Drop for Asked<'_> {
 /// What keeps others from a node while a memory server works below it.
 #[derive(Debug)]
 enum Marked<'a> {
-    Lookup(WalkMark<'a>),
+    Lookup(OffloadMark<'a>),
     Change(Asked<'a>),
 }
 
@@ -168,7 +170,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Whether what is offered should be left to the memory server, as the node at `level` is missing to which the
     /// child word at `slot` of `parent` points.
     #[cold]
-    pub(super) fn offers(&self, parent: Seen<'_, L>, slot: usize, level: u8, offer: Offer) -> bool {
+    pub(super) fn offers(
+        &self,
+        parent: OptimisticRef<'_, L>,
+        slot: usize,
+        level: u8,
+        offer: Offer,
+    ) -> bool {
         // A scan may need other leaves beside a missing one.
         let of_one_leaf = level == 0 && offer != Offer::Edit;
         if of_one_leaf
@@ -204,15 +212,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Lets the memory server do `edit` below a missing node.
     ///
     /// # Errors
-    /// [`Detour::Here`] if it will not; [`Detour::Failed`] if it cannot be said whether it did.
+    /// [`Restart::Here`] if it will not; [`Restart::Failed`] if it cannot be said whether it did.
     pub(super) async fn offload(
         &self,
         missing: Missing<'_, L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Detour> {
+    ) -> Result<Answer<L::Value>, Restart> {
         let Missing { parent, slot, address, level } = missing;
         let ticket = match edit.changes() {
-            true => Some(self.client.pages().take_ticket().await?.ok_or(Detour::Here)?),
+            true => Some(self.client.pages().take_ticket().await?.ok_or(Restart::Here)?),
             false => None,
         };
         let give_ticket = || ticket.map(|ticket| self.client.pages().give_ticket(ticket));
@@ -220,7 +228,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mark = begun.inspect_err(|_| _ = give_ticket())?;
         if self.has_detached() {
             give_ticket();
-            return Err(Detour::Here); // C18
+            return Err(Restart::Here); // C18
         }
         let rpc = self.client.pages().rpc();
         let request = Request::from(OffloadRequest::Walk {
@@ -265,11 +273,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 Ok(answer)
             }
             // The ticket is closed, and nothing was done under it; or it was a lookup, which can be asked again.
-            Ok(Reply::Done) | Err(RemoteError::Indeterminate(_)) => Err(Detour::Busy),
+            Ok(Reply::Done) | Err(RemoteError::Indeterminate(_)) => Err(Restart::Busy),
             Ok(_) => Err(RemoteError::BadReply { server }.into()),
             Err(RemoteError::Refused { .. } | RemoteError::Contended { .. }) => {
                 LiveCounters::count(&self.client.counters.offload_refusals);
-                Err(Detour::Here)
+                Err(Restart::Here)
             }
             Err(error) => Err(error.into()),
         };
@@ -317,12 +325,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Lets the memory server look for the records of a scan below a missing node; and says where that node ends.
     ///
     /// # Errors
-    /// [`Detour::Here`] if it will not.
+    /// [`Restart::Here`] if it will not.
     pub(super) async fn offload_scan(
         &self,
         missing: Missing<'_, L>,
         window: &ScanWindow<'_, L::Key>,
-    ) -> Result<OffloadedScan<L>, Detour> {
+    ) -> Result<OffloadedScan<L>, Restart> {
         let Missing { parent, slot, address, level } = missing;
         let fence = next_fence(parent.page, slot, window.reverse);
         // The node may reach further than its parent leads to it for (D7).
@@ -333,7 +341,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         // Nothing can happen late: a mark that ends with this is enough.
         let mark = self.client.begin_remote(parent, slot, address)?;
         if self.has_detached() {
-            return Err(Detour::Here); // C18
+            return Err(Restart::Here); // C18
         }
         let request = Request::from(OffloadRequest::WalkScan {
             node: address,
@@ -359,10 +367,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
             Ok(_) => Err(RemoteError::BadReply { server }.into()),
             // It could be asked again, but may take longer than is waited for.
-            Err(RemoteError::Indeterminate(_)) => Err(Detour::Here),
+            Err(RemoteError::Indeterminate(_)) => Err(Restart::Here),
             Err(RemoteError::Refused { .. } | RemoteError::Contended { .. }) => {
                 LiveCounters::count(&self.client.counters.offload_refusals);
-                Err(Detour::Here)
+                Err(Restart::Here)
             }
             Err(error) => Err(error.into()),
         }

@@ -7,7 +7,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{Detour, FrameId, LiveCounters, Swip};
+use crate::cache::{FrameId, LiveCounters, Restart, Swip};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::Pointer;
 use crate::rules;
@@ -15,16 +15,16 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Reads the shared nodes on the way of `probe` again; says whether one had changed.
-    pub(super) async fn refresh(&self, probe: Probe<'_, L::Key>) -> Result<bool, Detour> {
+    pub(super) async fn refresh(&self, probe: Probe<'_, L::Key>) -> Result<bool, Restart> {
         let cache = self.client.cache();
         let mut changed = false;
         let mut frame = self.root_frame;
         loop {
-            let node = cache.seen(frame).ok_or(Detour::Busy)?;
+            let node = cache.seen(frame).ok_or(Restart::Busy)?;
             let address = node.page.address();
             let shared = self.server.shares(node.page);
             if !node.is_valid() {
-                return Err(Detour::Busy);
+                return Err(Restart::Busy);
             }
             // An exclusive node is as we have it, but an old copy of a shared one can be below it: another has
             // split that since, and what is left of it is exclusive.
@@ -35,12 +35,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     changed = true;
                 }
             }
-            let node = cache.seen(frame).ok_or(Detour::Busy)?;
+            let node = cache.seen(frame).ok_or(Restart::Busy)?;
             let level = node.page.level();
             let slot = L::inner_slot(node.page, probe);
             let child = cache.swip(node.page, slot);
             if !node.is_valid() {
-                return Err(Detour::Busy);
+                return Err(Restart::Busy);
             }
             match child {
                 Some(Swip::Frame(child)) if level > 1 => frame = child,
@@ -56,12 +56,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         address: GlobalAddr,
         copy: Page<'_, L>,
         word: LockWord,
-    ) -> Result<bool, Detour> {
+    ) -> Result<bool, Restart> {
         let cache = self.client.cache();
-        let node = cache.seen(frame).ok_or(Detour::Busy)?;
-        let _guard = node.lock().ok_or(Detour::Busy)?;
+        let node = cache.seen(frame).ok_or(Restart::Busy)?;
+        let _guard = node.lock().ok_or(Restart::Busy)?;
         if node.page.address() != address || !cache.is_held(frame) {
-            return Err(Detour::Busy);
+            return Err(Restart::Busy);
         }
         let held = LockWord::from_bits(cache.arena().remote_word(frame));
         let newer = word.version() > held.version();
@@ -69,7 +69,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if older || word == held {
             return Ok(false);
         }
-        let gone = cache.replace(node, copy).ok_or(Detour::Busy)?;
+        let gone = cache.replace(node, copy).ok_or(Restart::Busy)?;
         cache.arena().set_remote_word(frame, word.to_bits());
         gone.into_iter().for_each(|spare| self.client.keep(spare));
         Ok(newer)

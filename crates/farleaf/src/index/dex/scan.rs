@@ -11,9 +11,9 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::{Offer, Place};
+use super::descend::{LeafLocation, Offer};
 use super::offload::OffloadedScan;
-use crate::cache::{Detour, OwnedRange, Seen};
+use crate::cache::{OptimisticRef, OwnedRange, Restart};
 use crate::index::{Records, Scan};
 use crate::page::{Layout, Page, Probe, ScanWindow, clipped};
 use crate::remote::RemoteError;
@@ -128,7 +128,7 @@ enum Step<'a, L: Layout> {
     /// The leaf at the place was read.
     Read(LeafEnd<L::Key>),
     /// Nothing is done yet: the leaves at these places, below this node, are to be read together.
-    Together(Seen<'a, L>, Vec<Bound<L::Key>>),
+    Together(OptimisticRef<'a, L>, Vec<Bound<L::Key>>),
     /// The memory server has found these.
     Offloaded(OffloadedScan<L>),
 }
@@ -220,13 +220,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let had = found.borrow().len();
         let mut attempts = None;
         loop {
-            let detour = match self.try_step(part, (found, had), *offer).await {
+            let restart = match self.try_step(part, (found, had), *offer).await {
                 Ok(step) => return Ok(step),
-                Err(detour) => detour,
+                Err(restart) => restart,
             };
-            *offer &= detour != Detour::Here;
+            *offer &= restart != Restart::Here;
             let attempts = attempts.get_or_insert_with(|| self.attempts());
-            self.after(attempts, detour, part.probe()).await?;
+            self.after(attempts, restart, part.probe()).await?;
         }
     }
 
@@ -235,7 +235,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         part: &Part<'_, L::Key>,
         (found, had): (&Found<L>, usize),
         offer: bool,
-    ) -> Result<Step<'_, L>, Detour> {
+    ) -> Result<Step<'_, L>, Restart> {
         // An attempt may have left something and then not got through.
         found.borrow_mut().truncate(had);
         let probe = part.probe();
@@ -250,11 +250,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         };
         let together = leaves.min(self.leaves_together as usize);
         let place = match self.find_leaf(probe, offer).await? {
-            Place::Offered(missing) => {
+            LeafLocation::Offered(missing) => {
                 let below = Box::pin(self.offload_scan(missing, &part.window())).await?;
                 return Ok(Step::Offloaded(below));
             }
-            Place::Elsewhere { parent, slot, address } if together > 1 => {
+            LeafLocation::Elsewhere { parent, slot, address } if together > 1 => {
                 // An old copy of a shared node may lead to leaves that have been merged away below its other half.
                 let led = match self.server.shares(parent.page) {
                     true => self.keys_led_to(parent, probe)?,
@@ -262,12 +262,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 };
                 let places = self.next_places(part, (parent.page, slot), &led, together);
                 if !parent.is_valid() {
-                    return Err(Detour::Busy);
+                    return Err(Restart::Busy);
                 }
                 if places.len() > 1 {
                     return Ok(Step::Together(parent, places));
                 }
-                Place::Elsewhere { parent, slot, address }
+                LeafLocation::Elsewhere { parent, slot, address }
             }
             place => place,
         };
@@ -307,7 +307,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn read_together(
         &self,
         first: &Part<'_, L::Key>,
-        (above, places): (Seen<'_, L>, Vec<Bound<L::Key>>),
+        (above, places): (OptimisticRef<'_, L>, Vec<Bound<L::Key>>),
         found: &Found<L>,
     ) -> Result<Option<Bound<L::Key>>, RemoteError> {
         let &Part { scan, range, moved, limit, .. } = first;
@@ -337,14 +337,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn read_part(
         &self,
         part: &Part<'_, L::Key>,
-        above: Seen<'_, L>,
+        above: OptimisticRef<'_, L>,
     ) -> Result<(Records<L::Key, L::Value>, LeafEnd<L::Key>), RemoteError> {
         let probe = part.probe();
         let records = RefCell::new(Records::new());
         let read = |leaf: Page<'_, L>| part.collect(leaf, 0, &records);
         let leaf = match self.try_read_below(above, probe, &read).await {
             Ok(leaf) => leaf,
-            Err(Detour::Failed(error)) => return Err(error),
+            Err(Restart::Failed(error)) => return Err(error),
             Err(_) => self.read_leaf(probe, read).await?,
         };
         Ok((records.into_inner(), leaf))

@@ -10,7 +10,7 @@
 use super::DexIndex;
 use super::latched::Latched;
 use super::nodes::NewNode;
-use crate::cache::{Detour, FrameId, LiveCounters, Seen, Swip, mark_clean};
+use crate::cache::{FrameId, LiveCounters, OptimisticRef, Restart, Swip, mark_clean};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::{Change, Committed, Image, Locked, PageCopy};
 use crate::rules;
@@ -37,20 +37,20 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Splits the topmost full node on the way of `probe`, if there is one.
     ///
     /// # Errors
-    /// [`Detour`]: [`Detour::Again`] if one was split or brought, so that there may be more to do.
-    pub(super) async fn try_make_room(&self, probe: Probe<'_, L::Key>) -> Result<(), Detour> {
+    /// [`Restart`]: [`Restart::Again`] if one was split or brought, so that there may be more to do.
+    pub(super) async fn try_make_room(&self, probe: Probe<'_, L::Key>) -> Result<(), Restart> {
         let _unsettled = self.unsettle();
         let mut node = self.seen_root()?;
         let mut level = node.page.level();
         if is_full(node.page) {
             self.split_root(node).await?;
-            return Err(Detour::Again);
+            return Err(Restart::Again);
         }
         while level > 0 {
             let (_, child) = self.hot_child(node, level, probe).await?;
             if is_full(child.page) {
                 self.split_child(node, child).await?;
-                return Err(Detour::Again);
+                return Err(Restart::Again);
             }
             node = child;
             level -= 1;
@@ -81,7 +81,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn lock_shared<'a>(
         &'a self,
         node: &Latched<'_, L>,
-    ) -> Result<Option<Held<'a, L>>, Detour> {
+    ) -> Result<Option<Held<'a, L>>, Restart> {
         if !node.shared || self.fabric().breaks(rules::SHARED_LOCKED) {
             return Ok(None);
         }
@@ -89,8 +89,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         match self.client.pages().lock(&copy).await {
             Ok(locked) => Ok(Some((locked, copy))),
             Err(miss) => match miss.into() {
-                Detour::Busy => Err(Detour::Refresh),
-                detour => Err(detour),
+                Restart::Busy => Err(Restart::Refresh),
+                restart => Err(restart),
             },
         }
     }
@@ -107,9 +107,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         node: &NewNode<'_, L>,
         page: Page<'_, L>,
-    ) -> Result<LockWord, Detour> {
+    ) -> Result<LockWord, Restart> {
         if self.fabric().breaks(rules::NEW_NODE_FIRST) {
-            return self.client.pages().fresh_word(node.at()).await.map_err(Detour::from);
+            return self.client.pages().fresh_word(node.at()).await.map_err(Restart::from);
         }
         if page.level() == 0 {
             // What was in the frame before stays here.
@@ -130,7 +130,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    async fn split_child(&self, parent: Seen<'_, L>, child: Seen<'_, L>) -> Result<(), Detour> {
+    async fn split_child(
+        &self,
+        parent: OptimisticRef<'_, L>,
+        child: OptimisticRef<'_, L>,
+    ) -> Result<(), Restart> {
         let level = child.page.level();
         let new = self.new_node(level, self.home_of_upper_half(child.page)).await?;
         let spare = self.client.spare().await?;
@@ -139,9 +143,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let parent_lock = self.lock_shared(&parent).await?;
         let child_lock = match self.lock_shared(&child).await {
             Ok(lock) => lock,
-            Err(detour) => {
+            Err(restart) => {
                 self.unlock_shared(parent_lock).await;
-                return Err(detour);
+                return Err(restart);
             }
         };
         self.charge(Work::RestructureNode).await;
@@ -149,11 +153,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         mark_clean(spare.page());
         let word = match self.write_new(&new, spare.page()).await {
             Ok(word) => word,
-            Err(detour) => {
+            Err(restart) => {
                 self.unlock_shared(child_lock).await;
                 self.unlock_shared(parent_lock).await;
-                new.lost_after(&detour, self.fabric().breaks(rules::NODES_IN_DOUBT_LOST));
-                return Err(detour);
+                new.lost_after(&restart, self.fabric().breaks(rules::NODES_IN_DOUBT_LOST));
+                return Err(restart);
             }
         };
         let cache = self.client.cache();
@@ -171,9 +175,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let new = new.about_to_be_used();
         let written = match self.write_parent(&parent, parent_lock, insert, child_change).await {
             Ok(written) => written,
-            Err(detour) => {
+            Err(restart) => {
                 new.give_back();
-                return Err(detour);
+                return Err(restart);
             }
         };
         let mark = new.stays();
@@ -216,7 +220,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         parent: &Latched<'_, L>,
         lock: Option<Held<'_, L>>,
         edit: impl FnOnce(Page<'_, L>),
-    ) -> Result<Written, Detour> {
+    ) -> Result<Written, Restart> {
         self.write_parent(parent, lock, edit, None::<(_, _, fn(Page<'_, L>))>).await
     }
 
@@ -225,14 +229,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// pool's parent may lead to them for by now.
     ///
     /// # Errors
-    /// [`Detour`] if nothing has changed, and nothing will.
+    /// [`Restart`] if nothing has changed, and nothing will.
     async fn write_parent(
         &self,
         parent: &Latched<'_, L>,
         parent_lock: Option<Held<'_, L>>,
         edit: impl FnOnce(Page<'_, L>),
         child: Option<(&Latched<'_, L>, Held<'_, L>, impl FnOnce(Page<'_, L>))>,
-    ) -> Result<Written, Detour> {
+    ) -> Result<Written, Restart> {
         let Some((locked, copy)) = parent_lock else {
             debug_assert!(child.is_none(), "a shared node's parent is shared");
             let image = self.client.cache().image(parent.page);
@@ -270,7 +274,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Splits the root: its content moves into two new nodes, and it stays where it is, one level higher.
-    async fn split_root(&self, root: Seen<'_, L>) -> Result<(), Detour> {
+    async fn split_root(&self, root: OptimisticRef<'_, L>) -> Result<(), Restart> {
         let cache = self.client.cache();
         let level = root.page.level();
         let left_home = self.home_of_child(root.page, 0).unwrap_or(self.root.server());
@@ -293,16 +297,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         mark_clean(upper);
         let written = async {
             let first = self.write_new(&left, lower).await?;
-            Ok::<_, Detour>((first, self.write_new(&right, upper).await?))
+            Ok::<_, Restart>((first, self.write_new(&right, upper).await?))
         };
         let (left_word, right_word) = match written.await {
             Ok(words) => words,
-            Err(detour) => {
+            Err(restart) => {
                 self.unlock_shared(lock).await;
                 let breaks = self.fabric().breaks(rules::NODES_IN_DOUBT_LOST);
-                left.lost_after(&detour, breaks);
-                right.lost_after(&detour, breaks);
-                return Err(detour);
+                left.lost_after(&restart, breaks);
+                right.lost_after(&restart, breaks);
+                return Err(restart);
             }
         };
         cache.arena().set_remote_word(left_spare.frame(), left_word.to_bits());
@@ -317,10 +321,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let (left, right) = (left.about_to_be_used(), right.about_to_be_used());
         let written = match self.write_parent_alone(&root, lock, edit).await {
             Ok(written) => written,
-            Err(detour) => {
+            Err(restart) => {
                 left.give_back();
                 right.give_back();
-                return Err(detour);
+                return Err(restart);
             }
         };
         let (left_mark, right_mark) = (left.stays(), right.stays());

@@ -17,8 +17,8 @@
 //! *Thread safety*: [`Unsettled`] is for any number of threads; the rest belongs to its endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{Detour, IoMark, LiveCounters, Mapped, OwnedRange};
-use crate::page::{Layout, LeafOutcome, Page, Probe, Reach, slot_range};
+use crate::cache::{IoMark, LiveCounters, Mapped, OwnedRange, Restart};
+use crate::page::{FencePosition, Layout, LeafOutcome, Page, Probe, slot_range};
 use crate::remote::Pointer;
 use crate::rules;
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
@@ -99,7 +99,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let fits = page.address() == at
             && page.level() == 0
             && page.stamp_fits()
-            && (L::reach(page, probe) == Reach::Inside || self.fabric().breaks(rules::FENCES));
+            && (L::reach(page, probe) == FencePosition::Inside
+                || self.fabric().breaks(rules::FENCES));
         let found = L::leaf_get(page, key);
         (fits && self.server.unsettled().is_still(before)).then_some(found)
     }
@@ -109,7 +110,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
-    ) -> Result<Option<T>, Detour> {
+    ) -> Result<Option<T>, Restart> {
         let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
         match self.change_in_pool(probe, work).await? {
             Some(LeafOutcome::Nothing(value) | LeafOutcome::Changed { answer: value, .. }) => {
@@ -125,7 +126,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         edit: impl Fn(Page<'_, L>) -> LeafOutcome<T>,
-    ) -> Result<Option<LeafOutcome<T>>, Detour> {
+    ) -> Result<Option<LeafOutcome<T>>, Restart> {
         let unsettled = self.server.unsettled();
         let merged = unsettled.merged();
         let (at, keys) = self.walk(probe).await?;
@@ -148,8 +149,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         match outcome {
             Ok(outcome) => Ok(Some(outcome)),
             // A walk is never older than the pool: somebody is restructuring.
-            Err(Detour::Refresh) => Err(Detour::Busy),
-            Err(detour) => Err(detour),
+            Err(Restart::Refresh) => Err(Restart::Busy),
+            Err(restart) => Err(restart),
         }
     }
 
@@ -157,7 +158,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn walk(
         &self,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(GlobalAddr, OwnedRange<L::Key>), Detour> {
+    ) -> Result<(GlobalAddr, OwnedRange<L::Key>), Restart> {
         let mut at = self.root;
         let mut keys = OwnedRange { low: L::min_key(), high: None };
         let mut expected = None;
@@ -168,9 +169,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let page = copy.page();
             let level = page.level();
             let fits = expected.map_or(level > 0, |expected| level == expected)
-                && (L::reach(page, probe) == Reach::Inside || self.fabric().breaks(rules::FENCES));
+                && (L::reach(page, probe) == FencePosition::Inside
+                    || self.fabric().breaks(rules::FENCES));
             if !fits {
-                return Err(Detour::Busy);
+                return Err(Restart::Busy);
             }
             let slot = L::inner_slot(page, probe);
             let (low, high) = slot_range(page, slot);
@@ -185,16 +187,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// The right to work on a leaf that a walk has found, which began at `merged` merges; nothing if it is in a
     /// frame.
-    async fn mark_leaf(&self, at: GlobalAddr, merged: u64) -> Result<Option<IoMark<'_>>, Detour> {
+    async fn mark_leaf(&self, at: GlobalAddr, merged: u64) -> Result<Option<IoMark<'_>>, Restart> {
         let mapping = self.client.cache().mapping();
         for _ in 0..MOST_WAITS {
             match mapping.begin_io(at.to_bits(), || self.server.unsettled().merged() == merged) {
                 Ok(mark) => return Ok(Some(mark)),
                 Err(Mapped::Frame(_)) => return Ok(None),
-                Err(Mapped::Absent) => return Err(Detour::Again),
+                Err(Mapped::Absent) => return Err(Restart::Again),
                 Err(Mapped::Io) => self.fabric().sleep(WAIT_NS).await,
             }
         }
-        Err(Detour::Busy)
+        Err(Restart::Busy)
     }
 }

@@ -30,7 +30,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// Collects all that there is to collect.
     pub(super) async fn collect_everything(&self) -> Result<(), IndexError> {
         self.pages.settle_doubts().await;
-        self.pay_owed().await;
+        self.install_pending().await;
         let mut cursor = CollectCursor::default();
         while let Some(next) = self.collect_some(cursor).await? {
             cursor = next;
@@ -136,12 +136,12 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
                 Ok(true)
             }
             (Ok(()), Some(separator)) => {
-                self.note(&separator, right.at()).await;
+                self.install(&separator, right.at()).await;
                 Ok(false)
             }
             (Err(error @ RemoteError::Indeterminate(_)), _) => Err(error.into()),
             (Err(error), _) => {
-                self.note(&begins, right.at()).await;
+                self.install(&begins, right.at()).await;
                 Err(error.into())
             }
         }

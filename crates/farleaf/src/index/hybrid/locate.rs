@@ -304,7 +304,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
     }
 
     async fn end_pass(&self) -> Result<(), IndexError> {
-        self.pay_owed().await;
+        self.install_pending().await;
         Ok(self.pages.share_free_nodes().await?)
     }
 

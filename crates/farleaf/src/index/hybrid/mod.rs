@@ -120,7 +120,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
         Ok(HybridIndex {
             pages: PageClient::new(fabric, options::chunk_bytes(word)),
             parts: parts.collect(),
-            owed: RefCell::default(),
+            pending: RefCell::default(),
         })
     }
 }
@@ -154,7 +154,7 @@ pub struct HybridIndex<F: Fabric, L: Layout> {
     /// By memory server.
     parts: Vec<Part<L::Key>>,
     /// Leaves of this client's making that the servers have refused to note, so far.
-    owed: RefCell<Vec<(L::Key, GlobalAddr)>>,
+    pending: RefCell<Vec<(L::Key, GlobalAddr)>>,
 }
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {

@@ -19,8 +19,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         };
         match self.pages.split(full, node, entry).await {
             Ok(separator) => {
-                self.pay_owed().await;
-                self.note(&separator.key, separator.child).await;
+                self.install_pending().await;
+                self.install(&separator.key, separator.child).await;
                 Ok(())
             }
             Err(Miss::Restart) => {
@@ -36,20 +36,20 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     ///
     /// What may have arrived is not sent again: it could arrive twice, the second time when the
     /// leaf is gone (Y3).
-    pub(super) async fn note(&self, low: &L::Key, at: GlobalAddr) {
+    pub(super) async fn install(&self, low: &L::Key, at: GlobalAddr) {
         let action = Action::Upsert(at.to_bits());
         let request = Request::Edit(LeafEdit { key: low.clone(), action });
         match self.pages.rpc().expect_done(self.server_of(Probe::At(low)), &request).await {
             Ok(()) | Err(RemoteError::Indeterminate(_)) => {}
-            Err(_) => self.owed.borrow_mut().push((low.clone(), at)),
+            Err(_) => self.pending.borrow_mut().push((low.clone(), at)),
         }
     }
 
     /// Tells the servers once more what they refused to hear.
-    pub(super) async fn pay_owed(&self) {
-        let owed = std::mem::take(&mut *self.owed.borrow_mut());
-        for (low, at) in owed {
-            self.note(&low, at).await;
+    pub(super) async fn install_pending(&self) {
+        let pending = std::mem::take(&mut *self.pending.borrow_mut());
+        for (low, at) in pending {
+            self.install(&low, at).await;
         }
     }
 }

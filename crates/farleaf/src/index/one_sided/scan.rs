@@ -7,7 +7,7 @@
 
 use super::{Key, Leaf, Locate, Value};
 use crate::index::{IndexError, Records, Scan};
-use crate::page::{Layout, Probe, Reach, ScanWindow};
+use crate::page::{FencePosition, Layout, Probe, ScanWindow};
 use crate::remote::{LeafStream, Miss, PageCopy};
 use farleaf_fabric::{Fabric, Work};
 use std::ops::Bound;
@@ -132,7 +132,7 @@ async fn first_leaf<I: Locate>(
 ) -> Result<Leaf<I>, Miss> {
     let mut leaf = stream.first().await?;
     index.pages().fabric().charge(Work::VisitNode).await;
-    while I::Layout::reach(leaf.page(), Probe::At(start)) == Reach::Beyond {
+    while I::Layout::reach(leaf.page(), Probe::At(start)) == FencePosition::Beyond {
         leaf = stream.after(&leaf).await?.ok_or(Miss::Restart)?;
     }
     if covers::<I>(&leaf, Probe::At(start)) { Ok(leaf) } else { Err(Miss::Restart) }
@@ -141,7 +141,7 @@ async fn first_leaf<I: Locate>(
 /// Whether a page that was read is the leaf that `probe` looks for.
 fn covers<I: Locate>(copy: &PageCopy<I::Layout>, probe: Probe<'_, Key<I>>) -> bool {
     let page = copy.page();
-    page.level() == 0 && !page.is_head() && I::Layout::reach(page, probe) == Reach::Inside
+    page.level() == 0 && !page.is_head() && I::Layout::reach(page, probe) == FencePosition::Inside
 }
 
 async fn scan_down<I: Locate>(
