@@ -94,6 +94,7 @@ rules! {
     WRITE_BACK_AWAITED: "frees_frames_early", "C14", "A node counts as clean only once its WRITE has completed.";
     WRITES_SETTLED: "rewrites_pages_without_reset", "C15", "After a WRITE of unknown outcome the connection is reset before the page is written again.";
     FAILED_WRITES_KEPT: "forgets_failed_writes", "C15", "A page whose WRITE may still land is not written again before that is settled.";
+    DROPPED_WRITES_DOUBTED: "forgets_dropped_writes", "C15", "A WRITE that is not waited for to its end is in doubt.";
     DOUBTFUL_WRITES_SETTLED: "flushes_in_doubt", "C15", "A flush settles WRITEs of unknown outcome first.";
     READS_SETTLED: "reuses_landing_frames", "C17", "A frame that a READ may still land in is used for nothing else.";
     NONE_DETACHED: "offloads_above_orphans", "C18", "Nothing is offloaded while a hot node names no parent.";

@@ -104,7 +104,12 @@ const ONCE_WRONG: [(&str, u64, &str); 13] = [
 ];
 
 /// The same for random scenarios, by kind.
-const RANDOM_ONCE_WRONG: [(&str, u64, &str); 13] = [
+const RANDOM_ONCE_WRONG: [(&str, u64, &str); 14] = [
+    (
+        "all",
+        330_000_906,
+        "a write-back that was dropped half-way left its frame out of use for good (C15)",
+    ),
     (
         "dex-cut",
         70,

@@ -40,6 +40,27 @@ pub(super) struct InDoubt {
     since_ns: u64,
 }
 
+/// A WRITE of a frame is under way. If its end is not waited for any more, it is in doubt (C15).
+struct UnderWay<'a, F: Fabric, L: Layout> {
+    client: &'a CacheClient<F, L>,
+    write: InDoubt,
+}
+
+impl<F: Fabric, L: Layout> UnderWay<'_, F, L> {
+    /// Nothing of it can land any more.
+    fn has_ended(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<F: Fabric, L: Layout> Drop for UnderWay<'_, F, L> {
+    fn drop(&mut self) {
+        if !self.client.fabric().breaks(rules::DROPPED_WRITES_DOUBTED) {
+            self.client.doubt(self.write.clone());
+        }
+    }
+}
+
 /// A frame that is written only after its parent (C24); until then it says that a WRITE is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
@@ -130,7 +151,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         for _ in 0..WRITE_RETRIES {
             let posted = self.pages().post_logged(&slot, at, before.map(Image::page), image);
             let Ok([entry, page]) = posted else { break };
-            slot.keep = true;
+            // Also if nobody waits for the outcome.
+            if !self.fabric().breaks(rules::SLOTS_PINNED) {
+                slot.pin(at);
+            }
             let (entry, page) = (entry.await, page.await);
             match entry.and(page) {
                 Ok(_) => {
@@ -138,26 +162,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                     self.pages().unpin(at);
                     return Ok(());
                 }
-                Err(error) => {
-                    if let Err(restart) = self.before_rewrite(at, error).await {
-                        self.pin(slot, at);
-                        return Err(restart);
-                    }
-                }
+                Err(error) => self.before_rewrite(at, error).await?,
             }
         }
-        if slot.keep {
-            self.pin(slot, at);
-        }
         Err(Restart::Busy)
-    }
-
-    /// Keeps a slot until the node at `at` is whole.
-    fn pin(&self, mut slot: LogSlot<'_>, at: GlobalAddr) {
-        match self.fabric().breaks(rules::SLOTS_PINNED) {
-            true => slot.is_done(),
-            false => slot.pin(at),
-        }
     }
 
     /// A slot of this endpoint's log, on the server of the page at `at`; none if nothing is logged, or that server is full and
@@ -262,13 +270,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let words = self.words_to_write(frame, node.page)?;
         let buffer = self.copy_out(node.page, words.clone()).ok_or(Restart::Busy)?;
         let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
-        let since_ns = self.begin_write_back(frame, node.page, guard);
+        let under_way = self.begin_write_back(frame, node.page, words, guard);
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
             && let Err(error) = posted.await
         {
-            self.settle_write_back(InDoubt { frame, at, words, since_ns }, &error).await?;
+            self.settle_write_back(under_way, &error).await?;
             return Err(Restart::Busy);
         }
+        under_way.has_ended();
         cache.arena().set_writing(frame, false);
         Ok(())
     }
@@ -282,20 +291,26 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if is_free && !words.is_empty() { Ok(words) } else { Err(Restart::Busy) }
     }
 
-    /// Since when the node has been dirty.
-    fn begin_write_back(&self, frame: FrameId, page: Page<'_, L>, guard: Exclusive<'_>) -> u64 {
-        let since_ns = self.cache.ages().since_ns(frame);
+    /// Says that these words of a latched node are being written.
+    fn begin_write_back<'a>(
+        &'a self,
+        frame: FrameId,
+        page: Page<'_, L>,
+        words: Range<usize>,
+        guard: Exclusive<'_>,
+    ) -> UnderWay<'a, F, L> {
+        let (at, since_ns) = (page.address(), self.cache.ages().since_ns(frame));
         mark_clean(page);
         self.cache.arena().set_writing(frame, true);
         drop(guard);
         LiveCounters::count(&self.counters.write_backs);
-        since_ns
+        UnderWay { client: self, write: InDoubt { frame, at, words, since_ns } }
     }
 
     /// A WRITE has not happened, or nobody knows, and it cannot land any more: the node is as dirty as before.
-    async fn is_dirty_again(&self, write: InDoubt) {
+    async fn is_dirty_again(&self, write: &InDoubt) {
         let (page, _guard) = self.lock_frame(write.frame).await;
-        self.mark_dirty(write.frame, page, write.words);
+        self.mark_dirty(write.frame, page, write.words.clone());
         self.cache.ages().note_again(write.frame, write.since_ns);
         self.cache.arena().set_writing(write.frame, false);
     }
@@ -315,34 +330,36 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let before = LockWord::from_bits(cache.arena().remote_word(frame));
         let word = self.seal(&image, before, slot.as_ref());
         cache.arena().set_remote_word(frame, word.to_bits());
-        let since_ns = self.begin_write_back(frame, node.page, guard);
+        let under_way = self.begin_write_back(frame, node.page, words, guard);
         // What the pool has is not known: the frame has changed since.
         if let Err(restart) = self.write_logged(slot, at, None, &image).await {
             // The next attempt has a version of its own: none is sealed with two contents (D9).
-            let write = InDoubt { frame, at, words, since_ns };
-            match restart == Restart::Busy {
-                true => self.is_dirty_again(write).await,
-                false => self.doubt(write),
+            if restart == Restart::Busy {
+                self.is_dirty_again(&under_way.write).await;
+                under_way.has_ended();
             }
             return Err(restart);
         }
+        under_way.has_ended();
         cache.arena().set_writing(frame, false);
         Ok(())
     }
 
     /// A WRITE did not end well: once it cannot land any more, the node is dirty again.
     #[cold]
-    async fn settle_write_back(&self, write: InDoubt, error: &FabricError) -> Result<(), Restart> {
+    async fn settle_write_back(
+        &self,
+        under_way: UnderWay<'_, F, L>,
+        error: &FabricError,
+    ) -> Result<(), Restart> {
         self.cache.detector().learn(error);
         let unknown = matches!(error, FabricError::Indeterminate { .. });
         if unknown && !self.fabric().breaks(rules::WRITES_SETTLED) {
             self.fabric().counters().count_retry();
-            if let Err(error) = self.fabric().reset(write.at.server()).await {
-                self.doubt(write); // C15
-                return Err(error.into());
-            }
+            self.fabric().reset(under_way.write.at.server()).await?; // C15
         }
-        self.is_dirty_again(write).await;
+        self.is_dirty_again(&under_way.write).await;
+        under_way.has_ended();
         Ok(())
     }
 
@@ -426,7 +443,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     async fn settle_writes_to(&self, server: ServerId, many: usize) {
         let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();
         for doubt in oldest.into_iter().filter(|doubt| doubt.at.server() == server) {
-            self.is_dirty_again(doubt.clone()).await;
+            self.is_dirty_again(&doubt).await;
             self.in_doubt.borrow_mut().retain(|other| *other != doubt);
         }
     }

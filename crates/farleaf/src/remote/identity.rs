@@ -62,8 +62,8 @@ impl Drop for Slot<'_> {
 }
 
 impl Slot<'_> {
-    /// Keeps the slot in use until the node at `at`, which is half written and not locked, has been written again.
-    pub(crate) fn pin(mut self, at: GlobalAddr) {
+    /// Keeps the slot in use until the node at `at`, which may be half written and is not locked, is known to be whole.
+    pub(crate) fn pin(&mut self, at: GlobalAddr) {
         self.pinned_for = Some(at);
     }
 
