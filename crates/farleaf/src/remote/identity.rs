@@ -39,7 +39,7 @@ pub(crate) struct Slot<'a> {
     number: u64,
     pub(super) at: GlobalAddr,
     /// The entry may still be needed: the slot stays in use.
-    pub(crate) keep: bool,
+    pub(super) keep: bool,
     /// It stays in use until the node at this address is whole.
     pinned_for: Option<GlobalAddr>,
 }

@@ -13,7 +13,9 @@
 
 use super::FineIndex;
 use crate::index::IndexError;
-use crate::index::one_sided::{CollectCursor, Joined, are_too_empty, compact, join, lock_all};
+use crate::index::one_sided::{
+    Collect, CollectCursor, Joined, are_too_empty, compact, join, lock_all,
+};
 use crate::page::{Layout, MAX_LEVEL, Probe};
 use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
 use crate::rules;
@@ -33,13 +35,12 @@ enum Pair<K> {
     Rebalanced(K),
 }
 
-impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// Collects all that there is to collect.
-    pub(super) async fn collect_everything(&self) -> Result<(), IndexError> {
+impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
+    async fn collect_all(&self) -> Result<(), IndexError> {
         self.pages.settle_doubts().await;
         for _ in 0..MAX_PASSES {
             let mut cursor = CollectCursor::default();
-            while let Some(next) = self.collect_some(cursor.clone()).await? {
+            while let Some(next) = self.collect_step(cursor.clone()).await? {
                 cursor = next;
             }
             let root_merged = self.pages.attempts(async || self.collect_root().await).await?;
@@ -51,21 +52,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(self.pages.share_free_nodes().await?)
     }
 
-    /// The end of a pass beside other work: heads and free nodes.
-    pub(super) async fn finish_pass(&self) -> Result<(), IndexError> {
-        match self.pages.attempts(async || self.collect_root().await).await {
-            Ok(_) | Err(RemoteError::Contended { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.refresh_heads().await?;
-        Ok(self.pages.share_free_nodes().await?)
-    }
-
     /// Collects the children of one parent, or some of them; `None` at the end of a pass.
-    ///
-    /// # Errors
-    /// [`IndexError::Contended`] if it lost too often against others.
-    pub(super) async fn collect_some(
+    async fn collect_step(
         &self,
         cursor: CollectCursor<L::Key>,
     ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
@@ -82,6 +70,18 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(Some(CollectCursor { level, key: next, merged }))
     }
 
+    /// The end of a pass beside other work: heads and free nodes.
+    async fn end_pass(&self) -> Result<(), IndexError> {
+        match self.pages.attempts(async || self.collect_root().await).await {
+            Ok(_) | Err(RemoteError::Contended { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.refresh_heads().await?;
+        Ok(self.pages.share_free_nodes().await?)
+    }
+}
+
+impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// As [`FineIndex::collect_below`]; `None` if nothing is above `level`. Looks at the root each time: another
     /// client's collection may have taken a level away.
     async fn collect_if_there(

@@ -6,11 +6,12 @@
 //! meets; a descending one goes from parent to parent.
 
 use super::FineIndex;
-use crate::index::one_sided::{CollectCursor, Locate};
+use crate::index::one_sided::Locate;
 use crate::index::{IndexError, Scan};
-use crate::page::{Layout, Probe};
+use crate::page::{Layout, Probe, Step, step};
 use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use std::collections::BTreeMap;
 
 impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
     type Fabric = F;
@@ -33,11 +34,46 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
         self.walk(from, probe, 0).await
     }
 
+    /// The descents of many keys go on together, level by level, and share the READs of the nodes that they
+    /// have in common.
     async fn get_together(
         &self,
         keys: &[L::Key],
     ) -> Result<Vec<Option<Option<L::Value>>>, IndexError> {
-        self.descend_together(keys).await
+        self.pages.fabric().charge(Work::Client).await;
+        let mut found = vec![None; keys.len()];
+        let mut frontier: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
+        frontier.insert(self.root, (self.root_pointer(), (0..keys.len()).collect()));
+        while !frontier.is_empty() {
+            let mut posted = Vec::with_capacity(frontier.len());
+            for (_, (pointer, of)) in std::mem::take(&mut frontier) {
+                match self.pages.post_together(pointer) {
+                    Ok(read) => posted.push((read, of)),
+                    Err(Miss::Restart) => {}
+                    Err(Miss::Failed(error)) => return Err(error.into()),
+                }
+            }
+            for (read, of) in posted {
+                let copy = match self.pages.finish_read(read).await {
+                    Ok(copy) => copy,
+                    Err(Miss::Restart) => continue,
+                    Err(Miss::Failed(error)) => return Err(error.into()),
+                };
+                for number in of {
+                    let key = &keys[number];
+                    self.pages.fabric().charge(Work::VisitNode).await;
+                    match step(copy.page(), Probe::At(key), 0) {
+                        Step::Here => found[number] = Some(L::leaf_get(copy.page(), key)),
+                        Step::Child(to) | Step::Right(to) => {
+                            let next = || (copy.pointer(to), Vec::new());
+                            frontier.entry(to).or_insert_with(next).1.push(number);
+                        }
+                        Step::Lost => {}
+                    }
+                }
+            }
+        }
+        Ok(found)
     }
 
     async fn split_and_add(
@@ -112,20 +148,5 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         self.load_records(records, fill).await
-    }
-
-    async fn collect_step(
-        &self,
-        cursor: CollectCursor<L::Key>,
-    ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
-        self.collect_some(cursor).await
-    }
-
-    async fn end_pass(&self) -> Result<(), IndexError> {
-        self.finish_pass().await
-    }
-
-    async fn collect_all(&self) -> Result<(), IndexError> {
-        self.collect_everything().await
     }
 }

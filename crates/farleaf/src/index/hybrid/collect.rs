@@ -14,7 +14,7 @@
 use super::HybridIndex;
 use crate::index::IndexError;
 use crate::index::one_sided::{
-    CollectCursor, Joined, Locate, are_too_empty, compact, join, lock_all,
+    Collect, CollectCursor, Joined, Locate, are_too_empty, compact, join, lock_all,
 };
 use crate::page::{Action, Layout, LeafEdit, Probe};
 use crate::remote::{Change, Miss, PageCopy, RemoteError};
@@ -26,13 +26,12 @@ use std::ops::Bound;
 /// Leaves that are looked at together.
 const LEAVES_AHEAD: usize = 16;
 
-impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
-    /// Collects all that there is to collect.
-    pub(super) async fn collect_everything(&self) -> Result<(), IndexError> {
+impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
+    async fn collect_all(&self) -> Result<(), IndexError> {
         self.pages.settle_doubts().await;
         self.install_pending().await;
         let mut cursor = CollectCursor::default();
-        while let Some(next) = self.collect_some(cursor).await? {
+        while let Some(next) = self.collect_step(cursor).await? {
             cursor = next;
         }
         for server in self.servers() {
@@ -45,7 +44,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     }
 
     /// Collects a few leaves, the first ones without a key.
-    pub(super) async fn collect_some(
+    async fn collect_step(
         &self,
         cursor: CollectCursor<L::Key>,
     ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
@@ -54,6 +53,14 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Ok(next.map(|key| CollectCursor { key: Some(key), ..CollectCursor::default() }))
     }
 
+    /// The memory servers collect their own trees.
+    async fn end_pass(&self) -> Result<(), IndexError> {
+        self.install_pending().await;
+        Ok(self.pages.share_free_nodes().await?)
+    }
+}
+
+impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// Collects the leaf that `key` is in and those after it that the server names together with it; returns
     /// where to go on. What an attempt has done, `key` remembers.
     async fn collect_from(&self, key: &mut L::Key) -> Result<Option<L::Key>, Miss> {

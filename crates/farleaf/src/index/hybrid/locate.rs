@@ -5,7 +5,7 @@
 //! server has named all that it knows, the scan follows the siblings to the end of the share.
 
 use super::{HybridIndex, Part};
-use crate::index::one_sided::{CollectCursor, Locate};
+use crate::index::one_sided::Locate;
 use crate::index::{IndexError, Scan};
 use crate::page::{Layout, Probe, Step, step};
 use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
@@ -107,62 +107,6 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         let named = self.finish(asked).await?;
         Ok(named.leaves.first().map_or(self.first_of(server), |(_, pointer)| *pointer))
     }
-
-    /// The leaf that `probe` looks for, from the leaf at `from`, or one left of it.
-    pub(super) async fn walk(
-        &self,
-        from: Pointer,
-        probe: Probe<'_, L::Key>,
-    ) -> Result<PageCopy<L>, Miss> {
-        let mut copy = self.pages.read(from).await?;
-        for _ in 0..MAX_STEPS {
-            self.pages.fabric().charge(Work::VisitNode).await;
-            copy = match step(copy.page(), probe, 0) {
-                Step::Here => return Ok(copy),
-                Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
-                // Between the answer and the READ the leaf was merged or evened out.
-                Step::Child(_) | Step::Lost => return Err(Miss::Restart),
-            };
-        }
-        Err(Miss::Restart)
-    }
-
-    /// The values of a few keys: all RPCs are in flight together, then all READs, one for each leaf.
-    pub(super) async fn look_up_together(
-        &self,
-        keys: &[L::Key],
-    ) -> Result<Vec<Option<Option<L::Value>>>, IndexError> {
-        self.pages.fabric().charge(Work::Client).await;
-        let asked: Vec<_> = keys.iter().map(|key| self.post_down(Probe::At(key), 1)).collect();
-        let mut leaves: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
-        for (number, asked) in asked.into_iter().enumerate() {
-            let first = self.first_of(asked.server);
-            let named = self.finish(asked).await?;
-            let pointer = named.leaves.first().map_or(first, |(_, pointer)| *pointer);
-            let known = leaves.entry(pointer.at).or_insert((pointer, Vec::new()));
-            // Each answer may be older than the others: the oldest counts.
-            known.0.since_ns = known.0.since_ns.min(pointer.since_ns);
-            known.1.push(number);
-        }
-        let mut found = vec![None; keys.len()];
-        let post = |(pointer, of)| Some((self.pages.post_read(pointer).ok()?, of));
-        let posted: Vec<_> = leaves.into_values().filter_map(post).collect();
-        for (read, of) in posted {
-            let copy = match self.pages.finish_read(read).await {
-                Ok(copy) => copy,
-                Err(Miss::Restart) => continue,
-                Err(Miss::Failed(error)) => return Err(error.into()),
-            };
-            for number in of {
-                let key = &keys[number];
-                self.pages.fabric().charge(Work::VisitNode).await;
-                if step(copy.page(), Probe::At(key), 0) == Step::Here {
-                    found[number] = Some(L::leaf_get(copy.page(), key));
-                }
-            }
-        }
-        Ok(found)
-    }
 }
 
 /// Leaves that the server of a share has named for an ascending scan, and that are still to be read.
@@ -201,7 +145,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
     /// One RPC and one READ.
     #[inline]
     async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
-        self.walk(self.locate(probe).await?, probe).await
+        self.find_from(self.locate(probe).await?, probe).await
     }
 
     async fn find_from(
@@ -209,14 +153,54 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
         from: Pointer,
         probe: Probe<'_, L::Key>,
     ) -> Result<PageCopy<L>, Miss> {
-        self.walk(from, probe).await
+        let mut copy = self.pages.read(from).await?;
+        for _ in 0..MAX_STEPS {
+            self.pages.fabric().charge(Work::VisitNode).await;
+            copy = match step(copy.page(), probe, 0) {
+                Step::Here => return Ok(copy),
+                Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
+                // Between the answer and the READ the leaf was merged or evened out.
+                Step::Child(_) | Step::Lost => return Err(Miss::Restart),
+            };
+        }
+        Err(Miss::Restart)
     }
 
+    /// The values of a few keys: all RPCs are in flight together, then all READs, one for each leaf.
     async fn get_together(
         &self,
         keys: &[L::Key],
     ) -> Result<Vec<Option<Option<L::Value>>>, IndexError> {
-        self.look_up_together(keys).await
+        self.pages.fabric().charge(Work::Client).await;
+        let asked: Vec<_> = keys.iter().map(|key| self.post_down(Probe::At(key), 1)).collect();
+        let mut leaves: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
+        for (number, asked) in asked.into_iter().enumerate() {
+            let first = self.first_of(asked.server);
+            let named = self.finish(asked).await?;
+            let pointer = named.leaves.first().map_or(first, |(_, pointer)| *pointer);
+            let known = leaves.entry(pointer.at).or_insert((pointer, Vec::new()));
+            // Each answer may be older than the others: the oldest counts.
+            known.0.since_ns = known.0.since_ns.min(pointer.since_ns);
+            known.1.push(number);
+        }
+        let mut found = vec![None; keys.len()];
+        let post = |(pointer, of)| Some((self.pages.post_read(pointer).ok()?, of));
+        let posted: Vec<_> = leaves.into_values().filter_map(post).collect();
+        for (read, of) in posted {
+            let copy = match self.pages.finish_read(read).await {
+                Ok(copy) => copy,
+                Err(Miss::Restart) => continue,
+                Err(Miss::Failed(error)) => return Err(error.into()),
+            };
+            for number in of {
+                let key = &keys[number];
+                self.pages.fabric().charge(Work::VisitNode).await;
+                if step(copy.page(), Probe::At(key), 0) == Step::Here {
+                    found[number] = Some(L::leaf_get(copy.page(), key));
+                }
+            }
+        }
+        Ok(found)
     }
 
     async fn split_and_add(
@@ -294,21 +278,5 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         self.load_records(records, fill).await
-    }
-
-    async fn collect_step(
-        &self,
-        cursor: CollectCursor<L::Key>,
-    ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
-        self.collect_some(cursor).await
-    }
-
-    async fn end_pass(&self) -> Result<(), IndexError> {
-        self.install_pending().await;
-        Ok(self.pages.share_free_nodes().await?)
-    }
-
-    async fn collect_all(&self) -> Result<(), IndexError> {
-        self.collect_everything().await
     }
 }

@@ -56,10 +56,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
         }
         let shares = options.partitioning.shares::<L>(fabric.memory_servers())?;
         for number in (0..fabric.memory_servers()).rev() {
-            let server = ServerId::new(number);
-            if pages.rpc().superblock(server).await?.options != 0 {
-                return Err(IndexError::Refused { server, refusal: Refusal::TreeExists });
-            }
+            pages.rpc().check_unclaimed(ServerId::new(number)).await?;
         }
         let mut firsts = Vec::new();
         for number in 0..fabric.memory_servers() {

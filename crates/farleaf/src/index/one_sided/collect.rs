@@ -8,6 +8,30 @@ use crate::remote::{Image, Locked, Miss, PageClient, PageCopy};
 use crate::rules;
 use farleaf_fabric::Fabric;
 
+/// How a design collects: throws deleted records out, joins nodes that have become too empty, and frees nodes.
+pub trait Collect: Locate {
+    /// Collects all that there is to collect.
+    ///
+    /// # Errors
+    /// As [`IndexAdmin::collect`](crate::index::IndexAdmin::collect).
+    fn collect_all(&self) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Collects some neighbours, and returns where to go on; `None` at the end of a pass.
+    ///
+    /// # Errors
+    /// [`IndexError::Contended`] if it lost too often against others.
+    fn collect_step(
+        &self,
+        cursor: CollectCursor<Key<Self>>,
+    ) -> impl Future<Output = Result<Option<CollectCursor<Key<Self>>>, IndexError>>;
+
+    /// What remains to be done after a pass beside other work.
+    ///
+    /// # Errors
+    /// [`IndexError`] if it fails for another reason than the others' operations.
+    fn end_pass(&self) -> impl Future<Output = Result<(), IndexError>>;
+}
+
 /// Where a collection stands that goes on step by step.
 #[derive(Clone, Debug)]
 pub struct CollectCursor<K> {
@@ -106,7 +130,7 @@ pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
 ///
 /// # Errors
 /// [`IndexError`] if a step fails for another reason than the others' operations.
-pub async fn collect_in_background<I: Locate>(
+pub async fn collect_in_background<I: Collect>(
     index: &I,
     pause_ns: u64,
     stop: impl Fn() -> bool,

@@ -1,7 +1,7 @@
 //! Indexes whose leaves clients read, lock and write one-sided: everything but where a leaf is.
 //!
 //! Leaves are B-link nodes: each knows its key range and its right sibling. A design says how it locates
-//! leaves ([`Locate`]), and what follows from a split; lookups, changes, scans in both directions and the
+//! leaves ([`Locate`]), what follows from a split, and what it collects ([`Collect`]); lookups, changes, scans in both directions and the
 //! repair of leaves that have become too empty are the same for all such designs, and are here.
 //!
 //! *Invariants*
@@ -14,7 +14,7 @@ mod change;
 mod collect;
 mod scan;
 
-pub use collect::{CollectCursor, collect_in_background};
+pub use collect::{Collect, CollectCursor, collect_in_background};
 pub(crate) use collect::{Joined, are_too_empty, compact, join, lock_all};
 
 use super::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
@@ -125,27 +125,6 @@ pub trait Locate: Sized {
         records: impl Iterator<Item = (Key<Self>, Value<Self>)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
-
-    /// Collects some neighbours, and returns where to go on; `None` at the end of a pass.
-    ///
-    /// # Errors
-    /// [`IndexError::Contended`] if it lost too often against others.
-    fn collect_step(
-        &self,
-        cursor: CollectCursor<Key<Self>>,
-    ) -> impl Future<Output = Result<Option<CollectCursor<Key<Self>>>, IndexError>>;
-
-    /// What remains to be done after a pass of the collection.
-    ///
-    /// # Errors
-    /// [`IndexError`] if it fails for another reason than the others' operations.
-    fn end_pass(&self) -> impl Future<Output = Result<(), IndexError>>;
-
-    /// Collects all that there is to collect.
-    ///
-    /// # Errors
-    /// As [`IndexAdmin::collect`].
-    fn collect_all(&self) -> impl Future<Output = Result<(), IndexError>>;
 }
 
 impl<I: Locate> RangeIndex for I {
@@ -198,7 +177,7 @@ impl<I: Locate> RangeIndex for I {
     }
 }
 
-impl<I: Locate> IndexAdmin for I {
+impl<I: Collect> IndexAdmin for I {
     fn collect(&self) -> impl Future<Output = Result<(), IndexError>> {
         self.collect_all()
     }
