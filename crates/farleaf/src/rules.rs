@@ -63,6 +63,7 @@ rules! {
     SIBLING_FIRST: "links_before_sibling", "S2", "A new page is written before the page that points to it.";
     FRESH_SETTLED: "rewrites_without_reset", "N3", "A new page is written again only after nothing of the last attempt can land any more.";
     CHAIN_DECIDES: "believes_heads", "heads", "A leaf that a head lists counts only if the chain leads to it.";
+    CHUNKS_ONCE: "gives_a_chunk_each_time", "A4", "A request for a chunk that is sent again gets the same chunk.";
     // What a client leaves behind that dies.
     DEAD_IF_DECLARED: "buries_the_living", "O2 (owners)", "A client is dead only if it was declared dead.";
     NUMBERS_AT_REST: "retires_in_doubt", "O1 (owners)", "A client's number goes to another only when nothing is locked, logged or on its way under it.";

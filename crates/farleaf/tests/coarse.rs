@@ -221,7 +221,7 @@ fn a_server_survives_any_request() {
         assert!(same(ask(R::from(append).encode()).await, refused(Refusal::NotLoading)));
         let begin = TreeRequest::LoadBegin { fill_permille: 700 };
         assert!(same(ask(R::from(begin).encode()).await, refused(Refusal::NotEmpty)));
-        let huge = PoolRequest::AllocateChunk { bytes: u64::MAX };
+        let huge = PoolRequest::AllocateChunk { bytes: u64::MAX, token: 1 };
         assert!(same(ask(R::from(huge).encode()).await, refused(Refusal::OutOfMemory)));
         for _ in 0..20_000 {
             let length = (fabric.random() % 40) as usize;

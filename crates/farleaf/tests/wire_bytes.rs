@@ -59,7 +59,10 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             TreeRequest::Scan { lower: Unbounded, upper: Unbounded, reverse: false, limit }.into(),
             "0800000001020000",
         ),
-        (PoolRequest::AllocateChunk { bytes: value }.into(), "090807060504030201"),
+        (
+            PoolRequest::AllocateChunk { bytes: value, token: 7 }.into(),
+            "0908070605040302010700000000000000",
+        ),
         (TreeRequest::LoadBegin { fill_permille: 0x0201 }.into(), "0a0102"),
         (
             TreeRequest::LoadAppend { records: vec![(key, value), (1, 2)] }.into(),

@@ -136,6 +136,7 @@ pub const MUTANTS: &[Mutant] = &[
     seen("retires_in_doubt", &["dex-handles-in-doubt"]),
     seen("settles_where_it_waits", &["dex-doubts-elsewhere"]),
     seen("forgets_dropped_writes", &["random-dex-lossy"]),
+    seen("gives_a_chunk_each_time", &["dex-doubts-elsewhere"]),
     seen("recovers_unfenced", &["random-fine-buried", "random-hybrid-buried"]),
     seen("forgets_held_pages", &["random-fine-deaths", "random-hybrid-deaths"]),
     seen("forgets_relocked_pages", &["random-fine-deaths", "random-hybrid-deaths"]),

@@ -2,7 +2,8 @@
 //!
 //! *Invariants*: A1. a node is handed out to one holder at a time. A2. a freed node goes back to the free
 //! list of the server that it lives on, and is the first to be taken there again. A3. the metadata never
-//! leaves this compute server's memory.
+//! leaves this compute server's memory. A4. a request for a chunk that is sent again, or arrives late, gets
+//! the same chunk: an outage does not empty the pool.
 //!
 //! *Thread safety*: belongs to one endpoint's thread; tasks of that thread share it.
 
@@ -18,6 +19,10 @@ pub struct NodeAllocator<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
     chunk_bytes: u64,
     carvers: Vec<RefCell<NodeCarver>>,
+    /// Tokens of requests for chunks whose answers got lost: the next request asks for the same chunk.
+    in_doubt: Vec<RefCell<Vec<u64>>>,
+    /// The next token.
+    next_token: Cell<u64>,
     next_server: Cell<u16>,
     /// Nodes that go anywhere go to the first so many.
     used_servers: Cell<u16>,
@@ -28,10 +33,14 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     pub fn new(fabric: F, chunk_bytes: u64) -> Self {
         let servers = fabric.memory_servers();
         let carvers = (0..servers).map(|_| RefCell::new(NodeCarver::new(L::PAGE_WORDS * 8)));
+        let random = fabric.random();
         Self {
             carvers: carvers.collect(),
+            in_doubt: (0..servers).map(|_| RefCell::default()).collect(),
+            // Random numbers of 64 bits are far enough apart for all tokens of an endpoint.
+            next_token: Cell::new(random),
             // Endpoints start at different servers, so that their first nodes do not pile up on one.
-            next_server: Cell::new((fabric.random() % u64::from(servers.max(1))) as u16),
+            next_server: Cell::new((random % u64::from(servers.max(1))) as u16),
             used_servers: Cell::new(servers.max(1)),
             client: RpcClient::new(fabric),
             chunk_bytes,
@@ -49,11 +58,18 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             if let Some(node) = carver.borrow_mut().take() {
                 return Ok(node);
             }
-            // Asked again after an unknown outcome, this wastes a chunk and nothing else.
-            let request = Request::from(PoolRequest::AllocateChunk { bytes: self.chunk_bytes });
-            let Reply::Chunk { at, bytes } = self.client.ask_harmless(server, &request).await?
-            else {
-                return Err(RemoteError::BadReply { server });
+            let token = self.token(server);
+            let request = PoolRequest::AllocateChunk { bytes: self.chunk_bytes, token }.into();
+            // It can be sent again: the token makes it one chunk.
+            let (at, bytes) = match self.client.ask_harmless(server, &request).await {
+                Ok(Reply::Chunk { at, bytes }) => (at, bytes),
+                Ok(_) => return Err(RemoteError::BadReply { server }),
+                Err(error) => {
+                    if let RemoteError::Indeterminate(_) = error {
+                        self.in_doubt[server.index()].borrow_mut().push(token);
+                    }
+                    return Err(error);
+                }
             };
             let node_bytes = carver.borrow().node_bytes();
             let sensible = at.server() == server
@@ -74,6 +90,15 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
                 (0..nodes).for_each(|number| carver.give_back(at.plus(number * node_bytes)));
             }
         }
+    }
+
+    /// The token of the next request for a chunk on `server`.
+    fn token(&self, server: ServerId) -> u64 {
+        self.in_doubt[server.index()].borrow_mut().pop().unwrap_or_else(|| {
+            let token = self.next_token.get();
+            self.next_token.set(token.wrapping_add(1));
+            token
+        })
     }
 
     /// From now on nodes that go anywhere go to the first `servers` memory servers; one at least.

@@ -10,6 +10,7 @@ use super::owners::{Owner, Owners};
 use super::tree::{Loader, Tree};
 use super::walks::{Stretch, Walks};
 use crate::page::{DesignId, Layout, NodeCarver, Page, Superblock};
+use crate::rules;
 use crate::wire::{
     DEAD_OWNERS, GIVE_BACK_NODES, OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply,
     Request, Share, TreeRequest, Usage,
@@ -18,8 +19,12 @@ use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
     Backing, Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::OnceLock;
+
+/// Chunks that a memory server remembers having given out: more than clients take while one of them
+/// repeats a request.
+const LATEST_CHUNKS: usize = 1024;
 
 /// What a memory server is like.
 #[derive(Clone, Debug)]
@@ -58,6 +63,9 @@ pub struct MemoryServer<L: Layout> {
     walks: Walks<L>,
     /// Nodes that clients have given back. Bounded by the region: a node is in here once.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
+    /// The latest chunks given out, each with the compute server and the token of the request: a client
+    /// whose answers get lost asks often, and would empty the pool.
+    latest_chunks: Mutex<VecDeque<((u16, u64), GlobalAddr, u64)>>,
     /// Held while the superblock's options and root are set.
     claim: Mutex<()>,
 }
@@ -90,6 +98,7 @@ impl<L: Layout> MemoryServer<L> {
             owners: Owners::default(),
             walks: Walks::default(),
             given_back: Mutex::new(BTreeSet::new()),
+            latest_chunks: Mutex::default(),
             claim: Mutex::new(()),
         })
     }
@@ -210,13 +219,24 @@ impl<L: Layout> MemoryServer<L> {
         words.map(Page::new)
     }
 
-    /// A chunk, or a node that was given back.
-    fn allocate(&self, bytes: u64) -> Result<Reply<L>, Refusal> {
-        if let Some(at) = lock(&self.given_back).pop_first() {
-            let bytes = (L::PAGE_WORDS as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
+    /// A chunk, or a node that was given back; the same one as before for the same request (A4).
+    fn allocate(&self, bytes: u64, of: Option<(u16, u64)>) -> Result<Reply<L>, Refusal> {
+        let mut latest = lock(&self.latest_chunks);
+        let same = latest.iter().find(|(other, ..)| of == Some(*other));
+        if let Some(&(_, at, bytes)) = same {
             return Ok(Reply::Chunk { at, bytes });
         }
-        let (at, bytes) = self.chunks.allocate(bytes).ok_or(Refusal::OutOfMemory)?;
+        let given_back = lock(&self.given_back).pop_first();
+        let (at, bytes) = match given_back {
+            Some(at) => (at, (L::PAGE_WORDS as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN)),
+            None => self.chunks.allocate(bytes).ok_or(Refusal::OutOfMemory)?,
+        };
+        if let Some(of) = of {
+            if latest.len() == LATEST_CHUNKS {
+                latest.pop_front();
+            }
+            latest.push_back((of, at, bytes));
+        }
         Ok(Reply::Chunk { at, bytes })
     }
 
@@ -264,7 +284,7 @@ impl<L: Layout> MemoryServer<L> {
                 Ok(Reply::of_edit(edit, self.tree.execute(cpu, edit).await?))
             }
             Request::Tree(request) => self.answer_of_tree(cpu, request).await,
-            Request::Pool(request) => self.answer_of_pool(request),
+            Request::Pool(request) => self.answer_of_pool(cpu, client, request),
             Request::Owners(request) => self.answer_of_owners(client, request),
             Request::Offload(request) => self.answer_of_offload(cpu, request).await,
         }
@@ -305,9 +325,17 @@ impl<L: Layout> MemoryServer<L> {
         Ok(Reply::Done)
     }
 
-    fn answer_of_pool(&self, request: PoolRequest) -> Result<Reply<L>, Refusal> {
+    fn answer_of_pool<C: Cpu>(
+        &self,
+        cpu: &C,
+        client: u16,
+        request: PoolRequest,
+    ) -> Result<Reply<L>, Refusal> {
         match request {
-            PoolRequest::AllocateChunk { bytes } => self.allocate(bytes),
+            PoolRequest::AllocateChunk { bytes, token } => {
+                let once = !cpu.breaks(rules::CHUNKS_ONCE);
+                self.allocate(bytes, once.then_some((client, token)))
+            }
             PoolRequest::Usage => Ok(Reply::Usage(self.usage())),
             PoolRequest::Claim { options, root } => self.claim(options, root),
             PoolRequest::GiveBack { nodes } => self.give_back(&nodes),

@@ -14,6 +14,9 @@ messages! {
         9 => AllocateChunk {
             /// Its size; the server may give less.
             bytes: u64,
+            /// The same while the client asks for the same chunk: it gets one, however often the
+            /// request arrives. Tokens of all clients differ.
+            token: u64,
         },
         /// How much of the memory is used.
         15 => Usage,
