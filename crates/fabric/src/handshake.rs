@@ -45,7 +45,7 @@ use std::io;
 use thiserror::Error;
 
 /// The protocol's version: of the handshake and of everything that follows it.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// The length of every message, in bytes.
 pub const MESSAGE_BYTES: usize = 64;
