@@ -64,6 +64,7 @@ rules! {
     FRESH_SETTLED: "rewrites_without_reset", "N3", "A new page is written again only after nothing of the last attempt can land any more.";
     CHAIN_DECIDES: "believes_heads", "heads", "A leaf that a head lists counts only if the chain leads to it.";
     CHUNKS_ONCE: "gives_a_chunk_each_time", "A4", "A request for a chunk that is sent again gets the same chunk.";
+    LEAVES_READ_ONCE: "scans_piecemeal", "leaves", "A scan takes the records of a leaf from one copy of it.";
     // What a client leaves behind that dies.
     DEAD_IF_DECLARED: "buries_the_living", "O2 (owners)", "A client is dead only if it was declared dead.";
     NUMBERS_AT_REST: "retires_in_doubt", "O1 (owners)", "A client's number goes to another only when nothing is locked, logged or on its way under it.";
@@ -101,6 +102,8 @@ rules! {
     NONE_DETACHED: "offloads_above_orphans", "C18", "Nothing is offloaded while a hot node names no parent.";
     MARKS_AWAITED: "leaves_in_haste", "C20", "Keys are given up only when no leaf of theirs is being brought.";
     TURNS_TAKEN: "takes_no_turns", "C23", "Who has lost too often in a small cache goes on only in its turn.";
+    WORK_BELOW_HEEDED: "cools_above_work", "C19", "With offloading a node does not cool while one of its children is being brought or worked on.";
+    MISSING_ASKED: "waits_for_the_missing", "C25", "An operation that does not get through asks memory servers that were missing whether they answer.";
     NODES_IN_DOUBT_LOST: "reuses_nodes_in_doubt", "C15", "A node that a WRITE may still land on is not used again.";
     DOUBTS_SETTLED_ELSEWHERE: "settles_where_it_waits", "C26", "A handle that waits at one compute server settles its doubts at the others.";
     PARENTS_FIRST: "writes_losers_first", "C24", "A node that lost or gained keys is not written before its parent, whatever becomes of that.";

@@ -339,7 +339,7 @@ fn a_descent_beside_an_eviction() {
         let (cache, root, left) = two_leaves();
         let theirs = Arc::clone(&cache);
         let thread = thread::spawn(move || {
-            assert_eq!(theirs.cool(left), Cooled::Done(None));
+            assert_eq!(theirs.cool(left, true), Cooled::Done(None));
             assert_eq!(theirs.cooling().pop(0), Some(left));
             let spare = theirs.evict(left).unwrap();
             let parent = theirs.seen(root).unwrap();

@@ -15,9 +15,9 @@ use farleaf::cache::CacheCounters;
 use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::Layout;
 use farleaf::wire::Refusal;
-use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
+use farleaf_fabric::{Fabric, FabricError};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -162,6 +162,7 @@ impl Board {
             IndexError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             IndexError::Contended { .. } => ErrorKind::Contended,
             IndexError::Damaged { .. } => ErrorKind::Damaged,
+            IndexError::Fabric(FabricError::Restarted { .. }) => ErrorKind::Restarted,
             IndexError::Refused { refusal: Refusal::DeclaredDead, .. } => ErrorKind::DeclaredDead,
             _ => return false,
         };

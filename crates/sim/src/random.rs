@@ -203,6 +203,7 @@ fn workload(dice: &mut Dice, cluster: &ClusterSpec, is_dex: bool) -> WorkloadSpe
     ]);
     WorkloadSpec {
         key_space,
+        one_leaf: false,
         initial_keys: dice.up_to(key_space),
         load: LoadSpec::Insert,
         operations_per_client: dice.0.random_range(longest / 2..=longest),
@@ -296,9 +297,13 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             };
             let opened_ns = asked * (200_000 + 8 * faults.max_delay_ns);
             let (earliest_ns, latest_ns) = (earliest_ns + opened_ns, latest_ns + opened_ns);
-            faults.kill_memory_server = vec![DeathSpec { server, earliest_ns, latest_ns }];
-            // What is dirty of the dead one stays in the caches of DEX, until they are full of it; then all others wait long and in vain.
-            allowed_errors.push(ErrorKind::Contended);
+            let death = vec![DeathSpec { server, earliest_ns, latest_ns }];
+            if dice.one_in(2) {
+                faults.restart_memory_server = death;
+                allowed_errors.push(ErrorKind::Restarted);
+            } else {
+                faults.kill_memory_server = death;
+            }
             workload.operations_per_client = workload.operations_per_client.min(20);
             if let DesignSpec::Dex { cache_frames, .. } = design {
                 *cache_frames = (*cache_frames).max(128);
@@ -368,6 +373,7 @@ pub(crate) fn reduced(scenario: &Scenario, seed: u64) -> Scenario {
         |s| _ = s.faults.kill_compute_server.pop(),
         |s| _ = s.faults.declare_live_dead.pop(),
         |s| _ = s.faults.kill_memory_server.pop(),
+        |s| _ = s.faults.restart_memory_server.pop(),
         |s| s.max_work_factor = 1,
         |s| s.cluster.in_flight_per_client = 1,
         |s| s.cluster.clients_per_compute_server = 1,

@@ -6,7 +6,7 @@
 //!
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
-use crate::checker::{Verdict, check};
+use crate::checker::{Verdict, check, check_snapshots};
 use crate::client::{Board, Counts, Death, client, observer, settle};
 use crate::crash::{self, DeathAt};
 use crate::history::{History, Outcome};
@@ -129,7 +129,14 @@ fn run_and_count(
     });
     let history = board.recorder.take();
     // Rounds between crashes are histories of their own, which have been checked.
-    let verdict = if scenario.crash.is_some() { Verdict::Holds } else { check(&history) };
+    let verdict = match (&scenario.crash, scenario.workload.one_leaf) {
+        (Some(_), _) => Verdict::Holds,
+        (None, false) => check(&history),
+        (None, true) => match check(&history) {
+            Verdict::Holds => check_snapshots(&history),
+            other => other,
+        },
+    };
     let outcome = match (structure, verdict, board.fault()) {
         // What the clients saw says more than what became of the index.
         (_, Verdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),

@@ -43,10 +43,12 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("coarse-hash-calm", include_str!("../scenarios/coarse-hash-calm.toml")),
     ("coarse-hot-keys", include_str!("../scenarios/coarse-hot-keys.toml")),
     ("coarse-long-scans", include_str!("../scenarios/coarse-long-scans.toml")),
+    ("coarse-one-leaf", include_str!("../scenarios/coarse-one-leaf.toml")),
     ("coarse-range-calm", include_str!("../scenarios/coarse-range-calm.toml")),
     ("coarse-scans-hash", include_str!("../scenarios/coarse-scans-hash.toml")),
     ("coarse-scans-range", include_str!("../scenarios/coarse-scans-range.toml")),
     ("coarse-server-dies", include_str!("../scenarios/coarse-server-dies.toml")),
+    ("coarse-server-restarts", include_str!("../scenarios/coarse-server-restarts.toml")),
     ("coarse-small-pool", include_str!("../scenarios/coarse-small-pool.toml")),
     ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
     ("dex-balance", include_str!("../scenarios/dex-balance.toml")),
@@ -95,10 +97,12 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-offload-faults", include_str!("../scenarios/dex-offload-faults.toml")),
     ("dex-offload-shared", include_str!("../scenarios/dex-offload-shared.toml")),
     ("dex-one-hot-key", include_str!("../scenarios/dex-one-hot-key.toml")),
+    ("dex-one-leaf", include_str!("../scenarios/dex-one-leaf.toml")),
     ("dex-one-server", include_str!("../scenarios/dex-one-server.toml")),
     ("dex-queue-clock", include_str!("../scenarios/dex-queue-clock.toml")),
     ("dex-scans", include_str!("../scenarios/dex-scans.toml")),
     ("dex-server-dies", include_str!("../scenarios/dex-server-dies.toml")),
+    ("dex-server-restarts", include_str!("../scenarios/dex-server-restarts.toml")),
     ("dex-shared-nodes", include_str!("../scenarios/dex-shared-nodes.toml")),
     ("dex-small-pool", include_str!("../scenarios/dex-small-pool.toml")),
     ("dex-tiny-cache", include_str!("../scenarios/dex-tiny-cache.toml")),
@@ -111,8 +115,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("fine-faults", include_str!("../scenarios/fine-faults.toml")),
     ("fine-hot-keys", include_str!("../scenarios/fine-hot-keys.toml")),
     ("fine-long-scans", include_str!("../scenarios/fine-long-scans.toml")),
+    ("fine-one-leaf", include_str!("../scenarios/fine-one-leaf.toml")),
     ("fine-scans", include_str!("../scenarios/fine-scans.toml")),
     ("fine-server-dies", include_str!("../scenarios/fine-server-dies.toml")),
+    ("fine-server-restarts", include_str!("../scenarios/fine-server-restarts.toml")),
     ("fine-slow-gainers", include_str!("../scenarios/fine-slow-gainers.toml")),
     ("fine-small-pool", include_str!("../scenarios/fine-small-pool.toml")),
     ("hybrid-bulk", include_str!("../scenarios/hybrid-bulk.toml")),
@@ -122,8 +128,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("hybrid-faults", include_str!("../scenarios/hybrid-faults.toml")),
     ("hybrid-hot-keys", include_str!("../scenarios/hybrid-hot-keys.toml")),
     ("hybrid-long-scans", include_str!("../scenarios/hybrid-long-scans.toml")),
+    ("hybrid-one-leaf", include_str!("../scenarios/hybrid-one-leaf.toml")),
     ("hybrid-scans", include_str!("../scenarios/hybrid-scans.toml")),
     ("hybrid-server-dies", include_str!("../scenarios/hybrid-server-dies.toml")),
+    ("hybrid-server-restarts", include_str!("../scenarios/hybrid-server-restarts.toml")),
     ("hybrid-slow-collect", include_str!("../scenarios/hybrid-slow-collect.toml")),
     ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
 ];
@@ -237,6 +245,8 @@ pub enum ErrorKind {
     Damaged,
     /// The compute server was declared dead.
     DeclaredDead,
+    /// A memory server was restarted, and what it held is gone.
+    Restarted,
 }
 
 /// The servers.
@@ -445,6 +455,9 @@ pub struct FaultSpec {
     pub detect_death_ns: u64,
     /// Memory servers that die.
     pub kill_memory_server: Vec<DeathSpec>,
+    /// Memory servers whose process ends, and in whose place another begins with empty memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub restart_memory_server: Vec<DeathSpec>,
     /// Compute servers that die.
     pub kill_compute_server: Vec<DeathSpec>,
     /// How long after a compute server's death the observer declares it dead.
@@ -499,6 +512,7 @@ impl FaultSpec {
         };
         let kill_memory_server_at_ns = deaths(&self.kill_memory_server);
         let kill_compute_server_at_ns = deaths(&self.kill_compute_server);
+        let restart_memory_server_at_ns = deaths(&self.restart_memory_server);
         let mut outages = |all: &[OutageSpec]| {
             let outage = |spec: &OutageSpec| {
                 let from_ns = spec.earliest_ns + moment(spec.latest_ns - spec.earliest_ns);
@@ -518,6 +532,7 @@ impl FaultSpec {
             timeout_ns: self.timeout_ns,
             detect_death_ns: self.detect_death_ns,
             kill_memory_server_at_ns,
+            restart_memory_server_at_ns,
             kill_compute_server_at_ns,
             drop_burst_ns: self.drop_burst_ns,
             clock_offset_ns: self.clock_offset_ns,
@@ -545,6 +560,9 @@ pub struct WorkloadSpec {
     pub key_space: u64,
     /// How many of them are there at first, evenly spread.
     pub initial_keys: u64,
+    /// All keys fit one leaf, so that a scan is a snapshot and is checked as one. The index has one partition then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_leaf: bool,
     /// How they get there.
     #[serde(default)]
     pub load: LoadSpec,
@@ -696,6 +714,11 @@ impl Scenario {
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name} must be at least 1"));
         }
+        // A bulk load fills leaves in part, and a leaf may split before it is full.
+        let most = (cluster.page_words as u64 - 8) / 4;
+        if workload.one_leaf && workload.key_space > most {
+            return Err(format!("with one_leaf, key_space must be at most {most}"));
+        }
         if workload.key_space < 2 || workload.key_space <= u64::from(cluster.memory_servers) {
             return Err("key_space must be at least 2 and more than memory_servers".to_owned());
         }
@@ -744,6 +767,7 @@ impl Scenario {
         let (memory, compute) = (cluster.memory_servers, cluster.compute_servers);
         let events = [
             ("kill_memory_server", of_deaths(&faults.kill_memory_server), memory),
+            ("restart_memory_server", of_deaths(&faults.restart_memory_server), memory),
             ("kill_compute_server", of_deaths(&faults.kill_compute_server), compute),
             ("declare_live_dead", of_deaths(&faults.declare_live_dead), compute),
             ("pause_compute_server", of_outages(&faults.pause_compute_server), compute),
@@ -779,7 +803,9 @@ impl Scenario {
             };
         };
         if self.crash.is_some()
-            && (self.faults.loses_messages() || !self.faults.kill_memory_server.is_empty())
+            && (self.faults.loses_messages()
+                || !self.faults.kill_memory_server.is_empty()
+                || !self.faults.restart_memory_server.is_empty())
         {
             return Err("a crash is checked on a network that loses nothing".to_owned());
         }

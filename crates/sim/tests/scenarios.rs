@@ -104,7 +104,12 @@ const ONCE_WRONG: [(&str, u64, &str); 13] = [
 ];
 
 /// The same for random scenarios, by kind.
-const RANDOM_ONCE_WRONG: [(&str, u64, &str); 14] = [
+const RANDOM_ONCE_WRONG: [(&str, u64, &str); 15] = [
+    (
+        "all",
+        410_008_199,
+        "the inspector compared pool and index while a request of a dead client was still on its way",
+    ),
     (
         "all",
         330_000_906,

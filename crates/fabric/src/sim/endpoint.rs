@@ -157,6 +157,9 @@ impl SimFabric {
         if server.number() >= self.memory_servers {
             return Err(FabricError::NoSuchServer(server));
         }
+        if self.world.borrow().memory[server.index()].known_restarted {
+            return Err(FabricError::Restarted { server });
+        }
         self.travel().await;
         let noticed_ns = {
             let mut world = self.world.borrow_mut();
@@ -172,6 +175,7 @@ impl SimFabric {
             return Ok(());
         };
         self.until(noticed_ns).await;
+        self.world.borrow_mut().memory[server.index()].notice();
         self.endpoint.counters.count_indeterminate();
         Err(FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost })
     }
@@ -190,6 +194,9 @@ impl SimFabric {
         }
         if server.number() >= self.memory_servers {
             return Err(FabricError::NoSuchServer(server));
+        }
+        if self.world.borrow().memory[server.index()].known_restarted {
+            return Err(FabricError::Restarted { server });
         }
         if self.endpoint.in_flight.get() >= self.depth {
             return Err(FabricError::QueueFull { depth: self.depth });

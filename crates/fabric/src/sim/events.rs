@@ -35,6 +35,8 @@ pub(super) enum Event {
     Lost(Rc<Op>),
     /// A memory server dies.
     KillMemory(u16),
+    /// The memory server's process ends, and another begins with empty memory.
+    RestartMemory(u16),
     /// A compute server dies.
     KillCompute(u16),
 }
@@ -53,6 +55,7 @@ impl Event {
             Self::Lost(_) => 9,
             Self::KillMemory(_) => 10,
             Self::KillCompute(_) => 11,
+            Self::RestartMemory(_) => 12,
         }
     }
 }

@@ -22,6 +22,10 @@ use std::task::{Poll, Waker};
 #[derive(Debug)]
 pub(super) struct MemoryServer {
     pub(super) alive: bool,
+    /// Another process answers at the server's address, with empty memory.
+    pub(super) restarted: bool,
+    /// An endpoint has met that process, and all endpoints keep away from it.
+    pub(super) known_restarted: bool,
     /// None if verbs reach nothing here.
     pub(super) region: Option<Arc<Region>>,
     pub(super) nic: Nic,
@@ -73,6 +77,8 @@ impl MemoryServer {
     pub(super) fn new(region: Option<Arc<Region>>, cores: usize) -> Self {
         Self {
             alive: true,
+            restarted: false,
+            known_restarted: false,
             region,
             nic: Nic::default(),
             fenced: BTreeMap::new(),
@@ -92,6 +98,11 @@ impl MemoryServer {
         self.longest_queue = self.longest_queue.max(self.queue.len());
         let idle = self.cores.iter_mut().find_map(|core| core.idle.take());
         idle.map(Waker::wake).is_some()
+    }
+
+    /// A connection to the server broke: the next attempt meets the process that is there now.
+    pub(super) fn notice(&mut self) {
+        self.known_restarted |= self.restarted;
     }
 
     /// Everything that waits or is being served; none of it will be answered.

@@ -161,6 +161,9 @@ impl World {
         for &(server, at_ns) in &config.faults.kill_memory_server_at_ns {
             events.schedule(at_ns, Event::KillMemory(server));
         }
+        for &(server, at_ns) in &config.faults.restart_memory_server_at_ns {
+            events.schedule(at_ns, Event::RestartMemory(server));
+        }
         for &(server, at_ns) in &config.faults.kill_compute_server_at_ns {
             events.schedule(at_ns, Event::KillCompute(server));
         }
@@ -248,9 +251,16 @@ impl World {
             }
             Event::Lost(op) => {
                 let why = Uncertainty::ConnectionLost;
+                self.memory[op.server.index()].notice();
                 self.end(&op, Err(FabricError::Indeterminate { server: op.server, why }));
             }
             Event::KillMemory(server) => self.kill_memory_server(server),
+            Event::RestartMemory(server) => {
+                self.kill_memory_server(server);
+                if let Some(restarted) = self.memory.get_mut(usize::from(server)) {
+                    restarted.restarted = true;
+                }
+            }
             Event::KillCompute(server) => self.kill_compute_server(server),
         }
         if self.woke { Step::Woke } else { Step::Quiet }

@@ -198,7 +198,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// [`RemoteError`] that says which memory server does not answer, if one does not.
     pub(crate) async fn before_retry(&self, backoff: &mut Backoff) -> Result<(), RemoteError> {
         self.pages.before_retry(backoff).await?;
-        if backoff.attempts().is_multiple_of(OUTAGE_ATTEMPTS) {
+        let asks = !self.fabric().breaks(rules::MISSING_ASKED);
+        if asks && backoff.attempts().is_multiple_of(OUTAGE_ATTEMPTS) {
             for server in self.cache.detector().missing() {
                 // Any word will do.
                 let word = GlobalAddr::new(ServerId::new(server), 0);
@@ -231,13 +232,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// Lets a hot node cool, after writing it back if it is dirty; whether it does.
     pub async fn cool(&self, frame: FrameId) -> bool {
-        let mut cooled = self.cache.cool(frame);
+        let heeds_work_below = !self.fabric().breaks(rules::WORK_BELOW_HEEDED);
+        let mut cooled = self.cache.cool(frame, heeds_work_below);
         if cooled == Cooled::Dirty {
             // A node that cannot be written stays where it is.
             if self.write_back(frame).await.is_err() {
                 return false;
             }
-            cooled = self.cache.cool(frame);
+            cooled = self.cache.cool(frame, heeds_work_below);
         }
         let Cooled::Done(oldest) = cooled else { return false };
         LiveCounters::count(&self.counters.coolings);

@@ -690,11 +690,14 @@ impl<L: Layout> Cache<L> {
     }
 
     /// Lets a clean hot node without swizzled children cool.
-    pub fn cool(&self, frame: FrameId) -> Cooled {
-        self.try_cool(frame).unwrap_or(Cooled::NotNow)
+    ///
+    /// With `heeds_work_below` it stays while one of its children is being brought or worked on (C19); only a planted
+    /// bug asks otherwise.
+    pub fn cool(&self, frame: FrameId, heeds_work_below: bool) -> Cooled {
+        self.try_cool(frame, heeds_work_below).unwrap_or(Cooled::NotNow)
     }
 
-    fn try_cool(&self, frame: FrameId) -> Option<Cooled> {
+    fn try_cool(&self, frame: FrameId, heeds_work_below: bool) -> Option<Cooled> {
         let node = self.seen(frame)?;
         if self.arena.state(frame) != FrameState::Hot || self.arena.is_writing(frame) {
             return None;
@@ -716,7 +719,8 @@ impl<L: Layout> Cache<L> {
         if self.arena.parent(frame) != named || self.arena.is_writing(frame) {
             return None;
         }
-        if self.swizzled(node.page).next().is_some() || self.is_worked_below(node.page) {
+        let has_hot_children = self.swizzled(node.page).next().is_some();
+        if has_hot_children || (heeds_work_below && self.is_worked_below(node.page)) {
             return None; // C10, C19
         }
         let address = node.page.address();

@@ -140,9 +140,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             // Finishing it settles what was in doubt about its pages.
             let is_one = |at| rewrites.iter().any(|page| page.at == at);
             self.doubts.borrow_mut().retain(|doubt| !is_one(doubt.at));
+            let server = slot.at.server();
             let unfinished = Unfinished { slot: slot.leave(), rewrites };
             self.unfinished.borrow_mut().push(Rc::new(unfinished));
-            return Committed::Later(error);
+            return Committed::Later(error.after_a_change(server));
         }
         slot.keep = false;
         locks.into_iter().for_each(Locked::settled);

@@ -2,7 +2,7 @@
 
 use crate::page::SuperblockError;
 use crate::wire::Refusal;
-use farleaf_fabric::{FabricError, GlobalAddr, ServerId};
+use farleaf_fabric::{FabricError, GlobalAddr, ServerId, Uncertainty};
 use thiserror::Error;
 
 /// Why an exchange with a memory server did not succeed.
@@ -60,6 +60,20 @@ pub enum RemoteError {
         /// What is wrong with it.
         error: SuperblockError,
     },
+}
+
+impl RemoteError {
+    /// The error of an operation that has begun to change pages on `server` and could not be brought to its end: its outcome
+    /// is unknown, whatever stopped it, though the last verb may say that it did not happen itself.
+    pub(crate) fn after_a_change(self, server: ServerId) -> Self {
+        match self {
+            Self::Indeterminate(error) => Self::Indeterminate(error),
+            _ => {
+                let why = Uncertainty::ConnectionLost;
+                Self::Indeterminate(FabricError::Indeterminate { server, why })
+            }
+        }
+    }
 }
 
 impl From<FabricError> for RemoteError {

@@ -15,7 +15,7 @@ use crate::history::History;
 
 pub use kept::{check_kept, values_written};
 pub use linearizable::{DEFAULT_BUDGET, check_linearizable};
-pub use scan::check_scans;
+pub use scan::{check_scans, check_snapshots};
 
 /// What a checker has to say.
 #[derive(Clone, Debug, PartialEq, Eq)]

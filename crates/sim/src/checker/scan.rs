@@ -20,6 +20,9 @@
 //! Both judge one scan and one key alone, so they never raise a false alarm but can miss what only
 //! several operations together disprove; the linearizability checker takes scans as reads of each key
 //! and finds those. What this one finds, it explains better.
+//!
+//! A scan reads each leaf atomically. Where all keys fit one leaf, [`check_snapshots`] checks that:
+//! - S4. One moment: some moment between I and R explains every key of the covered range, present or absent.
 
 use super::Verdict;
 use super::observations::{Change, Covered, Fact, Requires, Seen, Step, facts_by_key, within};
@@ -27,8 +30,25 @@ use crate::history::{Action, History, Operation, Outcome};
 use farleaf::index::Scan;
 use std::collections::BTreeMap;
 
-/// Checks every scan; reports the first that fails.
+/// Checks S1 to S3 of every scan; reports the first that fails.
 pub fn check_scans(history: &History) -> Verdict {
+    each_scan(history, |keys, operation, scan, records| {
+        form(scan, records)
+            .or_else(|| missing(keys, operation, scan, records))
+            .or_else(|| ghost(keys, history, operation, records))
+    })
+}
+
+/// Checks S4 of every scan of an index that has one leaf; reports the first that fails.
+pub fn check_snapshots(history: &History) -> Verdict {
+    each_scan(history, no_moment)
+}
+
+/// Judges each answered scan by what all other operations say about each key.
+fn each_scan(
+    history: &History,
+    judge: impl Fn(&BTreeMap<u64, KeyFacts>, &Operation, &Scan<u64>, &[(u64, u64)]) -> Option<String>,
+) -> Verdict {
     let scans: Vec<_> = history
         .operations
         .iter()
@@ -45,10 +65,7 @@ pub fn check_scans(history: &History) -> Verdict {
         .map(|(key, facts)| (key, KeyFacts::new(history.initial.get(&key).copied(), facts)))
         .collect();
     for (operation, scan, records) in scans {
-        let fault = form(scan, records)
-            .or_else(|| missing(&keys, operation, scan, records))
-            .or_else(|| ghost(&keys, history, operation, records));
-        if let Some(fault) = fault {
+        if let Some(fault) = judge(&keys, operation, scan, records) {
             return Verdict::Violated(format!("{fault}\n> {operation}\n"));
         }
     }
@@ -121,6 +138,29 @@ fn ghost(
         return Some(text);
     }
     None
+}
+
+/// S4.
+fn no_moment(
+    keys: &BTreeMap<u64, KeyFacts>,
+    operation: &Operation,
+    scan: &Scan<u64>,
+    records: &[(u64, u64)],
+) -> Option<String> {
+    let covered = Covered::by(scan, records);
+    let returned: BTreeMap<u64, u64> = records.iter().copied().collect();
+    let (start, end) = operation.span();
+    // Nothing changes between two events of the history, so one moment after each of them is enough.
+    let explains = |moment: u64| {
+        keys.iter().filter(|(key, _)| covered.contains(**key)).all(|(key, facts)| {
+            match returned.get(key) {
+                Some(value) => facts.certainly_gone(*value, moment, moment).is_none(),
+                None => !facts.certainly_there(moment, moment),
+            }
+        })
+    };
+    let explained = (start + 1..=end).any(explains);
+    (!explained).then(|| "a scan of one leaf returned records of different moments".to_owned())
 }
 
 /// An operation after which the key was certainly in this state.
@@ -314,6 +354,32 @@ mod tests {
         refused(&verdict_with(&[remove(1, 5, removed.clone()), back.clone()]), "missed key 2");
         // The removal may have come after the insertion.
         assert_eq!(verdict_with(&[remove(1, 7, removed), back]), Verdict::Holds);
+    }
+
+    #[test]
+    fn a_scan_of_one_leaf_is_of_one_moment() {
+        let set = |key, from, to, value| (0, from, to, Action::Upsert(key, value), Outcome::Done);
+        let verdict_with = |others: &[_], records: &[(u64, u64)]| {
+            let scan = (9, 1, 20, Action::Scan(scan(0, 9)), Outcome::Records(records.to_vec()));
+            let all = others.iter().cloned().chain([scan]);
+            check_snapshots(&history(FULL, all))
+        };
+        let one_after_the_other = [set(1, 2, 4, 11), set(3, 6, 8, 31)];
+        for (one, three) in [(10, 30), (11, 30), (11, 31)] {
+            let records = [(1, one), (2, 20), (3, three)];
+            assert_eq!(verdict_with(&one_after_the_other, &records), Verdict::Holds);
+        }
+        let mixed = [(1, 10), (2, 20), (3, 31)];
+        refused(&verdict_with(&one_after_the_other, &mixed), "different moments");
+        let together = [set(1, 2, 7, 11), set(3, 6, 8, 31)];
+        assert_eq!(verdict_with(&together, &mixed), Verdict::Holds);
+        let removed = [(0, 2, 4, Action::Remove(1), Outcome::Applied(true)), set(3, 6, 8, 31)];
+        refused(&verdict_with(&removed, &mixed), "different moments");
+        assert_eq!(verdict_with(&removed, &[(2, 20), (3, 30)]), Verdict::Holds);
+        let inserted = [set(3, 2, 4, 31), (0, 6, 8, Action::Insert(4, 40), Outcome::Applied(true))];
+        assert_eq!(verdict_with(&inserted, &[(1, 10), (2, 20), (3, 31)]), Verdict::Holds);
+        let before = [(1, 10), (2, 20), (3, 30), (4, 40)];
+        refused(&verdict_with(&inserted, &before), "different moments");
     }
 
     #[test]

@@ -63,13 +63,15 @@ pub(crate) struct Pool<L: Layout> {
     tells_all: bool,
     /// What is late may land after the end, and what has failed may be half done.
     is_uncertain: bool,
+    /// How long requests of dead clients are still on their way, in nanoseconds.
+    last_words_ns: u64,
 }
 
 impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
     pub(crate) fn new(servers: &[Arc<MemoryServer<L>>], scenario: &Scenario) -> Self {
         let (faults, allowed) = (&scenario.faults, &scenario.allowed_errors);
-        let doomed: BTreeSet<u16> =
-            faults.kill_memory_server.iter().map(|death| death.server).collect();
+        let deaths = faults.kill_memory_server.iter().chain(&faults.restart_memory_server);
+        let doomed: BTreeSet<u16> = deaths.map(|death| death.server).collect();
         let clients_die = !faults.kill_compute_server.is_empty();
         Self {
             servers: servers.to_vec(),
@@ -77,6 +79,10 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
             boundaries: workload::boundaries(&scenario.workload, servers.len() as u16),
             clients_die,
             tells_all: !clients_die && doomed.is_empty() && allowed.is_empty(),
+            last_words_ns: match clients_die {
+                true => 1_000_000 + 2 * (faults.max_delay_ns + faults.jitter_ns),
+                false => 0,
+            },
             is_uncertain: !doomed.is_empty() || allowed.contains(&ErrorKind::Indeterminate),
             doomed,
         }
@@ -140,6 +146,10 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
             return self.look(Expect::WellFormed).map(drop).map_err(at_the_end);
         }
         let mut scanned = cluster.run(&[observer], async |fabric, _| {
+            if self.last_words_ns > 0 {
+                // A memory server carries out what a client asked for before it died, however late that arrives.
+                fabric.sleep(self.last_words_ns).await;
+            }
             De::open(fabric, compute).await?.scan(&Scan::range(..)).await
         });
         let records = match scanned.pop().flatten() {

@@ -9,6 +9,7 @@ use super::{Key, Leaf, Locate, Value};
 use crate::index::{IndexError, Records, Scan};
 use crate::page::{FencePosition, Layout, Probe, ScanWindow};
 use crate::remote::{LeafStream, Miss, PageCopy};
+use crate::rules;
 use farleaf_fabric::{Fabric, Work};
 use std::ops::Bound;
 
@@ -27,6 +28,9 @@ pub(super) async fn scan_all<I: Locate>(
     index: &I,
     scan: &Scan<Key<I>>,
 ) -> Result<Records<Key<I>, Value<I>>, IndexError> {
+    if scan.limit > 1 && index.pages().fabric().breaks(rules::LEAVES_READ_ONCE) {
+        return scan_piecemeal(index, scan.clone()).await;
+    }
     let mut records = Records::new();
     let mut progress = Progress { cursor: None, done: scan.limit == 0 };
     let mut backoff = index.pages().backoff();
@@ -41,6 +45,23 @@ pub(super) async fn scan_all<I: Locate>(
             Err(Miss::Failed(error)) => return Err(error.into()),
             Err(Miss::Restart) => index.pages().before_retry(&mut backoff).await?,
         }
+    }
+    Ok(records)
+}
+
+/// The planted bug: a scan for each record.
+async fn scan_piecemeal<I: Locate>(
+    index: &I,
+    mut scan: Scan<Key<I>>,
+) -> Result<Records<Key<I>, Value<I>>, IndexError> {
+    let mut records = Records::new();
+    let limit = std::mem::replace(&mut scan.limit, 1);
+    while records.len() < limit
+        && let Some(record) = Box::pin(scan_all(index, &scan)).await?.pop()
+    {
+        let behind = Bound::Excluded(record.0.clone());
+        *(if scan.reverse { &mut scan.upper } else { &mut scan.lower }) = behind;
+        records.push(record);
     }
     Ok(records)
 }
