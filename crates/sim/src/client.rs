@@ -29,8 +29,9 @@ const LOOK_AGAIN_NS: u64 = 10_000;
 /// How often the observer, or a client that opens the index, tries again after an uncertain outcome.
 const ATTEMPTS: u32 = 16;
 
-/// How often a handle tries to settle what it is in doubt about before it is dropped: longer than any outage that ends.
-const SETTLE_ATTEMPTS: u32 = 64;
+/// How long a handle tries to settle its doubts before it is dropped, in nanoseconds: longer than any outage that ends, and
+/// shorter than what counts as an endless loop.
+const SETTLE_NS: u64 = 500_000_000;
 
 /// How long a client waits before it tries again to open the index, or to settle what it is in doubt about, in nanoseconds.
 const SETTLE_PAUSE_NS: u64 = 3_000_000;
@@ -328,10 +329,8 @@ pub(crate) async fn client<L, De, F>(
 
 /// Settles what a handle is in doubt about before it is dropped; a memory server that is out of reach for long is given up.
 pub(crate) async fn settle<I: RangeIndex>(fabric: &impl Fabric, index: &I) {
-    for _ in 0..SETTLE_ATTEMPTS {
-        if index.settle().await.is_ok() {
-            return;
-        }
+    let begun_ns = fabric.now_ns();
+    while index.settle().await.is_err() && fabric.now_ns() - begun_ns < SETTLE_NS {
         fabric.sleep(SETTLE_PAUSE_NS).await;
     }
 }

@@ -304,6 +304,10 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             } else {
                 faults.kill_memory_server = death;
             }
+            if let DesignSpec::Dex { .. } = design {
+                // Keys that move wait for nodes that cannot be written back, and all else waits for the keys.
+                allowed_errors.push(ErrorKind::Contended);
+            }
             workload.operations_per_client = workload.operations_per_client.min(20);
             if let DesignSpec::Dex { cache_frames, .. } = design {
                 *cache_frames = (*cache_frames).max(128);
