@@ -175,7 +175,11 @@ mod tests {
         owners.retire(1, 4);
         owners.retire(2, 4);
         owners.retire(9, 4);
-        assert_eq!(owners.register(6), Ok(4), "only the live client that has a number can retire it");
+        assert_eq!(
+            owners.register(6),
+            Ok(4),
+            "only the live client that has a number can retire it"
+        );
         owners.retire(4, 6);
         assert_eq!(owners.state(4), Err(Refusal::NoSuchOwner));
         assert_eq!(owners.register(7), Ok(4));
