@@ -1,5 +1,5 @@
 //! The protocol rules that a simulated cluster can be told to break, one at a time. Breaking a rule
-//! plants a bug; a checker that misses all of them is known to be blind.
+//! plants a bug; a checker that detects none of them does not work.
 //!
 //! Code asks its fabric, or its processor, whether a rule is broken. Everywhere but in the
 //! simulator the answer is a constant `false` and costs nothing.

@@ -247,6 +247,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 IndexError::Indeterminate(_) => is_harmless,
                 error => has_not_happened(error),
             };
+            // The deadline counts from the first failure, so the common case reads no clock.
             let patience = patience.get_or_insert_with(|| self.patience());
             if !again || !self.wait(patience).await {
                 return Err(error);

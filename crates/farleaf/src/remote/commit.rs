@@ -79,7 +79,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Writes and unlocks one page.
     ///
     /// # Errors
-    /// [`RemoteError::Indeterminate`] if the memory server is out of reach.
+    /// [`RemoteError::Indeterminate`] if the memory server is unreachable.
     pub async fn commit(&self, change: Change<'_, L>) -> Result<(), RemoteError> {
         self.commit_together(vec![change]).await
     }

@@ -134,6 +134,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
                 break;
             }
             self.pages.fabric().counters().count_retry();
+            // No copy of the first WRITE may land after the retry (N3).
             self.pages.fabric().reset(at.server()).await?;
             outcome = self.pages.post_page(at, &image).await?.await;
         }

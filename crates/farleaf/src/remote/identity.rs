@@ -143,6 +143,7 @@ impl Identity {
         let mut logs = self.logs.borrow_mut();
         let log = logs.get_mut(server.index())?.as_mut()?;
         let mut pinned = self.pinned.borrow_mut();
+        // A pinned slot holds the entry of this node; a newer entry may overwrite it.
         let kept = pinned.iter().position(|(at, on, _)| Some(*at) == node && *on == server);
         let kept = kept.map(|place| pinned.swap_remove(place));
         let free = || (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0);

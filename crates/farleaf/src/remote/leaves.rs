@@ -131,6 +131,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
                 },
             };
             let page = copy.page();
+            // A page from a head's list may have been reused since: check what it is.
             let is_leaf = page.level() == 0 && !page.is_head();
             let low = L::low(page);
             if is_leaf

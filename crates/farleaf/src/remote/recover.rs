@@ -96,6 +96,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             Err(error) => return Err(error),
         };
         let Some((compute_server, fenced)) = state else { return Ok(()) };
+        // Fence before reading the log: a late WRITE of the dead client could change it afterwards.
         if !fenced && !self.fabric().breaks(rules::RECOVERY_FENCES) {
             for server in self.all_servers() {
                 let fence = async || Ok(self.fabric().fence(server, compute_server).await?);
@@ -286,6 +287,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let Some(after) = redo.apply(found.page()) else { return Err(Miss::Restart) };
         let owner = self.prepare_log(redo.at.server()).await?;
         let own_doubt = owner == gone.owner;
+        // A client that settles its own doubt has the page marked already.
         let hold = match self.hold(redo.at) {
             Some(hold) => hold,
             None if own_doubt => self.hold_again(redo.at),

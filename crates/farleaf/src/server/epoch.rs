@@ -99,6 +99,7 @@ impl Epochs {
     pub fn advance(&self) -> Vec<GlobalAddr> {
         let mut retired = lock(&self.retired);
         let epoch = self.current.load(Ordering::SeqCst);
+        // Three counters suffice: operations are only inside `epoch` and `epoch - 1` (E2).
         let previous = ((epoch + 2) % 3) as usize;
         sequentially_consistent();
         let empty = |stripe: &Inside| stripe.0[previous].load(Ordering::SeqCst) == 0;

@@ -88,6 +88,8 @@ impl<L: Layout> Walks<L> {
                 return Err(Refusal::NotHere);
             }
             let fences = (L::low(page), L::high(page));
+            // A split may not have trimmed the child yet, so the path and the fences both limit its
+            // keys.
             let led = keys.map_or(fences.clone(), |keys| narrowed(keys, fences));
             if level == 0 {
                 return Ok(Found { at, page, keys: led });
