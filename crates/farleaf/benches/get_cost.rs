@@ -1,6 +1,6 @@
-//! What a `get` costs: `std`'s `BTreeMap`, the memory server's tree called directly, and the whole way
-//! through index, fabric and RPC, inline on one thread. The three take turns in one run, so that their
-//! ratios hold on a noisy machine.
+//! The cost of a `get`: on `std`'s `BTreeMap`, on the memory server's tree called directly, and
+//! through index, fabric and RPC, inline on one thread. The three alternate within one run, so that
+//! their ratios hold on a noisy machine.
 //!
 //! `cargo bench -p farleaf --bench get_cost -- [KEYS [ROUNDS]]`
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]

@@ -1,10 +1,10 @@
 //! Farleaf: ordered key-value indexes whose nodes live in the memory of other machines.
 //!
-//! The modules follow the way of one key: [`index`] → [`remote`] → the fabric → [`server`]. [`page`]
-//! knows the bytes of nodes and nothing else, [`wire`] the messages between machines. [`client`] is the index for
-//! programs that are no compute server. `together` runs
-//! futures of one task side by side, for scans and multi-gets. [`rules`] are those that the simulator can break.
-//! `ARCHITECTURE.md` walks the whole way.
+//! The modules follow the path of one key: [`index`] → [`remote`] → the fabric → [`server`].
+//! [`page`] knows only the bytes of nodes, and [`wire`] the messages between machines. [`client`]
+//! is the index for programs other than compute servers. `together` runs futures of one task
+//! concurrently, for scans and multi-gets. [`rules`] lists the protocol rules that the simulator
+//! can break. `ARCHITECTURE.md` follows one key all the way.
 
 #![forbid(unsafe_code)]
 

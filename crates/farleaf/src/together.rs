@@ -1,4 +1,4 @@
-//! Futures of one task that run together.
+//! Futures of one task that run concurrently.
 
-/// The results of futures that run together, in their order.
+/// The results of futures that run concurrently, in their order.
 pub(crate) use futures_util::future::join_all as all;

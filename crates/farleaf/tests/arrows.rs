@@ -1,10 +1,11 @@
-//! The layers: who may use whom. Reads the sources, so that an edge against the arrows fails here.
+//! The layers: which module may use which. The tests read the sources, so that a dependency against
+//! the arrows fails here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules of the library, with those that each may use. `ARCHITECTURE.md` draws the same.
+/// The library's modules, each with those it may use. `ARCHITECTURE.md` draws the same.
 const MODULES: [(&str, &[&str]); 10] = [
     ("rules", &[]),
     ("page", &[]),
@@ -18,10 +19,10 @@ const MODULES: [(&str, &[&str]); 10] = [
     ("client", &["partition", "index", "page", "wire", "together"]),
 ];
 
-/// What the suites may use on top: they start whole clusters.
+/// What the suites may use in addition, because they start whole clusters.
 const SUITES: [(&str, &[&str]); 1] = [("index/conformance.rs", &["server"])];
 
-/// Crates, with the crates of the project that each may depend on.
+/// The crates, each with the project's crates that it may depend on.
 const CRATES: [(&str, &[&str]); 8] = [
     ("fabric", &[]),
     // The library only for its tests, which run every design over a device.
@@ -49,8 +50,8 @@ fn root() -> PathBuf {
 }
 
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("the folder is there") {
-        let path = entry.expect("its entries can be read").path();
+    for entry in fs::read_dir(folder).expect("cannot read the folder") {
+        let path = entry.expect("cannot read the folder's entries").path();
         if path.is_dir() {
             rust_files(&path, found);
         } else if path.extension().is_some_and(|ending| ending == "rs") {
@@ -135,7 +136,7 @@ fn modules_use_only_what_they_may() {
     assert!(wrong.is_empty(), "against the arrows: {wrong:#?}");
 }
 
-/// The folder of `index` that is no design, but what several have in common.
+/// The folder of `index` that is not a design but code that several designs share.
 const SHARED_BY_DESIGNS: &str = "one_sided";
 
 #[test]
@@ -171,7 +172,7 @@ fn crates_depend_only_on_what_they_may() {
     assert_eq!(folders, CRATES.len(), "a crate is in no table");
 }
 
-/// Only then can the model checker stand in for them.
+/// Otherwise the model checker could not replace them.
 #[test]
 fn atomics_and_locks_come_from_one_place() {
     let exempt = ["sync.rs", "executor.rs"];
@@ -198,7 +199,7 @@ fn no_file_is_too_long_and_no_module_is_called_util() {
     }
 }
 
-/// The types that do something when they are dropped.
+/// The types that implement `Drop`.
 fn guards(text: &str) -> impl Iterator<Item = String> {
     let name = |line: &str| {
         let (_, rest) = line.split_once("Drop for ")?;
@@ -207,8 +208,8 @@ fn guards(text: &str) -> impl Iterator<Item = String> {
     code(text).filter(|line| line.trim_start().starts_with("impl")).filter_map(name)
 }
 
-/// The guards that are made in an argument of `then_some`, which makes its argument whatever the answer: the guard that is refused is
-/// dropped, and ends what it guards for whoever has it.
+/// The guards built in an argument of `then_some`, which evaluates its argument in any case: a
+/// guard that is not wanted is dropped, and releases what another guard holds.
 fn guards_made_in_vain(text: &str, guards: &BTreeSet<String>) -> Vec<String> {
     let code: String = code(text).collect::<Vec<_>>().join("\n");
     let made = |at: usize| -> Option<String> {

@@ -1,5 +1,5 @@
-//! What the coarse-grained design promises beyond the suite of all designs: its cost on the network, what
-//! it does without memory, that it does not leak, and that a server survives any request.
+//! What the coarse-grained design promises beyond the suite of all designs: its network cost, its
+//! behavior without memory, that it does not leak, and that a server survives any request.
 
 use farleaf::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
 use farleaf::index::conformance::Setup;
@@ -74,8 +74,9 @@ fn operations_cost_what_the_paper_says() {
     });
 }
 
-/// The simulator found it (`coarse-long-scans`, seed 29): when a reply was full in the middle of the last leaf
-/// of the range, the server said that there was no more, and the rest of that leaf was missing.
+/// The simulator found this (`coarse-long-scans`, seed 29): when a reply was full in the middle of
+/// the range's last leaf, the server reported the end of the range, and the rest of that leaf was
+/// missing.
 #[test]
 fn a_reply_that_is_full_in_the_last_leaf_is_not_the_end() {
     let provider = LocalConfig::default();
@@ -129,7 +130,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
             assert_eq!(index.get(key).await, Ok(Some(*value)));
             assert_eq!(index.update(key, &!value).await, Ok(true));
         }
-        // What is removed and collected makes room again.
+        // Removing and collecting records makes room again.
         for (key, _) in contents.iter().step_by(2) {
             assert_eq!(index.remove(key).await, Ok(true));
         }
@@ -162,7 +163,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     });
 }
 
-/// Deleted records are collected by the way, without anybody asking for it.
+/// Deleted records are collected in the background, without an explicit collection.
 #[test]
 fn the_collection_runs_by_itself() {
     let provider = LocalConfig::default();
@@ -213,7 +214,7 @@ fn a_server_survives_any_request() {
         let mut longer = get.clone();
         longer.push(0);
         assert!(same(ask(longer).await, refused(Refusal::Malformed)));
-        // A load whose count of records lies.
+        // A load with a wrong count of records.
         let mut lying = Message::from_slice(&[11]);
         lying.extend_from_slice(&u32::MAX.to_le_bytes());
         assert!(same(ask(lying).await, refused(Refusal::Malformed)));
@@ -226,11 +227,11 @@ fn a_server_survives_any_request() {
         for _ in 0..20_000 {
             let length = (fabric.random() % 40) as usize;
             let mut noise: Message = (0..length).map(|_| fabric.random() as u8).collect();
-            // Tags of requests that only read or only change single keys: the tree must survive them.
+            // Only tags of requests that read or change single keys: the tree must survive them.
             if let Some(tag) = noise.first_mut() {
                 *tag %= 9;
             }
-            assert!(ask(noise).await.is_some(), "there is always a reply that makes sense");
+            assert!(ask(noise).await.is_some(), "every request gets a valid reply");
         }
         assert!(matches!(ask(get).await, Some(Reply::Value(_))));
     });
@@ -288,7 +289,7 @@ fn compute_servers_allocate_nodes_by_chunks() {
     let count = nodes.len();
     nodes.sort();
     nodes.dedup();
-    assert_eq!(nodes.len(), count, "nobody gets another's node");
+    assert_eq!(nodes.len(), count, "no node is allocated twice");
     assert!(nodes.iter().all(|node| node.offset() > 0 && node.offset().is_multiple_of(1024)));
 
     cluster.run_one(|fabric| async move {

@@ -24,12 +24,12 @@ fn hash() -> CoarseOptions<u64> {
     CoarseOptions { partitioning: Partitioning::Hash }
 }
 
-/// Memory servers whose regions other processes can map: one provider does.
+/// Memory servers with regions that other processes can map; one provider needs that.
 fn lent() -> MemoryServerConfig {
     MemoryServerConfig { backing: Backing::Shared { huge_pages: false }, ..Default::default() }
 }
 
-/// Tiny pages make high trees of few keys, and most operations restructure something.
+/// Tiny pages make high trees from few keys, and most operations restructure something.
 type Tiny = Fixed8<16>;
 
 fn coarse(provider: &impl Provider) {
@@ -220,7 +220,7 @@ fn hybrid_on_a_rough_network() {
 fn dex(provider: &impl Provider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let thirds = vec![u64::MAX / 3, u64::MAX / 3 * 2];
-    // As few frames as a cache can have: nearly every node that is asked for has to be brought.
+    // The fewest frames that a cache can have: nearly every node has to be fetched.
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
     let tiny = DexOptions {
         chunk_nodes_log2: 4,
@@ -237,7 +237,7 @@ fn dex(provider: &impl Provider) {
     }
 }
 
-/// Whatever misses a node is left to memory servers.
+/// Every operation that misses a node is offloaded to a memory server.
 fn dex_offloading(provider: &impl Provider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let half = vec![u64::MAX / 2];

@@ -1,7 +1,9 @@
-//! What DEX promises beyond the suite of all designs: what each operation costs on the network, that few frames
-//! and little memory are enough to stay right, that nothing leaks, and who owns what.
+//! What DEX promises beyond the suite of all designs: what each operation costs on the network,
+//! that it stays correct with few frames and little memory, that nothing leaks, and which compute
+//! server owns which keys.
 //!
-//! Counts of remote operations are exact: the local fabric completes at once, and one client is alone.
+//! Counts of remote operations are exact: the local fabric completes at once, and there is only one
+//! client.
 #![cfg(not(any(loom, shuttle)))]
 
 use farleaf::cache::{AdmissionName, CacheOptions, OffloadName};
@@ -26,7 +28,7 @@ fn frames(frames: u64) -> CacheOptions {
     CacheOptions { bytes: frames * 1024, ..CacheOptions::default() }
 }
 
-/// As few frames as a cache can have.
+/// The fewest frames that a cache can have.
 fn fewest() -> CacheOptions {
     CacheOptions { bytes: 0, ..CacheOptions::default() }
 }
@@ -35,7 +37,7 @@ fn admitting(admission: AdmissionName, cache: CacheOptions) -> CacheOptions {
     CacheOptions { admission, ..cache }
 }
 
-/// Boundaries that cut all keys into `parts` equal ranges.
+/// Boundaries that divide the key space into `parts` equal ranges.
 fn equal_ranges(parts: u64) -> Vec<u64> {
     (1..parts).map(|part| u64::MAX / parts * part).collect()
 }
@@ -50,7 +52,7 @@ fn setup<P: Provider>(
     Setup { provider, options, memory_servers: servers, server }
 }
 
-/// Options for tiny pages: small chunks, and subtrees that are few nodes.
+/// Options for tiny pages: small chunks, and subtrees of few nodes.
 fn tiny(boundaries: Vec<u64>, cache: CacheOptions) -> DexOptions<u64> {
     DexOptions {
         chunk_nodes_log2: 2,
@@ -70,7 +72,7 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(
     <Dex as Design<L>>::open(fabric, pool).await.unwrap()
 }
 
-/// What an operation spent.
+/// The costs of an operation, from the counters.
 async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
     operation.await;
@@ -128,7 +130,7 @@ async fn random_operation<I: RangeIndex<Key = u64, Value = u64>, F: Fabric>(
 fn what_is_cached_costs_nothing() {
     let provider = LocalConfig::default();
     let cache = admitting(AdmissionName::Hot, frames(4_096));
-    // 480 leaves of 42 records in each third: none has so few that a removal would tidy up.
+    // 480 leaves of 42 records in each third: no removal makes a leaf so empty that it is merged.
     const RECORDS: u64 = 3 * 480 * 42;
     let options = DexOptions::with_boundaries(vec![RECORDS, 2 * RECORDS], cache);
     let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
@@ -158,7 +160,8 @@ fn what_is_cached_costs_nothing() {
     });
 }
 
-/// A change of a cached leaf leaves later, as one WRITE of the words from the first to the last that changed.
+/// A change of a cached leaf is written back later, by one WRITE of the words from the first to the
+/// last that changed.
 #[test]
 fn a_write_back_is_one_write_of_what_changed() {
     let provider = LocalConfig::default();
@@ -170,7 +173,8 @@ fn a_write_back_is_one_write_of_what_changed() {
     cluster.run_one(|fabric| async move {
         let index = open(fabric.clone(), pool).await;
         index.bulk_load((0..4_200).map(|n| (n, n)), 0.7).await.unwrap();
-        // 42 records a leaf: the first of the second leaf, the same again, the third, the last.
+        // 42 records a leaf. The second leaf's first record; its first (twice) and third; its last
+        // and first.
         for (keys, bytes) in [(vec![42], 8), (vec![42, 42, 44], 40), (vec![83, 42], 41 * 16 + 8)] {
             assert_eq!(index.get(&42).await.unwrap().map(drop), Some(()));
             let update = async {
@@ -187,7 +191,8 @@ fn a_write_back_is_one_write_of_what_changed() {
     });
 }
 
-/// Brings the inner nodes above 60,000 records in: each level-1 node by a leaf in its middle.
+/// Caches the inner nodes above 60,000 records: each level-1 node by looking up a leaf in its
+/// middle.
 async fn warm_inner_nodes<F: Fabric>(index: &RoutedIndex<F, Fixed8>) {
     // 42 records a leaf, 42 leaves a node.
     for number in (42 * 21..60_000).step_by(42 * 42) {
@@ -209,7 +214,7 @@ fn a_miss_is_one_read_and_a_change_that_misses_one_write_more() {
         for number in (42 * 21..60_000).step_by(42 * 42).chain([59_999]) {
             index.get(&(number * 2)).await.unwrap();
         }
-        // Leaves that nobody has touched, from different parents: five for each kind of operation.
+        // Leaves that are not cached, below different parents: five for each kind of operation.
         let leaf = |number: u64| (number * 42 * 42 + 5 * 42 + 3) * 2;
         for key in (0..5).map(leaf) {
             let get = async { assert_eq!(index.get(&key).await, Ok(Some(key / 2))) };
@@ -229,7 +234,7 @@ fn a_miss_is_one_read_and_a_change_that_misses_one_write_more() {
         }
         for key in (15..20).map(leaf) {
             let remove = async { assert_eq!(index.remove(&key).await, Ok(true)) };
-            // Words 4 to 7: the count, and which records are deleted.
+            // Words 4 to 7: the count, and the bits of deleted records.
             assert_eq!(verbs(spent(&fabric, remove).await), (1, 1, 0, 0, LEAF, 32), "remove {key}");
         }
         for key in (20..25).map(leaf) {
@@ -266,8 +271,8 @@ fn a_private_leaf_is_read_and_written_each_time() {
     });
 }
 
-/// A split below an exclusive parent: the new leaf; then in one doorbell a log entry of what changes in the parent, and the
-/// parent. The lower half leaves with its write-back.
+/// A split below an exclusive parent writes the new leaf; then, in one doorbell, a log entry of the
+/// parent's change and the parent. The lower half is written back later.
 #[test]
 fn a_split_is_three_writes() {
     let provider = LocalConfig::default();
@@ -279,7 +284,7 @@ fn a_split_is_three_writes() {
         cluster.run_one(|fabric| async move {
             let index = open(fabric.clone(), pool).await;
             index.bulk_load((0..1_200).map(|n| (n * 2, n)), 1.0).await.unwrap();
-            // The first one may ask for a chunk.
+            // The first split may request a chunk.
             assert_eq!(index.insert(&1, &7).await, Ok(true));
             for leaf in 1..20 {
                 let key = (leaf * 60 + 7) * 2 + 1;
@@ -290,20 +295,21 @@ fn a_split_is_three_writes() {
                 let insert = async { assert_eq!(index.insert(&key, &7).await, Ok(true)) };
                 let cost = verbs(spent(&fabric, insert).await);
                 let (reads, bytes_read) = if cached { (0, 0) } else { (1, LEAF) };
-                // The head of the entry and of its page, four runs, count, checksum, and the keys and children that move.
+                // The entry: its head and its page's head, four runs, count, checksum, and the keys
+                // and children that move.
                 let entry = (2 + 2 + 4 + 2 + 2 * (20 - leaf)) * 8;
                 let written = LEAF + PAGE + entry;
                 assert_eq!(cost, (reads, 3, 0, 0, bytes_read, written), "leaf {leaf}");
             }
-            // Each lower half, all but word 0.
+            // Each lower half, without word 0.
             let flush = async { index.part(0).flush().await.unwrap() };
             assert_eq!(verbs(spent(&fabric, flush).await), (0, 20, 0, 0, 0, 20 * LEAF));
         });
     }
 }
 
-/// A split below a shared parent: one CAS if its copy is current. If it is old, the CAS says so, one READ brings
-/// the new one, and the second CAS succeeds.
+/// A split below a shared parent takes one CAS if the cached copy is current. If the copy is old,
+/// the CAS fails, one READ fetches the current page, and a second CAS succeeds.
 #[test]
 fn a_split_below_a_shared_parent_is_one_cas() {
     let provider = LocalConfig::default();
@@ -316,10 +322,10 @@ fn a_split_below_a_shared_parent_is_one_cas() {
         let index = open(fabric.clone(), pool).await;
         index.bulk_load((0..1_200).map(|n| (n * 2, n)), 1.0).await.unwrap();
         assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 1_200);
-        // The first one asks for a number, for a log, and perhaps for a chunk.
+        // The first split requests a client number, a log, and perhaps a chunk.
         assert_eq!(index.insert(&1, &7).await, Ok(true));
         let mut last_part = 0;
-        // Leaves 0 to 9 are the first one's, 10 to 19 the second one's.
+        // Leaves 0 to 9 belong to the first compute server, 10 to 19 to the second.
         for leaf in [1, 2, 10, 11, 3, 12, 13, 14, 4, 5, 6, 7, 8, 15] {
             let part = u16::from(leaf >= 10);
             let key = (leaf * 60 + 7) * 2 + 1;
@@ -334,7 +340,8 @@ fn a_split_below_a_shared_parent_is_one_cas() {
     });
 }
 
-/// Sixteen tasks of one thread in a cache of 24 frames: each needs a frame for its miss, and splits need one more.
+/// Sixteen tasks of one thread in a cache of 24 frames: each needs a frame for its miss, and splits
+/// need one more.
 fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName) {
     const CLIENTS: u64 = 16;
     let options = tiny(vec![], admitting(admission, fewest()));
@@ -350,7 +357,8 @@ fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName)
             let key = (fabric.random() % space * CLIENTS + client as u64) << 32;
             random_operation(&index, &mut model, &fabric, key).await;
             if round % 10 == 0 {
-                // Of what the others do meanwhile nothing is known, but this client's keys are as it left them.
+                // Other clients may change their keys meanwhile, but this client's keys are as it
+                // left them.
                 let scan = Scan::range(key..).limit(60);
                 for scan in [scan.clone(), Scan::range(..=key).reverse().limit(60), scan] {
                     let found = index.scan(&scan).await.unwrap();
@@ -520,13 +528,14 @@ fn every_exchange_on_a_hot_key_counts_once() {
     }
 }
 
-/// Bytes that the memory servers have handed out.
+/// Bytes that the memory servers have allocated.
 fn allocated(cluster: &LocalCluster<MemoryServer<Tiny>>) -> u64 {
     cluster.services().map(|server| server.usage().allocated_bytes).sum()
 }
 
-/// What is allocated after each round stays what it is in the second half of the rounds. (In the first half the free
-/// nodes that a compute server keeps pile up, up to 1,024 for each memory server.)
+/// Asserts that the memory allocated after each round stops growing in the second half of the
+/// rounds. (In the first half, the free nodes that a compute server keeps accumulate, up to 1,024
+/// for each memory server.)
 fn assert_settles(allocated: &[u64]) {
     let (first, second) = allocated.split_at(allocated.len() / 2);
     assert!(second.iter().max() <= first.iter().max(), "it goes on growing: {allocated:?}");
@@ -567,7 +576,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     }
 }
 
-/// Keys that only ever move upwards: what is left behind below is used again above.
+/// Keys that only ever move upwards: nodes freed below are reused above.
 #[test]
 fn a_window_that_slides_for_ever_does_not_leak() {
     let provider = LocalConfig::default();
@@ -596,9 +605,10 @@ fn a_window_that_slides_for_ever_does_not_leak() {
 
 /// Two partitions: one grows while the other shrinks, and back again.
 ///
-/// This met a node twice in one table. A shared node is split, and the half that keeps its address is no longer
-/// shared: its owner can merge and free it, though the other compute server still has a copy in its cache. When
-/// the memory came round to that one, for a node of its own, the copy was still there (D3).
+/// This once entered a node in a table twice. A shared node is split, and the half that keeps its
+/// address is no longer shared: its owner can merge and free it, although the other compute server
+/// still has a copy of it in its cache. When that compute server allocated the address for a node
+/// of its own, the copy was still there (D3).
 #[test]
 fn partitions_that_take_turns_do_not_leak() {
     let provider = LocalConfig::default();
@@ -627,7 +637,7 @@ fn partitions_that_take_turns_do_not_leak() {
     });
 }
 
-/// How many of `model`'s records each compute server owns.
+/// The number of `model`'s records that each compute server owns.
 fn owned(pool: &Pool<Fixed8>, model: &Model) -> Vec<usize> {
     let count = |server: &Arc<farleaf::partition::ComputeServer<Fixed8>>| {
         let range = server.dex().range();
@@ -681,7 +691,7 @@ fn a_bulk_load_keeps_the_boundaries_or_evens_them_out() {
                     };
                     assert_eq!(answer, expected, "{key} from {server}");
                 }
-                // This one was opened with the map before, and learns.
+                // This handle was opened with the previous map, and must learn the new one.
                 assert_eq!(late.get(key).await, Ok(model.get(key).copied()));
             }
             same_contents(&index, model).await;
@@ -690,7 +700,8 @@ fn a_bulk_load_keeps_the_boundaries_or_evens_them_out() {
     }
 }
 
-/// A bulk load that fails when the tree is built gives each node back once: the unused one of the root was given back twice.
+/// A bulk load that fails while it builds the tree frees each node once. It used to free the root's
+/// unused node twice.
 #[test]
 fn a_bulk_load_that_fails_at_its_end_leaves_the_pool_whole() {
     let at_load = Boundaries::EqualRecords;
@@ -712,8 +723,8 @@ fn a_bulk_load_that_fails_at_its_end_leaves_the_pool_whole() {
     });
 }
 
-/// Changes of every kind, with more nodes than frames; then everything is in the pool, for a compute side that
-/// knows nothing.
+/// Changes of every kind, with more nodes than frames. After a flush, everything is in the pool for
+/// a compute side with an empty cache.
 #[test]
 fn after_a_flush_the_pool_has_everything() {
     let provider = LocalConfig::default();
@@ -731,7 +742,7 @@ fn after_a_flush_the_pool_has_everything() {
                     let key = fabric.random() % space * (u64::MAX / 900);
                     random_operation(&index, &mut model, &fabric, key).await;
                 }
-                // D2: without a flush the tree in the pool is whole, if older.
+                // D2: even without a flush, the tree in the pool is well-formed, though older.
                 let older = open(fabric.clone(), &compute::<Tiny>(options)).await;
                 let seen = older.scan(&Scan::range(..)).await.unwrap();
                 assert!(seen.is_sorted_by(|a, b| a.0 < b.0));
@@ -756,17 +767,18 @@ fn network_of_2_us() -> NetworkModel {
     NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() }
 }
 
-/// How long an operation took, and how many READs.
+/// How long an operation took, in nanoseconds, and its READs.
 async fn took<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> (u64, u64) {
     let start_ns = fabric.now_ns();
     let cost = spent(fabric, operation).await;
     (fabric.now_ns() - start_ns, cost.reads)
 }
 
-/// A scan of 100 with nothing in the cache but the root: all that comes after the first leaf takes at most four round trips,
-/// wherever it starts and whichever way it goes; in virtual time, so the bound is exact. It reads what it reads leaf
-/// by leaf, and nothing else. What is cached is not read again. A second scan knows how large leaves are and reads
-/// its first one with the others.
+/// A scan of 100 records with only the root in the cache: everything after the first leaf takes at
+/// most four round trips, wherever the scan starts and in either direction. Virtual time makes the
+/// bound exact. It READs the same nodes as leaf by leaf, and no others. Cached nodes are not READ
+/// again. A second scan knows how full leaves are, and READs its first leaf together with the
+/// others.
 #[test]
 fn a_scan_overlaps_its_reads() {
     let network = network_of_2_us();
@@ -810,7 +822,8 @@ fn a_scan_overlaps_its_reads() {
                 slowest = slowest.max(ns.saturating_sub(first_ns));
                 assert_eq!(run(&index).await.1, 0, "all of it is cached");
             }
-            // The level-1 node is there by now, of the leaves two: what is left is one round of READs, or two.
+            // The level-1 node is cached by now, and two of the leaves: one or two rounds of READs
+            // are left.
             let from = number + 400;
             index.get(&(from * 3)).await.unwrap();
             index.scan(&Scan::range(key..).limit(60)).await.unwrap();
@@ -825,8 +838,8 @@ fn a_scan_overlaps_its_reads() {
     });
 }
 
-/// With its own bounds instead of a limit, or with leaves of another fill than the first, a scan is right all the same,
-/// whether it reads ahead or not; without, it reads one leaf after the other.
+/// A scan with bounds instead of a limit is correct with and without reading ahead. Without, it
+/// READs one leaf after the other.
 #[test]
 fn a_scan_reads_ahead_only_if_it_may() {
     let network = network_of_2_us();
@@ -860,8 +873,9 @@ fn a_scan_reads_ahead_only_if_it_may() {
     assert_eq!(times[0].1, times[1].1, "as many READs: {times:?}");
 }
 
-/// A scan that misses a level-1 node is left to its memory server: one request for each of these nodes, and no READ, whichever
-/// way it goes, and wherever its bounds are. Where that node is here, the leaves are read.
+/// A scan that misses a level-1 node is offloaded to the node's memory server: one request for each
+/// such node and no READ, in either direction and for any bounds. If the node is cached, the leaves
+/// are READ.
 #[test]
 fn a_scan_is_left_to_memory_servers() {
     let provider = LocalConfig::default();
@@ -888,7 +902,8 @@ fn a_scan_is_left_to_memory_servers() {
                     assert!(records.iter().eq(expected.iter().take(limit)), "{scan:?}");
                 };
                 let cost = spent(&fabric, run).await;
-                // 1,764 records a node, at most 1,024 a request; one that is at a boundary is shared, and read.
+                // 1,764 records a node, at most 1,024 a request. A node at a boundary is shared,
+                // and is READ.
                 let most = 2 * (limit.min(expected.len()) as u64 / 1_024 + 2);
                 assert!(cost.rpcs <= most, "{} requests for {scan:?}", cost.rpcs);
                 requests += cost.rpcs;
@@ -906,7 +921,7 @@ fn a_scan_is_left_to_memory_servers() {
     });
 }
 
-/// Misses of one multi-get overlap.
+/// The misses of one multi-get overlap.
 #[test]
 fn a_multi_get_overlaps_its_reads() {
     let network = network_of_2_us();

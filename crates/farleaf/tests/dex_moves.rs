@@ -1,5 +1,6 @@
-//! What moving keys and adding memory servers promise beyond being right, which the simulator's scenarios check: how long
-//! a move takes in simulated time, whom it disturbs, and where nodes go.
+//! What moving keys and adding memory servers promise beyond correctness, which the simulator's
+//! scenarios check: how long a move takes in simulated time, which operations it disturbs, and
+//! where new nodes go.
 #![cfg(not(any(loom, shuttle)))]
 
 use farleaf::cache::{AdmissionName, CacheOptions};
@@ -14,15 +15,15 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Provider, ServerId};
 use std::sync::Arc;
 
-/// Half of what a compute server has in its cache moves to a newcomer, all of it dirty. At 64 frames in flight and some 2.5 µs
-/// each, what can be written is 26 frames a microsecond: 16 MiB take less than a millisecond, and 256 MiB far less than a
-/// second.
+/// Half of a compute server's cache moves to a new one, all of it dirty. With 64 frames in flight
+/// and some 2.5 µs each, 26 frames a microsecond can be written: 16 MiB take less than a
+/// millisecond, and 256 MiB far less than a second.
 #[test]
 fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
     const CACHE: u64 = 16 << 20;
     const KEYS: u64 = 550_000;
     let provider = SimConfig::default();
-    // What is brought stays, so that it can be changed there.
+    // Every leaf that is fetched stays in the cache, so that it can be changed there.
     let admission = AdmissionName::Hot;
     let cache = CacheOptions { bytes: CACHE, admission, ..CacheOptions::default() };
     let options = DexOptions {
@@ -38,7 +39,7 @@ fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
     cluster.run_one(|fabric| async move {
         let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
         index.bulk_load((0..KEYS).map(|key| (key, key)), 0.7).await.unwrap();
-        // A key of each leaf, twice: the first time brings the leaf.
+        // One key of each leaf, twice: the first update fetches the leaf.
         for value in 0..2 {
             for key in (0..KEYS).step_by(42) {
                 assert!(index.update(&key, &value).await.unwrap());
@@ -47,7 +48,7 @@ fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
         let near = KEYS / 2;
         let moved = index.move_keys(0, 1, Some(&near)).await.unwrap();
         assert!(moved.writes > 5_000, "what moves is dirty: {moved:?}");
-        // Not how long it takes here, but in the model: that is the same everywhere.
+        // Simulated time, which is the same on every machine.
         assert!(moved.took_ns < 20_000_000, "{moved:?}");
         for key in (0..KEYS).step_by(4_200) {
             assert_eq!(index.get(&key).await.unwrap(), Some(1), "{key}");
@@ -61,21 +62,22 @@ fn services(count: u16, pool_bytes: usize) -> Vec<Arc<MemoryServer<Fixed8<16>>>>
     (0..count).map(server).collect()
 }
 
-/// Nodes of 1 KB on the memory servers, in all.
+/// The allocated fraction of each memory server's pool.
 fn used(services: &[Arc<MemoryServer<Fixed8<16>>>]) -> Vec<f64> {
     let part = |usage: farleaf::wire::Usage| usage.allocated_bytes as f64 / usage.pool_bytes as f64;
     services.iter().map(|service| part(service.usage())).collect()
 }
 
-/// A memory server that is there and not used gets nothing; from when it is added on it gets what would go to one that is
-/// nearly full, before that one is.
+/// A spare memory server gets no nodes. Once it is added, it gets those that would go to a nearly
+/// full server, before that one is full.
 #[test]
 fn new_nodes_go_to_a_memory_server_that_was_added() {
     let provider = LocalConfig::default();
     let services = services(3, 4 << 20);
     let options = DexOptions {
         spare_memory_servers: 1,
-        // With four entries a node, lower levels would have many nodes above them, and those go round all servers.
+        // With four entries a node, a lower level would leave many nodes above it, and those are
+        // distributed over all servers.
         placement_level: 4,
         chunk_nodes_log2: 3,
         ..DexOptions::with_boundaries(vec![], CacheOptions { bytes: 1 << 20, ..Default::default() })
@@ -89,7 +91,7 @@ fn new_nodes_go_to_a_memory_server_that_was_added() {
     let (pool, services) = (&pool, &services);
     cluster.run_one(|fabric| async move {
         let index = <Dex as Design<Fixed8<16>>>::open(fabric.clone(), pool).await.unwrap();
-        // The log of this endpoint is there.
+        // Only this endpoint's log is there.
         let empty = used(services)[2];
         let mut number = 0_u64;
         let insert_until = async |number: &mut u64, enough: &dyn Fn(&[f64]) -> bool| {
@@ -115,7 +117,7 @@ fn new_nodes_go_to_a_memory_server_that_was_added() {
         assert!(insert_until(&mut number, &|used| used[2] > 0.5).await, "there is room");
         let after = used(services);
         assert!(after[0].max(after[1]) < 0.99, "they are spared before they are full: {after:?}");
-        // Everything is still there, and found.
+        // All records are still there and can be found.
         let records = index.scan(&Scan::range(..)).await.unwrap();
         assert_eq!(records.len() as u64, number);
         for number in (0..number).step_by(97) {

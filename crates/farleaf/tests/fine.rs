@@ -1,5 +1,6 @@
-//! What the fine-grained design promises beyond the suite of all designs: its cost on the network, what it
-//! does without memory, that it does not leak, and that a client that dies half-way harms nobody.
+//! What the fine-grained design promises beyond the suite of all designs: its network cost, its
+//! behavior without memory, that it does not leak, and that a client that dies half-way through a
+//! change harms no other client.
 #![cfg(not(any(loom, shuttle)))]
 
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -32,7 +33,7 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> FineIn
     <Fine as Design<L>>::open(fabric, &()).await.unwrap()
 }
 
-/// A simulated cluster whose code has a bug.
+/// A simulated cluster with a planted bug.
 fn with_bug(bug: &str, config: SimConfig) -> SimConfig {
     SimConfig { broken: Some(KnownRule::of_bug(bug).unwrap().rule), ..config }
 }
@@ -41,19 +42,19 @@ fn number_from(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// How many seeds to run: `usual`, or as many as `FARLEAF_SEEDS` says.
+/// How many seeds to run: `usual`, unless `FARLEAF_SEEDS` sets another number.
 fn seeds(usual: u64) -> u64 {
     number_from("FARLEAF_SEEDS").unwrap_or(usual)
 }
 
-/// What an operation spent.
+/// The costs of an operation, from the counters.
 async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
     operation.await;
     fabric.counters().snapshot() - start
 }
 
-/// Each handle that changes something has a number, of which there are 32,767.
+/// Each handle that changes something uses one of the 32,767 client numbers.
 #[test]
 fn more_handles_come_and_go_than_there_are_numbers() {
     let provider = LocalConfig::default();
@@ -76,10 +77,10 @@ fn operations_cost_what_the_design_says() {
         let index = open::<_, Fixed8>(fabric.clone()).await;
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         let page = 1024;
-        // 42 records a leaf, 42 children a node: 1,429 leaves, 35 parents, the root.
+        // 42 records a leaf and 42 children a node make 1,429 leaves, 35 parents and the root.
         let height = 3;
-        // A thread that the machine stops for milliseconds in the middle of a descent begins again, and says
-        // so by a retry; everything else is exact.
+        // If the operating system stops the thread for milliseconds in the middle of a descent, the
+        // descent restarts and counts a retry. All other costs are exact.
         let (mut exact, mut retried) = (0, 0);
         let mut expect = |cost: CounterSnapshot, atomics, writes, bytes_written: Option<u64>| {
             if cost.retries > 0 {
@@ -96,14 +97,14 @@ fn operations_cost_what_the_design_says() {
             let get = async { assert_eq!(index.get(&(number * 3)).await, Ok(Some(number))) };
             expect(spent(&fabric, get).await, 0, 0, Some(0));
         }
-        // The first change asks for a number, and for the log on the leaf's server.
+        // The first change requests a client number, and a log on the leaf's server.
         for number in 0..300 {
             index.update(&(number * 600), &1).await.unwrap();
         }
         for number in (0..60_000).step_by(1_003) {
             let key = number * 3;
             let update = async { assert_eq!(index.update(&key, &7).await, Ok(true)) };
-            // The entry: two words, two of its page, two runs, the value and the checksum.
+            // The entry: two words, two for its page, two for its runs, the value and the checksum.
             expect(spent(&fabric, update).await, 1, 3, Some(page + 8 * 8));
             let insert = async { assert_eq!(index.insert(&(key + 1), &7).await, Ok(true)) };
             expect(spent(&fabric, insert).await, 1, 3, None);
@@ -116,7 +117,7 @@ fn operations_cost_what_the_design_says() {
     });
 }
 
-/// Lookups of one multi-get go down together: a doorbell a level, and a READ for each node once.
+/// The lookups of one multi-get descend together: one doorbell per level, and one READ per node.
 #[test]
 fn a_multi_get_goes_down_level_by_level() {
     let provider = SimConfig::default();
@@ -136,8 +137,8 @@ fn a_multi_get_goes_down_level_by_level() {
     });
 }
 
-/// A scan of 100 at 2 µs: all that comes after the first leaf takes at most four round trips, wherever it
-/// starts. In virtual time, so the bound is exact.
+/// A scan of 100 records at 2 µs: everything after the first leaf takes at most four round trips,
+/// wherever the scan starts. Virtual time makes the bound exact.
 #[test]
 fn a_scan_overlaps_its_reads() {
     let network = NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() };
@@ -259,7 +260,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     });
 }
 
-/// Heads follow the leaves: after many splits and merges a collection puts them where they belong.
+/// Heads follow the leaves: after many splits and merges, a collection puts them back in place.
 #[test]
 fn heads_are_refreshed() {
     let provider = SimConfig::default();
@@ -289,7 +290,7 @@ fn heads_are_refreshed() {
     });
 }
 
-/// What a client knows of a key: the value that it was told was written, and the one on its way.
+/// What a client knows of a key: the last acknowledged value, and the value in flight.
 type Known = BTreeMap<u64, (Option<u64>, Option<Option<u64>>)>;
 
 /// A client that changes its own keys until it is told to stop, or dies.
@@ -326,7 +327,7 @@ fn dying_holder(config: SimConfig) {
     cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
         match client {
-            // One of the two writers, and the collector, die.
+            // One of the two writers dies, and so does the collector.
             1 => drop(collect_in_background(&index, 100, || *stop.lock().unwrap()).await),
             4 => {
                 fabric.sleep(60_000 + fabric.random() % 600_000).await;
@@ -347,7 +348,8 @@ fn dying_holder(config: SimConfig) {
             for (key, (acknowledged, on_its_way)) in
                 known.iter().flat_map(|k| k.lock().unwrap().clone())
             {
-                // What the dead one was at may take effect when somebody finishes it, between the two.
+                // A change that the dead client had in flight may take effect between the two
+                // reads, when another client finishes it.
                 let found = [contents.get(&key).copied(), index.get(&key).await.unwrap()];
                 for held in found {
                     let is_right = held == acknowledged || Some(held) == on_its_way;
@@ -376,7 +378,7 @@ fn a_client_that_dies_half_way_harms_nobody() {
     }
 }
 
-/// The same where messages get lost and come late, those of the dead client among them.
+/// The same with lost and late messages, those of the dead client among them.
 #[test]
 fn a_client_that_dies_leaves_late_messages() {
     let first = number_from("FARLEAF_SEED").unwrap_or(0);
@@ -386,7 +388,7 @@ fn a_client_that_dies_leaves_late_messages() {
     }
 }
 
-/// Messages get lost, or come after their deadline.
+/// Messages get lost, or arrive after their deadline.
 fn losses() -> Faults {
     Faults {
         drop_probability: 0.01,
@@ -397,8 +399,8 @@ fn losses() -> Faults {
     }
 }
 
-/// Messages get lost or come too late: what an operation answers holds all the same, and one of unknown
-/// outcome has happened or not, and leaves nothing behind that stops anybody.
+/// Messages get lost or arrive too late. Every answer of an operation still holds; an operation of
+/// unknown outcome has happened or not, and leaves nothing behind that blocks another client.
 fn lossy(seed: u64) -> u64 {
     let faults = losses();
     let provider =
@@ -418,7 +420,7 @@ fn lossy(seed: u64) -> u64 {
                 break index;
             }
         };
-        // What each key may hold.
+        // The values that each key may have.
         let mut model: BTreeMap<u64, Vec<Option<u64>>> = BTreeMap::new();
         let mut unknown = 0;
         for round in 0..250 {
@@ -491,10 +493,10 @@ fn lossy(seed: u64) -> u64 {
 #[test]
 fn losses_leave_nothing_half_done() {
     let unknown: u64 = (0..seeds(30)).map(lossy).sum();
-    assert_eq!(unknown, 0, "as long as the servers live, whoever does not know can find out");
+    assert_eq!(unknown, 0, "while the servers live, a client can settle every unknown outcome");
 }
 
-/// The first seed under which `check` fails, if one does.
+/// The first seed for which `check` fails, if any.
 fn first_failure(seeds: u64, check: impl Fn(u64)) -> Option<u64> {
     let fails = |seed: &u64| {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(*seed))).is_err()
@@ -502,7 +504,7 @@ fn first_failure(seeds: u64, check: impl Fn(u64)) -> Option<u64> {
     (0..seeds).find(fails)
 }
 
-/// A simulated cluster that does all that the contract allows.
+/// A simulated cluster with every fault that the contract allows.
 fn rough(seed: u64) -> SimConfig {
     SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() }
 }
@@ -521,8 +523,8 @@ fn readers_that_do_not_check_the_sum_are_found() {
     assert!(first_failure(20, with_bug).is_some());
 }
 
-/// As long as everybody lives, a sibling that is not there yet only makes readers wait. It is lost when the
-/// client that was to write it dies.
+/// While all clients live, a sibling that is not there yet only makes readers wait. It is lost when
+/// the client that was to write it dies.
 #[test]
 fn a_page_that_points_to_nothing_yet_is_found() {
     let check = |seed| dying_holder(with_bug("links_before_sibling", rough(seed)));
@@ -531,7 +533,7 @@ fn a_page_that_points_to_nothing_yet_is_found() {
     assert!(seed.is_some());
 }
 
-/// What became of clients that all change one key for a while.
+/// How clients fare that all change one key for a while.
 #[derive(Debug)]
 struct Fairness {
     updates_per_ms: f64,
@@ -571,7 +573,7 @@ fn hot_key(clients: u16, backoff: Backoff) -> Fairness {
     }
 }
 
-/// The windows that the default comes from: first, cap, in nanoseconds.
+/// The windows from which the default was chosen: first and cap, in nanoseconds.
 const WINDOWS: [(u64, u64); 7] = [
     (500, 500),
     (2_000, 2_000),
@@ -598,7 +600,7 @@ fn back_off_experiment() {
     }
 }
 
-/// However many want it, a hot key goes on changing, and nobody is left out.
+/// A hot key keeps changing however many clients want it, and no client is starved.
 #[test]
 fn a_hot_key_is_shared_fairly() {
     let few = hot_key(4, Backoff::default());

@@ -1,5 +1,6 @@
-//! What the hybrid design promises beyond the suite of all designs: its cost on the network, what it does
-//! without memory, that it does not leak, and that a client that dies half-way harms nobody.
+//! What the hybrid design promises beyond the suite of all designs: its network cost, its behavior
+//! without memory, that it does not leak, and that a client that dies half-way through a change
+//! harms no other client.
 #![cfg(not(any(loom, shuttle)))]
 
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -36,7 +37,7 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> Hybrid
     <Hybrid as Design<L>>::open(fabric, &()).await.unwrap()
 }
 
-/// What an operation spent.
+/// The costs of an operation, from the counters.
 async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
     operation.await;
@@ -56,11 +57,12 @@ fn operations_cost_what_the_design_says() {
             let cost = spent(&fabric, get).await;
             assert_eq!((cost.rpcs, cost.reads, cost.remote_operations()), (1, 1, 2), "{number}");
             assert_eq!((cost.bytes_read, cost.retries, cost.doorbells), (page, 0, 2));
-            // A tag, no lower bound, a key as the upper one, the direction, the limit; a tag, a count, a
-            // record unless it is the first leaf, whether there are more.
+            // Request: a tag, no lower bound, a key as the upper bound, the direction, the limit.
+            // Reply: a tag, a count, one record unless it is the first leaf, and whether there are
+            // more.
             assert!([16 + 22, 16 + 6].contains(&cost.rpc_bytes), "{cost:?}");
         }
-        // The first change asks for a number, and for the log on the leaf's server.
+        // The first change requests a client number, and a log on the leaf's server.
         for number in 0..300 {
             index.update(&(number * 900), &1).await.unwrap();
         }
@@ -75,14 +77,19 @@ fn operations_cost_what_the_design_says() {
             let insert = async { assert_eq!(index.insert(&(key + 1), &7).await, Ok(true)) };
             one(spent(&fabric, insert).await);
             let again = async { assert_eq!(index.insert(&(key + 1), &8).await, Ok(false)) };
-            assert_eq!(spent(&fabric, again).await.remote_operations(), 2, "no lock for a no");
+            assert_eq!(
+                spent(&fabric, again).await.remote_operations(),
+                2,
+                "no lock if nothing changes"
+            );
             let remove = async { assert_eq!(index.remove(&(key + 1)).await, Ok(true)) };
             one(spent(&fabric, remove).await);
         }
     });
 }
 
-/// What a split adds: the new leaf's word, the new leaf, and the RPC that makes it known.
+/// A split adds a READ of the new leaf's word 0, a WRITE of the new leaf, and the RPC that
+/// publishes it.
 #[test]
 fn a_split_is_made_known_by_one_rpc() {
     let provider = LocalConfig::default();
@@ -103,12 +110,12 @@ fn a_split_is_made_known_by_one_rpc() {
             assert_eq!((cost.rpcs, cost.reads), (1, 1), "the server knows of every split");
         }
         assert!(splits.len() > 40, "{} splits", splits.len());
-        // Some ask for chunks and logs on top.
+        // Some splits also request a chunk or a log.
         assert_eq!(splits.iter().min(), Some(&(2, 2, 1, 4)));
     });
 }
 
-/// Lookups of one multi-get go together: a doorbell for the RPCs, one for the READs.
+/// The lookups of one multi-get go together: one doorbell for the RPCs, and one for the READs.
 #[test]
 fn a_multi_get_is_two_doorbells() {
     let provider = LocalConfig { network_latency_ns: 100_000, ..LocalConfig::default() };
@@ -126,8 +133,9 @@ fn a_multi_get_is_two_doorbells() {
     });
 }
 
-/// A scan of 100 takes two round trips beyond a leaf or two that were emptier than thought, wherever it
-/// starts; a long one asks now and then. In virtual time, so the bounds are exact.
+/// A scan of 100 records takes two round trips, plus those for a leaf or two that were emptier than
+/// assumed, wherever it starts. A long scan sends an RPC now and then. Virtual time makes the
+/// bounds exact.
 #[test]
 fn a_scan_overlaps_its_reads() {
     let network = NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() };
@@ -261,7 +269,7 @@ fn a_load_without_memory_leaves_the_index_empty() {
     let cluster = setup(&provider, 2, 128 << 10, 40_000).with_index::<Tiny, Hybrid>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
-        // Whoever has changed a page on each server has its logs.
+        // Changing pages on each server allocates this client's logs there.
         for key in 0..60 {
             assert_eq!(index.insert(&(key * 666), &1).await, Ok(true));
         }
@@ -301,19 +309,23 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
             let scan = async { assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), []) };
             assert_eq!(spent(&fabric, scan).await.reads, 2, "nothing is left but the first leaves");
             for usage in index.pages().rpc().usages().await.unwrap() {
-                assert_eq!((usage.height, usage.deleted_records), (1, 0), "nor of the trees");
+                assert_eq!(
+                    (usage.height, usage.deleted_records),
+                    (1, 0),
+                    "nothing is left of the trees but the roots"
+                );
             }
             fabric.sleep(GRACE_NS).await;
         }
         let spread = most[5] - most[1];
         assert!(spread <= 64 << 10, "memory is reused: {most:?}");
-        // As empty as it was made, so it can be loaded.
+        // The index is as empty as when it was created, so it can be loaded.
         assert_eq!(index.bulk_load((0..3_000).map(|n| (n * 900, n)), 0.7).await, Ok(3_000));
         assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 3_000);
     });
 }
 
-/// What a client knows of a key: the value that it was told was written, and the one on its way.
+/// What a client knows of a key: the last acknowledged value, and the value in flight.
 type Known = BTreeMap<u64, (Option<u64>, Option<Option<u64>>)>;
 
 /// A client that changes its own keys until it is told to stop, or dies.
@@ -349,7 +361,7 @@ fn dying_holder(seed: u64, faults: Faults) {
     cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
         match client {
-            // One of the two writers, and the collector, die.
+            // One of the two writers dies, and so does the collector.
             1 => drop(collect_in_background(&index, 100, || *stop.lock().unwrap()).await),
             4 => {
                 fabric.sleep(60_000 + fabric.random() % 600_000).await;
@@ -383,7 +395,8 @@ fn dying_holder(seed: u64, faults: Faults) {
                 let got = got.unwrap_or_else(|error| panic!("seed {seed}: get of {key}: {error}"));
                 assert_eq!(got, held, "seed {seed}: get and scan differ");
             }
-            // Only now: a change in a leaf that the dead one holds finishes what that one was at.
+            // Write only after the comparison: changing a leaf that the dead client holds also
+            // finishes the dead client's change.
             if round == 1 {
                 for key in known.iter().flat_map(|k| k.lock().unwrap().clone().into_keys()) {
                     index.upsert(&key, &key).await.unwrap();

@@ -1,6 +1,6 @@
-//! Model checking of the latch, the versioned page, the epochs and the parts of the cache, under every interleaving
-//! and every allowed reordering that `loom` knows:
-//! `RUSTFLAGS="--cfg loom" cargo test -p farleaf --release --test loom`
+//! Model checking of the latch, the versioned page, the epochs and the parts of the cache, under
+//! every interleaving and every allowed reordering that `loom` models: `RUSTFLAGS="--cfg loom"
+//! cargo test -p farleaf --release --test loom`
 #![cfg(loom)]
 
 use farleaf::cache::{
@@ -17,7 +17,7 @@ fn words<const N: usize>() -> Arc<[AtomicU64; N]> {
     Arc::new(std::array::from_fn(|_| AtomicU64::new(0)))
 }
 
-/// inv. L3: two words that every writer changes together are never validated apart.
+/// inv. L3: a validated read sees both or neither of two words that every writer changes together.
 #[test]
 fn a_validated_read_is_of_one_piece() {
     loom::model(|| {
@@ -43,7 +43,7 @@ fn a_validated_read_is_of_one_piece() {
     });
 }
 
-/// inv. L2: of two writers that read the same version one gets the lock, and none loses a change.
+/// inv. L2: of two writers that read the same version, one gets the lock, and no change is lost.
 #[test]
 fn a_lock_is_taken_on_the_version_that_was_read() {
     loom::model(|| {
@@ -79,7 +79,7 @@ fn tiny_leaf(records: &[(u64, u64)]) -> Arc<[AtomicU64; 16]> {
     shared
 }
 
-/// A reader of a leaf that an insertion shifts never validates a wrong answer.
+/// A reader of a leaf that an insertion shifts never validates a wrong result.
 #[test]
 fn a_lookup_beside_an_insertion() {
     let mut model = loom::model::Builder::new();
@@ -139,7 +139,7 @@ fn a_lookup_beside_a_split() {
     });
 }
 
-/// inv. E2: what a reader can meet is not freed while it reads.
+/// inv. E2: a node that a reader can reach is not freed while it reads.
 #[test]
 fn epochs_hold_back_what_is_being_read() {
     let mut model = loom::model::Builder::new();
@@ -169,7 +169,7 @@ fn epochs_hold_back_what_is_being_read() {
     });
 }
 
-/// Counts who takes each frame out of the bucket: in the end, everybody once.
+/// Asserts that each frame was taken out of the bucket exactly once.
 fn one_taker_each(frames: u32, taken: &[Option<FrameId>], bucket: &CoolingBucket) {
     let mut takers = vec![0; frames as usize];
     let left: Vec<FrameId> = std::iter::from_fn(|| bucket.pop()).collect();
@@ -179,8 +179,8 @@ fn one_taker_each(frames: u32, taken: &[Option<FrameId>], bucket: &CoolingBucket
     assert!(takers.iter().all(|takers| *takers == 1), "{takers:?}");
 }
 
-/// inv. C7, C8: one thread lets a frame cool into a full bucket and looks for the oldest, the other makes the same
-/// frames hot again.
+/// inv. C7, C8: one thread cools a frame into a full bucket and takes out the oldest, while the
+/// other thread reheats the same frames.
 #[test]
 fn a_cooling_frame_has_one_taker() {
     loom::model(|| {
@@ -203,8 +203,8 @@ fn a_cooling_frame_has_one_taker() {
     });
 }
 
-/// inv. C5, C6: of two threads that want the same node, one has the mark at a time; it publishes the node or lets it go,
-/// and nothing is left over.
+/// inv. C5, C6: of two threads that want the same node, one has the mark at a time. It publishes
+/// the node or drops the mark, and no entry is left over.
 #[test]
 fn one_mark_at_a_time() {
     let mut model = loom::model::Builder::new();
@@ -213,7 +213,7 @@ fn one_mark_at_a_time() {
         const NODE: u64 = 1024;
         let mapping = Arc::new(Mapping::new(2));
         let shared = words::<1>();
-        // What a thread does with a node: brings it in and lets it leave again, or gives up.
+        // One thread's work on a node: fetches it and evicts it again, or gives up.
         let work = |mapping: &Mapping, holders: &AtomicU64, frame: FrameId, admits: bool| {
             for _ in 0..2 {
                 match mapping.begin_io(NODE, || true) {
@@ -242,9 +242,10 @@ fn one_mark_at_a_time() {
     });
 }
 
-/// inv. C6: a node is merged away, freed and used again, while somebody with the parent as it was before wants to bring it
-/// in: that one never has the mark. Found by reading: a mark that was made first and dropped when the parent turned
-/// out to have changed met the new life of the node, and took its entry away or left two.
+/// inv. C6: a node is merged away, freed and reused, while another thread with the old parent tries
+/// to fetch it. That thread must never get the mark. Found by reading: a mark that was made first,
+/// and dropped when the parent turned out to have changed, met the new life of the node, and
+/// removed its entry or left two.
 #[test]
 fn a_freed_node_is_marked_by_nobody() {
     loom::model(|| {
@@ -259,7 +260,7 @@ fn a_freed_node_is_marked_by_nobody() {
             let guard = parent.try_lock(parent.optimistic().unwrap(), 0).unwrap();
             assert!(their_mapping.remove(NODE, FrameId::new(1)));
             drop(guard);
-            let mark = their_mapping.begin_io(NODE, || true).expect("nobody else marks it");
+            let mark = their_mapping.begin_io(NODE, || true).expect("no other thread marks it");
             mark.publish(FrameId::new(2));
         });
         let parent = Latch::new(&shared[0]);
@@ -272,9 +273,10 @@ fn a_freed_node_is_marked_by_nobody() {
     });
 }
 
-/// inv. C3, C14: a write-back ends while another thread makes the node hot. Whoever finds that no WRITE is in flight any
-/// more finds its words in the pool, and the end is not undone. Found by reading: with state and flag in one word that
-/// each of the two loads and stores, one of them is lost.
+/// inv. C3, C14: a write-back ends while another thread makes the node hot. A thread that finds no
+/// WRITE in flight any more finds the frame's words in the pool, and the end of the write-back is
+/// not undone. Found by reading: with state and flag in one word that both threads load and store,
+/// one of the two updates is lost.
 #[test]
 fn the_end_of_a_write_back_is_not_lost() {
     loom::model(|| {
@@ -310,7 +312,8 @@ fn everything() -> OwnedRange<u64> {
     OwnedRange { low: 0, high: None }
 }
 
-/// A root with a hot left leaf, which has key 10; the right leaf, from key 50 on, is in the pool only.
+/// A root with a hot left leaf, which has key 10. The right leaf, from key 50 on, is only in the
+/// pool.
 fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
     let cache = Arc::new(
         Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything()).unwrap(),
@@ -329,8 +332,9 @@ fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
     (cache, root, frame)
 }
 
-/// inv. C1, C2, D5: a reader goes from the root to the left leaf, while that one cools, leaves, and its frame is used for
-/// the right one. The fences are not looked at here: the order of the versions alone must be enough.
+/// inv. C1, C2, D5: a reader goes from the root to the left leaf, while that leaf cools and is
+/// evicted, and its frame is reused for the right leaf. The reader does not check fences here: the
+/// order of version checks alone must suffice.
 #[test]
 fn a_descent_beside_an_eviction() {
     let mut model = loom::model::Builder::new();

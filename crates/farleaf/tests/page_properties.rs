@@ -1,4 +1,4 @@
-//! Properties of page operations against a `BTreeMap`, on tiny pages and on the real ones.
+//! Properties of page operations, checked against a `BTreeMap`, on tiny pages and on real ones.
 #![cfg(not(any(loom, shuttle)))]
 
 use farleaf::page::{FencePosition, Fixed8, Layout, LeafInsert, Page, Probe, ScanWindow};
@@ -32,7 +32,7 @@ enum Change {
     Compact,
 }
 
-/// Few keys, so that they meet, and the extreme ones among them.
+/// Few keys, so that operations collide, with the extreme keys among them.
 fn key() -> impl Strategy<Value = u64> {
     prop_oneof![8 => (0..100u64).prop_map(|k| k * 1_000), 1 => Just(u64::MAX), 1 => Just(u64::MAX - 1)]
 }
@@ -122,7 +122,7 @@ fn split_and_join<const W: usize>(changes: &[Change]) {
         let expected = if *key < separator { FencePosition::Inside } else { FencePosition::Beyond };
         assert_eq!(Fixed8::<W>::reach(left, Probe::At(key)), expected);
     }
-    // Make them uneven, even them out, and put them together again.
+    // Unbalance them, rebalance them, and merge them again.
     while left.count() > 1 {
         let (last, _) = contents(left)[left.count() - 1];
         Fixed8::<W>::leaf_delete(left, &last);
@@ -185,7 +185,7 @@ fn inner_entries<const W: usize>(keys: &std::collections::BTreeSet<u64>) {
     }
 }
 
-/// What `trim` leaves of a leaf is what lies between the bounds.
+/// `trim` keeps exactly the records of a leaf between the bounds.
 fn trimmed_leaf<const W: usize>(changes: &[Change], low: u64, high: Option<u64>) {
     let (owned, model) = grown::<W>(changes);
     let page = owned.page::<W>();
@@ -198,7 +198,7 @@ fn trimmed_leaf<const W: usize>(changes: &[Change], low: u64, high: Option<u64>)
     assert_eq!(page.count(), expected.len(), "what was deleted stays deleted");
 }
 
-/// What `trim` leaves of an inner page leads each key between the bounds where it led before.
+/// After `trim`, an inner page leads each key between the bounds to the same child as before.
 fn trimmed_inner<const W: usize>(
     keys: &std::collections::BTreeSet<u64>,
     low: u64,
@@ -230,8 +230,8 @@ fn trimmed_inner<const W: usize>(
     assert!(inside.is_sorted_by(|one, other| low < *one && one < other));
 }
 
-/// A leaf whose WRITE stopped half-way: each word is the old one or the new one. If its stamp fits, nothing of it but values is a
-/// mixture.
+/// A leaf with a WRITE that stopped half-way: each word is old or new. If its stamp matches, only
+/// values can be mixed.
 fn torn_leaf<const W: usize>(changes: &[Change], later: &[Change], landed: &[bool]) {
     let (owned, mut model) = grown::<W>(changes);
     let page = owned.page::<W>();
@@ -239,7 +239,7 @@ fn torn_leaf<const W: usize>(changes: &[Change], later: &[Change], landed: &[boo
         page.set_stamp();
         owned.0.iter().map(|word| word.load(Ordering::Relaxed)).collect()
     };
-    // Everything that the sum is of.
+    // Everything that the stamp covers.
     let keys = |page: Page<'_, Fixed8<W>>| {
         let records = contents(page).into_iter().map(|(key, _)| key).collect::<Vec<_>>();
         (records, page.count(), page.deleted_count())
@@ -330,7 +330,7 @@ proptest! {
     ) {
         torn_leaf::<128>(&changes, &later, &landed);
         torn_leaf::<16>(&changes, &later, &landed);
-        // From some word on, as most stop.
+        // Only a prefix has landed, as with most interrupted WRITEs.
         let landed: Vec<bool> = (0..128).map(|place| place < from).collect();
         torn_leaf::<128>(&changes, &later, &landed);
         torn_leaf::<16>(&changes, &later, &landed);
@@ -346,7 +346,7 @@ proptest! {
         prop_assert!(owned.0[unused].iter().all(|word| word.load(Ordering::Relaxed) == 0));
     }
 
-    /// Readers meet pages that change under them: any words at all must not harm them.
+    /// Readers meet pages that change under them: no words at all may harm them.
     #[test]
     fn any_words_can_be_read(words in prop::collection::vec(any::<u64>(), 128), key: u64) {
         let owned = OwnedPage::new::<128>();

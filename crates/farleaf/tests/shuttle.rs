@@ -1,13 +1,14 @@
-//! Whole operations of several threads on one DEX cache of few frames, in random orders of every access to shared
-//! memory, as `shuttle` makes them up:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p farleaf --release --test shuttle`
+//! Whole operations of several threads on one DEX cache of few frames. `shuttle` runs them with all
+//! accesses to shared memory in random orders: `RUSTFLAGS="--cfg shuttle" cargo test -p farleaf
+//! --release --test shuttle`
 //!
-//! Each client has keys of its own, so that it knows at any moment what they hold; of the others' keys it knows
-//! that their values only grow. When all have ended, the frames and the contents are looked at: through the cache,
-//! and, after a flush, in the pool.
+//! Each client has its own keys, so it always knows their values. Of other clients' keys it knows
+//! that their values only grow. When all clients have ended, the test checks the frames and the
+//! contents: through the cache and, after a flush, in the pool.
 //!
-//! Orders come from a fixed seed; `FARLEAF_SHUTTLE_SEED` and `FARLEAF_SHUTTLE_RUNS` look at others, and at more. All
-//! accesses count as sequentially consistent: weaker ones are what `tests/loom.rs` is for.
+//! Orders come from a fixed seed. `FARLEAF_SHUTTLE_SEED` and `FARLEAF_SHUTTLE_RUNS` select other
+//! orders, and more. All accesses are sequentially consistent here; `tests/loom.rs` checks weaker
+//! ones.
 #![cfg(shuttle)]
 
 use farleaf::cache::{
@@ -34,26 +35,28 @@ use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::rc::Rc;
 
-/// Pages of four entries: few keys make a high tree.
+/// Pages of four entries, so that few keys make a high tree.
 type Tiny = Fixed8<16>;
-/// Pages of eight: with less, neighbours that do not fit one page have nothing to give.
+/// Pages of eight entries. With fewer, neighbours that do not fit one page have nothing to
+/// rebalance.
 type Small = Fixed8<24>;
 type Model = BTreeMap<u64, u64>;
 
 trait Pages: Layout<Key = u64, Value = u64> {}
 impl<L: Layout<Key = u64, Value = u64>> Pages for L {}
 
-/// The local provider, but a WRITE does not take effect when it is posted: it does once it is awaited and others had a
-/// turn, or before the next thing that its endpoint posts to that server, if that comes first (F3, F8).
+/// The local provider with delayed WRITEs: a WRITE takes effect once it is awaited and other tasks
+/// had a turn, or before the next operation that its endpoint posts to that server, if that comes
+/// first (F3, F8).
 #[derive(Debug)]
 struct Late<F> {
     inner: F,
     posted: Rc<RefCell<VecDeque<Posted>>>,
-    /// The rule that is broken, if one is.
+    /// The rule to break, if any.
     broken: Option<Rule>,
 }
 
-/// The outcome of a WRITE, once it has one.
+/// The outcome of a WRITE, once it has landed.
 type Landed = Rc<RefCell<Option<Result<Buffer, FabricError>>>>;
 
 #[derive(Debug)]
@@ -75,7 +78,7 @@ impl<F: Fabric> Late<F> {
         Self { inner, posted: Rc::default(), broken }
     }
 
-    /// Lets all WRITEs take effect that were posted to `server`.
+    /// Lets all WRITEs that were posted to `server` take effect.
     fn land(&self, server: ServerId) {
         let next = || {
             let mut posted = self.posted.borrow_mut();
@@ -181,33 +184,33 @@ impl<F: Fabric> Fabric for Late<F> {
     }
 }
 
-/// What clients do how often, in parts of the sum.
+/// Relative frequencies of the clients' operations.
 #[derive(Clone, Copy, Debug)]
 struct Mix {
     insert: u64,
     update: u64,
     remove: u64,
     get: u64,
-    /// Looks at a key of another.
+    /// Looks up a key of another client.
     peek: u64,
     flush: u64,
 }
 
 const NOTHING: Mix = Mix { insert: 0, update: 0, remove: 0, get: 0, peek: 0, flush: 0 };
 
-/// What is played.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
-    /// Even keys that are there at the beginning.
+    /// Even keys that exist at the beginning.
     records: u64,
-    /// How full nodes are then.
+    /// The fill of the nodes at the beginning.
     fill: f64,
     clients: u64,
     rounds: u64,
     mix: Mix,
-    /// Where a second compute server's keys begin, if there is one.
+    /// The first key of a second compute server, if there is one.
     boundary: Option<u64>,
-    /// The planted bug, if there is one.
+    /// The planted bug; empty for none.
     bug: &'static str,
 }
 
@@ -227,7 +230,7 @@ impl<L: Pages> World<L> {
             2 => AdmissionName::Cold,
             _ => AdmissionName::Coin(0.3),
         };
-        // As few frames as a cache can have.
+        // The fewest frames that a cache can have.
         let cache = CacheOptions { bytes: 0, admission, ..CacheOptions::default() };
         let options = DexOptions {
             chunk_nodes_log2: 2,
@@ -252,7 +255,7 @@ impl<L: Pages> World<L> {
         world
     }
 
-    /// Looks at everything when all clients have ended.
+    /// Checks everything after all clients have ended.
     fn ends_as(&self, model: &Model) {
         let expected: Vec<(u64, u64)> = model.iter().map(|(&key, &value)| (key, value)).collect();
         let expected = &expected;
@@ -279,7 +282,7 @@ async fn open<F: Fabric, L: Pages>(fabric: F, pool: &Arc<ComputePool<L>>) -> Rou
     <Dex as Design<L>>::open(fabric, pool).await.unwrap()
 }
 
-/// inv. C1, C2, C5, C9, C10, C11, of a cache that nobody uses.
+/// Checks inv. C1, C2, C5, C9, C10, C11 of a cache that no client uses.
 fn frames_are_sound<L: Pages>(cache: &Cache<L>) {
     let arena = cache.arena();
     let frames = || (0..arena.frames()).map(FrameId::new);
@@ -296,7 +299,7 @@ fn frames_are_sound<L: Pages>(cache: &Cache<L>) {
         let (page, state) = (arena.page(frame), arena.state(frame));
         let address = page.address();
         if state == FrameState::Free {
-            // One that has never been used is not locked yet.
+            // A frame that has never been used is not locked yet.
             let fresh = page.words().iter().all(|word| word.load(Ordering::Relaxed) == 0);
             assert!(fresh || cache.seen(frame).is_none(), "C2: {frame:?}");
             continue;
@@ -319,17 +322,17 @@ fn frames_are_sound<L: Pages>(cache: &Cache<L>) {
     }
 }
 
-/// A client with keys of its own.
+/// A client with its own keys.
 struct Client<L: Pages> {
     index: RoutedIndex<Late<LocalFabric<MemoryServer<L>>>, L>,
     fabric: Late<LocalFabric<MemoryServer<L>>>,
     number: u64,
     scenario: Scenario,
-    /// What its keys hold.
+    /// The values of its keys.
     model: Model,
-    /// The newest that it has seen of the others' keys.
+    /// The newest values that it has seen of other clients' keys.
     seen: Model,
-    /// The last value that it has set.
+    /// The last value that it has written.
     stamp: u64,
 }
 
@@ -338,7 +341,8 @@ impl<L: Pages> Client<L> {
         self.fabric.random() % limit
     }
 
-    /// One of the keys of a client, of each even key and the odd one after it; every other time one of the first.
+    /// A random key of `client`: each of its even keys or the odd one after it. Half of the time,
+    /// one of its first few.
     fn key_of(&self, client: u64) -> u64 {
         let pairs = self.scenario.records / self.scenario.clients;
         let pairs = if self.below(2) == 0 { pairs.min(3) } else { pairs };
@@ -369,7 +373,7 @@ impl<L: Pages> Client<L> {
                 self.model.entry(key).and_modify(|value| *value = self.stamp);
             }
             Some(2) => {
-                // Mostly the first, so that leaves run empty beside full ones.
+                // Mostly the first key, so that leaves become empty beside full ones.
                 let first = self.model.first_key_value().filter(|_| self.below(4) > 0);
                 let (key, held) = first.map_or((key, held), |(&key, &value)| (key, Some(value)));
                 assert_eq!(self.index.remove(&key).await, Ok(held.is_some()), "remove {key}");
@@ -397,7 +401,7 @@ impl<L: Pages> Client<L> {
     }
 }
 
-/// Plays one run of a scenario.
+/// One run of a scenario.
 fn play<L: Pages>(scenario: Scenario) -> CacheCounters {
     let Scenario { records, fill, clients, rounds, boundary, .. } = scenario;
     let world = World::<L>::new(records, fill, boundary);
@@ -435,7 +439,8 @@ fn environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// Runs `body` in random orders, and in orders with few changes of priority; returns what the caches did in all.
+/// Runs `body` in random orders, and in orders with few changes of priority. Returns the sum of the
+/// caches' counters.
 fn in_many_orders(body: impl Fn() -> CacheCounters + Send + Sync + 'static) -> CacheCounters {
     const RUNS: u64 = 300;
     let seed = environment("FARLEAF_SHUTTLE_SEED", 1);
@@ -470,7 +475,7 @@ const UPDATES: Scenario = Scenario {
     bug: "",
 };
 
-/// More leaves than frames: clients take each other's from the cache.
+/// More leaves than frames: clients evict each other's leaves.
 #[test]
 fn changes_beside_evictions() {
     let done = in_many_orders(|| play::<Tiny>(UPDATES));
@@ -507,8 +512,8 @@ fn neighbours_are_evened_out_beside_lookups_and_updates() {
     assert!(done.borrows > 0 && done.evictions > 0, "{done:?}");
 }
 
-/// Few leaves, all in the cache, whose entries move while others look for theirs (D5: nothing is believed of a leaf
-/// that was changed meanwhile).
+/// Few leaves, all cached. Their entries move while other clients search them (D5: a search of a
+/// leaf that was changed meanwhile is discarded).
 #[test]
 fn lookups_beside_shifts() {
     let mix = Mix { insert: 4, remove: 4, get: 8, ..NOTHING };
@@ -538,7 +543,7 @@ fn shared_nodes_become_old() {
     assert!(done.shared_splits > 0 && done.refreshes > 0 && done.evictions > 0, "{done:?}");
 }
 
-/// Every exchange that is said to have happened has.
+/// Every exchange that was acknowledged has happened.
 #[test]
 fn one_hot_key() {
     in_many_orders(|| {
@@ -555,7 +560,7 @@ fn one_hot_key() {
                         held += 1;
                         done += 1;
                     }
-                    Exchange::Differs(found) => held = found.expect("nobody removes it"),
+                    Exchange::Differs(found) => held = found.expect("no client removes it"),
                 }
                 if fabric.random() % 2 == 0 {
                     index.part(0).flush().await.unwrap();
@@ -576,14 +581,14 @@ fn one_hot_key() {
     });
 }
 
-/// A canary: it must be noticed that a frame is used again while its write-back is in flight.
+/// A canary: the checks must notice that a frame is reused while its write-back is in flight.
 #[test]
 #[should_panic(expected = "left == right")]
 fn canary_frees_frames_early() {
     in_many_orders(|| play::<Tiny>(Scenario { bug: "frees_frames_early", ..UPDATES }));
 }
 
-/// A canary: it must be noticed that descents believe old parents. (A scan goes round and round then.)
+/// A canary: the checks must notice that descents trust old parents. (A scan loops for ever then.)
 #[test]
 #[should_panic]
 fn canary_skips_fences() {

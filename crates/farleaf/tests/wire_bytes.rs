@@ -1,5 +1,5 @@
-//! The bytes of every message. A server and a client of different builds understand each other only as long
-//! as these stay.
+//! The bytes of every message. A server and a client of different builds can communicate only as
+//! long as these stay.
 
 use farleaf::page::{Action, Answer, Fixed8, LeafEdit};
 use farleaf::wire::{
@@ -273,7 +273,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(digits).collect()
 }
 
-/// A message has these bytes, and these bytes are this message, but no fewer and no more.
+/// Checks that a message encodes to these bytes, and that exactly these bytes decode to it.
 fn check<M: std::fmt::Debug + PartialEq>(
     messages: Vec<(M, &str)>,
     encode: impl Fn(&M) -> Vec<u8>,
@@ -306,7 +306,7 @@ fn messages_of_clients_keep_their_bytes() {
     check(tolds(), |told| told.encode().to_vec(), ClientResponse::decode);
 }
 
-/// Tags that no message has are no messages, whatever follows.
+/// An unknown tag is rejected, whatever follows it.
 #[test]
 fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {

@@ -1,12 +1,12 @@
-//! The index behind compute servers as one of the designs, for suites and benchmarks: the servers of its endpoints are
-//! compute servers, which have made the index.
+//! The index behind compute servers as one of the designs, for suites and benchmarks. The servers
+//! of its endpoints are compute servers, and these have created the index.
 
 use super::{ClientIndex, ClientOptions};
 use crate::index::{Design, IndexError};
 use crate::page::Layout;
 use farleaf_fabric::Fabric;
 
-/// An index that compute servers elsewhere serve.
+/// An index that is served by compute servers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Remote;
 
@@ -16,7 +16,7 @@ impl<L: Layout> Design<L> for Remote {
     type Compute = ();
     type Index<F: Fabric> = ClientIndex<F, L>;
 
-    /// Nothing is left to do: the compute servers make the index.
+    /// Does nothing: the compute servers create the index.
     async fn create<F: Fabric>(_fabric: &F, _options: &()) -> Result<(), IndexError> {
         Ok(())
     }

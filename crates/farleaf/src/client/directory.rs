@@ -1,22 +1,22 @@
-//! Where compute servers are, as a client learns it from outside.
+//! An external source for the addresses of compute servers.
 //!
 //! *Thread safety*: that of the implementation; a client uses it from its own thread.
 
 use crate::partition::PartitionMap;
 
-/// What a client asks after it has lost a compute server. No call waits for anything.
+/// The source that a client asks after losing a compute server. No call blocks.
 pub trait Directory<K>: std::fmt::Debug {
-    /// Whether `compute_server` is known not to be there: nothing is sent to it.
+    /// Whether `compute_server` is known to be absent. The client sends it nothing then.
     fn is_absent(&self, compute_server: u16) -> bool;
 
     /// Starts looking up all compute servers again, because one did not answer.
     fn look_again(&self);
 
-    /// The partition map, if a newer one than that of `epoch` is known.
+    /// The partition map, if one newer than `epoch` is known.
     fn newer_map(&self, epoch: u64) -> Option<PartitionMap<K>>;
 }
 
-/// Compute servers that stay where they are.
+/// A directory of compute servers with fixed addresses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fixed;
 

@@ -1,5 +1,5 @@
-//! A client's bulk load: one compute server builds the tree, and all of them stand still while it replaces the empty
-//! one. If the client dies meanwhile, they go on by themselves after a while.
+//! A client's bulk load: one compute server builds the tree, and all of them halt while it replaces
+//! the empty one. If the client dies meanwhile, they resume by themselves after a while.
 
 use super::ClientIndex;
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
@@ -8,7 +8,7 @@ use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, Refusal};
 use farleaf_fabric::{Fabric, ServerId};
 
-/// Records that go out in one request.
+/// Records per request.
 const RECORDS_TOGETHER: usize = 4096;
 /// The compute server that builds the tree.
 const BUILDER: u16 = 0;
@@ -70,7 +70,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Tells every compute server, also those that own nothing.
+    /// Sends a request to every compute server, including those that own nothing.
     async fn tell_all(&self, ask: &ClientRequest<L>) -> Result<(), IndexError> {
         let servers = 0..self.fabric.memory_servers();
         let outcomes = all(servers.map(|number| self.done(number, ask))).await;

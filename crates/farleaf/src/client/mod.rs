@@ -1,12 +1,18 @@
-//! The index as a program sees it that is no compute server: it asks compute servers ([`crate::wire::ClientRequest`]).
+//! The index for programs other than compute servers: a client that sends requests to compute
+//! servers ([`crate::wire::ClientRequest`]).
 //!
-//! A client knows a partition map, which may be old: each operation goes to the owner of its key, who answers or names
-//! another owner and epoch; then the client asks for the map and goes on there. What changes nothing is asked again when
-//! its outcome is unknown; a change is not, and ends as [`IndexError::Indeterminate`]. A compute server that does not
-//! answer may have come back elsewhere: a [`Directory`] says where, and what was not sent is asked again there.
+//! A client has a partition map, which may be outdated. It sends each operation to the owner of its
+//! key. If that names another owner and epoch instead of answering, the client fetches the map and
+//! retries there. It also retries operations of unknown outcome if they change nothing; a change of
+//! unknown outcome ends as [`IndexError::Indeterminate`]. A compute server that does not answer may
+//! have moved: a [`Directory`] has the new address, and the client retries there what was not sent.
 //!
-//! *Invariants*: N1. every operation ends by its deadline: it is asked again only if another request can end before.
-//! N2. a change is sent again only if the compute server said that nothing had happened, or nothing was sent to it.
+//! *Invariants*
+//! - N1. Every operation ends by its deadline: it is retried only if another request can end
+//!   before.
+//! - N2. A change is sent again only if the compute server said that nothing had happened, or
+//!   nothing was sent to it. The exception is [`ClientIndex::upsert_all`], which repeats upserts of
+//!   unknown outcome.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
@@ -29,13 +35,13 @@ use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty, Work};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What can be chosen for a client.
+/// Options of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
-    /// The longest that an operation may take, in nanoseconds.
+    /// The deadline of an operation, in nanoseconds.
     pub deadline_ns: u64,
-    /// The longest that one request may take, in nanoseconds, as the endpoint was opened with. Less than the deadline, if
-    /// anything is to be asked again.
+    /// The timeout of one request, in nanoseconds, as set when the endpoint was opened. It must be
+    /// less than the deadline for retries to be possible.
     pub request_ns: u64,
 }
 
@@ -45,10 +51,10 @@ impl Default for ClientOptions {
     }
 }
 
-/// The first wait before a request is sent again, and the longest, in nanoseconds.
+/// The first and the longest wait before a retry, in nanoseconds.
 const SHORTEST_WAIT_NS: u64 = 100_000;
 const LONGEST_WAIT_NS: u64 = 50_000_000;
-/// Lookups of one multi-get that are in flight together.
+/// The most lookups of one multi-get in flight.
 const LOOKUPS_TOGETHER: usize = 64;
 
 /// A client's handle. The servers of its endpoint are the compute servers, by number.
@@ -60,7 +66,7 @@ pub struct ClientIndex<F: Fabric, L: Layout> {
     directory: Rc<dyn Directory<L::Key>>,
 }
 
-/// How long an operation may still take.
+/// The time left for an operation, and its next wait.
 #[derive(Debug)]
 struct Patience {
     until_ns: u64,
@@ -79,7 +85,7 @@ fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
     }
 }
 
-/// Whether the server may be elsewhere by now.
+/// Whether the server may have moved.
 fn is_lost(error: &FabricError) -> bool {
     match error {
         FabricError::NotSent { .. } | FabricError::NotLetIn { .. } => true,
@@ -88,7 +94,7 @@ fn is_lost(error: &FabricError) -> bool {
     }
 }
 
-/// Whether a request came to nothing for a reason that may pass.
+/// Whether a request had no effect, for a reason that may pass.
 fn has_not_happened(error: &IndexError) -> bool {
     match error {
         IndexError::NotServed { code, .. } => {
@@ -100,10 +106,10 @@ fn has_not_happened(error: &IndexError) -> bool {
 }
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
-    /// A client over this endpoint; asks for the map.
+    /// A client over this endpoint; fetches the map.
     ///
     /// # Errors
-    /// [`IndexError`] if no compute server gives it before the deadline.
+    /// [`IndexError`] if no compute server sends the map before the deadline.
     pub async fn open(fabric: F, options: ClientOptions) -> Result<Self, IndexError> {
         let nobody = PartitionMap::new::<L>(0, Vec::new())?;
         let index = Self::with_map(fabric, options, nobody, Rc::new(Fixed));
@@ -122,7 +128,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// A client over this endpoint that goes by a map from elsewhere, and by what a directory says of its servers.
+    /// A client over this endpoint with a given map, and a directory of its servers.
     pub fn with_map(
         fabric: F,
         options: ClientOptions,
@@ -132,7 +138,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         Self { fabric, options, route: RefCell::new(Rc::new(map)), directory }
     }
 
-    /// The map that the client goes by.
+    /// The client's current map.
     pub fn map(&self) -> Rc<PartitionMap<L::Key>> {
         Rc::clone(&self.route.borrow())
     }
@@ -147,7 +153,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         Patience { until_ns, wait_ns: SHORTEST_WAIT_NS }
     }
 
-    /// Waits before something is asked again; `false` if there is no time for that (N1).
+    /// Waits before a retry; `false` if there is no time for one (N1).
     async fn wait(&self, patience: &mut Patience) -> bool {
         let wait_ns = patience.wait_ns / 2 + self.fabric.random() % (patience.wait_ns / 2 + 1);
         let asked_ns = self.fabric.now_ns().saturating_add(wait_ns);
@@ -160,7 +166,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         true
     }
 
-    /// One request to one compute server, and its answer.
+    /// Sends one request to one compute server and returns its reply.
     async fn ask(
         &self,
         compute_server: u16,
@@ -190,7 +196,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Goes by the directory's map, if that is newer.
+    /// Adopts the directory's map if it is newer.
     fn learn_elsewhere(&self) {
         let epoch = self.route.borrow().epoch();
         if let Some(map) = self.directory.newer_map(epoch) {
@@ -198,7 +204,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Goes by the map of a compute server, if that is newer; says whether it is.
+    /// Adopts a compute server's map if it is newer; returns whether it is.
     async fn learn_map(&self, compute_server: u16) -> Result<bool, IndexError> {
         match self.ask(compute_server, &ClientRequest::Map).await? {
             ClientResponse::Map { epoch, boundaries, owners } => {
@@ -213,7 +219,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Asks whom `owner` names, until somebody answers or there is no time left.
+    /// Sends a request to the compute server that `owner` selects, and retries until one answers or
+    /// no time is left. `is_harmless` permits retries after an unknown outcome.
     async fn ask_owner(
         &self,
         owner: impl Fn(&PartitionMap<L::Key>) -> u16,
@@ -235,11 +242,12 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             let again = match &error {
                 IndexError::NotOwner { .. } => match self.learn_map(asked).await {
                     Ok(true) => continue,
-                    _ => true, // it will be told something new soon
+                    _ => true, // that compute server will get a newer map soon
                 },
                 IndexError::Indeterminate(_) => is_harmless,
                 error => has_not_happened(error),
             };
+            // The deadline counts from the first failure, so the common case reads no clock.
             let patience = patience.get_or_insert_with(|| self.patience());
             if !again || !self.wait(patience).await {
                 return Err(error);
@@ -252,14 +260,14 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         self.route.borrow().owner_of(key)
     }
 
-    /// Sets many keys. They may be set one by one; if the outcome is unknown, some may be set and others not.
+    /// Upserts many keys, not atomically.
     ///
     /// # Errors
-    /// [`IndexError`]; after any, some of them may be set.
+    /// [`IndexError`]; some of the keys may be set then.
     pub async fn upsert_all(&self, mut records: Vec<(L::Key, L::Value)>) -> Result<(), IndexError> {
         let mut patience = self.patience();
         while !records.is_empty() {
-            // By their owners, who set them at the same time.
+            // Group them by owner; the owners set theirs concurrently.
             let map = self.map();
             let mut parts: Vec<(u16, ClientRequest<L>)> = Vec::new();
             for (key, value) in records.drain(..) {
@@ -279,7 +287,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                         IndexError::NotOwner { owner, epoch }
                     }
                     Ok(_) => return Err(IndexError::BadReply { server: ServerId::new(owner) }),
-                    // To set a key twice is to set it.
+                    // Setting a key twice has the same effect as setting it once.
                     Err(error @ IndexError::Indeterminate(_)) => error,
                     Err(error) if has_not_happened(&error) => error,
                     Err(error) => return Err(error),

@@ -1,4 +1,4 @@
-//! A client's scan: from one compute server to the next, and within one from reply to reply.
+//! A client's scan: from one compute server to the next, and from reply to reply within each.
 
 use super::ClientIndex;
 use crate::index::{IndexError, Records, Scan};

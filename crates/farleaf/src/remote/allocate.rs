@@ -1,9 +1,12 @@
-//! Allocation on the compute side: chunks by RPC, nodes carved from them without the network.
+//! Allocation on the compute side: chunks by RPC, nodes carved from them locally.
 //!
-//! *Invariants*: A1. a node is handed out to one holder at a time. A2. a freed node goes back to the free
-//! list of the server that it lives on, and is the first to be taken there again. A3. the metadata never
-//! leaves this compute server's memory. A4. a request for a chunk that is sent again, or arrives late, gets
-//! the same chunk: an outage does not empty the pool.
+//! *Invariants*
+//! - A1. A node is handed out to one holder at a time.
+//! - A2. A freed node goes back to the free list of its server, and is the next to be allocated
+//!   there.
+//! - A3. The metadata never leaves this compute server's memory.
+//! - A4. A request for a chunk that is repeated, or arrives late, gets the same chunk: an outage
+//!   does not empty the pool.
 //!
 //! *Thread safety*: belongs to one endpoint's thread; tasks of that thread share it.
 
@@ -13,23 +16,23 @@ use crate::wire::{GIVE_BACK_NODES, PoolRequest, Reply, Request};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 
-/// The nodes that one endpoint can hand out, on every memory server.
+/// The nodes that one endpoint can allocate, on every memory server.
 #[derive(Debug)]
 pub struct NodeAllocator<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
     chunk_bytes: u64,
     carvers: Vec<RefCell<NodeCarver>>,
-    /// Tokens of requests for chunks whose answers got lost: the next request asks for the same chunk.
+    /// By server: tokens of chunk requests of unknown outcome. The next request repeats one.
     in_doubt: Vec<RefCell<Vec<u64>>>,
-    /// The next token.
+    /// The next unused token.
     next_token: Cell<u64>,
     next_server: Cell<u16>,
-    /// Nodes that go anywhere go to the first so many.
+    /// [`NodeAllocator::take_anywhere`] uses this many servers, from the first on.
     used_servers: Cell<u16>,
 }
 
 impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
-    /// An allocator without any chunk yet, which asks for chunks of `chunk_bytes`.
+    /// An allocator without chunks, which requests chunks of `chunk_bytes`.
     pub fn new(fabric: F, chunk_bytes: u64) -> Self {
         let servers = fabric.memory_servers();
         let carvers = (0..servers).map(|_| RefCell::new(NodeCarver::new(L::PAGE_WORDS * 8)));
@@ -37,9 +40,10 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         Self {
             carvers: carvers.collect(),
             in_doubt: (0..servers).map(|_| RefCell::default()).collect(),
-            // Random numbers of 64 bits are far enough apart for all tokens of an endpoint.
+            // Random starts in 64 bits keep the tokens of different endpoints apart.
             next_token: Cell::new(random),
-            // Endpoints start at different servers, so that their first nodes do not pile up on one.
+            // Start at a random server, so that the first nodes of many endpoints do not pile up on
+            // one.
             next_server: Cell::new((random % u64::from(servers.max(1))) as u16),
             used_servers: Cell::new(servers.max(1)),
             client: RpcClient::new(fabric),
@@ -47,7 +51,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         }
     }
 
-    /// A node on `server`; one RPC if there is neither a freed node nor room in the chunk.
+    /// Allocates a node on `server`; one RPC if there is no freed node and no room in the chunk.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if the server has no chunk left.
@@ -60,7 +64,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             }
             let token = self.token(server);
             let request = PoolRequest::AllocateChunk { bytes: self.chunk_bytes, token }.into();
-            // It can be sent again: the token makes it one chunk.
+            // Retries are safe: the token makes them one chunk.
             let (at, bytes) = match self.client.ask_harmless(server, &request).await {
                 Ok(Reply::Chunk { at, bytes }) => (at, bytes),
                 Ok(_) => return Err(RemoteError::BadReply { server }),
@@ -92,7 +96,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         }
     }
 
-    /// The token of the next request for a chunk on `server`.
+    /// The token for the next chunk request to `server`.
     fn token(&self, server: ServerId) -> u64 {
         self.in_doubt[server.index()].borrow_mut().pop().unwrap_or_else(|| {
             let token = self.next_token.get();
@@ -101,17 +105,18 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         })
     }
 
-    /// From now on nodes that go anywhere go to the first `servers` memory servers; one at least.
+    /// Restricts [`NodeAllocator::take_anywhere`] to the first `servers` memory servers; at least
+    /// one.
     pub fn use_servers(&self, servers: u16) {
         self.used_servers.set(servers.clamp(1, self.carvers.len().max(1) as u16));
     }
 
-    /// How many memory servers nodes go to that go anywhere.
+    /// The number of memory servers that [`NodeAllocator::take_anywhere`] uses.
     pub fn used_servers(&self) -> u16 {
         self.used_servers.get()
     }
 
-    /// A node on the next server in turn that has room.
+    /// Allocates a node on the next server in turn that has room.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no server has any.
@@ -129,19 +134,19 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         outcome
     }
 
-    /// Takes back a node that nobody can reach any more, from whichever endpoint.
+    /// Frees a node that no client can reach any more. Any endpoint may have allocated it.
     ///
     /// # Panics
-    /// If the node is on a server that does not exist.
+    /// If no such server exists.
     pub fn give_back(&self, node: GlobalAddr) {
         self.carvers[node.server().index()].borrow_mut().give_back(node);
     }
 
-    /// Gives free nodes on `server` beyond `keep` to that server, for others to take.
+    /// Returns free nodes on `server` beyond `keep` to that server, for other clients.
     ///
     /// # Errors
-    /// [`RemoteError`] if it does not take them. If it may have, they are lost: a node in two lists would be
-    /// worse (A1).
+    /// [`RemoteError`] if the server does not take them. If the outcome is unknown, the nodes are
+    /// lost: a node in two lists would be worse (A1).
     pub async fn share(&self, server: ServerId, keep: usize) -> Result<(), RemoteError> {
         loop {
             let nodes = {
@@ -167,7 +172,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         }
     }
 
-    /// Nodes that can be taken on `server` without an RPC.
+    /// The number of nodes that can be allocated on `server` without an RPC.
     pub fn available(&self, server: ServerId) -> usize {
         self.carvers.get(server.index()).map_or(0, |carver| carver.borrow().available())
     }

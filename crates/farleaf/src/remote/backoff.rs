@@ -1,25 +1,28 @@
-//! Waiting before another attempt: randomised, exponential, with a cap.
+//! Backoff between attempts: randomised, exponential, with a cap.
 //!
-//! On a hot page the holder's WRITE and everybody's CAS queue at one NIC. Who tries again at once lengthens
-//! that queue and mostly fails; who doubles without a cap loses its turn for good to those who came later.
-//! `docs/decisions/` has the figures that the constants come from.
+//! On a hot page the holder's WRITE and every waiting client's CAS queue at one NIC. A client that
+//! retries at once lengthens that queue and mostly fails. A client that doubles its wait without a
+//! cap loses its turn for good to clients that came later. `docs/decisions/` has the measurements
+//! behind the constants.
 
 use farleaf_fabric::Fabric;
 
-/// The window of the first wait, in nanoseconds: about a round trip, which is how long a lock is held.
+/// The window of the first wait, in nanoseconds: about a round trip, which is how long a lock is
+/// held.
 const FIRST_NS: u64 = 2_000;
 /// The largest window, in nanoseconds.
 const CAP_NS: u64 = 32_000;
 
-/// Attempts after which, and then again after every so many, the cap doubles; and how often it does.
+/// The cap doubles after `PATIENT_AFTER` attempts and again after every `PATIENT_EVERY`, at most
+/// `MOST_PATIENCE` times.
 const PATIENT_AFTER: u32 = 256;
 const PATIENT_EVERY: u32 = 64;
 const MOST_PATIENCE: u32 = 5;
 
-/// Attempts after which an operation gives up: after about 0.8 s, the first 256 of them take 6 ms.
+/// Attempts before an operation gives up, after about 0.8 s; the first 256 attempts take 6 ms.
 const MAX_ATTEMPTS: u32 = 1_500;
 
-/// The attempts of one operation.
+/// The failed attempts of one operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     attempts: u32,
@@ -34,23 +37,23 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Waits that begin within `first_ns` and grow to at most `cap_ns`; for experiments.
+    /// A backoff with a window that grows from `first_ns` to at most `cap_ns`; for experiments.
     pub const fn with_window(first_ns: u64, cap_ns: u64) -> Self {
         Self { attempts: 0, first_ns, cap_ns }
     }
 
-    /// Attempts that did not get through so far.
+    /// The number of failed attempts so far.
     pub fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// Counts an attempt that did not get through; `false` if it was the last.
+    /// Counts a failed attempt; `false` if it was the last.
     pub(super) fn count(&mut self) -> bool {
         self.attempts += 1;
         self.attempts < MAX_ATTEMPTS
     }
 
-    /// Waits as the attempts so far suggest.
+    /// Waits for a random time that grows with the number of failed attempts.
     pub(super) async fn wait<F: Fabric>(&self, fabric: &F) {
         let doublings = self.attempts.saturating_sub(1).min(16);
         let patience = self.attempts.saturating_sub(PATIENT_AFTER - PATIENT_EVERY) / PATIENT_EVERY;

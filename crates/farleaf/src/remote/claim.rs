@@ -1,15 +1,15 @@
-//! Claiming memory servers: what makes their pools those of one index.
+//! Claims memory servers: makes their pools part of one index.
 
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
 use crate::wire::{PoolRequest, Refusal, Reply};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
-/// The memory server with the root of an index, in designs that have one.
+/// The memory server that holds the root of an index, in designs that have one.
 pub const ROOT_SERVER: ServerId = ServerId::new(0);
 
 impl<F: Fabric, L: Layout> RpcClient<F, L> {
-    /// Refuses a pool that belongs to an index already: one READ.
+    /// Fails if a server's pool belongs to an index already; one READ.
     ///
     /// # Errors
     /// [`RemoteError::Refused`] if it does.
@@ -21,14 +21,14 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         Err(RemoteError::Refused { server, refusal: Refusal::TreeExists })
     }
 
-    /// The options of an index with a random number, which tells apart two clients that make the same one:
-    /// each can ask again what it does not know the outcome of.
+    /// An index's options combined with a random number. The number distinguishes two clients that
+    /// create the same index, so each can repeat a claim of unknown outcome.
     pub fn own_options(&self, options: u64) -> u64 {
         options | self.fabric().random() << 32
     }
 
-    /// Claims all servers for an index, the root's last: until then there is nothing to open, and of two
-    /// clients that try only one gets past the first.
+    /// Claims all servers for an index, the root's server last. Until then there is no index to
+    /// open, and of two clients that try, only one gets past the first claim.
     ///
     /// # Errors
     /// [`RemoteError`] if a server belongs to another index.
@@ -42,7 +42,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         Ok(())
     }
 
-    /// Claims one server with options as [`RpcClient::own_options`] returns them.
+    /// Claims one server, with options from [`RpcClient::own_options`].
     ///
     /// # Errors
     /// [`RemoteError`] if it belongs to another index.

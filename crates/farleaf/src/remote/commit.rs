@@ -1,17 +1,22 @@
-//! Writing what was changed: the log entry, then the pages, each by a WRITE of its body and one that unlocks it.
+//! Writes changes: the log entry, then the pages, each by a WRITE of its body and a WRITE that
+//! unlocks it.
 //!
-//! A change of one page is one doorbell: entry and page go to the same server, where a WRITE takes effect
-//! after the WRITEs posted before it (contract F3). A change of several waits for its entry, then writes the
-//! pages that lose keys before those that gain them: so that a reader who reads through a lock (V1) never
-//! finds a key in a page that others can change it past.
+//! A change of one page is one doorbell: entry and page go to the same server, where WRITEs take
+//! effect in posting order (contract F3). A change of several pages waits for its entry, then
+//! writes the pages that lose keys before those that gain them. Otherwise a reader that reads
+//! through a lock (V1) could find a key in the losing page after another client has changed it in
+//! the gaining page.
 //!
-//! A page that only this client's compute server reads and changes needs no lock: its entry and the page go out together
-//! ([`PageClient::post_logged`]).
+//! A page that only this client's compute server reads and changes needs no lock: its entry and the
+//! page go out together ([`PageClient::post_logged`]).
 //!
-//! *Invariants*: W1. the entry is there before a word of a page changes. W2. nobody can validate a page, and
-//! so nobody can lock it, before every word of its WRITE has landed. W3. when a commit returns `Ok`, every
-//! page is written. W4. a commit that has begun happens, if this client lives: what could not be finished is
-//! kept with its pages' content, and finished later ([`PageClient::settle_doubts`]).
+//! *Invariants*
+//! - W1. The entry is in the log before a word of a page changes.
+//! - W2. No client can validate a page, and so none can lock it, before every word of its WRITE has
+//!   landed.
+//! - W3. When a commit returns `Ok`, every page is written.
+//! - W4. A commit that has begun will happen, if this client lives: what could not be finished is
+//!   kept with the content of its pages, and finished later ([`PageClient::settle_doubts`]).
 
 use super::identity::{LeftSlot, Slot};
 use super::redo::{MAX_PAGES, Redo, RedoPage};
@@ -21,41 +26,42 @@ use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use std::rc::Rc;
 
-/// A page that this client holds, as it was and as it is to be.
+/// A page that this client holds, with its content before and after the change.
 #[derive(Debug)]
 pub struct Change<'a, L> {
     pub(super) locked: Locked<'a>,
     pub(super) rewrite: Rewrite<L>,
 }
 
-/// What becomes of a page that is held.
+/// The new content of a page that this client holds.
 #[derive(Debug)]
 pub(super) struct Rewrite<L> {
     pub(super) at: GlobalAddr,
-    /// Word 0 while it is held.
+    /// Word 0 while the page is held.
     pub(super) held: LockWord,
     pub(super) after: Image<L>,
     pub(super) redo: RedoPage,
 }
 
-/// A commit that has begun and is finished later (W4): its pages stay marked as held, and its slot in use.
+/// A commit that has begun and will be finished later (W4). Its pages stay marked as held, and its
+/// slot stays in use.
 #[derive(Debug)]
 pub(super) struct Unfinished<L> {
     pub(super) slot: LeftSlot,
     pub(super) rewrites: Vec<Rewrite<L>>,
 }
 
-/// How a commit has ended that happens in any case (W4).
+/// The state of a commit that is certain to happen (W4).
 #[derive(Debug)]
 pub(crate) enum Committed {
     /// Every page is written.
     Now,
-    /// A memory server is out of reach. Nobody else changes the pages until they are written.
+    /// A memory server is unreachable. No other client changes the pages until they are written.
     Later(RemoteError),
 }
 
 impl<'a, L: Layout> Change<'a, L> {
-    /// The change of a locked page from `before`, the copy that it was locked by, to `after`.
+    /// Changes a locked page from `before`, the copy that it was locked by, to `after`.
     pub fn new(locked: Locked<'a>, before: &PageCopy<L>, after: Image<L>) -> Self {
         let owner = locked.word.owner();
         after.page().seal(locked.word.next_by(owner));
@@ -63,7 +69,7 @@ impl<'a, L: Layout> Change<'a, L> {
         Self { rewrite: Rewrite { at: locked.at, held: locked.word, after, redo }, locked }
     }
 
-    /// Word 0 of the page once this is committed.
+    /// Word 0 of the page after the commit.
     pub fn next_word(&self) -> LockWord {
         self.rewrite.after.page().lock_word()
     }
@@ -73,16 +79,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Writes and unlocks one page.
     ///
     /// # Errors
-    /// [`RemoteError::Indeterminate`] if the memory server is out of reach.
+    /// [`RemoteError::Indeterminate`] if the memory server is unreachable.
     pub async fn commit(&self, change: Change<'_, L>) -> Result<(), RemoteError> {
         self.commit_together(vec![change]).await
     }
 
-    /// Writes and unlocks up to three pages: all of them, or, if this client dies too early, none. They are
-    /// written in the given order, which must have those that lose keys first.
+    /// Writes and unlocks up to three pages: all of them or, if this client dies too early, none.
+    /// They are written in the given order, which must put those that lose keys first.
     ///
     /// # Errors
-    /// [`RemoteError::Indeterminate`] if a memory server is out of reach: it happens later (W4).
+    /// [`RemoteError::Indeterminate`] if a memory server is unreachable: the commit happens later
+    /// (W4).
     ///
     /// # Panics
     /// If there are no changes, or more than three.
@@ -93,7 +100,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// The same for who goes on as if it had happened, now or later.
+    /// Like [`PageClient::commit_together`], for callers that can go on once the commit is certain
+    /// to happen, now or later.
     ///
     /// # Errors
     /// [`RemoteError`] if nothing has changed, and nothing will.
@@ -104,7 +112,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         mut changes: Vec<Change<'_, L>>,
     ) -> Result<Committed, RemoteError> {
-        assert!((1..=MAX_PAGES).contains(&changes.len()), "what one entry has room for");
+        assert!((1..=MAX_PAGES).contains(&changes.len()), "an entry has room for 1 to 3 pages");
         if self.fabric().breaks(rules::LOSERS_FIRST) {
             changes.reverse();
         }
@@ -124,7 +132,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(self.finish_commit(written, slot, locks, rewrites).await)
     }
 
-    /// Brings a commit to its end whose WRITEs have ended as `written` says, or keeps it for later (W4).
+    /// Completes a commit after its WRITEs ended with `written`, or keeps it for later (W4).
     pub(super) async fn finish_commit(
         &self,
         written: Result<(), RemoteError>,
@@ -137,7 +145,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             && let Err(error) = self.settle(slot.at, &rewrites).await
         {
             locks.into_iter().for_each(Locked::stays);
-            // Finishing it settles what was in doubt about its pages.
+            // Finishing the commit also settles the doubts about its pages.
             let is_one = |at| rewrites.iter().any(|page| page.at == at);
             self.doubts.borrow_mut().retain(|doubt| !is_one(doubt.at));
             let server = slot.at.server();
@@ -183,12 +191,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Posts the WRITEs of a page that no other client reads or changes: of an entry in `slot`, which is on the page's
-    /// server, and of the whole page. So a page that is left half written can be completed ([`PageClient::half_written`]).
-    /// `before` is the page as the pool has it, if that is known.
+    /// Posts the WRITEs of a page that no other client reads or changes: first an entry in `slot`,
+    /// which is on the page's server, then the whole page. So a page that is left half written can
+    /// be completed ([`PageClient::half_written`]). `before` is the page as the pool has it, if
+    /// known.
     ///
     /// # Errors
-    /// [`FabricError`] if there are no buffers.
+    /// [`FabricError`] if no buffers are free.
     pub(crate) fn post_logged(
         &self,
         slot: &Slot<'_>,
@@ -202,7 +211,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         };
         let owner = after.page().lock_word().owner();
         let words = Redo { owner, pages: vec![redo] }.words();
-        // Both buffers before the first post: nothing must come between the two.
+        // Get both buffers before the first post: no other verb may come between the two WRITEs.
         let entry = self.fabric().buffer(words.len() * 8)?;
         let page = self.fabric().buffer(Self::PAGE_BYTES)?;
         words.into_iter().enumerate().for_each(|(index, word)| entry.set(index, word));

@@ -1,4 +1,4 @@
-//! Private copies of pages, and the pointers that lead to pages.
+//! Private copies of pages, and pointers to pages.
 //!
 //! *Thread safety*: private to one task.
 
@@ -8,24 +8,27 @@ use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, GlobalAddr};
 use std::marker::PhantomData;
 
-/// An address, and when the page that it was found in was asked for. A freed node is not used again
-/// before every pointer to it has grown too old to be followed.
+/// An address, with the time at which the page containing it was requested. A freed node is not
+/// reused until every pointer to it is too old to be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
-    /// Where to.
+    /// The target.
     pub at: GlobalAddr,
-    /// From when, by this endpoint's clock.
+    /// When the page that holds this address was requested, by this endpoint's clock, in
+    /// nanoseconds.
     pub since_ns: u64,
 }
 
 impl Pointer {
-    /// An address that never changes its meaning: the root's.
+    /// A pointer to an address that never changes its meaning, such as the root's. It never
+    /// expires.
     pub fn fixed(at: GlobalAddr) -> Self {
         Self { at, since_ns: u64::MAX }
     }
 }
 
-/// A page as one READ brought it: of one piece, at its own address, though perhaps not the newest.
+/// A page as one READ fetched it: of one piece and at its own address, but possibly not the newest
+/// version.
 #[derive(Debug)]
 pub struct PageCopy<L> {
     pub(super) at: GlobalAddr,
@@ -36,8 +39,8 @@ pub struct PageCopy<L> {
 }
 
 impl<L: Layout> PageCopy<L> {
-    /// A copy made from what a cache holds: `buffer` has the page as the pool had it at `buffer`'s word 0.
-    /// Whether it still is so, the lock says.
+    /// A copy made from cached content: `buffer` holds the page as the pool had it at the version
+    /// in `buffer`'s word 0. Locking the copy tells whether that is still current.
     pub fn of_cached(at: GlobalAddr, buffer: Buffer, now_ns: u64) -> Self {
         Self { at, buffer, read_ns: now_ns, layout: PhantomData }
     }
@@ -53,19 +56,19 @@ impl<L: Layout> PageCopy<L> {
         Page::new(self.buffer.words())
     }
 
-    /// Word 0. It may say that somebody holds the lock: then this is the page before that one's change.
+    /// Word 0. If it is locked, this copy is the page before the holder's change.
     #[inline]
     pub fn word(&self) -> LockWord {
         self.page().lock_word()
     }
 
-    /// An address that this page holds, as a pointer.
+    /// An address found in this page, as a pointer of the copy's age.
     #[inline]
     pub fn pointer(&self, at: GlobalAddr) -> Pointer {
         Pointer { at, since_ns: self.read_ns }
     }
 
-    /// The page itself, to be read again.
+    /// A pointer to this page, for reading it again.
     pub fn itself(&self) -> Pointer {
         Pointer { at: self.at, since_ns: self.read_ns }
     }
@@ -85,7 +88,7 @@ impl<L: Layout> Image<L> {
         Self { words, layout: PhantomData }
     }
 
-    /// The same words as `page` has.
+    /// A copy of `page`'s words.
     pub fn of(page: Page<'_, L>) -> Self {
         let copy = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
         Self { words: page.words().iter().map(copy).collect(), layout: PhantomData }

@@ -1,9 +1,11 @@
-//! Which memory servers a compute server can reach, as far as any of its threads knows.
+//! Failure detector: which memory servers a compute server can reach, as far as its threads know.
 //!
-//! All threads of a compute server tell what they meet. A change in a cache is worth no more than the memory servers under it. So no change is acknowledged from the first sign
-//! that one of them may be gone until all of them have answered again.
+//! All threads of a compute server report the errors that they see. A change in a cache is only as
+//! durable as the memory servers under it. So from the first sign that one of them may be gone, no
+//! change is acknowledged until all of them have answered again.
 //!
-//! *Invariant* Q4: a sign counts until a round of questions that began after it has found every memory server there.
+//! *Invariant* Q4: a sign counts until a round of probes that began after it has reached every
+//! memory server.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -11,22 +13,22 @@ use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{FabricError, ServerId};
 use std::collections::BTreeSet;
 
-/// What is known about the memory servers' being there.
+/// The known state of the memory servers.
 #[derive(Debug, Default)]
 pub struct Detector {
-    /// Signs that a memory server may be gone, all told.
+    /// The number of signs so far that a memory server may be gone.
     signs: AtomicU64,
-    /// Up to which sign all is well again.
+    /// The number of signs that a complete round has settled.
     settled: AtomicU64,
-    /// Whose signs they were.
+    /// The memory servers that the unsettled signs were about.
     missing: Mutex<BTreeSet<u16>>,
 }
 
-/// A round of questions that has begun.
+/// A round of probes that has begun.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round(u64);
 
-/// The memory server that an error says may be gone.
+/// The memory server that may be gone, according to an error.
 fn gone(error: &FabricError) -> Option<ServerId> {
     match error {
         FabricError::Indeterminate { server, .. }
@@ -38,7 +40,7 @@ fn gone(error: &FabricError) -> Option<ServerId> {
 }
 
 impl Detector {
-    /// Whether all memory servers are there, as far as is known.
+    /// Whether all memory servers are reachable, as far as is known.
     #[inline]
     pub fn all_there(&self) -> bool {
         self.signs.load(Ordering::Acquire) == self.settled.load(Ordering::Acquire)
@@ -49,7 +51,7 @@ impl Detector {
         lock(&self.missing).iter().copied().collect()
     }
 
-    /// Learns from the outcome of a remote operation.
+    /// Records a sign if `error` says that a memory server may be gone.
     pub(crate) fn learn(&self, error: &FabricError) {
         if let Some(server) = gone(error) {
             let mut missing = lock(&self.missing);
@@ -58,12 +60,12 @@ impl Detector {
         }
     }
 
-    /// Before every memory server is asked whether it is there.
+    /// Begins a round. Call it before probing any memory server.
     pub(crate) fn begin_round(&self) -> Round {
         Round(self.signs.load(Ordering::Acquire))
     }
 
-    /// All of them have answered (Q4).
+    /// Ends a round in which every memory server has answered (Q4).
     pub(crate) fn all_have_answered(&self, round: Round) {
         let mut missing = lock(&self.missing);
         if self.signs.load(Ordering::Acquire) == round.0 {

@@ -1,12 +1,13 @@
-//! The change of one page: made on a private image, locked, written.
+//! Changes one page: edit a private image, lock the page, write it.
 
 use super::{Change, Image, Miss, PageClient, PageCopy};
 use crate::page::{Answer, Layout, LeafEdit, LeafOutcome};
 use farleaf_fabric::{Fabric, Work};
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Does `edit` to the leaf that `copy` is of, if it is still as in the copy: one CAS and three
-    /// WRITEs, or nothing at all if the edit changes nothing. `None`: there is no room for it.
+    /// Applies `edit` to the leaf that `copy` was read from, if it is still as in the copy: one CAS
+    /// and three WRITEs, or nothing if the edit changes nothing. Returns `None` if the leaf has no
+    /// room.
     ///
     /// # Errors
     /// As [`PageClient::replace`].
@@ -26,11 +27,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Makes `image` the content of the page that `copy` is of, if it is still as in the copy: one
-    /// CAS and three WRITEs.
+    /// Replaces the content of the page that `copy` was read from by `image`, if it is still as in
+    /// the copy: one CAS and three WRITEs.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page has changed since, or is locked; nothing has changed then.
+    /// [`Miss::Restart`] if the page has changed or is locked; nothing has changed then.
     pub async fn replace(&self, copy: &PageCopy<L>, image: Image<L>) -> Result<(), Miss> {
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::ChangeNode).await;

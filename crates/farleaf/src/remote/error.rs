@@ -1,63 +1,64 @@
-//! What a protocol over the fabric can come to when it does not succeed.
+//! Errors of the protocols over the fabric.
 
 use crate::page::SuperblockError;
 use crate::wire::Refusal;
 use farleaf_fabric::{FabricError, GlobalAddr, ServerId, Uncertainty};
 use thiserror::Error;
 
-/// Why an exchange with a memory server did not succeed.
+/// Why an exchange with a memory server failed.
 ///
-/// Everything but [`RemoteError::Indeterminate`] says that it changed nothing.
+/// Every variant except [`RemoteError::Indeterminate`] guarantees that the exchange changed
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RemoteError {
-    /// The server has no memory for what was asked.
+    /// The server has too little free memory for the request.
     #[error("memory server {server} has no memory left for another node")]
     OutOfMemory {
-        /// Where there was none.
+        /// The server that ran out.
         server: ServerId,
     },
-    /// Nobody knows whether the operation happened, or will.
+    /// The operation may have happened, or may still happen.
     #[error("the operation's outcome is unknown: {0}")]
     Indeterminate(FabricError),
-    /// The operation lost against others as often as it may.
+    /// The operation used up its retries: every attempt lost to a concurrent operation.
     #[error("gave up after {retries} retries against concurrent operations")]
     Contended {
-        /// How often it was tried again.
+        /// Retries made.
         retries: u32,
     },
-    /// A page is neither of one piece nor being written: a WRITE of it stopped half-way.
+    /// A page fails its checksum, and no client is writing it: a WRITE of it stopped half-way.
     #[error("the page at {at:?} is damaged: a write of it stopped half-way")]
     Damaged {
-        /// The page.
+        /// The page's address.
         at: GlobalAddr,
     },
-    /// The keys are another compute server's by now.
+    /// The keys now belong to another compute server.
     #[error("the keys have moved to another compute server")]
     Moved,
-    /// The fabric did not carry out the operation.
+    /// The fabric rejected or failed the operation.
     #[error(transparent)]
     Fabric(FabricError),
-    /// A memory server did not accept the request.
+    /// A memory server refused the request.
     #[error("memory server {server} refused the request: {refusal}")]
     Refused {
-        /// The server.
+        /// The server that refused.
         server: ServerId,
         /// Its reason.
         refusal: Refusal,
     },
-    /// A memory server's reply makes no sense.
-    #[error("memory server {server} sent a reply that makes no sense")]
+    /// A memory server sent a reply that does not fit the request.
+    #[error("memory server {server} sent an invalid reply")]
     BadReply {
-        /// The server.
+        /// The server that replied.
         server: ServerId,
     },
-    /// A memory server holds another kind of pool.
+    /// A memory server holds a pool of another format.
     #[error("memory server {server}: {error}")]
     BadPool {
-        /// The server.
+        /// The server with that pool.
         server: ServerId,
-        /// What is wrong with it.
+        /// What is wrong with its superblock.
         error: SuperblockError,
     },
 }
@@ -85,12 +86,12 @@ impl From<FabricError> for RemoteError {
     }
 }
 
-/// Why an attempt did not get through.
+/// Why an attempt failed.
 #[derive(Clone, Debug)]
 pub enum Miss {
-    /// Another operation got in between: try again.
+    /// A concurrent operation interfered: retry.
     Restart,
-    /// It cannot succeed.
+    /// Retrying cannot help.
     Failed(RemoteError),
 }
 

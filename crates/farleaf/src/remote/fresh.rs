@@ -1,8 +1,12 @@
-//! Many new pages that nobody knows yet: nodes taken round robin, WRITEs of which many are in flight.
+//! Writes many new pages that no other client can reach yet: allocates nodes round robin and keeps
+//! many WRITEs in flight.
 //!
-//! *Invariants*: N1. page `i` is on server `i mod S`. N2. after [`FreshWriter::finish`] every page is
-//! written; until then nothing may point to any of them. N3. a node goes back to the allocator only when
-//! nothing that is in flight can land on its next life.
+//! *Invariants*
+//! - N1. Page `i` is on server `i mod S`.
+//! - N2. After [`FreshWriter::finish`] every page is written; until then nothing may point to any
+//!   of them.
+//! - N3. A node goes back to the allocator only when no operation in flight can land after its
+//!   reuse.
 //!
 //! *Thread safety*: private to one task.
 
@@ -12,29 +16,29 @@ use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use std::collections::VecDeque;
 use std::fmt;
 
-/// How often a WRITE of unknown outcome is posted again.
+/// Retries of a WRITE of unknown outcome.
 const WRITE_RETRIES: u32 = 16;
 
-/// A WRITE in flight, with what it writes.
+/// A WRITE in flight, with the image to write again if it fails.
 struct Written<F: Fabric, L> {
     at: GlobalAddr,
     image: Image<L>,
     operation: F::Op<Buffer>,
 }
 
-/// A node that has been taken, and the READ of its word 0.
+/// A newly allocated node, and the READ of its word 0.
 pub struct FreshNode<F: Fabric> {
     at: GlobalAddr,
     word: F::Op<Buffer>,
 }
 
 impl<F: Fabric> FreshNode<F> {
-    /// Where it is.
+    /// The node's address.
     pub fn at(&self) -> GlobalAddr {
         self.at
     }
 
-    /// Waits until nothing of it is in flight any more.
+    /// Waits until the READ of its word 0 has ended.
     pub async fn settle(self) {
         drop(self.word.await);
     }
@@ -60,12 +64,12 @@ impl<F: Fabric, L: Layout> fmt::Debug for FreshWriter<'_, F, L> {
 }
 
 impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
-    /// A writer without any page yet.
+    /// A writer that has allocated no node yet.
     pub fn new(pages: &'a PageClient<F, L>) -> Self {
         Self { pages, in_flight: VecDeque::new(), nodes: Vec::new() }
     }
 
-    /// The next node (N1).
+    /// Allocates the next node (N1).
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if its server has none.
@@ -81,7 +85,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
         Ok(FreshNode { at, word: self.pages.post_fresh_word(at)? })
     }
 
-    /// A node on `server`, or if it has none on another.
+    /// Allocates a node on `server`, or on another server if that is full.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no server has any.
@@ -93,7 +97,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
         self.fresh(at)
     }
 
-    /// Gives a node back that is not needed after all.
+    /// Frees a node that is not needed after all.
     pub async fn release(&mut self, node: FreshNode<F>) {
         let at = node.at;
         node.settle().await;
@@ -101,10 +105,10 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
         self.pages.give_back_unseen(at);
     }
 
-    /// Posts the WRITE of a page that is complete; waits for older ones while many are in flight.
+    /// Posts the WRITE of a complete page. Waits for older WRITEs while too many are in flight.
     ///
     /// # Errors
-    /// [`RemoteError`] if an older one could not be written.
+    /// [`RemoteError`] if an older page could not be written.
     pub async fn write(&mut self, node: FreshNode<F>, image: Image<L>) -> Result<(), RemoteError> {
         let FreshNode { at, word } = node;
         let most = (self.pages.fabric().depth() / 3).max(1);
@@ -130,6 +134,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
                 break;
             }
             self.pages.fabric().counters().count_retry();
+            // No copy of the first WRITE may land after the retry (N3).
             self.pages.fabric().reset(at.server()).await?;
             outcome = self.pages.post_page(at, &image).await?.await;
         }
@@ -137,10 +142,10 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
         Ok(())
     }
 
-    /// Waits until all are written (N2).
+    /// Waits until all pages are written (N2).
     ///
     /// # Errors
-    /// [`RemoteError`] if one could not be.
+    /// [`RemoteError`] if one could not be written.
     pub async fn finish(&mut self) -> Result<(), RemoteError> {
         while !self.in_flight.is_empty() {
             self.finish_oldest().await?;
@@ -148,7 +153,8 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
         Ok(())
     }
 
-    /// Gives all nodes back (N3): nobody has ever been able to reach them.
+    /// Frees all nodes (N3), which no other client could reach. If a server's WRITEs cannot be
+    /// settled, the nodes are lost.
     pub async fn abort(mut self) {
         let mut settled = true;
         for Written { at, operation, .. } in std::mem::take(&mut self.in_flight) {

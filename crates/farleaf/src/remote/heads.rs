@@ -1,9 +1,10 @@
-//! Head nodes: pages between leaves that list the leaves after them, so that a scan can READ those together.
+//! Head nodes: pages between leaves that list the leaves after them, so that a scan can READ those
+//! together.
 //!
-//! A head stands in the chain of siblings behind the leaf before it. Its fences are both the low key of the
-//! leaf after it: no key is in between, so a walk to the right passes it as it passes any page that does not
-//! reach far enough, and no parent points to it. What it lists is a hint: leaves come and go, and a scan
-//! takes a listed leaf only if the chain leads to it.
+//! A head stands in the chain of siblings before the leaves that it lists. Both of its fences are
+//! the low key of the leaf after it: it covers no key, so a walk to the right passes it like any
+//! page that ends too early, and no parent points to it. Its list is a hint, because leaves come
+//! and go: a scan takes a listed leaf only if the chain leads to it.
 //!
 //! After Ziegler et al. (SIGMOD 2019), §4.3.
 
@@ -16,10 +17,11 @@ pub const fn head_leaves<L: Layout>() -> usize {
     L::CAPACITY
 }
 
-/// A head at `at` before the first of `leaves`, each given by its low key and address.
+/// A head at `at` that stands before the first of `leaves`, each given by its low key and address.
+/// It lists the first [`head_leaves`] of them.
 ///
 /// # Panics
-/// If there are no leaves.
+/// If `leaves` is empty.
 pub fn head_image<L: Layout>(at: GlobalAddr, leaves: &[(L::Key, GlobalAddr)]) -> Image<L> {
     let image = Image::<L>::empty();
     let (low, next) = leaves.first().expect("a head stands before a leaf");

@@ -1,5 +1,5 @@
-//! Who this client is: its number, and where its log is on each memory server. Both are asked for once,
-//! when the first change needs them: who only reads never asks.
+//! A client's identity: its number, and the location of its log on each memory server. It requests
+//! both once, when its first change needs them; a client that only reads never does.
 
 use super::{PageClient, RemoteError};
 use crate::page::Layout;
@@ -7,19 +7,19 @@ use crate::wire::{LOG_SLOTS, OwnerRequest, Reply, Request, TICKETS, Ticket, log_
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 
-/// The memory server that numbers the clients and knows the dead.
+/// The memory server that numbers the clients and records the dead ones.
 pub(super) const REGISTRAR: ServerId = ServerId::new(0);
 
-/// A client's number and logs. *Thread safety*: one endpoint's thread.
+/// A client's number, logs and tickets. *Thread safety*: one endpoint's thread.
 #[derive(Debug)]
 pub(super) struct Identity {
-    /// 0 until it is asked for.
+    /// 0 until the client has registered.
     owner: Cell<u16>,
-    /// By memory server: where the log is, once asked for, and which of its slots are in use.
+    /// By memory server: where the log is, once known, and which of its slots are in use.
     logs: RefCell<Vec<Option<Log>>>,
-    /// Slots that are kept for nodes that are half written and not locked.
+    /// Slots kept for nodes that are not locked and may be half written: node, server, slot.
     pinned: RefCell<Vec<(GlobalAddr, ServerId, u64)>>,
-    /// The last number given out of each ticket, and whether that is in use.
+    /// For each ticket slot: the last number given out, and whether it is in use.
     tickets: RefCell<[(u32, bool); TICKETS]>,
 }
 
@@ -27,24 +27,24 @@ pub(super) struct Identity {
 struct Log {
     at: GlobalAddr,
     used: u64,
-    /// Of those that are used: the ones that no operation will free, because their pages may not be written.
+    /// The used slots that no operation will free, because their pages may not be written.
     kept: u64,
 }
 
-/// A slot of this client's log: free again when dropped.
+/// A slot of this client's log; dropping it frees it.
 #[derive(Debug)]
 pub(crate) struct Slot<'a> {
     identity: &'a Identity,
     server: ServerId,
     number: u64,
     pub(super) at: GlobalAddr,
-    /// The entry may still be needed: the slot stays in use.
+    /// The entry may still be needed: the slot stays in use after the drop.
     pub(super) keep: bool,
-    /// It stays in use until the node at this address is whole.
+    /// The slot stays in use until the node at this address is whole.
     pinned_for: Option<GlobalAddr>,
 }
 
-/// A slot that is in use until it is said to be free.
+/// A slot that stays in use until it is freed explicitly.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeftSlot {
     pub(super) at: GlobalAddr,
@@ -62,12 +62,13 @@ impl Drop for Slot<'_> {
 }
 
 impl Slot<'_> {
-    /// Keeps the slot in use until the node at `at`, which may be half written and is not locked, is known to be whole.
+    /// Keeps the slot in use until the node at `at`, which is not locked and may be half written,
+    /// is known to be whole.
     pub(crate) fn pin(&mut self, at: GlobalAddr) {
         self.pinned_for = Some(at);
     }
 
-    /// The node that it was kept for is whole, or nothing was ever written of it.
+    /// Frees the slot when dropped: its node is whole, or nothing of the node was ever written.
     pub(crate) fn is_done(&mut self) {
         (self.keep, self.pinned_for) = (false, None);
     }
@@ -79,7 +80,7 @@ impl Slot<'_> {
         left
     }
 
-    /// The client whose log this is a slot of.
+    /// The number of the client that the log belongs to.
     pub(crate) fn owner(&self) -> u16 {
         self.identity.owner.get()
     }
@@ -96,19 +97,20 @@ impl Identity {
         }
     }
 
-    /// This client's number, if it has one.
+    /// This client's number, if it has registered.
     pub(super) fn owner(&self) -> Option<u16> {
         Some(self.owner.get()).filter(|owner| *owner != 0)
     }
 
-    /// Whether no slot and no ticket is in use or was in doubt, and no ticket ever was: memory servers remember tickets by number.
+    /// Whether no slot is in use, and no ticket was ever given out: memory servers remember tickets
+    /// by client number.
     pub(super) fn is_at_rest(&self) -> bool {
         self.pinned.borrow().is_empty()
             && self.logs.borrow().iter().flatten().all(|log| log.used == 0)
             && self.tickets.borrow().iter().all(|ticket| *ticket == (0, false))
     }
 
-    /// Frees the slots that were kept: all of their pages are written by now.
+    /// Frees the kept slots: all of their pages are written by now.
     pub(super) fn free_kept(&self) {
         for log in self.logs.borrow_mut().iter_mut().flatten() {
             log.used &= !log.kept;
@@ -116,7 +118,7 @@ impl Identity {
         }
     }
 
-    /// Nobody needs the entry in a slot any more that was left in use.
+    /// Frees a slot that was left in use: its entry is not needed any more.
     pub(super) fn free_left(&self, slot: LeftSlot) {
         self.free(slot.server, slot.number, false);
     }
@@ -130,7 +132,8 @@ impl Identity {
         }
     }
 
-    /// A slot for an entry about the node at `node`: that which is kept for it, or one that nobody uses. The log is there.
+    /// A slot for an entry about the node at `node`: the one pinned for it, or a free one. `None`
+    /// if there is neither, or this server's log has not been prepared.
     fn take(
         &self,
         server: ServerId,
@@ -140,6 +143,7 @@ impl Identity {
         let mut logs = self.logs.borrow_mut();
         let log = logs.get_mut(server.index())?.as_mut()?;
         let mut pinned = self.pinned.borrow_mut();
+        // A pinned slot holds the entry of this node; a newer entry may overwrite it.
         let kept = pinned.iter().position(|(at, on, _)| Some(*at) == node && *on == server);
         let kept = kept.map(|place| pinned.swap_remove(place));
         let free = || (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0);
@@ -149,7 +153,7 @@ impl Identity {
         Some(Slot { identity: self, server, number, at, keep: false, pinned_for })
     }
 
-    /// The nodes that slots of a server's log are kept for.
+    /// The nodes that slots of a server's log are pinned for.
     fn pinned_on(&self, server: ServerId) -> Vec<GlobalAddr> {
         let pinned = self.pinned.borrow();
         pinned.iter().filter(|(_, on, _)| *on == server).map(|(at, ..)| *at).collect()
@@ -157,7 +161,7 @@ impl Identity {
 }
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// A ticket for a change that is left to a memory server; none while too many are in use.
+    /// A ticket for a change that is offloaded to a memory server; `None` while all are in use.
     pub(crate) async fn take_ticket(&self) -> Result<Option<Ticket>, RemoteError> {
         let owner = self.owner().await?;
         let mut tickets = self.identity.tickets.borrow_mut();
@@ -169,22 +173,22 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }))
     }
 
-    /// Gives a ticket back under which nothing can happen any more.
+    /// Returns a ticket under which nothing can happen any more.
     pub(crate) fn give_ticket(&self, ticket: Ticket) {
         self.identity.tickets.borrow_mut()[usize::from(ticket.slot)].1 = false;
     }
 
-    /// This client's number; one RPC the first time.
+    /// This client's number; registers by one RPC the first time.
     pub(super) async fn owner(&self) -> Result<u16, RemoteError> {
         if let Some(owner) = self.identity.owner() {
             return Ok(owner);
         }
-        // Asked again after an unknown outcome, this wastes a number and nothing else.
+        // Retrying after an unknown outcome wastes a number, and nothing else.
         let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register.into()).await?;
         let Reply::Owner { owner, .. } = reply else {
             return Err(RemoteError::BadReply { server: REGISTRAR });
         };
-        // Another task of this thread may have been faster.
+        // Another task of this thread may have registered first.
         if self.identity.owner().is_none() {
             self.identity.owner.set(owner);
         }
@@ -209,7 +213,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Makes sure of this client's log on `server`; one RPC the first time.
+    /// Ensures that this client has a log on `server`, by one RPC the first time. Returns the
+    /// client's number.
     pub(crate) async fn prepare_log(&self, server: ServerId) -> Result<u16, RemoteError> {
         let owner = self.owner().await?;
         let known = |identity: &Identity| {
@@ -225,7 +230,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(owner)
     }
 
-    /// The node at `at` is whole: slots that were kept for it are free.
+    /// Frees the slots that were pinned for the node at `at`, which is whole.
     pub(crate) fn unpin(&self, at: GlobalAddr) {
         let mut pinned = self.identity.pinned.borrow_mut();
         for (_, server, number) in pinned.extract_if(.., |(node, ..)| *node == at) {
@@ -233,13 +238,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Frees the slots that are kept for nodes which are not `needed` any more.
+    /// Frees the slots pinned for nodes that are not `needed` any more.
     pub(crate) fn unpin_unless(&self, needed: impl Fn(GlobalAddr) -> bool) {
         let pinned: Vec<_> = self.identity.pinned.borrow().iter().map(|(at, ..)| *at).collect();
         pinned.into_iter().filter(|at| !needed(*at)).for_each(|at| self.unpin(at));
     }
 
-    /// Frees the slots that are kept for nodes which others have written since: they are whole.
+    /// Frees the slots pinned for nodes that other clients have written since: those nodes are
+    /// whole.
     async fn unpin_whole(&self, server: ServerId) -> Result<(), RemoteError> {
         for at in self.identity.pinned_on(server) {
             if self.read_raw(at).await?.page().is_of_one_piece() {
@@ -249,17 +255,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Prepares this client's logs on all memory servers, as far as they have room: later they may have none.
+    /// Prepares this client's logs on all memory servers that have room, because they may have none
+    /// later.
     pub(crate) async fn prepare_logs(&self) {
         for number in 0..self.fabric().memory_servers() {
-            // Whoever needs it is told.
+            // An operation that needs this log gets the error then.
             let _ = self.prepare_log(ServerId::new(number)).await;
         }
     }
 
-    /// A slot of this client's log on `server`, which has been prepared, for an entry about `node` alone or about
-    /// several. Waits while all are in use: each is
-    /// for a round trip or two.
+    /// A slot of this client's log on `server`, which has been prepared, for an entry about `node`
+    /// alone or, with `None`, about several nodes. Waits while all slots are in use; each is, for a
+    /// round trip or two.
     pub(crate) async fn slot(
         &self,
         server: ServerId,

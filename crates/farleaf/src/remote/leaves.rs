@@ -1,10 +1,10 @@
-//! Walks along the leaves, to the right, with READs ahead.
+//! Walks to the right along the leaves, with READs ahead.
 //!
-//! A leaf that was read ahead is taken as the next one if the walk would have come to it: either the leaf
-//! before points to it, or it was found through a fresh pointer of a parent and begins where the leaf before
-//! ends. (A head's list may be older than any grace period, so it needs the former.) It may have been read
-//! before the leaf before was: that is what a scan promises, no snapshot but each leaf at some moment of the
-//! scan.
+//! A leaf that was read ahead becomes the next one if the walk would have come to it: either the
+//! previous leaf points to it, or it was found through a fresh pointer of a parent and begins where
+//! the previous leaf ends. (A head's list may be older than any grace period, so its leaves need
+//! the former.) The leaf may have been read before the previous one. Scans permit that: they
+//! promise no snapshot, only each leaf at some moment of the scan.
 //!
 //! *Thread safety*: private to one task.
 
@@ -16,14 +16,14 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Heads and half-known siblings that a walk passes between two leaves at most.
+/// The most heads and siblings without a parent's pointer between two leaves of a walk.
 const MAX_STEPS: usize = 64;
 
-/// Leaves in flight, and the way along them.
+/// A walk, and the leaves in flight for it.
 pub struct LeafStream<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     ahead: VecDeque<Ahead<F, L>>,
-    /// How many leaves a head's list may bring into flight.
+    /// The most leaves that a head's list may bring into flight.
     window: usize,
 }
 
@@ -41,35 +41,36 @@ enum State<F: Fabric, L> {
 struct Ahead<F: Fabric, L> {
     at: GlobalAddr,
     state: State<F, L>,
-    /// The pointer came from a parent's fresh copy, not from a head.
+    /// Whether the pointer came from a parent's fresh copy, not from a head.
     fresh: bool,
 }
 
 impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
-    /// A walk with nothing in flight yet.
+    /// A walk with nothing in flight.
     pub fn new(pages: &'a PageClient<F, L>) -> Self {
         Self { pages, ahead: VecDeque::new(), window: 0 }
     }
 
-    /// How many leaves heads may bring into flight from now on.
+    /// Sets how many leaves a head's list may bring into flight from now on.
     pub fn set_window(&mut self, leaves: usize) {
         self.window = leaves;
     }
 
-    /// Posts the READ of a leaf that comes after those posted so far; `fresh` if the pointer is from a
-    /// parent's copy. Best effort: without a buffer, the walk comes to it all the same.
+    /// Posts the READ of a leaf that comes after those posted so far; `fresh` if the pointer is
+    /// from a parent's copy. Best effort: without a free buffer, the walk reads the leaf when it
+    /// gets there.
     pub fn read_ahead(&mut self, pointer: Pointer, fresh: bool) {
         if let Ok(read) = self.pages.post_read(pointer) {
             self.ahead.push_back(Ahead { at: pointer.at, state: State::Pending(read), fresh });
         }
     }
 
-    /// Leaves in flight.
+    /// The number of leaves in flight.
     pub fn in_flight(&self) -> usize {
         self.ahead.len()
     }
 
-    /// The first of the leaves in flight, as whatever it is.
+    /// The first page in flight, unchecked: the caller must find out whether it fits.
     ///
     /// # Errors
     /// [`Miss::Restart`] if there is none, or it cannot be read.
@@ -83,7 +84,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
     /// The leaf after `leaf`; `None` after the last.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the walk is lost: go on from the root.
+    /// [`Miss::Restart`] if the walk is lost: restart at the root.
     pub async fn after(&mut self, leaf: &PageCopy<L>) -> Result<Option<PageCopy<L>>, Miss> {
         let Some(wanted) = L::high(leaf.page()) else { return Ok(None) };
         let mut next = leaf.pointer(leaf.page().sibling());
@@ -103,7 +104,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
             let listed: Vec<_> = listed(page).take(self.window).collect();
             if self.ahead.is_empty() {
                 for (_, at) in listed {
-                    // As old as the list may be: the chain decides whether the leaf counts.
+                    // The list may be older than that: the chain decides whether the leaf counts.
                     let pointer = Pointer { at, since_ns: copy.read_ns };
                     self.read_ahead(pointer, false);
                 }
@@ -113,7 +114,8 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
         Err(Miss::Restart)
     }
 
-    /// The leaf that begins at `wanted`, if it is in flight.
+    /// The leaf that begins at `wanted`, if it is in flight. `expected` is where the chain
+    /// continues.
     async fn take_ahead(
         &mut self,
         wanted: &L::Key,
@@ -129,6 +131,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
                 },
             };
             let page = copy.page();
+            // A page from a head's list may have been reused since: check what it is.
             let is_leaf = page.level() == 0 && !page.is_head();
             let low = L::low(page);
             if is_leaf
@@ -141,7 +144,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
                 return Ok(Some(copy));
             }
             if is_leaf && low >= *wanted {
-                // There is a head before it, or leaves that nobody has told us of.
+                // A head comes first, or leaves that were not read ahead.
                 self.ahead.push_front(Ahead { state: State::Read(copy), ..front });
                 return Ok(None);
             }

@@ -1,13 +1,16 @@
-//! The remote lock: one CAS on word 0, from the version of a validated copy to the same version locked.
+//! The remote lock: one CAS on word 0, from the version of a validated copy to the same version
+//! locked.
 //!
 //! *Invariants*
-//! - K1. The CAS succeeds only if the page is still as in the copy: who has the lock need not read again.
-//! - K2. Within one client a page has one holder at a time; so a word that names this client as its owner
-//!   means that holder, or none and a doubt.
-//! - K3. A lock is let go by the WRITE of the page's next version, or, if nothing changed, by putting the
-//!   word back that was there.
-//! - K4. An operation that ends without knowing whether it holds a page leaves a doubt, and later operations
-//!   of this client settle it; so they do with commits that have not been finished (W4). One of them at a time.
+//! - K1. The CAS succeeds only if the page is still as in the copy, so the holder need not read it
+//!   again.
+//! - K2. Within one client a page has at most one holder. So a word that names this client as its
+//!   owner means that holder, or a page without a holder that is in doubt.
+//! - K3. A lock is released by the WRITE of the page's next version or, if nothing changed, by
+//!   restoring the previous word.
+//! - K4. An operation that ends without knowing whether it holds a page leaves a doubt, and later
+//!   operations of this client settle it. They also finish unfinished commits (W4). One task at a
+//!   time does so.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -20,7 +23,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// A page that this client may hold without knowing it, or whose WRITE may have stopped half-way.
+/// A page that this client may hold without knowing it, or may have half written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doubt {
     pub(super) at: GlobalAddr,
@@ -30,9 +33,9 @@ pub(super) struct Doubt {
 #[derive(Debug)]
 pub struct Locked<'a> {
     pub(super) at: GlobalAddr,
-    /// The word as it is while we hold the page.
+    /// Word 0 while this client holds the page.
     pub(super) word: LockWord,
-    /// The word before.
+    /// Word 0 before the lock.
     pub(super) before: LockWord,
     hold: Hold<'a>,
 }
@@ -43,18 +46,19 @@ impl Locked<'_> {
         self.at
     }
 
-    /// The page is let go of: there is nothing to settle.
+    /// The page is unlocked: nothing is left to settle.
     pub(super) fn settled(mut self) {
         self.hold.in_doubt = false;
     }
 
-    /// The page stays marked as held: it is written later (W4).
+    /// The page stays marked as held: it will be written later (W4).
     pub(super) fn stays(self) {
         std::mem::forget(self.hold);
     }
 }
 
-/// The mark of a page in the client's table; leaves a doubt behind unless told otherwise (K4).
+/// The mark of a page in `PageClient::held`. Dropping it leaves a doubt if the outcome is unknown
+/// (K4).
 #[derive(Debug)]
 pub(super) struct Hold<'a> {
     at: GlobalAddr,
@@ -71,7 +75,8 @@ impl Drop for Hold<'_> {
                 doubts.push(Doubt { at: self.at });
             }
         } else if self.doubts.borrow().iter().all(|doubt| doubt.at != self.at) {
-            // Otherwise it goes with the doubt: until then no other operation of this client comes to the page.
+            // A page in doubt stays marked until the doubt is settled, so no other operation of
+            // this client can take it.
             self.held.borrow_mut().remove(&self.at);
         }
     }
@@ -80,30 +85,31 @@ impl Drop for Hold<'_> {
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Marks a page as held by an operation of this client (K2).
     pub(super) fn hold(&self, at: GlobalAddr) -> Option<Hold<'_>> {
-        // Not `then_some`: a mark that is made and dropped would take the other operation's away.
+        // Not `then_some`: that would build a mark even on failure, and dropping it would remove
+        // the other operation's mark.
         let marked = self.held.borrow_mut().insert(at);
         marked.then(|| Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false })
     }
 
-    /// The mark of a page that a doubt holds already; the doubt is this operation's business now.
+    /// Marks a page that is in doubt and therefore marked already. The caller takes over the doubt.
     pub(super) fn hold_again(&self, at: GlobalAddr) -> Hold<'_> {
         self.held.borrow_mut().insert(at);
         Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false }
     }
 
-    /// From here on the page is in doubt, unless this is taken back.
+    /// Puts the page in doubt, until `certain` reverts it.
     pub(super) fn doubt<'a>(&self, mut hold: Hold<'a>) -> Hold<'a> {
         hold.in_doubt = true;
         hold
     }
 
-    /// Nothing has happened to the page.
+    /// Removes the doubt: the page is known to be unchanged.
     pub(super) fn certain<'a>(&self, mut hold: Hold<'a>) -> Hold<'a> {
         hold.in_doubt = false;
         hold
     }
 
-    /// A page that is locked in our name already.
+    /// A page that is locked in this client's name already.
     pub(super) fn already_locked<'a>(
         &self,
         mut hold: Hold<'a>,
@@ -114,17 +120,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Locked { at, word, before: word.unlocked_by(word.owner()), hold }
     }
 
-    /// Locks the page that `copy` is of, if it is still as in the copy.
+    /// Locks the page that `copy` was read from, if it is still as in the copy.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if it is not, or somebody holds it.
+    /// [`Miss::Restart`] if the page has changed or is locked.
     pub async fn lock(&self, copy: &PageCopy<L>) -> Result<Locked<'_>, Miss> {
         let (at, before) = (copy.at, copy.word());
         if before.is_locked() {
             self.suspect.set(Some((at, before)));
             return Err(Miss::Restart);
         }
-        // Before the lock: who has no room for its log has not changed anything.
+        // Prepare the log before locking: if the log has no room, nothing has changed yet.
         let owner = self.prepare_log(at.server()).await?;
         let hold = self.hold(at).ok_or(Miss::Restart)?;
         let before = match self.fabric().breaks(rules::LOCKED_AS_COPIED) {
@@ -162,8 +168,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Err(Miss::Restart)
     }
 
-    /// After a CAS of unknown outcome: whether the page is locked in our name. Nobody else puts `word`
-    /// there, and after the reset neither do we.
+    /// Finds out, after a CAS of unknown outcome, whether this client holds the page. No other
+    /// client writes `word` there, and after the reset this client does not either.
     async fn find_out(&self, at: GlobalAddr, word: LockWord) -> Result<bool, RemoteError> {
         self.fabric().counters().count_retry();
         if !self.fabric().breaks(rules::LOCKS_SETTLED) {
@@ -172,8 +178,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(self.read_words(at, 8).await?.get(0) == word.to_bits())
     }
 
-    /// Lets go of a page that did not change: the word that was there before is there again, so copies of
-    /// the page are as good as they were.
+    /// Unlocks a page that did not change by restoring its previous word, so that copies of the
+    /// page stay valid.
     pub async fn release(&self, locked: Locked<'_>) {
         if self.fabric().breaks(rules::LOCKS_RELEASED) {
             return locked.settled();
@@ -183,7 +189,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             if outcome.is_ok() {
                 return locked.settled();
             }
-            // It may have landed, and somebody else may have the page by now: look before writing again.
+            // The WRITE may have landed, and another client may hold the page by now: check before
+            // writing again.
             outcome = match self.find_out(locked.at, locked.word).await {
                 Ok(true) => self.write_word(locked.at, locked.before).await,
                 Ok(false) => Ok(()),
@@ -197,13 +204,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Whether the page that was met last in a state in which it could not be used is this one, and somebody holds it.
+    /// Whether the last page that could not be used is the one at `at`, and a client holds it.
     pub(crate) fn is_held_up_at(&self, at: GlobalAddr) -> bool {
         self.suspect.get().is_some_and(|(page, word)| page == at && word.is_locked())
     }
 
-    /// Settles what this client is in doubt about, which may be what is in the way, and waits before another attempt of an
-    /// operation; every now and then looks whether the page that is in the way belongs to somebody dead.
+    /// Prepares another attempt of an operation: settles this client's doubts, which may be what
+    /// blocks the operation, and waits. Every `LOOK_AFTER_ATTEMPTS` attempts it checks whether the
+    /// owner of the blocking page is dead.
     ///
     /// # Errors
     /// [`RemoteError::Contended`] after the last attempt.
@@ -224,7 +232,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Tries `attempt` again as long as it restarts, within bounds.
+    /// Retries `attempt` while it restarts, within bounds.
     ///
     /// # Errors
     /// Those of the attempts, and [`RemoteError::Contended`] after the last one.
@@ -242,20 +250,20 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Whether this client may hold pages without knowing it.
+    /// Whether this client has doubts to settle or commits to finish.
     #[inline]
     pub fn has_doubts(&self) -> bool {
         !self.doubts.borrow().is_empty() || !self.unfinished.borrow().is_empty()
     }
 
-    /// Whether the page at `at` is to be written by a commit that has not been finished (W4).
+    /// Whether an unfinished commit (W4) has yet to write the page at `at`.
     pub(crate) fn is_unfinished(&self, at: GlobalAddr) -> bool {
         let unfinished = self.unfinished.borrow();
         unfinished.iter().any(|commit| commit.rewrites.iter().any(|page| page.at == at))
     }
 
-    /// Settles what earlier operations of this client left in doubt, if they did. Best effort: a memory
-    /// server that is out of reach now will be asked again.
+    /// Settles what earlier operations of this client left in doubt, if anything is due. Best
+    /// effort: a memory server that is unreachable now is tried again later.
     pub async fn settle_doubts(&self) {
         let due = self.fabric().now_ns() >= self.doubts_due_ns.get();
         if !self.has_doubts() || !due || self.fabric().breaks(rules::DOUBTS_SETTLED) {
@@ -264,10 +272,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.settle_doubts_now().await;
     }
 
-    /// Settles all that earlier operations of this client left in doubt.
+    /// Settles everything that earlier operations of this client left in doubt.
     ///
     /// # Errors
-    /// [`RemoteError::Contended`] if a page could not be settled: its memory server is out of reach.
+    /// [`RemoteError::Contended`] if a page could not be settled: its memory server is unreachable.
     pub async fn settle_all(&self) -> Result<(), RemoteError> {
         for _ in 0..READ_RETRIES {
             if !self.has_doubts() {
@@ -283,7 +291,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     #[cold]
     async fn settle_doubts_now(&self) {
-        // Each stays in its list until it is settled: this task may be dropped at any time.
+        // Each entry stays in its list until it is settled, since this task may be dropped at any
+        // time.
         let Some(_settling) = Settling::begin(&self.settling) else { return };
         self.doubts_due_ns.set(self.fabric().now_ns() + DOUBT_PAUSE_NS);
         let unfinished = self.unfinished.borrow().clone();
@@ -303,17 +312,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         }
         if !self.has_doubts() {
-            // Whatever has kept a slot has left a doubt, too.
+            // Every kept slot has a doubt, so none is needed any more.
             self.identity.free_kept();
         }
     }
 }
 
-/// The right to settle what is in doubt, until it is dropped.
+/// The right to settle doubts, until it is dropped.
 pub(crate) struct Settling<'a>(&'a Cell<bool>);
 
 impl<'a> Settling<'a> {
-    /// `None` while another task has it.
+    /// `None` while another task has the right.
     pub(crate) fn begin(settling: &'a Cell<bool>) -> Option<Self> {
         (!settling.replace(true)).then(|| Self(settling))
     }
@@ -325,7 +334,7 @@ impl Drop for Settling<'_> {
     }
 }
 
-/// So many attempts pass between two questions whether an owner has died.
+/// Attempts between two checks whether the owner of a blocking page is dead.
 const LOOK_AFTER_ATTEMPTS: u32 = 8;
-/// How long doubts rest when they could not be settled.
+/// Pause before doubts that could not be settled are tried again, in nanoseconds.
 const DOUBT_PAUSE_NS: u64 = 1_000_000;

@@ -1,10 +1,11 @@
-//! Protocols over the fabric, shared by all index designs: requests to memory servers with their bounded
-//! retries, which server holds which keys, the allocation of nodes, and pages that are
-//! read, locked and written one-sided.
+//! Protocols over the fabric, shared by all index designs: requests to memory servers with bounded
+//! retries, the map from keys to servers, node allocation, and pages that are read, locked and
+//! written one-sided.
 //!
-//! The way of a one-sided change: [`PageClient::read`] brings a validated copy; the design changes an
-//! [`Image`] of it; [`PageClient::lock`] proves by one CAS that the copy is still current;
-//! [`PageClient::commit`] writes a log entry and the page in one doorbell, and unlocks thereby.
+//! A one-sided change takes three steps. [`PageClient::read`] fetches a validated copy, and the
+//! design changes an [`Image`] of it. [`PageClient::lock`] proves by one CAS that the copy is still
+//! current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which also
+//! unlocks the page.
 
 mod allocate;
 mod backoff;

@@ -1,14 +1,15 @@
-//! Pages over one-sided verbs: reads that survive tearing, and what a client keeps for its changes.
+//! Pages over one-sided verbs: reads that detect tearing, and the state a client keeps for its
+//! changes.
 //!
 //! *Invariants*
-//! - V1. A copy that [`PageClient::read`] hands out is of one piece, and was the page at its address at some
-//!   moment between posting and completion. If somebody holds the page's lock, the copy is the page as
-//!   before that one's change, which nobody has seen yet.
-//! - V2. No pointer is followed that is older than half of [`GRACE_NS`] when its page arrives, and a freed
-//!   node is not used again before [`GRACE_NS`] have passed: so the page that arrives is the one that was
-//!   pointed to, or that page marked dead.
-//! - V4. A copy that is handed out is of a page that was not dead then. So no caller can forget to ask.
+//! - V1. A copy that [`PageClient::read`] returns is of one piece, and was the page at its address
+//!   at some moment between posting and completion. If the page is locked, the copy is the page
+//!   before the holder's change, which no client has seen yet.
+//! - V2. A page is discarded if its pointer was read more than [`GRACE_NS`] / 2 before the page
+//!   arrived, and a freed node is not reused before [`GRACE_NS`] have passed. So the page that
+//!   arrives is the one the pointer meant, or that page marked dead.
 //! - V3. A page's version never goes back, whatever the node is used for.
+//! - V4. Only copies of live pages are returned, so no caller can forget to check.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -27,15 +28,15 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-/// How long a freed node rests before it is used again, in nanoseconds. Far longer than a READ takes; a
-/// client that is slower than half of it starts again at the root.
+/// Grace period before a freed node is reused, in nanoseconds. It is far longer than a READ takes;
+/// a client slower than half of it restarts at the root.
 pub const GRACE_NS: u64 = 10_000_000;
 
-/// How often a verb that changes nothing is posted again when its outcome is unknown.
+/// Retries of a verb that changes nothing when its outcome is unknown.
 pub(super) const READ_RETRIES: u32 = 16;
-/// How often a page is read again at once before somebody may have to be looked after.
+/// READs of a page that fails validation before the caller restarts, and checks for a dead holder.
 const REREADS: u32 = 24;
-/// Waits for a buffer or a place among the operations in flight.
+/// Polls for a free buffer before giving up.
 const BUSY_WAITS: u32 = 10_000;
 const BUSY_WAIT_NS: u64 = 500;
 
@@ -45,29 +46,29 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) rpc: RpcClient<F, L>,
     nodes: NodeAllocator<F, L>,
     pub(super) identity: Identity,
-    /// Pages that operations of this client hold, or may hold.
+    /// Pages that operations of this client hold or may hold.
     pub(super) held: RefCell<BTreeSet<GlobalAddr>>,
-    /// Pages that this client may hold without an operation that will let go of them.
+    /// Pages that this client may hold without an operation that will unlock them.
     pub(super) doubts: RefCell<Vec<Doubt>>,
-    /// Commits that have begun and are not finished (W4).
+    /// Commits that have begun but not finished (W4).
     pub(super) unfinished: RefCell<Vec<Rc<Unfinished<L>>>>,
-    /// Whether one of those who share this client may be in doubt about something of their own.
+    /// Whether a user of this client, such as a cache, may have an operation in doubt of its own.
     doubtful: Cell<bool>,
-    /// Whether a task settles doubts and finishes commits.
+    /// Whether a task is settling doubts and finishing commits.
     pub(super) settling: Cell<bool>,
-    /// When to look at them again.
+    /// When to try to settle them again.
     pub(super) doubts_due_ns: Cell<u64>,
-    /// The last page that stood in somebody's way, or was met locked.
+    /// The last page that failed validation or was found locked, with its word 0.
     pub(super) suspect: Cell<Option<(GlobalAddr, LockWord)>>,
-    /// How operations wait before they try again.
+    /// The backoff that new operations start with.
     backoff: Cell<Backoff>,
-    /// Freed nodes with the moment from which they can be used again.
+    /// Freed nodes, each with the time from which it can be reused.
     resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
 }
 
 impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
-    /// Lets another have this client's number, if nothing can ever be done or looked for under it any more. Nobody waits for the answer:
-    /// if the request is lost, so is the number.
+    /// Returns this client's number for reuse, if nothing can ever be done or recovered under it
+    /// any more. This does not wait for the answer: if the request is lost, the number is lost too.
     fn drop(&mut self) {
         let Some(owner) = self.identity.owner() else { return };
         let is_at_rest = self.held.borrow().is_empty()
@@ -80,7 +81,7 @@ impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
     }
 }
 
-/// A READ of a page that has been posted.
+/// A READ of a page that is in flight.
 pub struct PendingRead<F: Fabric> {
     pointer: Pointer,
     posted_ns: u64,
@@ -94,7 +95,7 @@ impl<F: Fabric> fmt::Debug for PendingRead<F> {
 }
 
 impl<F: Fabric> PendingRead<F> {
-    /// Where the READ goes.
+    /// The pointer that the READ follows.
     pub fn pointer(&self) -> Pointer {
         self.pointer
     }
@@ -104,7 +105,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Bytes of a page.
     pub const PAGE_BYTES: usize = L::PAGE_WORDS * 8;
 
-    /// A client that takes memory in chunks of `chunk_bytes`.
+    /// A client that allocates memory in chunks of `chunk_bytes`.
     pub fn new(fabric: F, chunk_bytes: u64) -> Self {
         Self {
             nodes: NodeAllocator::new(fabric.clone(), chunk_bytes),
@@ -128,17 +129,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.rpc.fabric()
     }
 
-    /// Set by who shares this client and is in doubt about something that others may wait for.
+    /// A flag to set while a user of this client has an operation in doubt that others may wait
+    /// for.
     pub(crate) fn doubtful(&self) -> &Cell<bool> {
         &self.doubtful
     }
 
-    /// The waits of a new operation.
+    /// The backoff for a new operation.
     pub fn backoff(&self) -> Backoff {
         self.backoff.get()
     }
 
-    /// Lets operations wait otherwise; for experiments.
+    /// Replaces the backoff of new operations; for experiments.
     pub fn set_backoff(&self, backoff: Backoff) {
         self.backoff.set(backoff);
     }
@@ -148,7 +150,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self.rpc
     }
 
-    /// A scratch buffer; waits, but not for ever, while others of this endpoint have them all.
+    /// A scratch buffer. Waits, for a bounded time, while other tasks of this endpoint use them
+    /// all.
     pub(super) async fn buffer(&self, bytes: usize) -> Result<Buffer, RemoteError> {
         for _ in 0..BUSY_WAITS {
             match self.fabric().buffer(bytes) {
@@ -159,10 +162,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Err(FabricError::NoBuffer { bytes }.into())
     }
 
-    /// Posts a READ of the page at `pointer`, to be waited for by [`PageClient::finish_read`].
+    /// Posts a READ of the page at `pointer`; [`PageClient::finish_read`] waits for it.
     ///
     /// # Errors
-    /// [`Miss`] if there is no buffer, or no page can be there.
+    /// [`Miss`] if no buffer is free, or if `pointer` cannot be the address of a page.
     #[inline]
     pub fn post_read(&self, pointer: Pointer) -> Result<PendingRead<F>, Miss> {
         let at = pointer.at;
@@ -178,10 +181,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(PendingRead { pointer, posted_ns, operation: self.fabric().read(at, buffer) })
     }
 
-    /// The same for one of several that are to be in flight together: without a buffer it is tried again later.
+    /// Like [`PageClient::post_read`], for one of several READs in flight together: a missing
+    /// buffer is a reason to retry.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if there is no buffer, or no page can be there.
+    /// [`Miss::Restart`] if no buffer is free, or if `pointer` cannot be the address of a page.
     #[inline]
     pub fn post_together(&self, pointer: Pointer) -> Result<PendingRead<F>, Miss> {
         self.post_read(pointer).map_err(|miss| match miss {
@@ -190,10 +194,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         })
     }
 
-    /// Waits for a READ and validates what it brought (V1, V2).
+    /// Waits for a READ and validates the page (V1, V2, V4).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the pointer has become too old, the page is dead, or its holder keeps it too long.
+    /// [`Miss::Restart`] if the pointer is too old, the page is dead, or the page keeps failing
+    /// validation.
     #[inline]
     pub async fn finish_read(&self, pending: PendingRead<F>) -> Result<PageCopy<L>, Miss> {
         let PendingRead { pointer, posted_ns, operation } = pending;
@@ -215,7 +220,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// READs the page at `pointer`: one READ, unless it meets a WRITE half done.
+    /// READs the page at `pointer`: one READ, unless a concurrent WRITE tears it.
     ///
     /// # Errors
     /// As [`PageClient::finish_read`].
@@ -243,15 +248,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let page = copy.page();
         let word = page.lock_word();
         if word.is_locked() {
-            // If what follows leads nowhere, the holder may have died half-way through a change of several
-            // pages.
+            // If the descent gets stuck below this page, its holder may have died half-way through
+            // a change of several pages.
             self.suspect.set(Some((copy.at, word)));
         }
         (page.is_of_one_piece() || self.fabric().breaks(rules::CHECKSUMS))
             && (page.address() == copy.at || self.fabric().breaks(rules::OWN_ADDRESS))
     }
 
-    /// The copy, if its page is not dead (V4).
+    /// The copy, if its page is live (V4).
     #[inline]
     fn living(&self, copy: PageCopy<L>) -> Result<PageCopy<L>, Miss> {
         match copy.page().is_dead() && !self.fabric().breaks(rules::DEAD_PAGES_REFUSED) {
@@ -302,15 +307,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Err(Miss::Restart)
     }
 
-    /// The page as it is there, validated or not; harmless, so it is tried again when its outcome is
-    /// unknown.
+    /// The page as it is in the pool, without validation. Retries if the outcome is unknown, since
+    /// a READ changes nothing.
     pub(crate) async fn read_raw(&self, at: GlobalAddr) -> Result<PageCopy<L>, RemoteError> {
         let buffer = self.read_words(at, Self::PAGE_BYTES).await?;
         let read_ns = self.fabric().now_ns();
         Ok(PageCopy { at, buffer, read_ns, layout: PhantomData })
     }
 
-    /// The words at `at`.
+    /// `bytes` bytes at `at`. Retries if the outcome is unknown.
     pub(crate) async fn read_words(
         &self,
         at: GlobalAddr,
@@ -343,17 +348,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(self.fabric().write(at, buffer))
     }
 
-    /// Posts the WRITEs of a page that this client holds: all but word 0, and then word 0, which unlocks.
-    /// They take effect in this order (F3).
+    /// Posts two WRITEs for a page that this client holds: the body, then word 0, which unlocks the
+    /// page. They take effect in this order (F3).
     ///
-    /// Not in one WRITE: a word that the change leaves as it was can be the last to land, and until then a
-    /// reader finds the page whole. Another could lock and change it, and the late word would fall on that.
+    /// One WRITE would not do. A word that the change leaves as it was could land last, and until
+    /// then a reader would find the page whole. Another client could lock and change the page, and
+    /// the late word would overwrite that change.
     pub(super) async fn post_unlock(
         &self,
         at: GlobalAddr,
         image: &Image<L>,
     ) -> Result<[F::Op<Buffer>; 2], RemoteError> {
-        // Both buffers before the first post: nothing must come between the two.
+        // Get both buffers before the first post: no other verb may come between the two WRITEs.
         let (body, word) = (self.buffer(Self::PAGE_BYTES - 8).await?, self.buffer(8).await?);
         body.copy_from(&image.page().words()[1..]);
         word.set(0, image.page().lock_word().to_bits());
@@ -370,7 +376,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok([fabric.write(at.plus(8), body), fabric.write(at, word)])
     }
 
-    /// WRITEs a page that this client holds, and unlocks it.
+    /// WRITEs and unlocks a page that this client holds.
     pub(super) async fn write_unlock(
         &self,
         at: GlobalAddr,
@@ -383,10 +389,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Posts a WRITE of a whole page that nobody knows yet.
+    /// Posts a WRITE of a whole page that no other client can reach yet.
     ///
     /// # Errors
-    /// [`RemoteError`] if there is no buffer.
+    /// [`RemoteError`] if no buffer becomes free.
     pub async fn post_page(
         &self,
         at: GlobalAddr,
@@ -396,7 +402,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.post_write(at, image.words().iter().map(load)).await
     }
 
-    /// A node on `server`.
+    /// Allocates a node on `server`. If the server is full, waits for a freed node of this client.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if there is none.
@@ -409,10 +415,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.nodes.take(server).await
     }
 
-    /// A node on the next server in turn that has room.
+    /// Allocates a node on the next server in turn that has room.
     ///
     /// # Errors
-    /// [`RemoteError::OutOfMemory`] if none has.
+    /// [`RemoteError::OutOfMemory`] if no server has room.
     pub async fn take_node_anywhere(&self) -> Result<GlobalAddr, RemoteError> {
         self.wake_rested();
         match self.nodes.take_anywhere().await {
@@ -422,40 +428,42 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.nodes.take_anywhere().await
     }
 
-    /// Uses the first `servers` memory servers only for nodes that go anywhere; one at least.
+    /// Restricts [`PageClient::take_node_anywhere`] to the first `servers` memory servers; at least
+    /// one.
     pub fn use_servers(&self, servers: u16) {
         self.nodes.use_servers(servers);
     }
 
-    /// How many memory servers are used for nodes that go anywhere.
+    /// The number of memory servers that [`PageClient::take_node_anywhere`] uses.
     pub fn used_servers(&self) -> u16 {
         self.nodes.used_servers()
     }
 
-    /// Nodes that can be taken on `server` without asking it.
+    /// The number of nodes that can be allocated on `server` without an RPC.
     pub fn available(&self, server: ServerId) -> usize {
         self.wake_rested();
         self.nodes.available(server)
     }
 
-    /// The part of a memory server's memory that is given out; none if it does not say.
+    /// The fraction of a memory server's pool that is allocated; `None` if the server does not
+    /// answer.
     pub async fn used_part(&self, server: ServerId) -> Option<f64> {
         let usage = self.rpc.usage(server).await.ok()?;
         Some(usage.allocated_bytes as f64 / usage.pool_bytes.max(1) as f64)
     }
 
-    /// Takes back a node that nobody has ever been able to reach.
+    /// Frees a node that no other client has ever been able to reach, for immediate reuse.
     pub fn give_back_unseen(&self, node: GlobalAddr) {
         self.nodes.give_back(node);
     }
 
-    /// Takes back a node that no page points to any more; it rests first (V2).
+    /// Frees a node that no page points to any more. It is reused only after the grace period (V2).
     pub fn retire(&self, node: GlobalAddr) {
         let rest_ns = if self.fabric().breaks(rules::FREED_NODES_REST) { 0 } else { GRACE_NS };
         self.resting.borrow_mut().push_back((self.fabric().now_ns() + rest_ns, node));
     }
 
-    /// Nodes that rest.
+    /// The number of freed nodes still in their grace period.
     pub fn resting_nodes(&self) -> usize {
         self.resting.borrow().len()
     }
@@ -470,7 +478,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Without memory, the nodes that rest are worth waiting for.
+    /// Out of memory: waits until the first of this client's freed nodes can be reused.
     async fn wait_for_rested(&self, error: RemoteError) -> Result<(), RemoteError> {
         let first = self.resting.borrow().front().map(|(due_ns, _)| *due_ns);
         let due_ns = first.ok_or(error)?;
@@ -479,10 +487,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Hands nodes that have rested, beyond what this client will want soon, to the other clients.
+    /// Returns freed nodes after their grace period to the memory servers for other clients,
+    /// except those that this client is likely to need soon.
     ///
     /// # Errors
-    /// [`RemoteError`] if a memory server does not take them; they stay here then.
+    /// [`RemoteError`] if a memory server does not take them. They stay with this client then,
+    /// unless the outcome is unknown: then they are lost.
     pub async fn share_free_nodes(&self) -> Result<(), RemoteError> {
         self.wake_rested();
         for number in 0..self.fabric().memory_servers() {
@@ -491,7 +501,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// The word that a fresh node has: the first image of its new life is the next version (V3).
+    /// Word 0 of a newly allocated node. Its first image must have the next version (V3).
     ///
     /// # Errors
     /// [`RemoteError`] if it cannot be read.
@@ -499,18 +509,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(LockWord::from_bits(self.read_words(node, 8).await?.get(0)))
     }
 
-    /// Posts a READ of a fresh node's word 0, for those who make many.
+    /// Posts a READ of a newly allocated node's word 0, for callers that make many nodes.
     ///
     /// # Errors
-    /// [`RemoteError`] if there is no buffer.
+    /// [`RemoteError`] if no buffer is free.
     pub fn post_fresh_word(&self, node: GlobalAddr) -> Result<F::Op<Buffer>, RemoteError> {
         Ok(self.fabric().read(node, self.fabric().buffer(8)?))
     }
 
-    /// Seals the image of a node that nobody knows yet, as the version after `found`, and posts its WRITE.
+    /// Seals the image of a node that no other client can reach yet, with the version after
+    /// `found`, and posts its WRITE.
     ///
     /// # Errors
-    /// [`RemoteError`] if there is no buffer.
+    /// [`RemoteError`] if no buffer becomes free.
     pub async fn post_fresh_page(
         &self,
         node: GlobalAddr,
@@ -525,10 +536,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.post_page(node, image).await
     }
 
-    /// WRITEs nodes that nobody knows yet; done again until it is known to have happened.
+    /// WRITEs nodes that no other client can reach yet, and retries until the WRITEs are known to
+    /// have landed.
     ///
     /// # Errors
-    /// [`RemoteError::Indeterminate`] if that cannot be found out; nothing is lost but the nodes.
+    /// [`RemoteError::Indeterminate`] if that stays unknown; only the nodes are lost.
     pub async fn write_fresh(
         &self,
         pages: &[(GlobalAddr, LockWord, &Image<L>)],
@@ -550,7 +562,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             if outcome.is_ok() {
                 return outcome;
             }
-            // What is late must not land on the node's next life, or over what follows on this one.
+            // A late WRITE must not land after the node is reused, or over a later WRITE to it.
             self.fabric().counters().count_retry();
             for (node, ..) in pages {
                 if !self.fabric().breaks(rules::FRESH_SETTLED) {
@@ -562,5 +574,5 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 }
 
-/// Free nodes on one server that a client keeps for itself.
+/// Free nodes per server that a client keeps instead of returning them.
 const KEPT_NODES: usize = 256;

@@ -1,21 +1,24 @@
-//! Pages that a dead client left locked or half written.
+//! Recovers pages that a dead client left locked or half written.
 //!
-//! Who is held up by a page for long asks memory server 0 whether its owner has been declared dead. If so,
-//! it shuts the dead one's compute server out of all memory servers, so that nothing of it lands any more
-//! (unless that has been done: the compute server may live again), and looks for the page in the dead one's log. With `t` the version that an entry makes of the page, the
-//! page belongs to the entry if its word is
+//! A client that is blocked by a page for long asks memory server 0 whether the page's owner has
+//! been declared dead. If so, it fences the dead client's compute server at all memory servers, so
+//! that nothing it has posted can still land. (It skips the fence if that has been done, because
+//! the compute server may live again.) Then it looks for the page in the dead client's log. Let `t`
+//! be the version that an entry gives the page. The page belongs to the entry if its word is
 //!
-//! - `locked, owner, t-1`: the lock is held, some of the body may be written;
+//! - `locked, owner, t-1`: the lock is held, and some of the body may be written;
 //! - `owner, t` and not of one piece: the WRITE has stopped half-way;
-//! - `locked, owner, t` and not of one piece: another was about to finish such a page.
+//! - `locked, owner, t` and not of one piece: another client was about to finish such a page.
 //!
-//! A page of an entry is taken over by a CAS on its word, after an entry of our own says the same, and then
-//! written: the page as after. A locked page without an entry has not been touched (inv. R1): it is unlocked
-//! as it is, the page as before. The pages of one entry are finished in their order (inv. R3).
+//! To recover a page of an entry, a client logs the same change in its own name, takes the page
+//! over by a CAS on its word, and writes the page as after the change. A locked page without an
+//! entry is untouched (inv. R1) and is unlocked as it is, the page as before the change. The pages
+//! of one entry are finished in their order (inv. R3).
 //!
-//! The client's own doubts are settled the same way, with a reset in place of the fence.
+//! A client settles its own doubts in the same way, with a reset in place of the fence.
 //!
-//! *Thread safety*: belongs to its endpoint's thread; any number of clients may recover the same page.
+//! *Thread safety*: belongs to its endpoint's thread; any number of clients may recover the same
+//! page.
 
 use super::commit::{Committed, Rewrite};
 use super::identity::REGISTRAR;
@@ -28,18 +31,18 @@ use crate::wire::{LOG_SLOTS, OwnerRequest, Refusal, Reply, Request, log_slot_byt
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::collections::BTreeMap;
 
-/// For how long a page stays as it is that nobody is writing, in nanoseconds.
+/// How long a page must stay unchanged to show that no client is writing it, in nanoseconds.
 const STABLE_NS: u64 = 100_000;
 
-/// Whose pages are looked after.
+/// The client that left the pages: a dead one, or this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gone {
     owner: u16,
 }
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// All clients that `compute_server` has registered so far are dead. Whoever says so must know it: they
-    /// are shut out.
+    /// Declares all clients dead that `compute_server` has registered so far. The caller must know
+    /// that they are: other clients will fence them.
     ///
     /// # Errors
     /// [`RemoteError`] if memory server 0 does not answer.
@@ -47,14 +50,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.tell_dead(compute_server, false).await
     }
 
-    /// The same for those that are shut out of all memory servers already: from now on that compute server may live again.
+    /// Like [`PageClient::declare_dead`], for clients that are fenced at all memory servers
+    /// already. From then on the compute server may live again.
     pub(crate) async fn declare_fenced(&self, compute_server: u16) -> Result<(), RemoteError> {
         self.tell_dead(compute_server, true).await
     }
 
     async fn tell_dead(&self, compute_server: u16, fenced: bool) -> Result<(), RemoteError> {
         let request = Request::from(OwnerRequest::DeclareDead { compute_server, fenced });
-        // Saying it twice is no harm.
+        // Declaring them dead twice does no harm.
         match self.rpc.ask_harmless(REGISTRAR, &request).await? {
             Reply::Done => Ok(()),
             _ => Err(RemoteError::BadReply { server: REGISTRAR }),
@@ -65,7 +69,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         (0..self.fabric().memory_servers()).map(ServerId::new)
     }
 
-    /// A page is in the way, with `word` in its word 0: if its owner is dead, does what must be done.
+    /// Handles a page that blocks an operation and has `word` in its word 0: recovers it if its
+    /// owner is dead.
     #[cold]
     pub(super) async fn look_after(
         &self,
@@ -74,7 +79,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ) -> Result<(), RemoteError> {
         let owner = word.owner();
         if owner == 0 || self.identity.owner() == Some(owner) {
-            return Ok(()); // what is this client's own is settled before every retry
+            return Ok(()); // this client's own doubts are settled before every retry
         }
         let state = match self
             .rpc
@@ -86,11 +91,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 dead.then_some((compute_server, fenced))
             }
             Ok(_) => return Err(RemoteError::BadReply { server: REGISTRAR }),
-            // Without an answer nobody is dead.
+            // Without an answer, assume that the owner lives.
             Err(RemoteError::Indeterminate(_) | RemoteError::Refused { .. }) => None,
             Err(error) => return Err(error),
         };
         let Some((compute_server, fenced)) = state else { return Ok(()) };
+        // Fence before reading the log: a late WRITE of the dead client could change it afterwards.
         if !fenced && !self.fabric().breaks(rules::RECOVERY_FENCES) {
             for server in self.all_servers() {
                 let fence = async || Ok(self.fabric().fence(server, compute_server).await?);
@@ -143,8 +149,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             };
             entries.iter().find(move |entry| entry.pages.iter().any(is_it))
         };
-        // The owner may have locked the page again for the change of several pages whose entry is on another
-        // server, with the entry of its last change still there: what is to come is what counts.
+        // Look for the next version first. The owner may have locked the page again for a change of
+        // several pages, with its entry on another server, while the entry of its previous change
+        // is still in its slot.
         if let Some(entry) = about(word.version() + 1) {
             for page in &entry.pages {
                 if page.at == at || !self.fabric().breaks(rules::WHOLE_ENTRIES_FINISHED) {
@@ -153,8 +160,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
             return Ok(());
         }
-        // The pages before it in the entry were written before it was; those after it may be about to change
-        // by another entry.
+        // Finish this page only. Pages before it in the entry were written earlier; pages after it
+        // may be in the middle of another entry's change.
         if !of_one_piece && let Some(entry) = about(word.version()) {
             for page in entry.pages.iter().filter(|page| page.at == at) {
                 self.finish_for(gone, page).await?;
@@ -163,12 +170,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         let is_own = self.identity.owner() == Some(gone.owner);
         if is_own && word.is_locked() && !of_one_piece {
-            return Err(Miss::Restart); // its entry is still to be found
+            return Err(Miss::Restart); // its entry has yet to be found
         }
         if word.is_locked() && of_one_piece && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
             let free = word.unlocked_by(gone.owner);
             let swap = self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await;
-            // If it was lost, only the next look tells.
+            // If the outcome is unknown, the next attempt finds out.
             swap.map_err(|_| Miss::Restart)?;
         }
         Ok(())
@@ -183,8 +190,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Finishes every change of locked pages that clients of a dead compute server have logged. Its next life does so before it
-    /// touches the nodes below: what was finished later would undo what it has done there since.
+    /// Finishes every change of locked pages that clients of a dead compute server have logged. The
+    /// next life of the compute server does so before it touches the nodes below: finishing them
+    /// later would undo what it has done there since.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
@@ -193,18 +201,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             for page in self.log_entries(owner).await?.iter().flat_map(|entry| &entry.pages) {
                 let word = self.fresh_word(page.at).await?;
                 if !word.is_locked() || word.owner() != owner {
-                    continue; // it was finished; the page may be another node's by now
+                    continue; // finished already; the page may have been reused
                 }
-                // Others may be at it.
+                // Other clients may be recovering it as well.
                 self.attempts(async || self.recover(Gone { owner }, page.at).await).await?;
             }
         }
         Ok(())
     }
 
-    /// Pages that a dead compute server left half written without holding their locks ([`PageClient::post_logged`]),
-    /// each as it was to be; upper levels first. A page that nothing leads to any more can be among them. The compute
-    /// server is shut out of all memory servers.
+    /// Pages that a dead compute server left half written without holding their locks
+    /// ([`PageClient::post_logged`]), each as it was to become, upper levels first. They can
+    /// include pages that no pointer leads to any more. The compute server must be fenced at all
+    /// memory servers.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
@@ -212,7 +221,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         compute_server: u16,
     ) -> Result<Vec<(GlobalAddr, Image<L>)>, RemoteError> {
-        // Of a node whose WRITEs have failed there are entries of several versions: the last is what it was to be.
+        // After failed WRITEs a node has entries of several versions; the last one counts.
         let mut last = BTreeMap::<GlobalAddr, RedoPage>::new();
         for owner in self.dead_owners(compute_server).await? {
             for redo in self.log_entries(owner).await?.into_iter().flat_map(|entry| entry.pages) {
@@ -229,7 +238,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             if word.is_locked() || page.is_of_one_piece() || page.level() == 0 || is_newer {
                 continue;
             }
-            // A page that others are changing at this moment looks like this, too.
+            // A page that another client is writing at this moment looks the same.
             self.fabric().sleep(STABLE_NS).await;
             let again = self.read_raw(at).await?;
             let same = |word: usize| again.buffer.get(word) == found.buffer.get(word);
@@ -241,7 +250,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(pages)
     }
 
-    /// All whole entries of a client's log, on all memory servers.
+    /// All whole entries in a client's log, on all memory servers.
     async fn log_entries(&self, owner: u16) -> Result<Vec<Redo>, RemoteError> {
         let mut entries = Vec::new();
         for server in self.all_servers() {
@@ -259,12 +268,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(entries)
     }
 
-    /// Finishes one page of a dead client's entry, if it is not finished.
+    /// Finishes one page of a dead client's entry, unless it is finished already.
     async fn finish_for(&self, gone: Gone, redo: &RedoPage) -> Result<(), Miss> {
         let found = self.read_raw(redo.at).await?;
         let word = found.word();
         if !self.belongs(word, gone, redo, found.page().is_of_one_piece()) {
-            // Another has taken the page over and not finished yet: what follows has to wait for it.
+            // Another client has taken the page over and not finished it yet. The pages after it
+            // must wait for that.
             let under_way = word.version() < redo.version
                 || (word.version() == redo.version && !found.page().is_of_one_piece());
             return if under_way && !self.fabric().breaks(rules::SURVIVORS_AWAITED) {
@@ -277,6 +287,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let Some(after) = redo.apply(found.page()) else { return Err(Miss::Restart) };
         let owner = self.prepare_log(redo.at.server()).await?;
         let own_doubt = owner == gone.owner;
+        // A client that settles its own doubt has the page marked already.
         let hold = match self.hold(redo.at) {
             Some(hold) => hold,
             None if own_doubt => self.hold_again(redo.at),
@@ -287,12 +298,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         after.page().seal(LockWord::from_bits(redo.version).unlocked_by(owner));
         let entry = RedoPage::between(redo.at, found.page(), after.page());
         let words = Redo { owner, pages: vec![entry.clone()] }.words();
-        // Whatever happens from here on, the entry stays as long as there is a doubt.
+        // From here on the entry stays in the slot as long as the page is in doubt.
         slot.keep = true;
         let hold = self.doubt(hold);
         let logs = !self.fabric().breaks(rules::SURVIVORS_LOG);
         if logs && self.post_write(slot.at, words.into_iter()).await?.await.is_err() {
-            // Nothing has changed yet. What is late must not land on another entry in this slot.
+            // Nothing has changed yet. The reset keeps a late WRITE from overwriting another entry
+            // in this slot.
             self.fabric().reset(redo.at.server()).await?;
             slot.keep = false;
             drop(self.certain(hold));
@@ -302,12 +314,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.already_locked(hold, redo.at, word)
         } else {
             let locked = self.swap_lock(hold, redo.at, word, taken).await;
-            // If the lock is another's, nothing has changed.
+            // If another client holds the lock, nothing has changed.
             slot.keep = !matches!(locked, Err(Miss::Restart));
             locked?
         };
         let rewrite = Rewrite { at: redo.at, held: taken, after, redo: entry };
-        // The entry is there already.
+        // The entry has been written above.
         let written = self.write_unlock(redo.at, &rewrite.after).await;
         match self.finish_commit(written, slot, vec![locked], vec![rewrite]).await {
             Committed::Now => Ok(()),
@@ -315,7 +327,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Whether a page with this word is one that the entry is about and that is not finished.
+    /// Whether a page with this word is an unfinished page of the entry.
     fn belongs(&self, word: LockWord, gone: Gone, redo: &RedoPage, of_one_piece: bool) -> bool {
         let breaks = |rule| self.fabric().breaks(rule);
         let held = word.version() + 1 == redo.version && !breaks(rules::HELD_PAGES_FINISHED);

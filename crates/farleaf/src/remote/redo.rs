@@ -1,4 +1,4 @@
-//! Log entries: what a holder is about to write, so that others can finish it.
+//! Log entries: what a holder is about to write, so that other clients can finish it.
 //!
 //! ```text
 //! word 0  checksum of the rest        word 1  [owner:16][pages:16][words:16][reserved:16]
@@ -6,12 +6,16 @@
 //! a run:                [words:32][first word:32],  words
 //! ```
 //!
-//! An entry names, for each page, the version that the change makes and the words that it changes. Laid
-//! over the page as it was, or over any mixture of before and after, it makes the page as after.
+//! An entry names, for each page, the version that the change makes and the words that it changes.
+//! Applied to the page before the change, or to any mixture of before and after, it yields the page
+//! after the change.
 //!
-//! *Invariants*: R1. an entry is there, whole, before a word of its pages is written (contract F3, or an
-//! awaited WRITE). R2. it stays until all of its pages are written. R3. its pages are in the order in which
-//! they must be written: those that lose keys before those that gain them.
+//! *Invariants*
+//! - R1. An entry is in the log, whole, before a word of its pages is written (contract F3, or an
+//!   awaited WRITE).
+//! - R2. It stays until all of its pages are written.
+//! - R3. Its pages are in the order in which they must be written: those that lose keys before
+//!   those that gain them.
 //!
 //! *Thread safety*: plain values.
 
@@ -20,11 +24,11 @@ use crate::page::{Layout, LockWord, Page, sum_of};
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Buffer, GlobalAddr};
 
-/// Pages that one entry can be about.
+/// The most pages that one entry can cover.
 pub(super) const MAX_PAGES: usize = 3;
-/// Unchanged words between two changed ones that are not worth a run of their own.
+/// Two runs are joined if at most this many unchanged words lie between them.
 const GAP_WORDS: usize = 1;
-/// So that a slot of zeros is no entry.
+/// Mixed into the checksum, so that a slot of zeros is not an entry.
 const SALT: u64 = 0x5ea1_ed10_9f00_d5a1;
 
 /// One page of an entry.
@@ -33,7 +37,7 @@ pub(super) struct RedoPage {
     pub(super) at: GlobalAddr,
     /// The version that the change makes.
     pub(super) version: u64,
-    /// Runs of new words, each with the place of its first.
+    /// Runs of changed words, each with the index of its first word.
     runs: Vec<(usize, Vec<u64>)>,
 }
 
@@ -45,7 +49,7 @@ pub(super) struct Redo {
 }
 
 impl RedoPage {
-    /// From a page's content to its sealed image.
+    /// The difference between a page's content and its sealed image.
     pub(super) fn between<L: Layout>(
         at: GlobalAddr,
         before: Page<'_, L>,
@@ -69,13 +73,14 @@ impl RedoPage {
         Self { at, version: after.lock_word().version(), runs }
     }
 
-    /// The whole of a sealed image, for a page whose words in the pool are not known here.
+    /// The whole of a sealed image, for a page whose words in the pool are unknown.
     pub(super) fn whole<L: Layout>(at: GlobalAddr, after: Page<'_, L>) -> Self {
         let words = after.words()[1..].iter().map(|word| word.load(Ordering::Relaxed));
         Self { at, version: after.lock_word().version(), runs: vec![(1, words.collect())] }
     }
 
-    /// The page as after, made from what is there; `None` if that is not what the entry was made for.
+    /// The page after the change, made from the page as found; `None` if the entry was made for
+    /// other content.
     pub(super) fn apply<L: Layout>(&self, found: Page<'_, L>) -> Option<Image<L>> {
         let image = Image::of(found);
         for (first, words) in &self.runs {
@@ -105,12 +110,12 @@ impl Redo {
         words
     }
 
-    /// How many words the entry takes in its slot, and the entry into a buffer of as many.
+    /// The entry as the words of its slot.
     pub(super) fn words(&self) -> Vec<u64> {
         self.encode()
     }
 
-    /// The entry in a slot, if there is a whole one.
+    /// The entry in a slot, if it is whole.
     pub(super) fn decode(slot: &Buffer) -> Option<Self> {
         let word = |index: usize| slot.words().get(index).map(|word| word.load(Ordering::Relaxed));
         let head = word(1)?;

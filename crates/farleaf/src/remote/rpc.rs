@@ -1,4 +1,4 @@
-//! RPCs to memory servers: encoding, bounded retries, and what an outcome means.
+//! RPCs to memory servers: encoding, bounded retries, and interpretation of outcomes.
 //!
 //! *Invariant*: every retry is bounded and counted.
 
@@ -9,11 +9,12 @@ use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Message, ServerId, Work};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// How often a read whose outcome is unknown is sent again.
+/// Retries of a read of unknown outcome.
 const READ_RETRIES: u32 = 4;
-/// How often a request is sent again that lost against others, or found the endpoint full.
+/// Retries of a request that was refused as contended, or that found the endpoint full.
 const BUSY_RETRIES: u32 = 16;
-/// The first wait before such a retry, in nanoseconds; it doubles with each, and half of it is random.
+/// The first wait before such a retry, in nanoseconds. It doubles with each, and half of it is
+/// random.
 const BACKOFF_NS: u64 = 2_000;
 
 /// Requests and replies over one endpoint. *Thread safety*: that of the endpoint.
@@ -34,17 +35,18 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         &self.fabric
     }
 
-    /// Posts a request, to be waited for by [`RpcClient::finish`].
+    /// Posts a request; [`RpcClient::finish`] waits for the reply.
     #[inline]
     pub fn post(&self, server: ServerId, request: &Request<L>) -> F::Op<Message> {
         self.fabric.call(server, request.encode())
     }
 
-    /// One request and its reply. A server that is busy is asked again, within bounds: it has not done
-    /// anything. Where the outcome is unknown, only the caller knows whether asking again is harmless.
+    /// Sends one request and returns its reply. Retries, within bounds, if the server is busy,
+    /// because it has done nothing then. Does not retry if the outcome is unknown: only the caller
+    /// knows whether that would be harmless.
     ///
     /// # Errors
-    /// [`RemoteError`]; all but `Indeterminate` say that the server has not changed anything.
+    /// [`RemoteError`]; every variant but `Indeterminate` says that the server has changed nothing.
     #[inline]
     pub async fn ask(
         &self,
@@ -56,7 +58,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         self.finish(server, first, request).await
     }
 
-    /// Waits for a request that has been posted, and asks again if the server was busy.
+    /// Waits for the reply to a posted request, and retries if the server was busy.
     ///
     /// # Errors
     /// As [`RpcClient::ask`].
@@ -106,7 +108,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         }
     }
 
-    /// A request that changes nothing, so it can be sent again when its outcome is unknown.
+    /// Sends a request that can be repeated without harm, and repeats it if its outcome is unknown.
     ///
     /// # Errors
     /// As [`RpcClient::ask`].
@@ -139,7 +141,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         outcome
     }
 
-    /// A request that is answered by [`Reply::Done`].
+    /// Sends a request that is answered by [`Reply::Done`].
     ///
     /// # Errors
     /// As [`RpcClient::ask`].
@@ -154,7 +156,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         }
     }
 
-    /// How much of a server's memory is given out, and how large its tree is.
+    /// How much of a server's memory is allocated, and how large its tree is.
     ///
     /// # Errors
     /// As [`RpcClient::ask`].
@@ -165,7 +167,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         }
     }
 
-    /// The same of every server.
+    /// [`RpcClient::usage`] of every server.
     ///
     /// # Errors
     /// As [`RpcClient::ask`].
@@ -177,18 +179,18 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         Ok(usages)
     }
 
-    /// Checks, by one READ, that the server's pool has pages of `L`.
+    /// Checks, by one READ, that the pages of the server's pool have layout `L`.
     ///
     /// # Errors
-    /// [`RemoteError::BadPool`] if it has not.
+    /// [`RemoteError::BadPool`] if they have not.
     pub async fn check_superblock(&self, server: ServerId) -> Result<(), RemoteError> {
         self.superblock(server).await.map(drop)
     }
 
-    /// The superblock of a server's pool, which has pages of `L`: one READ.
+    /// Reads the superblock of a server's pool, whose pages must have layout `L`; one READ.
     ///
     /// # Errors
-    /// [`RemoteError::BadPool`] if it has others.
+    /// [`RemoteError::BadPool`] if they have another.
     pub async fn superblock(&self, server: ServerId) -> Result<Superblock, RemoteError> {
         let at = GlobalAddr::new(server, 0);
         let mut outcome = self.fabric.read(at, self.fabric.buffer(Superblock::WORDS * 8)?).await;
@@ -205,7 +207,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     }
 }
 
-/// Whether the operation surely has not happened and may succeed a little later.
+/// Whether the operation surely has not happened and may succeed on retry.
 fn is_busy(error: &RemoteError) -> bool {
     matches!(
         error,

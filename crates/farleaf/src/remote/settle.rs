@@ -1,9 +1,14 @@
-//! After a WRITE of unknown outcome: reset, look, and finish what is not finished.
+//! Finishes a commit after a WRITE of unknown outcome: reset, read the pages, write what is
+//! missing.
 //!
-//! After the reset nothing that this client posted to that server lands any more. The page is then in one of
-//! three states: still locked by us, so nobody has touched it; unlocked by us in the new version but not of
-//! one piece, so nobody could lock it (W2), and we lock it again before writing the rest, since others could
-//! take it the moment that the last word lands; or written, whatever others have made of it since.
+//! After the reset nothing that this client has posted to that server can still land. Each page is
+//! then in one of three states:
+//!
+//! - Still locked by this client: no other client has touched it.
+//! - Unlocked by this client in the new version, but not of one piece: no other client could lock
+//!   it (W2). This client locks it again before it writes the rest, since other clients could take
+//!   the page the moment the last word lands.
+//! - Written, and possibly changed by other clients since.
 
 use super::commit::Rewrite;
 use super::pages::READ_RETRIES;
@@ -14,10 +19,10 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::collections::BTreeSet;
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Brings a commit to its end (W3).
+    /// Finishes a commit, with retries (W3).
     ///
     /// # Errors
-    /// [`RemoteError::Indeterminate`] if a memory server is out of reach.
+    /// [`RemoteError::Indeterminate`] if a memory server is unreachable.
     pub(super) async fn settle(
         &self,
         slot: GlobalAddr,
@@ -37,7 +42,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         outcome
     }
 
-    /// One attempt to finish a commit, whose entry is in `slot`.
+    /// One attempt to finish a commit with its entry in `slot`.
     pub(super) async fn finish(
         &self,
         slot: GlobalAddr,
@@ -49,7 +54,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 self.fabric().reset(server).await?;
             }
         }
-        // The same entry as before: written over itself it is never anything else.
+        // Rewriting the entry is safe: it overwrites itself with the same words.
         self.post_entry(slot, rewrites).await?.await?;
         for page in rewrites {
             self.finish_page(page).await?;
@@ -64,6 +69,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let found = self.read_raw(at).await?;
         let word = found.word();
         if word == target && !found.page().is_of_one_piece() {
+            // Torn and unlocked: lock it again in the new version before writing the rest.
             let swap = self.fabric().compare_swap(at, word.to_bits(), relocked.to_bits());
             if swap.await? != word.to_bits() {
                 return Err(RemoteError::Contended { retries: 0 });
@@ -71,7 +77,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         } else if word != page.held && word != relocked {
             return Ok(());
         }
-        // The version stays: nobody has ever seen it whole.
+        // The version stays: no client has ever seen it whole.
         self.write_unlock(at, &page.after).await
     }
 }

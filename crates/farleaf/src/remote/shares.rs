@@ -1,4 +1,4 @@
-//! Which memory server holds which keys.
+//! The map from keys to memory servers.
 //!
 //! *Invariant*: every key has exactly one server. *Thread safety*: immutable.
 
@@ -7,7 +7,7 @@ use crate::wire::Share;
 use farleaf_fabric::ServerId;
 use thiserror::Error;
 
-/// Why shares of the key space make no whole.
+/// Why shares do not cover the key space exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct BadShares(pub &'static str);
@@ -15,11 +15,12 @@ pub struct BadShares(pub &'static str);
 /// How keys are divided among memory servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Partitioning<K> {
-    /// By a hash: even whatever the keys, but a scan asks every server.
+    /// By a hash: even for any keys, but a scan asks every server.
     Hash,
-    /// By ranges: server `i` holds the keys from boundary `i - 1`, inclusive, to boundary `i`, exclusive.
+    /// By ranges: server `i` holds the keys from boundary `i - 1`, inclusive, to boundary `i`,
+    /// exclusive.
     Range {
-        /// One less than there are servers, ascending strictly, above the smallest key.
+        /// One fewer than servers, strictly ascending, above the smallest key.
         boundaries: Vec<K>,
     },
 }
@@ -28,7 +29,7 @@ impl<K: Clone + Ord> Partitioning<K> {
     /// Each server's share.
     ///
     /// # Errors
-    /// [`BadShares`] if the boundaries are not as many as they must be, or do not ascend.
+    /// [`BadShares`] if there are too few or too many boundaries, or they do not ascend strictly.
     pub fn shares<L: Layout<Key = K>>(&self, servers: u16) -> Result<Vec<Share<K>>, BadShares> {
         match self {
             Self::Hash => Ok(vec![Share::Hash { servers }; usize::from(servers)]),
@@ -55,26 +56,26 @@ impl<K: Clone + Ord> Partitioning<K> {
     }
 }
 
-/// The servers' shares, as a client looks keys up in them.
+/// The servers' shares, in the form in which a client looks up keys.
 #[derive(Clone, Debug)]
 pub enum ShareMap<K> {
     /// The server is the hash modulo the number of servers.
     Hash {
-        /// How many servers there are.
+        /// The number of servers.
         servers: u16,
     },
     /// Consecutive ranges, in the order of the servers.
     Range {
-        /// Where each server but the first begins.
+        /// The lowest key of each server but the first.
         boundaries: Vec<K>,
     },
 }
 
 impl<K: Clone + Ord> ShareMap<K> {
-    /// The map that the servers' shares make, if they fit together.
+    /// Builds the map from the servers' shares.
     ///
     /// # Errors
-    /// [`BadShares`] if they do not.
+    /// [`BadShares`] if the shares do not cover the key space exactly.
     pub fn from_shares<L: Layout<Key = K>>(shares: Vec<Share<K>>) -> Result<Self, BadShares> {
         let misfit = BadShares("the memory servers' shares do not fit together");
         let servers = u16::try_from(shares.len()).map_err(|_| misfit)?;
@@ -91,7 +92,7 @@ impl<K: Clone + Ord> ShareMap<K> {
             boundaries.extend(high.clone());
             expected = high;
         }
-        // The last share, and no other, must be open upwards.
+        // Only the last share has no upper bound.
         if expected.is_some() || boundaries.len() + 1 != usize::from(servers) {
             return Err(misfit);
         }

@@ -1,15 +1,17 @@
-//! Splits: a full page gives its upper half to a new right sibling; its parent learns of it later.
+//! Splits: a full page moves its upper half to a new right sibling; its parent is updated later.
 //!
-//! *Invariants*: S1. the new nodes are taken before the first change. S2. a new node is written, whole,
-//! before the page that points to it. S3. the separator goes into the parent afterwards; until then the
-//! sibling is found through the page that was split.
+//! *Invariants*
+//! - S1. The new nodes are allocated before the first change.
+//! - S2. A new node is written, whole, before the page that points to it.
+//! - S3. The separator goes into the parent afterwards. Until then, readers find the sibling
+//!   through the page that was split.
 
 use super::{Change, Image, Miss, PageClient, PageCopy, RemoteError};
 use crate::page::{Layout, LeafInsert, LockWord, Page};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
-/// What a full page had no room for.
+/// The entry that a full page had no room for.
 #[derive(Clone, Debug)]
 pub enum Entry<L: Layout> {
     /// A record of a leaf.
@@ -34,10 +36,10 @@ impl<L: Layout> Entry<L> {
     }
 }
 
-/// A separator that the parents do not know yet.
+/// A separator that has yet to be inserted into the parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Separator<K> {
-    /// The level that it belongs on.
+    /// The level of the parent.
     pub level: u8,
     /// The lowest key of the child.
     pub key: K,
@@ -45,7 +47,7 @@ pub struct Separator<K> {
     pub child: GlobalAddr,
 }
 
-/// The halves of a full page with one entry more.
+/// The halves of a full page plus one entry.
 struct Halves<L: Layout> {
     left: Image<L>,
     right: Image<L>,
@@ -65,12 +67,12 @@ impl<L: Layout> Halves<L> {
 }
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Splits the page that `copy` is of, which is not the root, with `node` as its new sibling, and adds
-    /// `entry` to the half that it belongs to.
+    /// Splits the page that `copy` was read from, which is not the root. Its upper half moves to
+    /// `node`, and `entry` goes into the half that covers its key.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page is another by now; nothing has changed then, and the node is free. After
-    /// [`Miss::Failed`] it is not to be used.
+    /// [`Miss::Restart`] if the page has changed; nothing has changed then, and the node is still
+    /// free. After [`Miss::Failed`] the node must not be reused.
     pub async fn split(
         &self,
         copy: &PageCopy<L>,
@@ -87,8 +89,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(Separator { level: copy.page().level() + 1, key: separator, child: node })
     }
 
-    /// Splits the root: its content and `entry` move into two new pages, and it stays where it is, one level
-    /// higher.
+    /// Splits the root: its content and `entry` move into two new pages. The root keeps its address
+    /// and rises by one level.
     ///
     /// # Errors
     /// As [`PageClient::split`].

@@ -1,7 +1,8 @@
-//! Chunks: the first step of the two-step allocation. A memory server gives its region away in chunks of
-//! megabytes, to compute servers and to its own tree; who has a chunk carves nodes from it.
+//! Chunks: the first step of the two-step allocation. A memory server hands out its region in
+//! chunks of megabytes, to compute servers and to its own tree; the holder of a chunk carves nodes
+//! from it.
 //!
-//! *Invariant*: chunks never overlap and never reach page 0, the superblock's.
+//! *Invariant*: chunks never overlap and never include page 0, which holds the superblock.
 //!
 //! *Thread safety*: any number of threads; one atomic word.
 
@@ -9,7 +10,7 @@ use crate::page::NodeCarver;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 
-/// What is left of one region.
+/// The unallocated rest of one region.
 #[derive(Debug)]
 pub struct ChunkAllocator {
     server: ServerId,
@@ -18,12 +19,13 @@ pub struct ChunkAllocator {
 }
 
 impl ChunkAllocator {
-    /// The allocator of a region of `region_bytes` bytes, all free but the superblock's page.
+    /// The allocator of a region of `region_bytes` bytes, all free except the superblock's page.
     pub fn new(server: ServerId, region_bytes: u64) -> Self {
         Self { server, region_bytes, next: AtomicU64::new(NodeCarver::NODE_ALIGN) }
     }
 
-    /// A chunk of `bytes` bytes, rounded to whole nodes; less if no more is left, `None` if nothing is.
+    /// Allocates a chunk of `bytes` bytes, rounded up to whole nodes. The last chunk may be
+    /// smaller; `None` if nothing is left.
     pub fn allocate(&self, bytes: u64) -> Option<(GlobalAddr, u64)> {
         let wanted = bytes.max(1).checked_next_multiple_of(NodeCarver::NODE_ALIGN)?;
         let size_at = |next: u64| {
@@ -45,7 +47,8 @@ impl ChunkAllocator {
         }
     }
 
-    /// A chunk of no less than `bytes` bytes, rounded to whole nodes, or none.
+    /// Allocates a chunk of at least `bytes` bytes, rounded up to whole nodes; `None` if there is
+    /// no room for it.
     pub fn allocate_whole(&self, bytes: u64) -> Option<(GlobalAddr, u64)> {
         let wanted = bytes.max(1).checked_next_multiple_of(NodeCarver::NODE_ALIGN)?;
         let advance = |next: u64| next.checked_add(wanted).filter(|end| *end <= self.region_bytes);
@@ -53,7 +56,7 @@ impl ChunkAllocator {
         Some((GlobalAddr::new(self.server, taken), wanted))
     }
 
-    /// Bytes given away so far, the superblock's page included.
+    /// Bytes allocated so far, including the superblock's page.
     pub fn allocated_bytes(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
     }

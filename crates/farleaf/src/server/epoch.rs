@@ -1,16 +1,16 @@
-//! Epochs: when a node that was taken out of the tree can be used again.
+//! Epochs: when a node that was removed from the tree can be reused.
 //!
-//! Every operation runs inside an epoch. A node is retired in the epoch that is current once nothing in
-//! the tree points to it, and freed two epochs later: by then every operation that could have met it has
-//! ended.
+//! Every operation runs inside an epoch. A node is retired in the epoch that is current once
+//! nothing in the tree points to it, and freed two epochs later: by then every operation that could
+//! have met it has ended.
 //!
 //! *Invariants*
-//! - E1. The epoch moves from `e` to `e + 1` only while nobody is inside `e - 1`.
-//! - E2. So nobody is ever inside an epoch older than the current one less one, and what was retired in
-//!   `r` is out of reach once the epoch is `r + 2`.
+//! - E1. The epoch moves from `e` to `e + 1` only while no operation is inside `e - 1`.
+//! - E2. So no operation is ever inside an epoch older than the current one minus one, and a node
+//!   retired in epoch `r` is unreachable once the epoch is `r + 2`.
 //!
-//! *Thread safety*: any number of threads; entering and leaving touch one counter, spread over cache
-//! lines by stripe. Checked by `tests/loom.rs`.
+//! *Thread safety*: any number of threads; entering and leaving touch one counter, spread over
+//! cache lines by stripe. Checked by `tests/loom.rs`.
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -25,8 +25,8 @@ const STRIPES: usize = 1;
 #[repr(align(128))]
 struct Inside([AtomicU64; 3]);
 
-/// The model checker takes `SeqCst` accesses for `AcqRel` ones, but knows fences: this states to it what
-/// the accesses next to it say to everybody else.
+/// A fence for the model checker only. It treats `SeqCst` accesses as `AcqRel`, but models fences,
+/// so this restores the ordering that the adjacent accesses have outside it.
 #[inline(always)]
 fn sequentially_consistent() {
     #[cfg(loom)]
@@ -47,7 +47,7 @@ impl Default for Epochs {
     }
 }
 
-/// The stay of one operation in its epoch.
+/// One operation's stay in its epoch; dropping it leaves the epoch.
 #[derive(Debug)]
 pub struct EpochGuard<'a> {
     counter: &'a AtomicU64,
@@ -60,7 +60,7 @@ impl Drop for EpochGuard<'_> {
 }
 
 impl Epochs {
-    /// Epochs that begin now.
+    /// Epochs without any operation or retired node.
     pub fn new() -> Self {
         let counters = || Inside([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
         Self {
@@ -78,7 +78,8 @@ impl Epochs {
             let counter = &self.inside[stripe % STRIPES].0[(epoch % 3) as usize];
             counter.fetch_add(1, Ordering::SeqCst);
             sequentially_consistent();
-            // Whoever moved the epoch on in between may not have seen us: then try the next.
+            // A thread that advanced the epoch in between may have missed this operation: try the
+            // next epoch.
             if self.current.load(Ordering::SeqCst) == epoch {
                 return EpochGuard { counter };
             }
@@ -86,7 +87,7 @@ impl Epochs {
         }
     }
 
-    /// Notes that nothing in the tree points to `node` any more.
+    /// Retires `node`. Nothing in the tree may point to it any more.
     pub fn retire(&self, node: GlobalAddr) {
         let mut retired = lock(&self.retired);
         sequentially_consistent();
@@ -94,10 +95,11 @@ impl Epochs {
         retired.push_back((epoch, node));
     }
 
-    /// Moves the epoch on if it can (E1), and returns the nodes that are out of reach (E2).
+    /// Advances the epoch if it can (E1), and returns the nodes that have become unreachable (E2).
     pub fn advance(&self) -> Vec<GlobalAddr> {
         let mut retired = lock(&self.retired);
         let epoch = self.current.load(Ordering::SeqCst);
+        // Three counters suffice: operations are only inside `epoch` and `epoch - 1` (E2).
         let previous = ((epoch + 2) % 3) as usize;
         sequentially_consistent();
         let empty = |stripe: &Inside| stripe.0[previous].load(Ordering::SeqCst) == 0;
@@ -115,12 +117,12 @@ impl Epochs {
         free
     }
 
-    /// Nodes that are retired and not yet returned.
+    /// The number of retired nodes that have not been returned yet.
     pub fn retired(&self) -> usize {
         lock(&self.retired).len()
     }
 
-    /// Which nodes these are, the oldest first.
+    /// The retired nodes, the oldest first.
     pub fn retired_nodes(&self) -> Vec<GlobalAddr> {
         lock(&self.retired).iter().map(|(_, node)| *node).collect()
     }

@@ -1,7 +1,8 @@
 //! One memory server: answers the requests of [`crate::wire`] over its region.
 //!
-//! *Invariants*: M1. no request, whatever its bytes, makes the server crash or touch memory outside its
-//! region. M2. a refused request has changed nothing.
+//! *Invariants*
+//! - M1. No request, whatever its bytes, makes the server crash or touch memory outside its region.
+//! - M2. A refused request has changed nothing, except that a failed load is aborted.
 //!
 //! *Thread safety*: any number of threads, through `&self`.
 
@@ -22,20 +23,21 @@ use farleaf_fabric::{
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::OnceLock;
 
-/// Chunks that a memory server remembers having given out: more than clients take while one of them
-/// repeats a request.
+/// How many allocated chunks a memory server remembers: more than clients allocate while one of
+/// them repeats a request.
 const LATEST_CHUNKS: usize = 1024;
 
-/// What a memory server is like.
+/// Settings of a memory server.
 #[derive(Clone, Debug)]
 pub struct MemoryServerConfig {
-    /// Bytes of its region, a multiple of 4096; taken from the operating system as they are touched.
+    /// Bytes of its region, a multiple of 4096; the operating system provides them as they are
+    /// touched.
     pub pool_bytes: usize,
-    /// Bytes of the chunks that the server's own tree takes.
+    /// Bytes of the chunks that the server's own tree allocates.
     pub chunk_bytes: u64,
-    /// Subtrees of this level lie whole on one memory server.
+    /// Subtrees of this level lie entirely on one memory server.
     pub placement_level: u8,
-    /// What the region's memory is: [`Backing::Shared`] if other processes are to map it.
+    /// How the region is allocated: [`Backing::Shared`] if other processes are to map it.
     pub backing: Backing,
 }
 
@@ -61,10 +63,11 @@ pub struct MemoryServer<L: Layout> {
     load: Mutex<Option<Loader<L>>>,
     owners: Owners,
     walks: Walks<L>,
-    /// Nodes that clients have given back. Bounded by the region: a node is in here once.
+    /// Nodes that clients have returned. The set cannot outgrow the region, because it has each
+    /// node once.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
-    /// The latest chunks given out, each with the compute server and the token of the request: a client
-    /// whose answers get lost asks often, and would empty the pool.
+    /// The latest chunks allocated, each with the compute server and the token of the request. A
+    /// client that gets no replies repeats its requests, and would empty the pool otherwise.
     latest_chunks: Mutex<VecDeque<((u16, u64), GlobalAddr, u64)>>,
     /// Held while the superblock's options and root are set.
     claim: Mutex<()>,
@@ -74,7 +77,7 @@ impl<L: Layout> MemoryServer<L> {
     /// A memory server with an empty pool.
     ///
     /// # Errors
-    /// [`RegionError`] if the region is not to be had.
+    /// [`RegionError`] if the region cannot be allocated.
     pub fn new(id: ServerId, config: &MemoryServerConfig) -> Result<Self, RegionError> {
         let region = Arc::new(Region::with_backing(config.pool_bytes, config.backing)?);
         let superblock = Superblock {
@@ -103,12 +106,12 @@ impl<L: Layout> MemoryServer<L> {
         })
     }
 
-    /// The server's own tree, to be called directly.
+    /// The server's own tree, for direct calls.
     pub fn tree(&self) -> &Tree<L> {
         &self.tree
     }
 
-    /// How much of the memory is used.
+    /// How much of the pool is allocated, and how large the tree is.
     pub fn usage(&self) -> Usage {
         let tree = self.tree.usage();
         Usage {
@@ -121,16 +124,18 @@ impl<L: Layout> MemoryServer<L> {
         }
     }
 
-    /// Nodes on this server, of all designs: those in chunks that were given away and, as far as the server knows, in use;
-    /// and those that it knows to be free. What a client has of a chunk and has not used yet counts as in use.
+    /// The number of nodes on this server, for all designs: those in use, as far as the server
+    /// knows, and those it knows to be free. A chunk's nodes that a client has not used yet count
+    /// as in use.
     pub fn nodes(&self) -> (u64, u64) {
         let given = self.chunks.allocated_bytes() / NodeCarver::NODE_ALIGN - 1;
         let free = self.tree.usage().nodes_free + lock(&self.given_back).len() as u64;
         (given.saturating_sub(free), free)
     }
 
-    /// The nodes that the server knows to be out of use: its tree's, free or retired, and those that clients have given
-    /// back. No page of any index may point to one of them. For inspection: it takes time in proportion to them.
+    /// The nodes that the server knows to be out of use: its tree's, free or retired, and those
+    /// that clients have returned. No page of any index may point to one of them. For inspection:
+    /// its cost is proportional to their number.
     pub fn nodes_out_of_use(&self) -> BTreeSet<GlobalAddr> {
         let mut nodes = lock(&self.given_back).clone();
         nodes.extend(self.tree.unused_nodes());
@@ -138,7 +143,7 @@ impl<L: Layout> MemoryServer<L> {
         nodes
     }
 
-    /// Refuses keys of other servers.
+    /// Refuses keys that belong to other servers.
     #[inline]
     fn mine(&self, key: &L::Key) -> Result<(), Refusal> {
         let mine = match self.share.get().ok_or(Refusal::NoTree)? {
@@ -161,7 +166,8 @@ impl<L: Layout> MemoryServer<L> {
         let _claim = lock(&self.claim);
         let superblock = &self.region.words()[..Superblock::WORDS];
         let found = Superblock::read::<L>(superblock).map_err(|_| Refusal::Damaged)?;
-        // A design that has claimed the pool and wants a tree on each server beside its pages.
+        // The hybrid design has claimed the pool for its pages and wants a tree on each server as
+        // well.
         let claimed = found.options_of(DesignId::Hybrid).is_ok();
         if found.options != 0 && !claimed {
             return Err(Refusal::TreeExists);
@@ -174,7 +180,7 @@ impl<L: Layout> MemoryServer<L> {
         Ok(Reply::Done)
     }
 
-    /// The pool becomes another design's, whose clients reach it one-sided.
+    /// Claims the pool for a design with pages that its clients access one-sided.
     fn claim(&self, options: u64, root: GlobalAddr) -> Result<Reply<L>, Refusal> {
         let _claim = lock(&self.claim);
         let superblock = &self.region.words()[..Superblock::WORDS];
@@ -188,13 +194,13 @@ impl<L: Layout> MemoryServer<L> {
         let hybrid = options as u8 == DesignId::Hybrid as u8;
         let held = if hybrid { found.first_leaf } else { found.root };
         if found.options == options && held == root {
-            return Ok(Reply::Done); // asked again, by whoever has claimed it
+            return Ok(Reply::Done); // repeated by the client that claimed it
         }
         if found.options != 0 || !found.root.is_null() {
             return Err(Refusal::TreeExists);
         }
         if hybrid {
-            // The root will be that of the server's own tree.
+            // The superblock's root is that of the server's own tree.
             Superblock::set_first_leaf(superblock, root);
         } else if !root.is_null() {
             Superblock::set_root(superblock, root);
@@ -203,7 +209,7 @@ impl<L: Layout> MemoryServer<L> {
         Ok(Reply::Done)
     }
 
-    /// Whether a node of this server can be at an address.
+    /// Whether `at` can be the address of a node on this server.
     fn is_node(&self, at: GlobalAddr) -> bool {
         let bytes = (L::PAGE_WORDS as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
         !at.is_swizzled()
@@ -213,13 +219,14 @@ impl<L: Layout> MemoryServer<L> {
             && at.offset() + bytes <= self.chunks.allocated_bytes()
     }
 
-    /// The page at an address, if one of this server's can be there.
+    /// The page at an address, if a node of this server can be there.
     fn page(&self, at: GlobalAddr) -> Option<Page<'_, L>> {
         let words = self.is_node(at).then(|| self.region.slice(at.offset(), L::PAGE_WORDS))?;
         words.map(Page::new)
     }
 
-    /// A chunk, or a node that was given back; the same one as before for the same request (A4).
+    /// Allocates a chunk, or a node that a client returned. A repeated request gets the same one
+    /// (A4).
     fn allocate(&self, bytes: u64, of: Option<(u16, u64)>) -> Result<Reply<L>, Refusal> {
         let mut latest = lock(&self.latest_chunks);
         let same = latest.iter().find(|(other, ..)| of == Some(*other));

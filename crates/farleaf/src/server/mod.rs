@@ -1,6 +1,7 @@
 //! The memory server: its region, its allocator, its own tree, and the requests that it answers.
 //!
-//! It knows pages, messages and the fabric, and nothing of caches or partitions of the compute side.
+//! It depends on pages, messages and the fabric, but not on the compute side's caches or
+//! partitions.
 
 mod chunks;
 mod epoch;

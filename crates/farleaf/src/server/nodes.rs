@@ -1,4 +1,5 @@
-//! The nodes of the memory server's own tree: carved from chunks that the server takes from itself.
+//! The nodes of the memory server's own tree, carved from chunks that the server allocates to
+//! itself.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait, and that only
 //! splits and collections take.
@@ -8,7 +9,7 @@ use crate::page::NodeCarver;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 
-/// Nodes to take and give back.
+/// The allocator of the tree's nodes.
 #[derive(Debug)]
 pub struct NodePool {
     chunks: Arc<ChunkAllocator>,
@@ -23,13 +24,13 @@ struct Inner {
 }
 
 impl NodePool {
-    /// A pool of nodes of `page_bytes` bytes, which takes chunks of `chunk_bytes` as it needs them.
+    /// A pool of nodes of `page_bytes` bytes, which allocates chunks of `chunk_bytes` as needed.
     pub fn new(chunks: Arc<ChunkAllocator>, page_bytes: usize, chunk_bytes: u64) -> Self {
         let inner = Inner { carver: NodeCarver::new(page_bytes), in_use: 0 };
         Self { chunks, chunk_bytes, inner: Mutex::new(inner) }
     }
 
-    /// `count` nodes, or none at all.
+    /// Allocates `count` nodes, or none at all.
     pub fn take(&self, count: usize) -> Option<Vec<GlobalAddr>> {
         let mut inner = lock(&self.inner);
         let mut nodes = Vec::with_capacity(count);
@@ -48,7 +49,7 @@ impl NodePool {
         Some(nodes)
     }
 
-    /// Takes nodes back that nobody can reach any more.
+    /// Frees nodes that no operation can reach any more.
     pub fn give_back(&self, nodes: impl IntoIterator<Item = GlobalAddr>) {
         let mut inner = lock(&self.inner);
         for node in nodes {
@@ -57,13 +58,13 @@ impl NodePool {
         }
     }
 
-    /// Nodes in use, and nodes given back and not taken again.
+    /// The number of nodes in use, and the number of freed nodes.
     pub fn usage(&self) -> (u64, u64) {
         let inner = lock(&self.inner);
         (inner.in_use, inner.carver.free_nodes() as u64)
     }
 
-    /// The nodes of its chunks that nobody has: given back, or not taken yet.
+    /// The nodes of its chunks that are not in use: freed, or never allocated.
     pub fn unused(&self) -> Vec<GlobalAddr> {
         lock(&self.inner).carver.unused().collect()
     }

@@ -1,12 +1,16 @@
 //! Clients that change pages one-sided: their numbers, their logs, and which of them are dead.
 //!
-//! Memory server 0 numbers the clients and keeps the list of the dead; every memory server lends each
-//! client that changes pages there a piece of memory for its log. All of it is control plane: a client
-//! asks once, and others ask about it only when they suspect that it has died.
+//! Memory server 0 numbers the clients and keeps the list of dead ones. Every memory server lends
+//! each client that changes its pages some memory for a log. All of this is control plane: a client
+//! asks once, and other clients ask about it only when they suspect that it has died.
 //!
-//! *Invariants*: O1. a number has one client at a time: it is given out again only when its client has said that it ends with
-//! nothing locked, logged or on its way. O2. who is dead stays dead. O3. the log of a number is where it is for ever. The tables have
-//! at most [`LockWord::OWNER_LIMIT`] entries.
+//! *Invariants*
+//! - O1. A number has one client at a time. It is reused only after its client has reported that
+//!   nothing is locked, logged or in flight under it.
+//! - O2. A dead client stays dead.
+//! - O3. The log of a number never moves.
+//!
+//! The tables have at most [`LockWord::OWNER_LIMIT`] entries.
 //!
 //! *Thread safety*: any number of threads; mutexes that are never held across a wait.
 
@@ -20,26 +24,27 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// One registered client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Where it runs.
+    /// The compute server that it runs on.
     pub compute_server: u16,
     /// Whether it has been declared dead.
     pub dead: bool,
-    /// Whether it has been declared to be shut out of all memory servers.
+    /// Whether it has been declared fenced at all memory servers.
     pub fenced: bool,
 }
 
 #[derive(Debug, Default)]
 struct Registered {
-    /// By number, from 1; none while nobody has the number.
+    /// By number, from 1; `None` while no client has the number.
     owners: Vec<Option<Owner>>,
-    /// Compute servers that were declared dead, and may still be there: whoever finishes what their clients were at shuts them out, so
-    /// that what they lock from now on would stay locked.
+    /// Compute servers that were declared dead and may still be running. They must not register
+    /// clients: recovery fences the compute server, so locks of a new client would never be
+    /// released.
     buried: BTreeSet<u16>,
-    /// Numbers that nobody has, the one that has been free for longest first.
+    /// Numbers free for reuse, the one that has been free for longest first.
     free: VecDeque<u16>,
 }
 
-/// The clients, as one memory server knows them.
+/// The clients that one memory server knows.
 #[derive(Debug, Default)]
 pub struct Owners {
     registered: Mutex<Registered>,
@@ -47,11 +52,12 @@ pub struct Owners {
 }
 
 impl Owners {
-    /// A number for a new client.
+    /// Registers a new client and returns its number.
     ///
     /// # Errors
-    /// [`Refusal::TooManyClients`] if all numbers are given out; [`Refusal::DeclaredDead`] for a compute server that was declared dead
-    /// and has not been since as one that is shut out, which is how its next life begins.
+    /// [`Refusal::TooManyClients`] if all numbers are in use. [`Refusal::DeclaredDead`] for a
+    /// compute server that was declared dead and has not been declared fenced since; declaring it
+    /// fenced is how its next life begins.
     pub fn register(&self, compute_server: u16) -> Result<u16, Refusal> {
         let mut registered = lock(&self.registered);
         if registered.buried.contains(&compute_server) {
@@ -69,8 +75,8 @@ impl Owners {
         Ok(registered.owners.len() as u16)
     }
 
-    /// Nobody has a number any more that a client of this compute server had, unless that client is dead: what the dead leave behind
-    /// is looked for under their numbers.
+    /// Frees the number of a client of this compute server, unless the client is dead: recovery
+    /// looks for what dead clients left behind under their numbers.
     pub fn retire(&self, owner: u16, compute_server: u16) {
         let mut registered = lock(&self.registered);
         let place = usize::from(owner).wrapping_sub(1);
@@ -81,18 +87,18 @@ impl Owners {
         }
     }
 
-    /// What is known of a client.
+    /// The state of a client.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchOwner`] if nobody has the number.
+    /// [`Refusal::NoSuchOwner`] if no client has the number.
     pub fn state(&self, owner: u16) -> Result<Owner, Refusal> {
         let place = usize::from(owner).checked_sub(1).ok_or(Refusal::NoSuchOwner)?;
         let registered = lock(&self.registered);
         registered.owners.get(place).copied().flatten().ok_or(Refusal::NoSuchOwner)
     }
 
-    /// All clients of a compute server are dead, and perhaps shut out of all memory servers; those that it registers later are
-    /// not.
+    /// Declares all clients of a compute server dead and, with `fenced`, fenced at all memory
+    /// servers. Clients that it registers later are neither.
     pub fn declare_dead(&self, compute_server: u16, fenced: bool) {
         let mut registered = lock(&self.registered);
         match fenced {
@@ -106,7 +112,7 @@ impl Owners {
         }
     }
 
-    /// The dead clients of a compute server, the latest first, `most` at most.
+    /// The dead clients of a compute server, the latest first, at most `most`.
     pub fn dead_of(&self, compute_server: u16, most: usize) -> Vec<u16> {
         let registered = lock(&self.registered);
         let is_dead = |owner: &Owner| owner.dead && owner.compute_server == compute_server;
@@ -115,11 +121,12 @@ impl Owners {
         dead.map(|(place, _)| place as u16 + 1).take(most).collect()
     }
 
-    /// The log of a client on this server; a new one of `bytes` bytes from `chunks`, if it has none yet.
+    /// A client's log on this server. If it has none yet, allocates one of `bytes` bytes from
+    /// `chunks`.
     ///
     /// # Errors
-    /// [`Refusal::OutOfMemory`] if there is no room for it; [`Refusal::NoSuchOwner`] without `chunks`, if
-    /// it has none; [`Refusal::Malformed`] for a number that no client has.
+    /// [`Refusal::OutOfMemory`] if there is no room for it; [`Refusal::NoSuchOwner`] if it has none
+    /// and `chunks` is `None`; [`Refusal::Malformed`] for a number that no client can have.
     pub fn log_area(
         &self,
         owner: u16,
@@ -168,7 +175,11 @@ mod tests {
         owners.retire(1, 4);
         owners.retire(2, 4);
         owners.retire(9, 4);
-        assert_eq!(owners.register(6), Ok(4), "the dead, others and nobody do not retire");
+        assert_eq!(
+            owners.register(6),
+            Ok(4),
+            "only the live client that has a number can retire it"
+        );
         owners.retire(4, 6);
         assert_eq!(owners.state(4), Err(Refusal::NoSuchOwner));
         assert_eq!(owners.register(7), Ok(4));

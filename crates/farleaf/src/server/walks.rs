@@ -1,13 +1,15 @@
-//! Operations that compute servers leave to this memory server: walks down nodes that otherwise only they read and
-//! change (Lu et al., §6).
+//! Operations that compute servers offload to this memory server: walks down nodes that otherwise
+//! only compute servers read and change (Lu et al., §6).
 //!
-//! The compute server that asks has marked the node, so that while walks go on below it nobody else changes what is
-//! there. Walks can meet at a leaf: they use the latch in its word 0, which no compute server touches meanwhile. What a
-//! walk is told it does not believe: an address that is not here, a page of another level
-//! or with other fences, is a refusal.
+//! The compute server that offloads has marked the node, so while walks run below it no other
+//! client changes anything there. Walks can meet at a leaf. They use the latch in its word 0, which
+//! no compute server touches meanwhile. A walk trusts nothing that it is told: it refuses an
+//! address on another server, and a page of another level or with other fences.
 //!
-//! *Invariants*: W1. a change is made at most once for each ticket, and never after the ticket was closed. W2. a refused
-//! walk has changed nothing. W3. no walk splits or merges, or leaves this server.
+//! *Invariants*
+//! - W1. A change is made at most once for each ticket, and never after the ticket was closed.
+//! - W2. A refused walk has changed nothing.
+//! - W3. No walk splits or merges, or leaves this server.
 //!
 //! *Thread safety*: any number of threads; changes of leaves one after the other.
 
@@ -22,18 +24,19 @@ use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// How often a leaf is read that others change.
+/// The most attempts to read a leaf that other walks keep changing.
 const MOST_READS: u32 = 1024;
 
-/// What was done under the last ticket of a slot.
+/// The result of the last ticket of a slot.
 #[derive(Debug)]
 struct Last<V> {
     number: u32,
-    /// The reply, if something was done before it was closed.
+    /// The reply, if the change was made before the ticket was closed.
     done: Option<(Option<GlobalAddr>, Answer<V>)>,
 }
 
-/// A leaf, and the keys that the way leads to it for: it may have more (D7).
+/// A leaf, with the range of keys that the path to it covers. The leaf may hold others as well
+/// (D7).
 struct Found<'a, L: Layout> {
     at: GlobalAddr,
     page: Page<'a, L>,
@@ -55,7 +58,7 @@ impl<L: Layout> Default for Walks<L> {
     }
 }
 
-/// Where a scan below a node is.
+/// The range of a scan below a node.
 #[derive(Debug)]
 pub(super) struct Stretch<K> {
     pub(super) lower: Bound<K>,
@@ -65,7 +68,7 @@ pub(super) struct Stretch<K> {
 }
 
 impl<L: Layout> Walks<L> {
-    /// The leaf below `node` that the probe lies in, and the keys that the way leads to it for.
+    /// Descends from `node` to the leaf that `probe` lies in.
     async fn leaf<'a, C: Cpu>(
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
@@ -85,6 +88,8 @@ impl<L: Layout> Walks<L> {
                 return Err(Refusal::NotHere);
             }
             let fences = (L::low(page), L::high(page));
+            // A split may not have trimmed the child yet, so the path and the fences both limit its
+            // keys.
             let led = keys.map_or(fences.clone(), |keys| narrowed(keys, fences));
             if level == 0 {
                 return Ok(Found { at, page, keys: led });
@@ -96,7 +101,7 @@ impl<L: Layout> Walks<L> {
         }
     }
 
-    /// What `read` makes of a leaf while nobody changes it.
+    /// Returns the result of `read` on a leaf, once it has run without a concurrent change.
     async fn read<C: Cpu, T>(
         cpu: &C,
         page: Page<'_, L>,
@@ -114,7 +119,7 @@ impl<L: Layout> Walks<L> {
         Err(Refusal::Contended)
     }
 
-    /// Does `edit` to the leaf of its key below `node`.
+    /// Applies `edit` to the leaf of its key below `node`.
     pub(super) async fn walk<'a, C: Cpu>(
         &self,
         cpu: &C,
@@ -140,7 +145,7 @@ impl<L: Layout> Walks<L> {
         if closed && !cpu.breaks(rules::ONCE_PER_TICKET) {
             return Err(Refusal::TicketClosed); // W1
         }
-        // All changes hold the tickets, so nobody else has the latch, unless the page is none of a leaf.
+        // Every change holds the tickets, so only a page that is not a leaf can be latched here.
         let version = page.latch().optimistic().ok_or(Refusal::NotHere)?;
         let _guard = page.latch().try_lock(version, 0).ok_or(Refusal::NotHere)?;
         if !page.stamp_fits() {
@@ -162,7 +167,8 @@ impl<L: Layout> Walks<L> {
         Ok(Reply::Walked { leaf, answer })
     }
 
-    /// Nothing is done under a ticket from now on; what was is the reply.
+    /// Closes a ticket: no change is made under it from now on. If one was made, its reply is
+    /// returned.
     pub(super) fn close(&self, ticket: Ticket) -> Reply<L> {
         let mut tickets = lock(&self.tickets);
         let last = tickets.entry(ticket.place()).or_insert(Last { number: 0, done: None });
@@ -177,8 +183,8 @@ impl<L: Layout> Walks<L> {
         }
     }
 
-    /// The records below `node` that a scan asks for, at most until its limit or that of a reply; `more` says that there
-    /// may be some beyond them below the node.
+    /// The records below `node` that a scan asks for, up to its limit or that of one reply. `more`
+    /// says whether there may be more of them below the node.
     pub(super) async fn scan<'a, C: Cpu>(
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
@@ -190,7 +196,7 @@ impl<L: Layout> Walks<L> {
         let top = page_at(node).ok_or(Refusal::NotHere)?;
         let (low, high) = (L::low(top), L::high(top));
         let mut records = Vec::new();
-        // The leaf to go on with: of its key, or the one before it.
+        // The next leaf to read: the one that covers this key, or the one before it.
         let mut place = match (reverse, &lower, &upper) {
             (false, Bound::Included(key) | Bound::Excluded(key), _) if *key > low => {
                 Bound::Included(key.clone())
@@ -212,7 +218,7 @@ impl<L: Layout> Walks<L> {
             };
             let Found { page, keys, .. } = Self::leaf(cpu, &page_at, node, level, probe).await?;
             let had = records.len();
-            // What the leaf has beyond the keys that led to it does not count (D7).
+            // Records outside the range of the path to the leaf do not count (D7).
             let wanted = (lower.as_ref(), upper.as_ref());
             let (lower, upper) = clipped(wanted, (&keys.0, keys.1.as_ref()));
             let window = ScanWindow { lower, upper, reverse, limit: limit - had };
@@ -236,7 +242,7 @@ impl<L: Layout> Walks<L> {
                 Some(key) if !full => {
                     place = if reverse { Bound::Excluded(key) } else { Bound::Included(key) };
                 }
-                // The last leaf may have some beyond the limit, even if nothing comes behind it.
+                // At the limit, the last leaf may have more records, even if no leaf follows it.
                 _ => return Ok(Reply::Records { records, more: full }),
             }
         }

@@ -1,7 +1,8 @@
-//! The fields of messages: integers little-endian, keys and values as their types have it.
+//! The fields of messages: integers little-endian, keys and values as their types define.
 //!
-//! *Invariant*: any bytes may arrive. Taking a field never panics, and never allocates more than
-//! the message is long.
+//! *Invariant*: any bytes may arrive. Decoding a field never panics, and never allocates more than
+//! the message's length.
+//!
 //! *Thread safety*: plain functions.
 
 use super::table::fields;
@@ -106,7 +107,7 @@ impl<K: Wire, V: Wire> Wire for (K, V) {
     }
 }
 
-/// A list: how many, as a `u32`, and each.
+/// A list: its length as a `u32`, then the items.
 impl<T: Wire> Wire for Vec<T> {
     fn put(&self, to: &mut Message) {
         u32::try_from(self.len()).unwrap_or(u32::MAX).put(to);
@@ -119,7 +120,7 @@ impl<T: Wire> Wire for Vec<T> {
 }
 
 fn take_list<T: Wire>(count: usize, from: &mut &[u8]) -> Option<Vec<T>> {
-    // A lying count must not make us allocate.
+    // Bound the allocation: the count may be wrong.
     let room = from.len() / size_of::<T>().max(1);
     let mut list = Vec::with_capacity(count.min(room));
     for _ in 0..count {
@@ -128,7 +129,7 @@ fn take_list<T: Wire>(count: usize, from: &mut &[u8]) -> Option<Vec<T>> {
     Some(list)
 }
 
-/// A short list: how many, as a `u16`, and each.
+/// A short list: its length as a `u16`, then the items.
 pub(super) mod short {
     use super::*;
 
@@ -142,7 +143,7 @@ pub(super) mod short {
     }
 }
 
-/// A list up to the end of the message.
+/// A list that extends to the end of the message.
 pub(super) mod rest {
     use super::*;
 
@@ -161,7 +162,7 @@ pub(super) mod rest {
 
 fields!(Answer<V> { applied, found });
 
-/// The number of an edit's action, its key, and its values.
+/// The number of an edit's action, then its key and its values.
 impl<K: Wire, V: Wire> Wire for LeafEdit<K, V> {
     fn put(&self, to: &mut Message) {
         put_edit(0, self, to);
@@ -172,10 +173,10 @@ impl<K: Wire, V: Wire> Wire for LeafEdit<K, V> {
     }
 }
 
-/// Actions that an edit can have.
+/// The number of actions.
 pub(super) const ACTIONS: u8 = 6;
 
-/// An edit, with the numbers of actions counted from `first` on.
+/// Encodes an edit; actions are numbered from `first` on.
 #[inline]
 pub(super) fn put_edit<K: Wire, V: Wire>(first: u8, edit: &LeafEdit<K, V>, to: &mut Message) {
     let (number, values) = match &edit.action {
@@ -191,7 +192,7 @@ pub(super) fn put_edit<K: Wire, V: Wire>(first: u8, edit: &LeafEdit<K, V>, to: &
     values.into_iter().flatten().for_each(|value| value.put(to));
 }
 
-/// The edit of an action of this number.
+/// Decodes an edit of the action with this number.
 #[inline]
 pub(super) fn take_edit<K: Wire, V: Wire>(number: u8, from: &mut &[u8]) -> Option<LeafEdit<K, V>> {
     let key = K::take(from)?;

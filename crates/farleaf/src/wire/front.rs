@@ -1,8 +1,8 @@
 //! The messages between clients and compute servers.
 //!
-//! What a client asks a compute server is answered as of the map that this goes by. Keys that it
-//! does not own it never serves: the answer names the owner and the map's epoch, and the client
-//! asks for the map.
+//! A compute server answers each request by its own copy of the partition map. It never serves keys
+//! that it does not own: the reply names the owner and the map's epoch, and the client fetches the
+//! map.
 //!
 //! *Thread safety*: plain values.
 
@@ -12,117 +12,117 @@ use farleaf_fabric::Message;
 use std::ops::Bound;
 
 messages! {
-    /// What a client asks of a compute server.
+    /// A request of a client to a compute server.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum ClientRequest<L: Layout> {
         /// An operation on one key. Answered by [`ClientResponse::Edited`].
         0 => Edit(edit: LeafEdit<L::Key, L::Value>),
-        /// Records of a range, as far as this compute server owns it. Answered by
+        /// Records of the part of a range that this compute server owns. Answered by
         /// [`ClientResponse::Records`].
         1 => Scan {
             /// The lower bound.
             lower: Bound<L::Key>,
             /// The upper bound.
             upper: Bound<L::Key>,
-            /// Descending.
+            /// Whether the scan is descending.
             reverse: bool,
-            /// At most so many.
+            /// The most records to return.
             limit: u32,
         },
-        /// Many keys are set. If not all are owned, none is.
+        /// Upserts many keys. If the compute server does not own all of them when the request
+        /// arrives, it sets none. After any later error, some may be set.
         2 => UpsertAll {
             /// Keys and values.
             records: Vec<(L::Key, L::Value)>,
         },
-        /// The map. Answered by [`ClientResponse::Map`].
+        /// Requests the partition map. Answered by [`ClientResponse::Map`].
         3 => Map,
-        /// Housekeeping, to its end.
+        /// Collects deleted records; answered at the end.
         4 => Collect,
-        /// Stop serving, and write back what the memory servers do not have: the tree is about to
-        /// be replaced. A compute server that hears nothing more serves again after a while.
+        /// Stop serving, and write back what the memory servers do not have yet: the tree is about
+        /// to be replaced. A compute server that gets no further request resumes after a while.
         5 => Halt,
-        /// Serve again, and forget all of the tree that was.
+        /// Resume serving, and forget everything about the old tree.
         6 => Resume,
-        /// Begin to build a tree in place of the empty one.
+        /// Begin to build a tree that will replace the empty one.
         7 => LoadBegin {
-            /// How full to make the pages, in thousandths.
+            /// The fill of the pages, in thousandths.
             fill_permille: u16,
         },
         /// The next records of the tree.
         8 => LoadAppend {
-            /// Ascending, above all before.
+            /// Ascending, with keys above all previous ones.
             records: Vec<(L::Key, L::Value)>,
         },
-        /// The tree is complete: it replaces the empty one. Only for a compute server that has
-        /// halted, as all others have.
+        /// The tree is complete: it replaces the empty one. Sent only when this compute server and
+        /// all others have halted.
         9 => LoadEnd,
-        /// Forget the tree that is being built.
+        /// Discard the tree that is being built.
         10 => LoadAbort,
-        /// Write back everything that was acknowledged before.
+        /// Write back every change that was acknowledged before this request.
         11 => Flush,
     }
 }
 
 messages! {
-    /// What a compute server answers.
+    /// A compute server's reply.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum ClientResponse<L: Layout> {
-        /// Done, nothing to say.
+        /// Done, without a result.
         0 => Done,
-        /// An operation was done.
+        /// The result of an edit.
         1 => Edited(answer: Answer<L::Value>),
         /// Records of a scan.
         2 => Records {
-            /// Where the scan goes on: here, or at the next compute server. `None` if there is
-            /// nothing more.
+            /// Where the scan continues, on this compute server or the next; `None` at the end.
             next: Option<Bound<L::Key>>,
             /// In the order of the scan.
             records: Vec<(L::Key, L::Value)>,
         },
-        /// The partition map.
+        /// The partition map. Range `i` belongs to `owners[i]`.
         3 => Map {
             /// Its epoch.
             epoch: u64,
-            /// Where each range begins but the first.
+            /// The low key of each range but the first.
             boundaries: Vec<L::Key> as short,
             /// The owner of each range.
             owners: Vec<u16> as short,
         },
-        /// The key is another's.
+        /// Another compute server owns the key.
         4 => NotOwner {
-            /// Whose.
+            /// The owner.
             owner: u16,
-            /// As of this epoch of the map.
+            /// The epoch of the map that says so.
             epoch: u64,
         },
-        /// No.
+        /// The request failed.
         5 => Error(code: ErrorCode),
     }
 }
 
 messages! {
-    /// Why a compute server has no answer. Everything but [`ErrorCode::Indeterminate`] says that
-    /// nothing has changed.
+    /// Why a compute server could not answer. Every code but [`ErrorCode::Indeterminate`] says that
+    /// nothing has changed, except that [`ClientRequest::UpsertAll`] may have set some keys.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
     #[non_exhaustive]
     pub enum ErrorCode {
-        /// The request makes no sense.
+        /// The request cannot be decoded, or has invalid arguments.
         #[error("the request is malformed")]
         0 => Malformed,
-        /// The compute server does not serve now: it starts, or its keys are moving, or the tree is
-        /// being replaced.
+        /// The compute server is not serving now: it is starting, its keys are moving, or the tree
+        /// is being replaced.
         #[error("the compute server does not serve at present")]
         1 => Unavailable,
-        /// Nobody knows whether the operation happened, or will.
+        /// The operation may have happened, or may still happen.
         #[error("the outcome is unknown: a memory server did not answer")]
         2 => Indeterminate,
-        /// A memory server cannot be reached, and the operation has not happened.
+        /// A memory server cannot be used, and the operation has not happened.
         #[error("a memory server cannot be used")]
         3 => NoMemoryServer,
-        /// The operation lost against others as often as it may.
+        /// The operation used up its retries: every attempt lost to a concurrent operation.
         #[error("too many retries against concurrent operations")]
         4 => Contended,
-        /// There is no memory for another node.
+        /// The memory servers have no room for another node.
         #[error("the memory servers have no memory left")]
         5 => OutOfMemory,
         /// A bulk load needs an empty index.
@@ -131,20 +131,21 @@ messages! {
         /// The records of a bulk load do not ascend.
         #[error("the records are not in strictly ascending order")]
         7 => NotSorted,
-        /// A bulk load is going on, or none is.
+        /// A bulk load is in progress, or none has begun.
         #[error("a bulk load is in progress, or none has begun")]
         8 => Loading,
-        /// The index is damaged where the operation went, or a memory server's reply made no sense.
+        /// The index is damaged where the operation went, or a memory server's reply was invalid.
         #[error("the index is damaged")]
         9 => Damaged,
-        /// The compute server is known not to be there; nothing was asked.
+        /// The compute server is known to be absent; no request was sent.
         #[error("the compute server is not registered")]
         10 => Absent,
     }
 }
 
 impl<L: Layout> ClientRequest<L> {
-    /// Whether it may change the index, or promises that what was changed is in the memory servers.
+    /// Whether the request may change the index, or promises that changes are on the memory
+    /// servers.
     pub fn is_change(&self) -> bool {
         match self {
             Self::Edit(edit) => edit.changes(),
@@ -158,19 +159,19 @@ impl<L: Layout> ClientRequest<L> {
         super::encode(self)
     }
 
-    /// The request in a message, if it is one and nothing more.
+    /// The request in a message; `None` if that is anything else.
     pub fn decode(message: &[u8]) -> Option<Self> {
         super::decode(message)
     }
 }
 
 impl<L: Layout> ClientResponse<L> {
-    /// The answer as a message.
+    /// The reply as a message.
     pub fn encode(&self) -> Message {
         super::encode(self)
     }
 
-    /// The answer in a message, if it is one and nothing more.
+    /// The reply in a message; `None` if that is anything else.
     pub fn decode(message: &[u8]) -> Option<Self> {
         super::decode(message)
     }

@@ -1,10 +1,10 @@
 //! The messages between compute and memory servers; `front.rs` has those between clients and
 //! compute servers.
 //!
-//! A message is a tag byte and its fields, integers little-endian, keys and values as their types
-//! have it. Tables (`table.rs`) say which tag and which fields; requests have a table for each part
-//! of a memory server, whose tags differ. Any bytes may arrive: decoding never panics, never
-//! allocates more than the message is long, and says no to what is left over at the end.
+//! A message is a tag byte and its fields: integers little-endian, keys and values as their types
+//! define. Tables (`table.rs`) list the tags and fields. Requests have one table for each part of a
+//! memory server, with distinct tags. Any bytes may arrive: decoding never panics, never allocates
+//! more than the message's length, and rejects trailing bytes.
 //!
 //! *Thread safety*: plain values.
 
@@ -29,23 +29,23 @@ use farleaf_fabric::Message;
 use fields::{ACTIONS, put_edit, take_edit};
 use table::{Table, are_distinct};
 
-/// A request to a memory server, by the part of the server that answers it. Each part has a table
-/// of messages of its own.
+/// A request to a memory server, by the part of the server that answers it. Each part has its own
+/// table of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<L: Layout> {
-    /// Do this to a key of the server's own tree. Answered as [`Reply::of_edit`] says.
+    /// An operation on one key of the server's own tree. Answered as in [`Reply::of_edit`].
     Edit(LeafEdit<L::Key, L::Value>),
-    /// To the server's own tree.
+    /// A request to the server's own tree.
     Tree(TreeRequest<L>),
-    /// For memory.
+    /// A request for the pool's memory.
     Pool(PoolRequest),
-    /// About clients that hold locks.
+    /// A request about clients that hold locks.
     Owners(OwnerRequest),
-    /// For work below a node.
+    /// An operation offloaded to nodes below a given one.
     Offload(OffloadRequest<L>),
 }
 
-/// The tags of [`Request::Edit`]: one for each action, from the first on.
+/// The tags of [`Request::Edit`]: one for each action, in order.
 const EDIT_TAGS: &[u8] = &[2, 3, 4, 5, 6, 7];
 const FIRST_EDIT: u8 = EDIT_TAGS[0];
 const LAST_EDIT: u8 = FIRST_EDIT + ACTIONS - 1;
@@ -59,7 +59,7 @@ const _: () = assert!(
         OwnerRequest::TAGS,
         OffloadRequest::<Fixed8>::TAGS,
     ]),
-    "two parts of a memory server have the same tag"
+    "two request tables share a tag"
 );
 
 impl<L: Layout> Wire for Request<L> {
@@ -97,7 +97,7 @@ impl<L: Layout> Request<L> {
         encode(self)
     }
 
-    /// The request in a message, if it is one and nothing more.
+    /// The request in a message; `None` if that is anything else.
     #[inline]
     pub fn decode(message: &[u8]) -> Option<Self> {
         decode(message)
@@ -128,7 +128,7 @@ impl<L: Layout> From<OffloadRequest<L>> for Request<L> {
     }
 }
 
-/// A message of its own.
+/// Encodes a message by itself.
 #[inline]
 fn encode(message: &impl Wire) -> Message {
     let mut to = Message::new();
@@ -136,7 +136,7 @@ fn encode(message: &impl Wire) -> Message {
     to
 }
 
-/// What is in a message, if that is nothing more.
+/// Decodes a whole message; `None` if bytes are left over.
 #[inline]
 fn decode<M: Wire>(message: &[u8]) -> Option<M> {
     let mut from = message;

@@ -1,30 +1,31 @@
-//! Requests for work below a node, which the client that asks has to itself.
+//! Requests for work below a node that the requesting client has exclusively.
 
 use super::table::messages;
 use crate::page::{Layout, LeafEdit, Wire};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 
-/// Changes that one client can have under way on memory servers at a time: a memory server
-/// remembers as many for each.
+/// The most offloaded changes that one client can have in flight: a memory server remembers as many
+/// for each client.
 pub const TICKETS: usize = 64;
 
 messages! {
-    /// A request for work below a node, which the client that asks has to itself.
+    /// A request for work below a node that the requesting client has exclusively.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum OffloadRequest<L: Layout> {
-        /// Do this below a node. Answered by [`Reply::Walked`](super::Reply::Walked).
+        /// Applies an edit below a node. Answered by [`Reply::Walked`](super::Reply::Walked).
         22 => Walk {
             /// The node.
             node: GlobalAddr,
             /// Its level.
             level: u8,
-            /// What to do.
+            /// The edit.
             edit: LeafEdit<L::Key, L::Value>,
-            /// For a change: what makes it happen once.
+            /// For a change: ensures that it happens at most once.
             ticket: Option<Ticket>,
         },
-        /// Records of a range below a node; the reply says whether there may be more below it.
+        /// Records of a range below a node. The reply says whether there may be more of them below
+        /// it.
         23 => WalkScan {
             /// The node.
             node: GlobalAddr,
@@ -34,13 +35,13 @@ messages! {
             lower: Bound<L::Key>,
             /// The upper bound.
             upper: Bound<L::Key>,
-            /// Descending.
+            /// Whether the scan is descending.
             reverse: bool,
-            /// At most so many.
+            /// The most records to return.
             limit: u32,
         },
-        /// Do nothing under this ticket from now on. Answered by what was done, or
-        /// [`Reply::Done`](super::Reply::Done) if nothing was.
+        /// Make no change under this ticket from now on. Answered by the result of the change made
+        /// under it, or [`Reply::Done`](super::Reply::Done) if there was none.
         24 => CloseTicket {
             /// The ticket.
             ticket: Ticket,
@@ -48,20 +49,20 @@ messages! {
     }
 }
 
-/// What makes a change that is left to a memory server happen once: a client gives each out once,
-/// in ascending order for each of its slots.
+/// Ensures that an offloaded change happens at most once. A client uses each ticket once, with
+/// ascending numbers for each of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// The client, as [`OwnerRequest::Register`](super::OwnerRequest::Register) numbers it.
+    /// The client's number from [`OwnerRequest::Register`](super::OwnerRequest::Register).
     pub owner: u16,
-    /// Which of its [`TICKETS`].
+    /// The slot, below [`TICKETS`].
     pub slot: u8,
-    /// How often that was used before, from 1.
+    /// Counts the slot's tickets, from 1.
     pub number: u32,
 }
 
 impl Ticket {
-    /// What has its own order of numbers.
+    /// The client and slot, for which tickets are ordered by number.
     pub(crate) fn place(self) -> (u16, u8) {
         (self.owner, self.slot)
     }
@@ -87,8 +88,8 @@ mod tests {
     use crate::page::Fixed8;
     use crate::wire::Request;
 
-    /// A memory server keeps an array of tickets for each client: what is beyond it must not get
-    /// that far.
+    /// A memory server remembers one ticket for each slot of a client: decoding must reject slots
+    /// beyond the last.
     #[test]
     fn tickets_beyond_the_last_are_no_requests() {
         for slot in 0..=u8::MAX {

@@ -8,24 +8,24 @@ messages! {
     /// to memory server 0.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum OwnerRequest {
-        /// A number for a client, to hold locks under. Answered by
+        /// Requests a number for a client, under which it can hold locks. Answered by
         /// [`Reply::Owner`](super::Reply::Owner).
         17 => Register,
-        /// The memory that a client logs its changes to this server's pages in; answered by
-        /// [`Reply::Chunk`](super::Reply::Chunk), the same each time.
+        /// Requests the memory in which a client logs its changes to this server's pages. Answered
+        /// by [`Reply::Chunk`](super::Reply::Chunk), the same each time.
         18 => LogArea {
             /// The client.
             owner: u16,
-            /// Make it if it is not there; else the refusal is
+            /// Whether to allocate the log if there is none. Otherwise the refusal is
             /// [`Refusal::NoSuchOwner`](super::Refusal::NoSuchOwner).
             create: bool,
         },
-        /// All clients that a compute server has registered so far are dead, and stay so.
+        /// Declares all clients dead that a compute server has registered so far. This is final.
         19 => DeclareDead {
             /// The compute server.
             compute_server: u16,
-            /// They are shut out of all memory servers already: who finishes their changes must not
-            /// fence the compute server, which may have begun another life.
+            /// Whether they are fenced at all memory servers already. If so, a client that finishes
+            /// their changes must not fence the compute server, which may have begun another life.
             fenced: bool,
         },
         /// Whether a client has been declared dead. Answered by
@@ -40,8 +40,8 @@ messages! {
             /// The compute server.
             compute_server: u16,
         },
-        /// The client that asks has ended with nothing locked, logged or on its way: another may
-        /// have its number, and its logs with it.
+        /// The requesting client has ended, with nothing locked, logged or in flight. Its number
+        /// and its logs may go to another client.
         26 => Retire {
             /// The client.
             owner: u16,
@@ -49,15 +49,15 @@ messages! {
     }
 }
 
-/// The most clients that [`Reply::Owners`](super::Reply::Owners) names: those of the last lives of
-/// a compute server.
+/// The most clients in one [`Reply::Owners`](super::Reply::Owners): those of a compute server's
+/// last lives.
 pub const DEAD_OWNERS: usize = 256;
 
-/// Changes that a client can log at the same time on one memory server.
+/// The number of changes that a client can log at the same time on one memory server.
 pub const LOG_SLOTS: u64 = 4;
 
-/// The bytes of one slot of a client's log: room for the changed words of three pages, and what
-/// says where they go.
+/// Bytes of one slot of a client's log: room for the changed words of three pages, with their
+/// positions.
 pub const fn log_slot_bytes<L: Layout>() -> u64 {
     let words = 8 + 3 * (L::PAGE_WORDS + 8);
     (words as u64 * 8).next_multiple_of(1024)

@@ -1,4 +1,4 @@
-//! What a memory server answers.
+//! Replies of a memory server.
 
 use super::table::messages;
 use super::{Share, Usage};
@@ -7,27 +7,27 @@ use farleaf_fabric::{GlobalAddr, Message};
 use thiserror::Error;
 
 messages! {
-    /// A memory server's answer.
+    /// A memory server's reply.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum Reply<L: Layout> {
-        /// Done, nothing to say.
+        /// Done, without a result.
         0 => Done,
-        /// Done, or not, as the operation's condition was.
+        /// Whether the operation's condition held, so that it was applied.
         1 => Applied(applied: bool),
-        /// A value, or none.
+        /// The value, if the key has one.
         2 => Value(value: Option<L::Value>),
-        /// The compare-exchange failed against this.
+        /// The compare-exchange failed: the key's actual value.
         3 => Differs(value: Option<L::Value>),
         /// Records of a scan.
         4 => Records {
-            /// Whether there may be more.
+            /// Whether there may be more records in the range.
             more: bool,
             /// In the order of the scan.
             records: Vec<(L::Key, L::Value)>,
         },
         /// A chunk.
         5 => Chunk {
-            /// Where it starts.
+            /// Its address.
             at: GlobalAddr,
             /// Its size.
             bytes: u64,
@@ -36,24 +36,24 @@ messages! {
         6 => Description(share: Option<Share<L::Key>>),
         /// Answers [`PoolRequest::Usage`](super::PoolRequest::Usage).
         7 => Usage(usage: Usage),
-        /// No.
+        /// The server refused the request.
         8 => Refused(refusal: Refusal),
-        /// A client that is registered.
+        /// A registered client.
         9 => Owner {
             /// Its number, from 1.
             owner: u16,
-            /// Where it runs.
+            /// The compute server that it runs on.
             compute_server: u16,
             /// Whether it has been declared dead.
             dead: bool,
-            /// Whether it has been declared to be shut out of all memory servers.
+            /// Whether it has been declared fenced at all memory servers.
             fenced: bool,
         },
-        /// An operation was done below a node.
+        /// The result of an operation below a node.
         10 => Walked {
-            /// The leaf that it changed.
+            /// The leaf that it changed, if any.
             leaf: Option<GlobalAddr>,
-            /// What it found and did.
+            /// The result of the edit.
             answer: Answer<L::Value>,
         },
         /// The numbers of clients.
@@ -62,14 +62,15 @@ messages! {
 }
 
 messages! {
-    /// Why a memory server says no. It has changed nothing.
+    /// Why a memory server refused a request. It has changed nothing, except that a refused
+    /// [`TreeRequest::LoadAppend`](super::TreeRequest::LoadAppend) may abort the load.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
     #[non_exhaustive]
     pub enum Refusal {
-        /// The request makes no sense.
+        /// The request cannot be decoded, or has invalid arguments.
         #[error("the request is malformed")]
         0 => Malformed,
-        /// There is no memory for what was asked.
+        /// There is not enough memory.
         #[error("out of memory")]
         1 => OutOfMemory,
         /// There is no tree.
@@ -81,10 +82,10 @@ messages! {
         /// A bulk load needs an empty tree.
         #[error("the index is not empty")]
         4 => NotEmpty,
-        /// No bulk load is going on.
+        /// No bulk load is in progress.
         #[error("no bulk load is in progress")]
         5 => NotLoading,
-        /// A bulk load is going on.
+        /// A bulk load is in progress already.
         #[error("a bulk load is in progress")]
         6 => Loading,
         /// The records of a bulk load do not ascend.
@@ -93,26 +94,26 @@ messages! {
         /// The key belongs to another server.
         #[error("the key belongs to another memory server")]
         8 => NotMine,
-        /// The operation lost against others as often as it may.
+        /// The operation used up its restarts: every attempt lost to a concurrent operation.
         #[error("too many restarts against concurrent operations")]
         9 => Contended,
         /// The tree is damaged where the operation went.
         #[error("the tree is damaged")]
         10 => Damaged,
-        /// There is no client of this number.
+        /// No client has this number.
         #[error("no client with this number is registered")]
         11 => NoSuchOwner,
-        /// The node is not what the request takes it for, or leads to another memory server.
+        /// The node is not the one that the request expects, or leads to another memory server.
         #[error("the node has changed: another identity, level or range")]
         12 => NotHere,
         /// The change would split or merge a node.
         #[error("the change would split or merge a node")]
         13 => Restructures,
-        /// Under this ticket nothing is done any more.
+        /// No change is made under this ticket any more.
         #[error("the ticket is closed")]
         14 => TicketClosed,
-        /// All numbers of clients are given out, to those that live and to those that died.
-        #[error("too many clients have changed this index and died, or still live")]
+        /// All client numbers are in use, by live clients or dead ones.
+        #[error("too many clients of this index are registered, dead ones included")]
         15 => TooManyClients,
         /// The compute server was declared dead, and has not begun another life.
         #[error("this compute server was declared dead")]
@@ -132,7 +133,7 @@ impl<L: Layout> Reply<L> {
         }
     }
 
-    /// What this says of an edit, if it is a reply to it.
+    /// This reply as the answer to an edit; `None` if it does not fit the edit.
     pub fn answer_to(self, edit: LeafEdit<&L::Key, &L::Value>) -> Option<Answer<L::Value>> {
         Some(match (edit.action, self) {
             (Action::Get, Self::Value(found)) => Answer::of_lookup(found),
@@ -153,7 +154,7 @@ impl<L: Layout> Reply<L> {
         self.put(to);
     }
 
-    /// The reply in a message, if it is one and nothing more.
+    /// The reply in a message; `None` if that is anything else.
     #[inline]
     pub fn decode(message: &[u8]) -> Option<Self> {
         super::decode(message)

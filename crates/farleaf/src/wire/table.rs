@@ -1,13 +1,12 @@
-//! Messages as tables: a tag, a name and the fields of each, from which the type and its bytes
-//! follow.
+//! Messages as tables: a tag, a name and the fields of each, which define the type and its bytes.
 //!
-//! A message that is in a table has one tag, and a tag stands for one message: the compiler refuses
-//! a table with a tag twice, and there is nothing else to keep in step.
+//! Each message of a table has one tag, and each tag stands for one message: the compiler rejects a
+//! table with a repeated tag, and nothing else has to be kept in step.
 
 /// Defines an enum of messages by a table of lines `tag => Name { field: Type, … }`, `tag =>
 /// Name(field: Type)` or `tag => Name`. A message is its tag byte and its fields in the order of
-/// the table, each as its type's [`Wire`](crate::page::Wire) has it, or as the module after `as`
-/// has it (of [`fields`](super::fields)).
+/// the table, each encoded by its type's [`Wire`](crate::page::Wire), or by the module after `as`
+/// (of [`fields`](super::fields)).
 macro_rules! messages {
     (
         $(#[$meta:meta])*
@@ -37,7 +36,7 @@ macro_rules! messages {
         }
 
         const _: () =
-            assert!($crate::wire::table::are_distinct(&[&[$($tag),+]]), "a tag stands twice");
+            assert!($crate::wire::table::are_distinct(&[&[$($tag),+]]), "a tag is used twice");
 
         impl $(<$param: $bound>)? $crate::page::Wire for $name $(<$param>)? {
             #[inline]
@@ -65,7 +64,7 @@ macro_rules! messages {
     };
 }
 
-/// Says that a struct is written as its fields, in this order.
+/// Implements `Wire` for a struct: its fields in this order.
 macro_rules! fields {
     ($name:ident $(<$param:ident>)? { $($field:ident),+ $(,)? }) => {
         impl $(<$param: $crate::page::Wire>)? $crate::page::Wire for $name $(<$param>)? {
@@ -102,13 +101,13 @@ macro_rules! take {
 
 pub(super) use {fields, messages, put, take};
 
-/// Messages that are a table.
+/// A message type that a table defines.
 pub(super) trait Table {
-    /// Their tags.
+    /// The tags of its messages.
     const TAGS: &'static [u8];
 }
 
-/// Whether no tag is in these tables twice.
+/// Whether no tag occurs twice in these tables.
 pub(super) const fn are_distinct(tables: &[&[u8]]) -> bool {
     let mut seen = [false; 256];
     let mut table = 0;

@@ -5,51 +5,52 @@ use crate::page::{Layout, Wire};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
-/// Records that one reply to a scan holds at most; a longer scan goes on with another request.
+/// The most records in one reply to a scan; a longer scan needs further requests.
 pub const SCAN_REPLY_RECORDS: usize = 4096;
 
 messages! {
     /// A request to a memory server's own tree.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum TreeRequest<L: Layout> {
-        /// What is there? Answered by [`Reply::Description`](super::Reply::Description).
+        /// Requests the server's share. Answered by
+        /// [`Reply::Description`](super::Reply::Description).
         0 => Describe,
-        /// Make an empty tree for the keys that `share` gives to this server.
+        /// Creates an empty tree for the keys that `share` assigns to this server.
         1 => Create {
             /// The server's share of the key space.
             share: Share<L::Key>,
         },
-        /// Records of a range; the reply says whether there may be more than it holds.
+        /// Records of a range. The reply says whether there may be more.
         8 => Scan {
             /// The lower bound.
             lower: Bound<L::Key>,
             /// The upper bound.
             upper: Bound<L::Key>,
-            /// Descending.
+            /// Whether the scan is descending.
             reverse: bool,
-            /// At most so many.
+            /// The most records to return.
             limit: u32,
         },
         /// Start a bulk load into the empty tree.
         10 => LoadBegin {
-            /// How full to make the pages, in thousandths.
+            /// The fill of the pages, in thousandths.
             fill_permille: u16,
         },
         /// The next records of the bulk load.
         11 => LoadAppend {
-            /// Ascending, above all before.
+            /// Ascending, with keys above all previous ones.
             records: Vec<(L::Key, L::Value)>,
         },
-        /// The bulk load is complete: show it.
+        /// Completes the bulk load and publishes the tree.
         12 => LoadEnd,
-        /// The bulk load is off: forget it.
+        /// Aborts the bulk load.
         13 => LoadAbort,
-        /// Collect deleted records now; answered when a whole pass is done.
+        /// Collects deleted records; answered after a whole pass.
         14 => Collect,
     }
 }
 
-/// Which keys a memory server's tree holds.
+/// The keys that a memory server's tree holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Share<K> {
     /// Those from `low`, inclusive, to `high`, exclusive (`None`: infinite).
@@ -59,9 +60,9 @@ pub enum Share<K> {
         /// The first key that is not included.
         high: Option<K>,
     },
-    /// Those whose hash, modulo `servers`, is the server's number.
+    /// Keys with a hash that, modulo `servers`, is the server's number.
     Hash {
-        /// How many servers there are.
+        /// The number of servers.
         servers: u16,
     },
 }

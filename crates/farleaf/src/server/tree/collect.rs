@@ -1,14 +1,17 @@
-//! The collection: throws deleted records out, merges and rebalances what has become too empty, and
-//! frees nodes through epochs (§3.2 of the paper: "responsible for removing and re-balancing the index in
-//! regular intervals").
+//! Collection: drops deleted records, merges and rebalances nodes that have become too empty, and
+//! frees nodes through epochs (§3.2 of the paper: "responsible for removing and re-balancing the
+//! index in regular intervals").
 //!
-//! It goes through the tree level by level, from the leaves up, one parent at a time, in small steps that
-//! server threads take between requests: how many removals make a step due
-//! depends on how many records one parent covers, so the work is in proportion to the garbage.
+//! It visits the tree level by level, from the leaves up, one parent at a time, in small steps that
+//! server threads take between requests. The number of removals that make a step due depends on how
+//! many records one parent covers, so the work is proportional to the garbage.
 //!
-//! *Invariants*: G1. one collection step at a time. G2. two nodes are merged only under the latches of
-//! their parent and both, and only if the parent has a separator for both. G3. what is taken out is
-//! marked dead before its latch is let go, and freed only through epochs.
+//! *Invariants*
+//! - G1. One collection step at a time.
+//! - G2. Two nodes are merged only under the latches of their parent and both, and only if the
+//!   parent has a separator for both.
+//! - G3. A node that is removed is marked dead before its latch is released, and freed only through
+//!   epochs.
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
@@ -18,19 +21,19 @@ use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 
-/// Passes after which an explicit collection stops at the latest: each empties a level more.
+/// The most passes of an explicit collection: each can empty one more level.
 const MAX_PASSES: u32 = 2 * crate::page::MAX_LEVEL as u32;
 
-/// Where the collection stands.
+/// The collection's progress.
 #[derive(Debug)]
 pub(super) struct Collector<K> {
-    /// Removals that no step has answered yet.
+    /// Removals that no step has paid for yet.
     debt: AtomicU64,
-    /// G1.
+    /// Whether a collection step is running (G1).
     busy: AtomicBool,
-    /// Nodes merged so far.
+    /// Merges so far.
     merges: AtomicU64,
-    /// The next step: the level whose nodes are collected, and a key of the next parent.
+    /// The next step: the level of the nodes to collect, and a key of their parent.
     cursor: Mutex<Option<(u8, K)>>,
 }
 
@@ -51,7 +54,7 @@ impl<K> Collector<K> {
     }
 }
 
-/// Clears the mark of the running collection, whatever ends it.
+/// Clears the mark of the running collection when dropped, however the collection ends.
 struct Busy<'a>(&'a AtomicBool);
 
 impl Drop for Busy<'_> {
@@ -60,18 +63,18 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// What looking at two neighbours came to.
+/// The result of joining two neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pair {
-    /// They are fine as they are, or not known to their parent yet.
+    /// They are balanced, or the parent does not know a node between them yet.
     Untouched,
     Merged,
     Rebalanced,
 }
 
 impl<L: Layout> Tree<L> {
-    /// Removals after which a step, the children of one parent, falls due: so that the garbage stays
-    /// at a few hundredths of the records.
+    /// Removals after which a step, the children of one parent, falls due. It keeps the garbage at
+    /// a few hundredths of the records.
     const STEP_DEBT: u64 = {
         let debt = (L::CAPACITY * L::CAPACITY / 64) as u64;
         if debt == 0 { 1 } else { debt }
@@ -81,22 +84,24 @@ impl<L: Layout> Tree<L> {
         (!self.collector.busy.swap(true, Ordering::AcqRel)).then(|| Busy(&self.collector.busy))
     }
 
-    /// Takes one step of the collection if one is due: for whoever removes records to call now and then.
+    /// Takes one step of the collection if one is due. Threads that remove records call this now
+    /// and then.
     pub async fn collect_if_due<C: Cpu>(&self, cpu: &C) {
         if self.collector.debt.load(Ordering::Relaxed) < Self::STEP_DEBT || self.root().is_null() {
             return;
         }
         let Some(_busy) = self.begin_collection() else { return };
         self.collector.debt.fetch_sub(Self::STEP_DEBT, Ordering::Relaxed);
-        // A step that lost against others is not worth more than this: the next pass comes by again.
+        // A step that fails is not retried: the next pass returns to these nodes.
         let _ = self.collection_step(cpu).await;
         self.free_retired();
     }
 
-    /// Collects all that there is to collect, and frees what nobody can reach.
+    /// Collects all garbage, and frees all nodes that no operation can reach.
     ///
     /// # Errors
-    /// [`Refusal::Contended`] if it lost too often against others, or another is running.
+    /// [`Refusal::Contended`] if it lost too often to concurrent operations, or another collection
+    /// is running.
     pub async fn collect<C: Cpu>(&self, cpu: &C) -> Result<(), Refusal> {
         let mut attempt = 0;
         let _busy = loop {
@@ -106,7 +111,7 @@ impl<L: Layout> Tree<L> {
             self.before_restart(cpu, attempt).await?;
             attempt += 1;
         };
-        // Merging a level leaves its parents emptier: go on until a pass merges nothing.
+        // Merging nodes leaves their parents emptier: repeat until a pass merges nothing.
         for _ in 0..MAX_PASSES {
             let merges = self.collector.merges.load(Ordering::Relaxed);
             *lock(&self.collector.cursor) = None;
@@ -115,7 +120,7 @@ impl<L: Layout> Tree<L> {
                 break;
             }
         }
-        // A node is free two epochs after it was retired.
+        // A node can be freed two epochs after it was retired.
         for _ in 0..3 {
             self.free_retired();
         }
@@ -129,7 +134,7 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// Collects below one parent and moves the cursor on; `false` at the end of a pass.
+    /// Collects below one parent and advances the cursor; `false` at the end of a pass.
     async fn collection_step<C: Cpu>(&self, cpu: &C) -> Result<bool, Refusal> {
         let _epoch = self.epochs.enter(cpu.stripe());
         let cursor = lock(&self.collector.cursor).take();
@@ -144,8 +149,8 @@ impl<L: Layout> Tree<L> {
         Ok(true)
     }
 
-    /// Collects the children of the parent of `key`'s node at `level`; returns where the next parent
-    /// begins.
+    /// Collects the children of the parent of `key`'s node at `level`. Returns where the next
+    /// parent begins.
     async fn collect_below<C: Cpu>(
         &self,
         cpu: &C,
@@ -162,8 +167,8 @@ impl<L: Layout> Tree<L> {
                 self.compact_if_needed(cpu, level, left).await?;
                 if Self::too_empty(left, right) {
                     let pair = self.join(cpu, &parent, slot).await?;
-                    // The parent was locked, so it is another now: look at it anew, and if the two
-                    // merged, from the same slot.
+                    // Locking the parent changed its version: descend to it again. After a merge,
+                    // continue at the same slot.
                     parent = self.descend(cpu, Probe::At(key), level + 1).await?;
                     slot += usize::from(pair != Pair::Merged);
                 } else {
@@ -181,7 +186,8 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// Whether one of two neighbours is below half, so that they should be merged or evened out.
+    /// Whether one of two neighbours is less than half full, and the two can be merged or differ
+    /// enough to be rebalanced.
     fn too_empty(left: Page<'_, L>, right: Page<'_, L>) -> bool {
         let (lefts, rights) = (left.live_count(), right.live_count());
         let least = lefts.min(rights);
@@ -189,7 +195,7 @@ impl<L: Layout> Tree<L> {
             && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
     }
 
-    /// The child at a slot, as far as the parent is still as it was found.
+    /// The child at a slot, if the parent has not changed since it was found.
     fn child<'a, C: Cpu>(
         &'a self,
         cpu: &C,
@@ -201,7 +207,7 @@ impl<L: Layout> Tree<L> {
         Ok(self.page(at).ok_or(Refusal::Damaged)?)
     }
 
-    /// Throws the deleted records of a leaf out, if it has any.
+    /// Drops the deleted records of a leaf, if it has any.
     async fn compact_if_needed<C: Cpu>(
         &self,
         cpu: &C,
@@ -225,7 +231,7 @@ impl<L: Layout> Tree<L> {
         self.count_deleted(thrown_out, 0);
     }
 
-    /// Merges or evens out the children at `slot` and `slot + 1`, under all three latches (G2).
+    /// Merges or rebalances the children at `slot` and `slot + 1`, under all three latches (G2).
     async fn join<C: Cpu>(
         &self,
         cpu: &C,
@@ -238,7 +244,7 @@ impl<L: Layout> Tree<L> {
         let left = self.page(left_at).ok_or(Refusal::Damaged)?;
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
         let left_guard = self.lock_any(cpu, left).await?;
-        // Between a split and its separator there is a node that the parent does not know.
+        // After a split and before its separator, there is a node that the parent does not know.
         if left.sibling() != right_at && !cpu.breaks(rules::NEIGHBOURS_ONLY) {
             return Ok(Pair::Untouched);
         }
@@ -278,7 +284,8 @@ impl<L: Layout> Tree<L> {
         Ok(pair)
     }
 
-    /// The end of a pass: a root that is a leaf is compacted; one with a single child takes its content.
+    /// Ends a pass: compacts a root that is a leaf; moves the content of a single child into the
+    /// root.
     async fn collect_root<C: Cpu>(&self, cpu: &C) -> Result<(), Fail> {
         let at = self.root();
         let page = self.page(at).ok_or(Refusal::NoTree)?;
@@ -294,7 +301,7 @@ impl<L: Layout> Tree<L> {
         let child_at: GlobalAddr = L::inner_child(page, 0);
         let child = self.page(child_at).ok_or(Refusal::Damaged)?;
         let child_guard = self.lock_any(cpu, child).await?;
-        // A child that was split, whose sibling the root does not know yet, is not all there is.
+        // After a split of the child, the root may not know its sibling yet.
         let split = !child.sibling().is_null() || !child.high_is_infinite();
         if split && !cpu.breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(());
@@ -306,7 +313,7 @@ impl<L: Layout> Tree<L> {
         drop(root_guard);
         self.epochs.retire(child_at);
         self.collector.merges.fetch_add(1, Ordering::Relaxed);
-        // There may be another single child below.
+        // The child may have had a single child as well.
         Err(Fail::Restart)
     }
 }

@@ -6,7 +6,7 @@ use crate::rules;
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
 
-/// A node as a descent found it: to be trusted only while its version validates.
+/// A node as a descent found it. Its content can be trusted only while its version validates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found<'a, L: Layout> {
     pub(super) at: GlobalAddr,
@@ -15,7 +15,7 @@ pub(super) struct Found<'a, L: Layout> {
 }
 
 impl<L: Layout> Tree<L> {
-    /// The version of a page that nobody holds; waits, but not for ever.
+    /// The version of a page while it is unlocked; waits for that for a bounded time.
     #[inline]
     pub(super) async fn version<C: Cpu>(
         &self,
@@ -34,7 +34,7 @@ impl<L: Layout> Tree<L> {
         Err(Fail::Restart)
     }
 
-    /// Restarts unless `found` is still as it was when its version was taken.
+    /// Restarts unless `found` is unchanged since its version was taken.
     #[inline]
     pub(super) fn validate<C: Cpu>(&self, cpu: &C, found: &Found<'_, L>) -> Result<(), Fail> {
         match found.page.latch().validate(found.version) || cpu.breaks(rules::VALIDATION) {
@@ -43,12 +43,12 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// Locks the page as it was found, or restarts.
+    /// Locks the page if it is unchanged since it was found; restarts otherwise.
     pub(super) fn lock_found<'a>(&self, found: &Found<'a, L>) -> Result<Exclusive<'a>, Fail> {
         found.page.latch().try_lock(found.version, self.server.number()).ok_or(Fail::Restart)
     }
 
-    /// Locks a page however it is; waits, but not for ever.
+    /// Locks a page whatever its version; waits for that for a bounded time.
     pub(super) async fn lock_any<'a, C: Cpu>(
         &self,
         cpu: &C,
@@ -65,8 +65,8 @@ impl<L: Layout> Tree<L> {
         Err(Fail::Restart)
     }
 
-    /// Goes from `found` to the node at `to`: its version first, and only if `found` still holds then,
-    /// the hand-over is safe.
+    /// Moves from `found` to the node at `to`. It takes the version of `to` first and validates
+    /// `found` after that; otherwise `to` might not be a child any more.
     #[inline]
     pub(super) async fn hand_over<'a, C: Cpu>(
         &'a self,
@@ -98,7 +98,7 @@ impl<L: Layout> Tree<L> {
         loop {
             cpu.charge(Work::VisitNode).await;
             let step = step(found.page, probe, target);
-            // Before its address is followed: what an invalid page says is no address.
+            // Validate before following the address: an invalid page may contain any words.
             self.validate(cpu, &found)?;
             match step {
                 Step::Here => return Ok(found),
@@ -124,7 +124,7 @@ impl<L: Layout> Tree<L> {
     }
 }
 
-/// Tries `$attempt` again as long as it restarts, within bounds.
+/// Retries `$attempt` while it restarts, within bounds.
 macro_rules! restarting {
     ($tree:expr, $cpu:expr, $attempt:expr) => {{
         let mut restarts = 0;

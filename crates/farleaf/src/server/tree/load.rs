@@ -1,8 +1,8 @@
-//! Bulk loading: builds the tree from records that ascend, left to right, level by level, beside the
-//! empty tree that everybody sees, and shows it at the end.
+//! Bulk loading: builds a tree from ascending records, left to right, level by level, beside the
+//! empty tree that clients see, and publishes it at the end.
 //!
-//! *Thread safety*: a load belongs to one thread at a time. Of several loads at once the first to end is
-//! shown, and the others are refused.
+//! *Thread safety*: a load belongs to one thread at a time. Of several concurrent loads, the first
+//! to end is published, and the others are refused.
 
 use super::descend::restarting;
 use super::{Fail, Tree};
@@ -10,7 +10,7 @@ use crate::page::{Layout, LeafInsert, Page};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr};
 
-/// A load under way.
+/// A load in progress.
 #[derive(Debug)]
 pub struct Loader<L: Layout> {
     /// Entries per page.
@@ -42,10 +42,11 @@ impl<L: Layout> Tree<L> {
         Ok(root.level() == 0 && root.count() == 0)
     }
 
-    /// Adds records above all before.
+    /// Adds records, with keys above all previous ones.
     ///
     /// # Errors
-    /// [`Refusal`] if they do not ascend, or there is no memory; the load is to be aborted then.
+    /// [`Refusal`] if they do not ascend, or there is no memory. The caller must abort the load
+    /// then.
     pub fn load_append(
         &self,
         loader: &mut Loader<L>,
@@ -70,7 +71,7 @@ impl<L: Layout> Tree<L> {
         Ok(())
     }
 
-    /// A new, empty page on `level` from `low` on, now the open one.
+    /// Opens a new, empty page on `level` whose keys begin at `low`.
     fn load_node(
         &self,
         loader: &mut Loader<L>,
@@ -88,7 +89,8 @@ impl<L: Layout> Tree<L> {
         Ok(page)
     }
 
-    /// Closes the open leaf at `low` and opens the next, and so on upwards as far as pages are full.
+    /// Closes the open leaf at `low` and opens the next, and likewise on each level above whose
+    /// open page is full.
     fn load_next(&self, loader: &mut Loader<L>, low: &L::Key) -> Result<Page<'_, L>, Refusal> {
         let leaf = self.load_sibling(loader, 0, low)?;
         let mut child = loader.open[0];
@@ -112,7 +114,7 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// The leftmost page of a level that has just got its second.
+    /// The leftmost page of a level that has just got its second page.
     fn load_first(&self, loader: &Loader<L>, level: usize) -> Result<GlobalAddr, Refusal> {
         let is_first = |&&at: &&GlobalAddr| {
             self.page(at).is_some_and(|page| usize::from(page.level()) == level)
@@ -132,10 +134,10 @@ impl<L: Layout> Tree<L> {
         Ok(right)
     }
 
-    /// Shows the loaded tree in place of the empty one.
+    /// Publishes the loaded tree in place of the empty one.
     ///
     /// # Errors
-    /// [`Refusal`] if the tree is not empty any more; the load is forgotten then.
+    /// [`Refusal`] if the tree is not empty any more; the load is aborted then.
     pub async fn load_end<C: Cpu>(&self, cpu: &C, mut loader: Loader<L>) -> Result<(), Refusal> {
         let Some(top_at) = loader.open.last().copied() else { return Ok(()) };
         let shown = restarting!(self, cpu, self.show(cpu, top_at));
@@ -143,7 +145,7 @@ impl<L: Layout> Tree<L> {
             self.load_abort(loader);
             return shown;
         }
-        // The root has the top page's content; nobody has ever seen that page.
+        // The root has the top page's content; no client has ever reached the top page itself.
         loader.nodes.retain(|&at| at == top_at);
         self.load_abort(loader);
         Ok(())
@@ -160,7 +162,7 @@ impl<L: Layout> Tree<L> {
         Ok(())
     }
 
-    /// Forgets a load, and takes its nodes back.
+    /// Aborts a load and frees its nodes.
     pub fn load_abort(&self, loader: Loader<L>) {
         self.nodes.give_back(loader.nodes);
     }

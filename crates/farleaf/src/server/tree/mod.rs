@@ -1,22 +1,23 @@
-//! The memory server's own tree: a B-link tree whose nodes all live in the server's region.
+//! The memory server's own tree: a B-link tree with all of its nodes in the server's region.
 //!
-//! Readers couple optimistically: they take a node's version, read it, take the child's version, validate
-//! the node's, and go on; a writer turns the version it read under into the leaf's lock. A node that is
-//! split points to its new right sibling, so the tree is whole before the parent knows; the separator goes
-//! into the parent afterwards. Deleting marks a record; the collection (`collect`) throws marked records
-//! out, merges and rebalances, and retires nodes into epochs.
+//! Readers couple optimistically: a reader takes a node's version, reads the node, takes the
+//! child's version, validates the node's, and continues at the child. A writer turns the version
+//! that it read under into the leaf's lock. A split node points to its new right sibling, so the
+//! tree is complete before the parent knows the sibling; the separator is inserted into the parent
+//! afterwards. Deleting marks a record. The collection (`collect`) drops marked records, merges and
+//! rebalances nodes, and retires nodes into epochs.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
-//! Networks*, §3, with these differences: the root stays where it is (its content moves into two new
-//! children when it splits), and nodes carry both fences, so that whoever was misled notices.
+//! Networks*, §3, with these differences: the root keeps its address (its content moves into two
+//! new children when it splits), and nodes carry both fences, so that a misled descent notices.
 //!
 //! *Invariants*
-//! - T1. Following child words and siblings from the root reaches every record, at every instant at which
-//!   no latch on the way is held.
-//! - T2. A node's high fence is its right sibling's low fence; the leftmost low fence is the smallest
-//!   key, the rightmost high fence infinite.
-//! - T3. Latches are taken from the top down, and left before right; who holds a leaf's latch waits for
-//!   nothing but fresh nodes.
+//! - T1. Child words and siblings lead from the root to every record, at every instant at which no
+//!   latch on the path is held.
+//! - T2. A node's high fence is its right sibling's low fence; the leftmost low fence is the
+//!   smallest key, the rightmost high fence infinite.
+//! - T3. Latches are taken from the top down, and left before right. The holder of a leaf's latch
+//!   waits only for fresh nodes.
 //! - T4. A node is retired only when no parent and no sibling points to it.
 //!
 //! *Thread safety*: any number of threads, through `&self`.
@@ -39,17 +40,17 @@ use collect::Collector;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
 
-/// Restarts after which an operation gives up, with [`Refusal::Contended`].
+/// Restarts before an operation gives up with [`Refusal::Contended`].
 pub const MAX_RESTARTS: u32 = 10_000;
-/// Waits for one latch after which whoever waits restarts.
+/// Polls of one latch before the attempt restarts.
 const MAX_SPINS: u32 = 10_000;
 
-/// Why an attempt did not get through.
+/// Why an attempt failed.
 #[derive(Clone, Copy, Debug)]
 enum Fail {
-    /// Another operation got in between: try again.
+    /// A concurrent operation interfered: retry.
     Restart,
-    /// It cannot succeed.
+    /// Retrying cannot help.
     Refused(Refusal),
 }
 
@@ -71,7 +72,7 @@ pub struct Tree<L: Layout> {
 }
 
 impl<L: Layout> Tree<L> {
-    /// No tree yet, in a region that has a superblock.
+    /// The handle of a region that has a superblock and no tree yet.
     pub(super) fn new(
         server: ServerId,
         region: Arc<Region>,
@@ -88,10 +89,10 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// Makes an empty tree.
+    /// Creates an empty tree.
     ///
     /// # Errors
-    /// [`Refusal`] if there is one already, or no memory for a node.
+    /// [`Refusal`] if there is a tree already, or no memory for a node.
     pub fn create(&self) -> Result<(), Refusal> {
         if !self.root().is_null() {
             return Err(Refusal::TreeExists);
@@ -113,7 +114,7 @@ impl<L: Layout> Tree<L> {
         Superblock::root(self.superblock())
     }
 
-    /// The page at an address, if one can be there.
+    /// The page at an address, if a node can be there.
     #[inline]
     fn page(&self, at: GlobalAddr) -> Option<Page<'_, L>> {
         if at.is_null() || at.server() != self.server || at.is_swizzled() {
@@ -125,7 +126,7 @@ impl<L: Layout> Tree<L> {
         self.region.slice(at.offset(), L::PAGE_WORDS).map(Page::new)
     }
 
-    /// Nodes in use, nodes waiting for reuse, records deleted and not collected, and levels.
+    /// The size of the tree.
     pub fn usage(&self) -> TreeUsage {
         let (nodes_in_use, nodes_free) = self.nodes.usage();
         let deleted_records = self.deleted.load(Ordering::Relaxed);
@@ -133,17 +134,18 @@ impl<L: Layout> Tree<L> {
         TreeUsage { nodes_in_use, nodes_free, deleted_records, height }
     }
 
-    /// Nodes that have been taken out of the tree (T4) and wait for the operations that may have met them to end.
+    /// Nodes that have been removed from the tree (T4), while operations that may have met them
+    /// still run.
     pub fn retired_nodes(&self) -> Vec<GlobalAddr> {
         self.epochs.retired_nodes()
     }
 
-    /// Nodes that the tree can take and has not taken.
+    /// Nodes of the tree's chunks that are not in use.
     pub(super) fn unused_nodes(&self) -> Vec<GlobalAddr> {
         self.nodes.unused()
     }
 
-    /// Accounts for deleted records that came or went by a change of one leaf.
+    /// Counts the deleted records that one change added to a leaf or dropped from it.
     fn count_deleted(&self, before: usize, after: usize) {
         if after > before {
             self.deleted.fetch_add((after - before) as u64, Ordering::Relaxed);
@@ -153,12 +155,12 @@ impl<L: Layout> Tree<L> {
     }
 }
 
-/// How much a tree takes.
+/// The size of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeUsage {
     /// Nodes in use.
     pub nodes_in_use: u64,
-    /// Nodes freed and not reused.
+    /// Freed nodes that have not been reused.
     pub nodes_free: u64,
     /// Records deleted and not yet collected.
     pub deleted_records: u64,

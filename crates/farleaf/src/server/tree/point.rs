@@ -11,7 +11,7 @@ impl<L: Layout> Tree<L> {
     /// The value of `key`.
     ///
     /// # Errors
-    /// [`Refusal`] if there is no tree, or the operation lost too often against others.
+    /// [`Refusal`] if there is no tree, or the operation lost too often to concurrent ones.
     #[inline]
     pub async fn get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<L::Value>, Refusal> {
         let _epoch = self.epochs.enter(cpu.stripe());
@@ -26,7 +26,7 @@ impl<L: Layout> Tree<L> {
         Ok(value)
     }
 
-    /// Does an operation on one key, whichever it is.
+    /// Applies any single-key operation.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.

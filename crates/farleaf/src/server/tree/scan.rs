@@ -1,4 +1,4 @@
-//! Range scans, forward along the siblings, backward along the low fences.
+//! Range scans: forward along the siblings, backward along the low fences.
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
@@ -7,15 +7,15 @@ use crate::wire::{Refusal, SCAN_REPLY_RECORDS};
 use farleaf_fabric::{Cpu, Work};
 use std::ops::Bound;
 
-/// What one leaf contributed to a scan.
+/// One leaf's contribution to a scan.
 struct LeafPart<'a, L: Layout> {
     leaf: Found<'a, L>,
-    /// Where the rest of the range begins; `None` if nothing is left.
+    /// Where the rest of the range begins, or for a reverse scan ends; `None` if nothing is left.
     rest: Option<L::Key>,
 }
 
-/// A scan under way. The near bound moves on with every leaf: records may move between leaves
-/// meanwhile, and none is to be seen twice.
+/// A scan in progress. The near bound moves with every leaf, because records may move between
+/// leaves meanwhile and none may be returned twice.
 struct Progress<L: Layout> {
     lower: Bound<L::Key>,
     upper: Bound<L::Key>,
@@ -28,7 +28,7 @@ impl<L: Layout> Tree<L> {
     /// Up to `limit` records between the bounds, and whether there may be more.
     ///
     /// # Errors
-    /// [`Refusal`] if there is no tree, or the operation lost too often against others.
+    /// [`Refusal`] if there is no tree, or the operation lost too often to concurrent ones.
     pub async fn scan<C: Cpu>(
         &self,
         cpu: &C,
@@ -61,12 +61,12 @@ impl<L: Layout> Tree<L> {
             };
             let part =
                 restarting!(self, cpu, self.scan_leaf(cpu, probe, known.take(), &mut progress))?;
-            // The limit first: it may have cut the last leaf short.
+            // Check the limit first: it may have cut the last leaf short.
             if progress.out.len() >= limit {
                 return Ok((progress.out, true));
             }
             let Some(rest) = part.rest else { return Ok((progress.out, false)) };
-            // The sibling without another descent, if the leaf is still as it was.
+            // If the leaf has not changed, go to its sibling without another descent.
             if !reverse {
                 known = self.hand_over(cpu, &part.leaf, part.leaf.page.sibling()).await.ok();
             }
@@ -78,7 +78,7 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// Collects from the leaf that `probe` looks for, which may be known already.
+    /// Collects from the leaf that `probe` looks for; `known` is that leaf if the caller has it.
     async fn scan_leaf<'a, C: Cpu>(
         &'a self,
         cpu: &C,

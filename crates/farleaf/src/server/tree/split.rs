@@ -1,8 +1,10 @@
-//! Splits: a full node gives its upper half to a new right sibling, and its parent learns of it later.
+//! Splits: a full node moves its upper half to a new right sibling; its parent is updated later.
 //!
-//! *Invariants*: S1. all nodes that a chain of splits can need are taken before the first change, so
-//! running out of memory changes nothing. S2. a new node is complete before anything points to it. S3. a
-//! separator that cannot be installed costs readers a step to the right, nothing else.
+//! *Invariants*
+//! - S1. All nodes that a chain of splits can need are allocated before the first change, so
+//!   running out of memory changes nothing.
+//! - S2. A new node is complete before anything points to it.
+//! - S3. A separator that cannot be inserted only costs readers a step to the right.
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
@@ -10,7 +12,7 @@ use crate::page::{Exclusive, Layout, LeafInsert, Page, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 
-/// What a full node had no room for.
+/// The entry that a full node had no room for.
 #[derive(Clone, Debug)]
 pub(super) enum Entry<L: Layout> {
     /// A record of a leaf.
@@ -35,7 +37,7 @@ impl<L: Layout> Entry<L> {
     }
 }
 
-/// A separator that the parents do not know yet.
+/// A separator that has yet to be inserted into the parent.
 #[derive(Clone, Debug)]
 struct Separator<K> {
     level: u8,
@@ -44,7 +46,8 @@ struct Separator<K> {
 }
 
 impl<L: Layout> Tree<L> {
-    /// Splits the locked node, adds `entry` to the right half of it, and lets the parents know.
+    /// Splits the locked node, adds `entry` to the half that covers its key, and updates the
+    /// parents.
     pub(super) async fn split_and_add<C: Cpu>(
         &self,
         cpu: &C,
@@ -52,14 +55,14 @@ impl<L: Layout> Tree<L> {
         guard: Exclusive<'_>,
         entry: Entry<L>,
     ) -> Result<(), Refusal> {
-        // S1: one node a level up to the root, two for the root, and one in case it grows meanwhile.
+        // S1: one node per level up to the root, two for the root, and one in case the tree grows.
         let root = self.page(self.root()).ok_or(Refusal::NoTree)?;
         let levels = usize::from(root.level().saturating_sub(full.page.level())) + 3;
         let mut spare = self.nodes.take(levels).ok_or(Refusal::OutOfMemory)?;
         let result = self.split(cpu, full, guard, &entry, &mut spare).await;
         let mut separator = result.as_ref().ok().cloned().flatten();
         while let Some(known) = separator {
-            // S3: the record is in; whoever comes by will step to the right.
+            // S3: the record is in the tree; without the separator, descents step to the right.
             separator =
                 restarting!(self, cpu, self.install(cpu, &known, &mut spare)).unwrap_or(None);
         }
@@ -67,7 +70,7 @@ impl<L: Layout> Tree<L> {
         result.map(|_| ())
     }
 
-    /// Splits one locked node and adds `entry`; returns the separator that its parent must learn.
+    /// Splits one locked node and adds `entry`. Returns the separator to insert into the parent.
     async fn split<C: Cpu>(
         &self,
         cpu: &C,
@@ -100,7 +103,7 @@ impl<L: Layout> Tree<L> {
     ) -> Result<(L::Key, GlobalAddr), Refusal> {
         let right_at = spare.pop().ok_or(Refusal::OutOfMemory)?;
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
-        // Nobody else knows the node; the latch is taken for its version to move on (L1).
+        // No other operation can reach the node; locking it makes its version move on (L1).
         let fresh = self.lock_any(cpu, right).await.map_err(|_| Refusal::Damaged)?;
         let separator = L::split_copy(left, right, right_at);
         let half = if entry.key() < &separator { left } else { right };
@@ -113,7 +116,8 @@ impl<L: Layout> Tree<L> {
         Ok((separator, right_at))
     }
 
-    /// The root's content moves into two new children; the root stays where it is, one level higher.
+    /// Splits the root: its content moves into two new children. The root keeps its address and
+    /// rises by one level.
     async fn split_root<C: Cpu>(
         &self,
         cpu: &C,
@@ -136,7 +140,7 @@ impl<L: Layout> Tree<L> {
         Ok(())
     }
 
-    /// Adds a separator at its level; returns the next one if that node had to be split.
+    /// Inserts a separator at its level. Returns the next separator if that node had to be split.
     async fn install<C: Cpu>(
         &self,
         cpu: &C,
@@ -148,7 +152,7 @@ impl<L: Layout> Tree<L> {
         let guard = self.lock_found(&node)?;
         cpu.charge(Work::ChangeNode).await;
         if L::inner_key(node.page, L::inner_slot(node.page, probe)) == separator.key {
-            return Ok(None); // another has installed it
+            return Ok(None); // another operation has inserted it
         }
         let entry = Entry::Child(separator.key.clone(), separator.child);
         if entry.add_to(node.page) {
