@@ -72,7 +72,7 @@ impl<L: Layout> Machine<L> {
         let SingleMachineOptions { pool_bytes, chunk_bytes } = *options;
         let config = MemoryServerConfig { pool_bytes, chunk_bytes, ..Default::default() };
         let memory = MemoryServer::new(MACHINE, &config)
-            .map_err(|_| IndexError::InvalidArgument("there is no memory for the pool"))?;
+            .map_err(|_| IndexError::InvalidArgument("cannot allocate the memory of the pool"))?;
         memory.tree().create().map_err(refused)?;
         Ok(Self { memory, handles: AtomicUsize::new(0) })
     }
