@@ -108,7 +108,7 @@ impl<R: Read> Read for Lines<R> {
     }
 }
 
-/// A CSV file whose first row has been read.
+/// A CSV file with its first row already read.
 pub(crate) struct Columns {
     path: PathBuf,
     reader: csv::Reader<Box<dyn Read>>,

@@ -14,7 +14,7 @@ use std::path::Path;
 pub struct Input {
     /// The records, ascending by key, each key once.
     pub records: Vec<(u64, u64)>,
-    /// Rows whose key occurs again in a later row. The last row of a key counts.
+    /// Rows with a key that occurs again in a later row. The last row of a key counts.
     pub duplicates: u64,
 }
 
@@ -123,7 +123,7 @@ pub fn sample_keys(path: &Path, names: &ColumnNames) -> Result<KeySpace, InputEr
     KeySpace::listed(&records).ok_or_else(|| rows.columns.empty())
 }
 
-/// Reads all records of a file ([`Rows`]), whose rows may come in any order.
+/// Reads all records of a file ([`Rows`]). Rows may come in any order.
 ///
 /// # Errors
 /// [`InputError`] if the file cannot be read, lacks a column, has no rows or a malformed one.

@@ -280,7 +280,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         self.scenario.crash.as_ref().is_some_and(|crash| !crash.servers.is_empty())
     }
 
-    /// The compute server whose keys a stream's flush writes back; `None` if it writes back all.
+    /// The only compute server that a stream's flush writes back; `None` if it writes back all.
     fn flushes(&self, round: u16, stream: u32) -> Option<u16> {
         let cluster = &self.scenario.cluster;
         let place = stream - u32::from(round) * self.streams();

@@ -30,7 +30,7 @@ pub struct Reshaping {
     pub spare_compute_servers: u16,
     /// Runs a balancer during the measurement.
     pub balance: bool,
-    /// Makes each compute server whose cache has a limit write back by age. The cost counts towards
+    /// Makes each compute server with a limited cache write back by age. The cost counts towards
     /// that of the operations.
     pub write_back: bool,
     /// Planned changes, each with its moment.

@@ -120,7 +120,7 @@ impl<F: Fabric> Client<'_, F> {
     }
 }
 
-/// Poll interval of a client whose compute server owns no keys, in nanoseconds.
+/// Poll interval of a client while its compute server owns no keys, in nanoseconds.
 const NAP_NS: u64 = 20_000;
 
 /// Draws in search of an operation on an owned key. After these, the client takes any.

@@ -369,7 +369,9 @@ fn report(
     let stuck = &facts[at];
     let states: Vec<String> = states
         .iter()
-        .map(|state| state.map_or("a value that nothing names".to_owned(), |s| Holds(s).to_string()))
+        .map(|state| {
+            state.map_or("a value that nothing names".to_owned(), |s| Holds(s).to_string())
+        })
         .collect();
     let mut text = format!(
         "key {key} is not linearizable: no order of the operations explains the one marked >.\n\
