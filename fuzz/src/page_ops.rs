@@ -1,5 +1,5 @@
-//! Fuzzes operations on one leaf and its sibling against a `BTreeMap`: insertions, deletions, compaction,
-//! splits, rebalancing and merges, in any order, on pages of four and of sixty records.
+//! Fuzzes operations on one leaf and its sibling against a `BTreeMap`: insertions, deletions,
+//! compaction, splits, rebalancing and merges, in any order, on pages of four and of sixty records.
 #![no_main]
 
 use farleaf::page::{Fixed8, Layout, LeafInsert, Page, ScanWindow};

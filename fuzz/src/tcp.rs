@@ -1,5 +1,6 @@
-//! Any bytes as frames and as a handshake: no panic, nothing read past the end, what was understood encodes to the same
-//! bytes again, and nobody is let in whose messages are not exactly those of the protocol.
+//! Fuzzes the decoding of frames and the handshake with arbitrary bytes: they neither panic nor
+//! read past the end, a decoded frame encodes to the same bytes again, and only a peer that sends
+//! exactly the protocol's messages is let in.
 #![no_main]
 
 use farleaf_fabric::handshake::{
@@ -53,7 +54,7 @@ fn sides() -> (Initiator, Responder) {
     )
 }
 
-/// Strangers' messages, in pieces: nobody is let in.
+/// Sends arbitrary messages in pieces to both sides: neither lets the peer in.
 fn strangers(mut data: &[u8]) {
     let (mut initiator, mut responder) = sides();
     let mut gather = Gather::default();
@@ -69,7 +70,7 @@ fn strangers(mut data: &[u8]) {
     }
 }
 
-/// The right messages, with bits flipped on the way: whatever was changed is found out.
+/// Sends the correct messages with some bits flipped: the handshake fails if any bit was.
 fn meddlers(data: &[u8]) {
     let mut masks = data.chunks(64);
     let mut changed = false;

@@ -1,5 +1,5 @@
-//! Fuzzes the decoding of messages: any bytes are refused or understood, and what was understood encodes
-//! to the same bytes again.
+//! Fuzzes the decoding of messages: arbitrary bytes are either refused or decoded, and a decoded
+//! message encodes to the same bytes again.
 #![no_main]
 
 use farleaf::page::Fixed8;

@@ -1,6 +1,6 @@
-//! Columns of CSV files by their names, plain or compressed with gzip.
+//! Reads CSV files, plain or gzip-compressed, by the names of their columns.
 //!
-//! *Thread safety*: none needed; a file is read by whoever opened it.
+//! *Thread safety*: none needed; one thread opens and reads a file.
 
 use csv::StringRecord;
 use flate2::read::MultiGzDecoder;
@@ -9,68 +9,68 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a file could not be used.
+/// Why a file cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum InputError {
-    /// It cannot be opened or read.
+    /// The file cannot be opened, read or decompressed.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// What the operating system or the decompressor said.
+        /// The error of the operating system or of the decompressor.
         source: std::io::Error,
     },
-    /// It has no such column.
+    /// The header does not have the column asked for.
     #[error("{} has no column `{column}`; its columns are: {}", path.display(), columns.join(", "))]
     NoColumn {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// The column asked for.
+        /// The missing column's name.
         column: String,
-        /// Those that there are.
+        /// The columns that the file has.
         columns: Vec<String>,
     },
-    /// Its first row says nothing of what the columns are.
+    /// The first row is neither numbers nor a header with the expected column.
     #[error(
         "{}, line {line}: the first row is neither numbers nor a header with a column `{column}`, it is: {}",
         path.display(), fields.join(", ")
     )]
     NoHeader {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// The line of the first row.
+        /// Line number of the first row.
         line: u64,
-        /// The column expected.
+        /// The expected column's name.
         column: String,
-        /// What was found.
+        /// The fields of the first row.
         fields: Vec<String>,
     },
-    /// A row is not what it should be.
+    /// A row cannot be parsed.
     #[error("{}, line {line}: {problem}", path.display())]
     BadRow {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// The line, the header being line 1.
+        /// Line number, counted from 1 including the header.
         line: u64,
         /// What was found and what was expected.
         problem: String,
     },
-    /// It has a header and nothing else, or not even that.
+    /// The file has no rows besides a header, or is empty.
     #[error("{} has no rows", path.display())]
     Empty {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
     },
 }
 
-/// The longest line, in bytes: what has no line breaks is no CSV, and must not fill the memory.
+/// Longest line, in bytes. It bounds memory when a file without line breaks is not a CSV file.
 const LINE_BYTES: usize = 1 << 20;
-/// How much of a file's text an error message repeats, in characters, and how many fields of a row.
+/// How much of a file an error message quotes: characters per field, and fields per row.
 const SHOWN_CHARACTERS: usize = 40;
 const SHOWN_FIELDS: usize = 12;
 
-/// Text for an error message.
+/// Shortens a field for an error message.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARACTERS) {
         None => text.to_owned(),
@@ -84,7 +84,7 @@ fn shown(row: &StringRecord) -> Vec<String> {
     fields.chain((more > 0).then(|| format!("and {more} more"))).collect()
 }
 
-/// Fails at lines that are too long.
+/// Fails on lines longer than [`LINE_BYTES`].
 struct Lines<R> {
     inner: R,
     /// Bytes since the last line break.
@@ -108,25 +108,26 @@ impl<R: Read> Read for Lines<R> {
     }
 }
 
-/// A CSV file whose first row has been read.
+/// A CSV file with its first row already read.
 pub(crate) struct Columns {
     path: PathBuf,
     reader: csv::Reader<Box<dyn Read>>,
     header: StringRecord,
     row: StringRecord,
-    /// The first row is one of data, and comes next.
+    /// Set if the first row is data: [`Columns::next_row`] returns it first.
     is_first_next: bool,
 }
 
 impl Columns {
-    /// Opens a file whose first row is a header; gzip is recognised by its first bytes, whatever the name.
+    /// Opens a file whose first row is a header. Detects gzip by its magic bytes, whatever the
+    /// name.
     pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
         let file = File::open(path)
             .map_err(|source| InputError::Read { path: path.to_owned(), source })?;
         Self::read(path, Box::new(file))
     }
 
-    /// The same from stdin.
+    /// Same as [`Columns::open`], but reads from stdin.
     pub(crate) fn of_stdin() -> Result<Self, InputError> {
         Self::read(Path::new("stdin"), Box::new(io::stdin()))
     }
@@ -147,7 +148,7 @@ impl Columns {
         Ok(Self { path, reader, header, row, is_first_next: false })
     }
 
-    /// The number of the column called `name`.
+    /// Index of the column called `name`.
     pub(crate) fn column(&self, name: &str) -> Result<usize, InputError> {
         self.find(name).ok_or_else(|| InputError::NoColumn {
             path: self.path.clone(),
@@ -156,24 +157,24 @@ impl Columns {
         })
     }
 
-    /// The number of the column called `name`, if there is one.
+    /// Index of the column called `name`, or `None`.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         self.header.iter().position(|column| column == name)
     }
 
-    /// How many columns there are; none in an empty file.
+    /// Number of columns; 0 for an empty file.
     pub(crate) fn width(&self) -> usize {
         self.header.len()
     }
 
-    /// Takes the first row for data, not for a header, if all of it are numbers; whether it is.
+    /// Treats the first row as data if all its fields are numbers; returns whether it did.
     pub(crate) fn without_header(&mut self) -> bool {
         self.is_first_next =
             !self.header.is_empty() && self.header.iter().all(|field| field.parse::<u64>().is_ok());
         self.is_first_next
     }
 
-    /// The error that the first row is neither numbers nor a header with a column called `name`.
+    /// The error for a first row that is neither numbers nor a header with the column `name`.
     pub(crate) fn no_header(&self, name: &str) -> InputError {
         InputError::NoHeader {
             path: self.path.clone(),
@@ -183,7 +184,7 @@ impl Columns {
         }
     }
 
-    /// Goes on to the next row; `false` at the end.
+    /// Advances to the next row; returns `false` at the end.
     pub(crate) fn next_row(&mut self) -> Result<bool, InputError> {
         if std::mem::take(&mut self.is_first_next) {
             self.row = self.header.clone();
@@ -193,12 +194,12 @@ impl Columns {
         self.reader.read_record(&mut self.row).map_err(|error| row_error(&self.path, error))
     }
 
-    /// The row's field in a column; every row has as many as the header.
+    /// The current row's field in a column. Every row has as many fields as the header.
     pub(crate) fn field(&self, column: usize) -> &str {
         &self.row[column]
     }
 
-    /// The row's field as a number.
+    /// The current row's field as a number.
     pub(crate) fn number(&self, column: usize) -> Result<u64, InputError> {
         self.field(column).parse().map_err(|_| {
             self.bad_row(format!(
@@ -210,13 +211,13 @@ impl Columns {
         })
     }
 
-    /// The error that the current row is not as it should be.
+    /// An error about the current row.
     pub(crate) fn bad_row(&self, problem: String) -> InputError {
         let line = self.row.position().map_or(0, csv::Position::line);
         InputError::BadRow { path: self.path.clone(), line, problem }
     }
 
-    /// The error that there are no rows.
+    /// The error for a file without rows.
     pub(crate) fn empty(&self) -> InputError {
         InputError::Empty { path: self.path.clone() }
     }
@@ -263,7 +264,6 @@ pub(crate) mod tests {
 
     impl Drop for TestFile {
         fn drop(&mut self) {
-            // Nothing depends on it.
             let _ = std::fs::remove_file(&self.0);
         }
     }

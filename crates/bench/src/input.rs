@@ -1,4 +1,4 @@
-//! Records to load, from a CSV file.
+//! Reads the records to load from a CSV file.
 //!
 //! *Thread safety*: plain values.
 
@@ -9,28 +9,29 @@ use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use std::path::Path;
 
-/// The records of a file.
+/// All records of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Ascending by key, each key once.
+    /// The records, ascending by key, each key once.
     pub records: Vec<(u64, u64)>,
-    /// How many rows had a key that a later row has too: the last one counts.
+    /// Rows with a key that occurs again in a later row. The last row of a key counts.
     pub duplicates: u64,
 }
 
-/// What the columns of a file are called.
+/// Names of a file's columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ColumnNames {
-    /// The keys' column: `key`, unless said otherwise.
+    /// The column of keys; `key` by default.
     pub key: Option<String>,
-    /// The values' column: `value` if there is one, unless said otherwise.
+    /// The column of values; by default `value`, if the file has one.
     pub value: Option<String>,
 }
 
-/// The records of a file, one after the other.
+/// Reads the records of a file row by row.
 ///
-/// The first row is a header with the columns' names. A file of one or two columns whose first row is numbers needs none,
-/// unless names are given: its columns are keys and values. Without a column of values, values are the rows' numbers, from 0.
+/// The first row is a header with the names of the columns. Without names in [`ColumnNames`], a
+/// file of one or two columns may do without a header if its first row is numbers: its columns are
+/// keys and values. Without a column of values, the value is the row's number, from 0.
 pub struct Rows {
     columns: Columns,
     key: usize,
@@ -45,10 +46,10 @@ impl std::fmt::Debug for Rows {
 }
 
 impl Rows {
-    /// Opens a file, plain or gzip, or stdin with `-`.
+    /// Opens a file, plain or gzip-compressed, or stdin for `-`.
     ///
     /// # Errors
-    /// [`InputError`] if it cannot be read, or its first row says nothing of its columns.
+    /// [`InputError`] if the file cannot be read, or its first row does not identify the columns.
     pub fn open(path: &Path, names: &ColumnNames) -> Result<Self, InputError> {
         let mut columns = match path == Path::new("-") {
             true => Columns::of_stdin()?,
@@ -73,10 +74,10 @@ impl Rows {
         Ok(Self { columns, key, value, read: 0 })
     }
 
-    /// The next record; `None` at the end.
+    /// Returns the next record, or `None` at the end.
     ///
     /// # Errors
-    /// [`InputError`] if the file cannot be read on, or the row is malformed.
+    /// [`InputError`] if the file cannot be read further, or the row is malformed.
     pub fn next_record(&mut self) -> Result<Option<(u64, u64)>, InputError> {
         if !self.columns.next_row()? {
             return Ok(None);
@@ -91,11 +92,12 @@ impl Rows {
     }
 }
 
-/// The keys that a sample is made of, at most: enough for boundaries that leave each of a hundred servers within a few
-/// percent of its share.
+/// Most keys of a sample: enough for boundaries that give each of a hundred servers its share
+/// within a few percent.
 const SAMPLED: usize = 100_000;
 
-/// The keys of a file, or an even sample of them if there are very many, ascending, each once.
+/// Reads the keys of a file, ascending, each once. Above [`SAMPLED`] rows, it returns an even
+/// sample.
 ///
 /// # Errors
 /// [`InputError`], as for [`read_records`].
@@ -103,7 +105,7 @@ pub fn sample_keys(path: &Path, names: &ColumnNames) -> Result<KeySpace, InputEr
     let mut rows = Rows::open(path, names)?;
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
     let mut keys: Vec<u64> = Vec::new();
-    // Algorithm R: each of the rows so far is in the sample with the same probability.
+    // Algorithm R: each row read so far is in the sample with the same probability.
     while let Some((key, _)) = rows.next_record()? {
         match keys.len() < SAMPLED {
             true => keys.push(key),
@@ -121,7 +123,7 @@ pub fn sample_keys(path: &Path, names: &ColumnNames) -> Result<KeySpace, InputEr
     KeySpace::listed(&records).ok_or_else(|| rows.columns.empty())
 }
 
-/// Reads all records of a file ([`Rows`]). The rows may come in any order.
+/// Reads all records of a file ([`Rows`]). Rows may come in any order.
 ///
 /// # Errors
 /// [`InputError`] if the file cannot be read, lacks a column, has no rows or a malformed one.
@@ -135,7 +137,8 @@ pub fn read_records(path: &Path, names: &ColumnNames) -> Result<Input, InputErro
         return Err(rows.columns.empty());
     }
     let rows = records.len();
-    // Backwards and stably sorted, the last row of each key is the first of its kind.
+    // Reversing before the stable sort puts the last row of each key first, and dedup keeps that
+    // one.
     records.reverse();
     records.sort_by_key(|(key, _)| *key);
     records.dedup_by_key(|(key, _)| *key);
@@ -193,7 +196,7 @@ mod tests {
         let file = TestFile::new("many.csv", rows.as_bytes());
         let sample = sample_keys(file.path(), &ColumnNames::default()).unwrap();
         assert_eq!(sample.len(), SAMPLED as u64);
-        // The median's place varies by some 0.16% of the keys.
+        // The median's place has a standard deviation of some 0.16% of the keys.
         let [middle] = *sample.boundaries(&[1, 1]) else { panic!("one boundary") };
         assert!((367_500..382_500).contains(&middle), "{middle}");
         let few = TestFile::new("few.csv", b"9\n1\n5\n7\n");

@@ -1,48 +1,50 @@
-//! Which keys are loaded, and where new ones fall.
+//! The keys that an index is loaded with, and where new keys fall.
 //!
-//! *Invariants*: K1. loaded keys ascend strictly with their place. K2. a new key is no loaded key. K3. new
-//! keys of different numbers differ, whatever their places.
+//! *Invariants*
+//! - K1. Loaded keys ascend strictly with their place.
+//! - K2. A new key is never a loaded key.
+//! - K3. New keys of different numbers differ, whatever their places.
 //!
-//! *Thread safety*: a plain value; clones share what they hold.
+//! *Thread safety*: a plain value; clones share listed keys.
 
 use crate::workload::mix64;
 use farleaf_fabric::sync::Arc;
 
-/// The keys that an index is loaded with, by their places from 0 on.
+/// The keys that an index is loaded with, by place, counted from 0.
 #[derive(Clone, Debug)]
 pub struct KeySpace {
     keys: Keys,
-    /// The place of the widest gap, where a new key goes that finds no room elsewhere.
+    /// The place of the widest gap, for new keys that fit nowhere else.
     widest: u64,
 }
 
 #[derive(Clone, Debug)]
 enum Keys {
-    /// `n` of them, evenly; nothing is held in memory. `step` and `rest` are what 2^64 divided by `n` gives, or 1 and
-    /// 0 for dense keys.
+    /// `n` evenly spaced keys, computed instead of stored. `step` and `rest` are the quotient and
+    /// remainder of 2^64 by `n`, or 1 and 0 for dense keys.
     Spread { n: u64, step: u64, rest: u64 },
-    /// These.
+    /// Keys and values from a list.
     Listed { keys: Arc<[u64]>, values: Arc<[u64]> },
 }
 
-/// How many gaps a new key tries before it takes the widest.
+/// Gaps that a new key tries before it takes the widest one.
 const TRIES: u64 = 16;
 
 impl KeySpace {
-    /// `n` keys, spread evenly over all of `u64`. The value of each is a hash of it.
+    /// `n` keys, spread evenly over all of `u64`. Each value is a hash of its key.
     ///
     /// # Panics
     /// If `n` is 0.
     pub fn spread(n: u64) -> Self {
         assert!(n > 0, "a key space has at least one key");
         let all = 1_u128 << 64;
-        // Of a single key only place 0 is ever asked for, and the step does not matter.
+        // With a single key only place 0 is used, so the step does not matter.
         let step = u64::try_from(all / u128::from(n)).unwrap_or(u64::MAX);
         let rest = (all % u128::from(n)) as u64;
         Self { keys: Keys::Spread { n, step, rest }, widest: n - 1 }
     }
 
-    /// The keys from 0 up to `n`, side by side. The value of each is a hash of it.
+    /// The keys from 0 up to `n`, without gaps. Each value is a hash of its key.
     ///
     /// # Panics
     /// If `n` is 0.
@@ -51,7 +53,7 @@ impl KeySpace {
         Self { keys: Keys::Spread { n, step: 1, rest: 0 }, widest: n - 1 }
     }
 
-    /// How far apart keys are on average, where they are even; 1 where they were listed.
+    /// Distance between neighbouring keys, rounded down; 1 for listed keys.
     pub fn spacing(&self) -> u64 {
         match &self.keys {
             Keys::Spread { step, .. } => *step,
@@ -59,7 +61,8 @@ impl KeySpace {
         }
     }
 
-    /// The records given, which must ascend strictly; `None` if they do not or there are none.
+    /// A key space of given records. Returns `None` if there are none or they do not ascend
+    /// strictly.
     pub fn listed(records: &[(u64, u64)]) -> Option<Self> {
         if records.is_empty() || !records.is_sorted_by(|left, right| left.0 < right.0) {
             return None;
@@ -71,7 +74,7 @@ impl KeySpace {
         Some(space)
     }
 
-    /// How many keys there are.
+    /// Number of keys.
     #[expect(clippy::len_without_is_empty, reason = "a key space is never empty")]
     pub fn len(&self) -> u64 {
         match &self.keys {
@@ -80,14 +83,14 @@ impl KeySpace {
         }
     }
 
-    /// The key at a place.
+    /// Returns the key at a place.
     ///
     /// # Panics
-    /// If there is no such place, of listed keys; of spread ones in debug builds.
+    /// If a listed key's place is out of range; for computed keys only in debug builds.
     #[inline]
     pub fn key(&self, place: u64) -> u64 {
         match &self.keys {
-            // place * 2^64 / n, without the slow division of 128 bits where it can be.
+            // place * 2^64 / n, avoiding the slow 128-bit division where possible.
             Keys::Spread { n, step, rest } => {
                 debug_assert!(place < *n, "place {place} of {n}");
                 place * step
@@ -100,7 +103,7 @@ impl KeySpace {
         }
     }
 
-    /// The value that the key at a place is loaded with.
+    /// Returns the value that the key at a place is loaded with.
     #[inline]
     pub fn value(&self, place: u64) -> u64 {
         match &self.keys {
@@ -109,16 +112,18 @@ impl KeySpace {
         }
     }
 
-    /// All records, ascending, as a bulk load wants them.
+    /// All records, ascending, as a bulk load needs them.
     pub fn records(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         (0..self.len()).map(|place| (self.key(place), self.value(place)))
     }
 
-    /// A new key, in the gap after the key at `place`, or in another one if that is too narrow. `number`
-    /// must be another for each new key of a run; `None` if the key space has no room for it.
+    /// Returns a new key in the gap after the key at `place`, or in another gap if that one is too
+    /// narrow. `number` must be unique among the new keys of a run. Returns `None` if no gap has
+    /// room.
     ///
-    /// Within a gap of `g` keys, numbers below `2^b <= g` are spread by reversing their `b` bits: so
-    /// different numbers never meet in one gap, and the first ones lie far apart.
+    /// In a gap of `g` keys, with `b` the largest integer such that `2^b <= g`, a number below
+    /// `2^b` is placed by reversing its `b` bits. Different numbers therefore never collide within
+    /// a gap, and the first ones lie far apart.
     #[inline]
     pub fn new_key(&self, place: u64, number: u64) -> Option<u64> {
         let n = self.len();
@@ -133,7 +138,7 @@ impl KeySpace {
         })
     }
 
-    /// How many keys are free between the key at `place` and the next.
+    /// Number of free keys between the key at `place` and the next.
     #[inline]
     fn gap(&self, place: u64) -> u64 {
         let key = self.key(place);
@@ -143,8 +148,9 @@ impl KeySpace {
         }
     }
 
-    /// The boundaries that split the key space among servers in proportion to `weights`: one fewer than
-    /// there are weights, ascending strictly. With fewer keys than servers some servers get none.
+    /// Returns the boundaries that split the key space among servers in proportion to `weights`:
+    /// one fewer than there are weights, strictly ascending. With fewer keys than servers some
+    /// servers get no keys.
     pub fn boundaries(&self, weights: &[u64]) -> Vec<u64> {
         let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
         let mut sum = 0;
@@ -155,7 +161,7 @@ impl KeySpace {
             sum += u128::from(*weight);
             let place = (u128::from(self.len()) * sum / total.max(1)) as u64;
             let key = self.key(place.min(self.len() - 1));
-            // Strictly above the one before, and with room for those that follow.
+            // Stay above the previous boundary and leave room for the following ones.
             let follow = count - 1 - position as u64;
             previous = key.max(previous + 1).min(u64::MAX - follow);
             previous

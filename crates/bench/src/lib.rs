@@ -1,9 +1,14 @@
-//! Measuring index designs: what is asked of them, who asks, and what it cost.
+//! Measures index designs: workloads, clients, and the cost of their operations.
 //!
-//! [`keys`] says which keys are loaded and where new ones fall, [`workload`] what clients do with them,
-//! [`driver`] runs the clients and counts, [`report`], [`table`] and [`timeline`] say what came out. [`trace`] replays
-//! recorded requests instead, [`input`] loads records of a file. [`single_machine`] is the yardstick: the same
-//! tree without a network. The simulator runs the same operation streams as the benchmark.
+//! - [`keys`] defines the loaded keys and where new ones fall.
+//! - [`workload`] generates the operations of clients.
+//! - [`driver`] runs the clients and counts.
+//! - [`report`], [`table`] and [`timeline`] present the results.
+//! - [`trace`] replays recorded requests instead of a workload.
+//! - [`input`] loads records from a file.
+//! - [`single_machine`] is the baseline: the same tree without a network.
+//!
+//! The simulator runs the same operation streams as the benchmark.
 
 #![forbid(unsafe_code)]
 

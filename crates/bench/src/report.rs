@@ -1,6 +1,6 @@
-//! What a run was and what it cost, as one JSON object.
+//! The settings and results of a run, as one JSON object.
 //!
-//! The names are a contract: scripts read them. New ones may be added at the end.
+//! Field names are a contract with the scripts that read them. New fields are added at the end.
 //!
 //! *Thread safety*: plain values.
 
@@ -10,110 +10,113 @@ use farleaf::index::Reshaped;
 use farleaf::wire::Usage;
 use serde::{Deserialize, Serialize};
 
-/// What was measured on what. Figures that the machine decides are `seconds`, `throughput_ops_per_s`,
-/// `latency_ns` and `load_seconds`, except in the simulator; all others depend on the settings alone.
+/// The settings and results of one run. Outside the simulator `seconds`, `throughput_ops_per_s`,
+/// `latency_ns` and `load_seconds` depend on the machine. All other figures depend on the settings
+/// alone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The design.
+    /// Name of the index design.
     pub index: String,
-    /// The workload, or `trace`.
+    /// Name of the workload, or `trace`.
     pub workload: String,
-    /// How often which key was asked for.
+    /// Distribution of the keys that operations ask for.
     pub distribution: String,
-    /// The provider.
+    /// Name of the fabric provider.
     pub fabric: String,
-    /// Keys that were loaded; for a trace, those in the index at the end.
+    /// Keys loaded; for a trace, keys in the index at the end.
     pub keys: u64,
-    /// Operations that were measured, failed ones included.
+    /// Operations measured, including failed ones.
     pub operations: u64,
-    /// Clients of each compute server.
+    /// Clients per compute server.
     pub threads: u16,
-    /// Memory servers.
+    /// Number of memory servers.
     pub memory_servers: u16,
-    /// Compute servers.
+    /// Number of compute servers.
     pub compute_servers: u16,
-    /// The cache of each compute server; 0 for designs that have none.
+    /// Cache size of each compute server; 0 for designs without a cache.
     pub cache_bytes_per_compute_server: u64,
-    /// Where randomness started.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// How long the measured operations took, all clients together.
+    /// Duration of the measurement, from the first client's start to the last one's end.
     pub seconds: f64,
-    /// Operations that did not fail, per second, of all clients together.
+    /// Successful operations per second, over all clients.
     pub throughput_ops_per_s: f64,
-    /// Latencies of operations that did not fail.
+    /// Latencies of successful operations.
     pub latency_ns: Latency,
-    /// What an operation cost on average.
+    /// Average cost of an operation.
     pub per_operation: PerOperation,
-    /// The cache, at the end.
+    /// The caches' counters, and their size at the end.
     pub cache: Cache,
-    /// The index's memory, at the end.
+    /// Memory of the index, at the end.
     pub memory: Memory,
     /// Operations that failed.
     pub errors: u64,
-    /// Operations that found no record, or for an insertion one that was there.
+    /// Operations that found no record, or for an insertion an existing one.
     pub misses: u64,
-    /// What the first error was.
+    /// Message of the first error.
     pub first_error: Option<String>,
-    /// How full pages were made by the load.
+    /// Fill factor of pages in the bulk load.
     pub fill: f64,
-    /// Whether popular keys lay side by side.
+    /// Whether popular keys are neighbours.
     pub clustered: bool,
-    /// How keys were split among memory servers.
+    /// How keys were partitioned among memory servers.
     pub partitioning: String,
-    /// The memory servers' shares under range partitioning, as weights.
+    /// Weights of the memory servers under range partitioning.
     pub placement: Vec<u64>,
-    /// A round trip, without what NICs and processors take.
+    /// Network round trip, excluding the time of NICs and processors.
     pub network_latency_ns: u64,
-    /// Simulated cores of each memory server; none on other fabrics.
+    /// Simulated cores of each memory server; `None` on other fabrics.
     pub server_cores: Option<usize>,
-    /// Threads of each memory server, 0 being inline in the caller; none in the simulator.
+    /// Threads of each memory server, 0 if requests run inline in the caller; `None` in the
+    /// simulator.
     pub server_threads: Option<usize>,
-    /// How long the load took, in the fabric's time.
+    /// Duration of the load, in the fabric's time.
     pub load_seconds: f64,
-    /// Subtrees of this level lie whole on one memory server, in designs that place subtrees.
+    /// Each subtree of this level lies on one memory server, in designs that place subtrees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement_level: Option<u8>,
-    /// The change of the popular keys during the run, if there was one.
+    /// The shift of the popular keys during the run, if one was planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotspot_shift: Option<HotspotShifted>,
-    /// The parts of the operations that each compute server did, from 0 to 1, where that was counted.
+    /// Each compute server's share of the operations, from 0 to 1, if counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compute_server_shares: Vec<f64>,
-    /// What changed during the run beside the clients.
+    /// Changes made beside the clients during the run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Changed>,
-    /// What was done over time, if that was asked for.
+    /// Operations over time, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
 }
 
-/// A change of the popular keys.
+/// A shift of the popular keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotspotShifted {
-    /// When it came, for the first client, from the start of the measurement; none if the run ended before.
+    /// When the first client's hotspot shifted, from the start of the measurement; `None` if the
+    /// run ended before.
     pub at_ns: Option<u64>,
-    /// How far all keys moved, in percent of the keys.
+    /// How far all ranks moved, in percent of the keys.
     pub by_percent: f64,
 }
 
-/// Keys that moved, or a memory server that came.
+/// A move of keys or the addition of a memory server, made or attempted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Changed {
     /// When it began, from the start of the measurement.
     pub at_ns: u64,
-    /// What it was, or why it was not, in a few words.
+    /// A short description, or the error.
     pub what: String,
-    /// Whether a balancer did it.
+    /// Whether the balancer made it.
     pub by_balancer: bool,
-    /// Who let go of keys, and who took them over; none if it was something else, or did not come about.
+    /// The compute servers that gave up and received keys; `None` for other or failed changes.
     pub moved: Option<(u16, u16)>,
-    /// How long it took.
+    /// How long it took, in nanoseconds.
     pub took_ns: u64,
     /// WRITEs of changed nodes.
     pub writes: u64,
-    /// Their payload.
+    /// Payload bytes of these WRITEs.
     pub bytes_written: u64,
-    /// Whether it came about.
+    /// Whether it succeeded.
     pub done: bool,
 }
 
@@ -137,19 +140,19 @@ impl From<&Made> for Changed {
 /// Latencies in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// The median.
+    /// Median.
     pub p50: u64,
-    /// 99% were shorter.
+    /// 99th percentile.
     pub p99: u64,
-    /// 99.9% were shorter.
+    /// 99.9th percentile.
     pub p999: u64,
-    /// The average.
+    /// Arithmetic mean.
     pub mean: f64,
-    /// The longest.
+    /// Maximum.
     pub max: u64,
 }
 
-/// Costs on the network, divided by the index operations.
+/// Network costs, divided by the number of index operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerOperation {
     /// One-sided READs.
@@ -160,67 +163,67 @@ pub struct PerOperation {
     pub atomics: f64,
     /// RPCs.
     pub rpcs: f64,
-    /// Payload of READs.
+    /// Payload bytes of READs.
     pub bytes_read: f64,
-    /// Payload of WRITEs.
+    /// Payload bytes of WRITEs.
     pub bytes_written: f64,
-    /// Requests and replies of RPCs.
+    /// Payload bytes of RPC requests and replies.
     pub rpc_bytes: f64,
-    /// Operations done again.
+    /// Operations tried again.
     pub retries: f64,
-    /// Batches that went out together.
+    /// Batches posted together.
     pub doorbells: f64,
 }
 
 impl PerOperation {
-    /// All payload bytes, both ways; an atomic moves 8.
+    /// All payload bytes, in both directions; an atomic moves 8.
     pub fn bytes(&self) -> f64 {
         self.bytes_read + self.bytes_written + self.rpc_bytes + 8.0 * self.atomics
     }
 }
 
-/// A cache's state.
+/// Cache counters and size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cache {
-    /// Leaves that were found in the cache, of all that were asked for.
+    /// Share of leaf lookups that found the leaf in the cache.
     pub hit_ratio: f64,
-    /// Bytes in use, of all compute servers.
+    /// Bytes in use, over all compute servers.
     pub bytes_used: u64,
-    /// Leaves per operation that were found in a frame.
+    /// Leaves found in a frame, per operation.
     pub leaf_hits: f64,
-    /// Those of them that were cooling.
+    /// Leaf hits on cooling frames, per operation.
     pub cooling_hits: f64,
-    /// Leaves per operation that were read from a memory server.
+    /// Leaves read from a memory server, per operation.
     pub leaf_misses: f64,
-    /// Inner nodes per operation that were read from a memory server.
+    /// Inner nodes read from a memory server, per operation.
     pub inner_misses: f64,
-    /// Cooling nodes per operation that became hot again.
+    /// Cooling nodes that became hot again, per operation.
     pub reheats: f64,
-    /// Nodes per operation that left the cache.
+    /// Nodes evicted, per operation.
     pub evictions: f64,
-    /// WRITEs of changed nodes on their way out, per operation.
+    /// WRITEs of changed nodes on eviction, per operation.
     pub write_backs: f64,
     /// WRITEs of single changes, per operation.
     pub write_throughs: f64,
     /// Operations that memory servers did below a missing node, per operation.
     pub offloads: f64,
-    /// Operations that they were asked to do and would not, per operation.
+    /// Operations offloaded to memory servers that refused them, per operation.
     pub offload_refusals: f64,
 }
 
-/// The index's memory.
+/// Memory of the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Bytes given out in chunks, of all memory servers, or of the one machine that the index is on.
+    /// Bytes allocated as chunks, over all memory servers, or on the single machine.
     pub pool_bytes_allocated: u64,
-    /// The same, divided by the keys in the index.
+    /// `pool_bytes_allocated` divided by the keys in the index.
     pub pool_bytes_per_key: f64,
-    /// The most memory that this process has had at any time, where the system tells: with everything in
-    /// one process, the pool is nearly all of it.
+    /// Peak memory of this process, if the system reports it. With everything in one process,
+    /// nearly all of it is the pool.
     pub process_peak_bytes: Option<u64>,
 }
 
-/// The process's peak of resident memory, in bytes.
+/// The process's peak resident memory, in bytes.
 fn process_peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -229,7 +232,7 @@ fn process_peak_bytes() -> Option<u64> {
 }
 
 impl Report {
-    /// Fills in what came out of a run; what the run was is for the caller to say.
+    /// Fills in the results of a run. The settings are the caller's to fill in.
     #[must_use]
     pub fn with_measurement(mut self, measured: &Measurement) -> Self {
         let latency = &measured.latency_ns;
@@ -286,14 +289,14 @@ impl Report {
         self
     }
 
-    /// Fills in how many bytes of pages the caches of all compute servers hold.
+    /// Fills in the bytes of pages in the caches of all compute servers.
     #[must_use]
     pub fn with_cached_bytes(mut self, bytes: u64) -> Self {
         self.cache.bytes_used = bytes;
         self
     }
 
-    /// Fills in how much memory `records` records take: that of the memory servers, and `local_bytes` of
+    /// Fills in the memory of `records` records: that of the memory servers plus `local_bytes` on
     /// the compute side.
     #[must_use]
     pub fn with_memory(mut self, usage: &[Usage], local_bytes: u64, records: u64) -> Self {
@@ -302,13 +305,13 @@ impl Report {
         self.memory = Memory {
             pool_bytes_allocated: allocated,
             pool_bytes_per_key: allocated as f64 / records.max(1) as f64,
-            // A simulated run says the same every time.
+            // A simulated run must report the same every time, so leave it out.
             process_peak_bytes: (self.fabric != "sim").then(process_peak_bytes).flatten(),
         };
         self
     }
 
-    /// The report as one JSON object of several lines.
+    /// Serializes the report as a pretty-printed JSON object.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("plain fields make JSON")
     }

@@ -1,9 +1,9 @@
-//! Reports as a table for people.
+//! Formats reports as tables for terminals.
 
 use crate::report::Report;
 use comfy_table::{CellAlignment, Table, presets};
 
-/// One row for each report.
+/// A table with one row per report.
 pub fn table(reports: &[Report]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
@@ -34,7 +34,8 @@ pub fn table(reports: &[Report]) -> String {
     table.to_string()
 }
 
-/// The same in less than 100 columns: without the longest latencies, and without errors if there are none.
+/// A table less than 100 columns wide. It omits the 99.9th percentile, and the errors if there are
+/// none.
 pub fn narrow_table(reports: &[Report]) -> String {
     let has_errors = reports.iter().any(|report| report.errors > 0);
     let mut table = Table::new();
@@ -67,7 +68,7 @@ pub fn narrow_table(reports: &[Report]) -> String {
     table.to_string()
 }
 
-/// A rate with a unit, such as `1.25 M`.
+/// Formats a rate with a unit prefix, such as `1.25 M`.
 pub fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate >= 1e6 => format!("{:.2} M", rate / 1e6),
@@ -76,7 +77,7 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// A time with a unit, such as `12.3 µs`.
+/// Formats a duration with a unit, such as `12.3 µs`.
 pub fn duration(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),

@@ -1,7 +1,8 @@
-//! Recorded requests, replayed in their order.
+//! Reads and replays recorded requests.
 //!
-//! *Invariants*: R1. one client replays a trace, each request after the one before, from an empty index:
-//! what is in the index at the end is what a `BTreeMap` would hold.
+//! *Invariants*
+//! - R1. A single client replays a trace in order, starting from an empty index. The index ends up
+//!   with the contents that a `BTreeMap` would have.
 //!
 //! *Thread safety*: plain values.
 
@@ -18,16 +19,16 @@ use farleaf_fabric::sync::Arc;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Where a trace file has what.
+/// Columns of a trace file and the codes in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceFormat {
-    /// The column of the keys, which are whole numbers.
+    /// The column of keys, which are unsigned integers.
     pub key_column: String,
     /// The column that tells reads from writes.
     pub op_column: String,
-    /// What it says for a read.
+    /// The code of a read.
     pub read: String,
-    /// What it says for a write.
+    /// The code of a write.
     pub write: String,
 }
 
@@ -43,7 +44,8 @@ impl Default for TraceFormat {
     }
 }
 
-/// Reads a trace: a read is a lookup, a write an upsert of the request's position, from 0.
+/// Reads a trace. A read becomes a lookup; a write becomes an upsert of the request's position,
+/// from 0.
 ///
 /// # Errors
 /// [`InputError`] if the file cannot be read, lacks a column, has no rows or a malformed one.
@@ -73,10 +75,10 @@ pub fn read_trace(path: &Path, format: &TraceFormat) -> Result<Vec<Operation>, I
     Ok(operations)
 }
 
-/// The keys that a trace touches, as a key space: it says where to split them among servers.
+/// The distinct keys of a trace, as a key space that can be split among servers.
 ///
 /// # Panics
-/// If there are none.
+/// If the trace has no requests.
 pub fn touched_keys(operations: &[Operation]) -> KeySpace {
     let touched = operations.iter().filter_map(|operation| match operation {
         Operation::Get { key } | Operation::Upsert { key, .. } => Some(*key),
@@ -87,11 +89,11 @@ pub fn touched_keys(operations: &[Operation]) -> KeySpace {
     KeySpace::listed(&records).expect("a set ascends, and a trace has requests")
 }
 
-/// Makes an empty index, replays a trace on it, and returns what it cost and what the index holds at the
-/// end.
+/// Replays a trace on a new, empty index. Returns the cost, and the index's contents at the end.
 ///
 /// # Errors
-/// [`BenchError`] if the index cannot be made, opened or scanned. Requests that fail are counted.
+/// [`BenchError`] if the index cannot be created, opened or scanned. Failed requests are counted
+/// instead.
 pub fn replay<D: Design<Fixed8>, P: Provider>(
     provider: &P,
     services: Vec<Arc<MemoryServer<Fixed8>>>,

@@ -1,5 +1,5 @@
-//! What the driver promises: every workload finds what it asks for, warm-up counts nowhere, failures are
-//! counted, and a simulated run can be run again.
+//! The driver's promises: every workload finds the keys it asks for, the warm-up does not count,
+//! failures are counted, and a simulated run is repeatable.
 
 use farleaf::cache::CacheOptions;
 use farleaf::index::IndexError;
@@ -86,9 +86,9 @@ fn every_workload_finds_what_it_asks_for() {
         for measured in [both.0, both.1] {
             let rpcs = measured.counters.rpcs;
             match &*mix.name {
-                // About half of the operations are two.
+                // About half of the operations take two RPCs.
                 "ycsb-f" => assert!((14_500..15_500).contains(&rpcs), "{rpcs}"),
-                // A scan may need the next server too.
+                // A scan may continue on the next server.
                 "scan-intensive" | "scan-only" | "ycsb-e" => {
                     assert!((10_001..10_500).contains(&rpcs), "{rpcs}")
                 }
@@ -159,7 +159,8 @@ fn a_dead_memory_server_is_an_error_and_no_crash() {
     assert!(matches!(measured.first_error, Some(IndexError::Indeterminate(_))));
 }
 
-/// A second measurement once asked for the keys of the first again, which were all in the cache by then.
+/// Regression test: a second measurement repeated the keys of the first, which were all in the
+/// cache by then.
 #[test]
 fn a_measurement_after_another_draws_other_operations() {
     let keys = KeySpace::spread(50_000);
@@ -184,7 +185,7 @@ fn a_full_key_space_is_an_error_and_no_endless_loop() {
     assert!((400..600).contains(&measured.errors), "{} errors", measured.errors);
 }
 
-/// A run that is watched, with a hotspot that shifts half-way.
+/// A run with a timeline and a hotspot that shifts half-way.
 fn shifting_run(keys: &KeySpace, amount: Amount, interval: Interval) -> Run {
     let mut run = run_of(&Mix::named("ycsb-a").unwrap(), keys, amount);
     run.stream.clustered = true;
@@ -208,7 +209,7 @@ fn counts_every_operation_once(provider: &impl Provider, amount: Amount, is_simu
         }
         let [mark] = &*timeline.marks else { panic!("one mark: {:?}", timeline.marks) };
         assert_eq!((Some(mark.at_ns), &*mark.label), (measured.shifted_at_ns, "hotspot shifts"));
-        // Real threads may begin one after the other.
+        // Real threads may start one after the other.
         let share = mark.at_ns as f64 / timeline.elapsed_ns as f64;
         let expected = if is_simulated { 0.45..0.55 } else { 0.0..1.0 };
         assert!(expected.contains(&share), "half-way: {share}");

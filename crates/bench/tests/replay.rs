@@ -1,4 +1,4 @@
-//! A real block device's trace, replayed on every provider, leaves what a `BTreeMap` would hold.
+//! Replaying a real block device's trace on every provider leaves the contents of a `BTreeMap`.
 
 use farleaf::index::Design;
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};

@@ -1,5 +1,5 @@
-//! What the driver promises of runs during which keys move: ordered moves are made when they are due, a balancer spreads
-//! a hotspot and then rests, and no operation fails for it.
+//! The driver's promises for runs in which keys move: planned moves happen when they are due, a
+//! balancer spreads a hotspot and then rests, and no operation fails because of it.
 
 use farleaf::cache::{AdmissionName, CacheOptions};
 use farleaf::index::IndexError;
@@ -51,7 +51,7 @@ fn order(at: f64, from: u16, to: u16, part: f64) -> PlannedChange {
     PlannedChange { at: Moment::Share(at), change: Change::Move { from, to, part } }
 }
 
-/// A spare compute server joins with half of another's keys, and then another leaves.
+/// A spare compute server takes half of one server's keys, and later all keys of another.
 fn join_and_leave(provider: &impl Provider, amount: Amount) -> Measurement {
     let keys = KeySpace::spread(20_000);
     let options = DexOptions {
@@ -92,8 +92,8 @@ fn keys_move_beside_real_threads() {
     join_and_leave(&LocalConfig::default(), Amount::Operations(200_000));
 }
 
-/// Where clients ask for keys of their own compute server only, those of others do not wait for a move, and a newcomer's
-/// clients begin when it owns something.
+/// With `own_keys`, clients of uninvolved compute servers do not wait for a move, and a newcomer's
+/// clients start once it owns keys.
 #[test]
 fn who_asks_for_own_keys_is_not_disturbed() {
     let keys = KeySpace::spread(200_000);
@@ -170,7 +170,8 @@ fn designs_that_cannot_say_so() {
     assert!(measured.made.iter().all(|made| made.outcome.as_ref().is_err_and(refused)));
 }
 
-/// What is written back by age costs WRITEs, which count; without a limit there are none, as everything fits.
+/// WRITEs of writing back by age are counted. Without a limit there are none, as everything fits in
+/// the cache.
 #[test]
 fn what_is_written_back_by_age_counts() {
     let keys = KeySpace::spread(20_000);

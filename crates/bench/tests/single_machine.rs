@@ -1,5 +1,5 @@
-//! The single machine as an index design: it passes the suite of all designs, moves nothing over the fabric,
-//! and its memory is accounted for.
+//! The single machine as an index design: it passes the suite of all designs, moves nothing over
+//! the fabric, and accounts for its memory.
 
 use farleaf::index::conformance::{self, Setup};
 use farleaf::index::{Design, RangeIndex};
@@ -15,7 +15,7 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, CounterSnapshot, Provider, ServerId};
 
-/// Tiny pages make high trees of few keys, and most operations restructure something.
+/// Tiny pages make high trees of few keys, so most operations restructure a node.
 type Tiny = Fixed8<16>;
 
 const SERVERS: u16 = 3;
@@ -24,7 +24,7 @@ fn options() -> SingleMachineOptions {
     SingleMachineOptions { pool_bytes: 16 << 20, chunk_bytes: 1 << 14 }
 }
 
-/// The memory servers need no more than room for a superblock.
+/// The memory servers hold nothing but a superblock each.
 fn server() -> MemoryServerConfig {
     MemoryServerConfig { pool_bytes: 1 << 16, ..MemoryServerConfig::default() }
 }
@@ -117,7 +117,7 @@ fn in_the_simulator_work_takes_its_time() {
         measure(&mut testbed(config, &keys), &run_of(&mix, &keys, 1)).latency_ns.mean()
     };
     let cost = config.cost;
-    // 20,000 records on leaves of 42 and parents of as many: a root, inner nodes and leaves.
+    // 20,000 records in leaves of 42 and parents of as many: a root, inner nodes and leaves.
     let expected_ns = cost.client_ns + 3 * cost.visit_node_ns;
     assert_eq!(mean_ns(&config).round() as u64, expected_ns);
     config.cost.visit_node_ns *= 2;

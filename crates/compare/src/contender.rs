@@ -1,12 +1,17 @@
-//! What is compared: an index that can be loaded, and sessions on it that threads work through.
+//! Contenders of the comparison: indexes that are loaded and then worked on through sessions, one
+//! per thread.
 //!
-//! Every contender runs the very same loop, [`Round::work`], over the same operations; what differs is the
-//! index below. Operations are drawn before the clock starts, so that drawing them costs nobody anything.
+//! Every contender runs the same loop, [`Round::work`], over the same operations; only the index
+//! below differs. Operations are drawn before the clock starts, so drawing them costs no contender
+//! time.
 //!
-//! *Invariants*: N1. an operation that does not find its key, or fails, ends the whole comparison: nobody
-//! wins by not finding keys. N2. all contenders of one round get the same operations.
+//! *Invariants*
+//! - N1. An operation that fails or does not find its key ends the whole comparison, so that no
+//!   contender gains by missing keys.
+//! - N2. All contenders of a round get the same operations.
 //!
-//! *Thread safety*: a contender's round runs its sessions on threads of its own; a session belongs to one.
+//! *Thread safety*: a contender runs the sessions of a round on threads of its own. A session
+//! belongs to one thread.
 
 use anyhow::ensure;
 use farleaf::index::IndexError;
@@ -17,70 +22,70 @@ use std::future::Future;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// An index in the comparison.
+/// An index that takes part in the comparison.
 pub(crate) trait Contender {
-    /// What the table calls it.
+    /// The name in the table.
     fn name(&self) -> &'static str;
 
-    /// Fills it with all keys of the space. Called once, before all else.
+    /// Loads all keys of the space. Called once, before any other operation.
     fn load(&mut self, keys: &KeySpace) -> anyhow::Result<()>;
 
-    /// Looks keys up by one session, in their order.
+    /// Looks keys up in order, in a single session.
     fn look_up(&self, keys: &[u64]) -> anyhow::Result<Vec<Option<u64>>>;
 
-    /// Runs `round`, each thread with a session of its own; what each of them did.
+    /// Runs `round` with a session per thread, and returns each thread's tally.
     fn run(&self, round: &Round) -> anyhow::Result<Vec<Tally>>;
 }
 
-/// One thread's way to an index. The futures of indexes in memory are ready at once.
+/// One thread's access to an index. The futures of in-memory indexes are ready at once.
 pub(crate) trait Session {
-    /// The value of `key`.
+    /// Looks `key` up.
     fn get(&self, key: u64) -> impl Future<Output = Result<Option<u64>, IndexError>>;
 
-    /// Changes the value of `key`, which is there; `false` if it is not, as far as the index can tell.
+    /// Changes the value of `key`. Returns `false` if the index can tell that the key is missing.
     fn update(&self, key: u64, value: u64) -> impl Future<Output = Result<bool, IndexError>>;
 }
 
-/// One thread's work in a round.
+/// The work of one thread in a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
     /// Operations done.
     pub(crate) operations: u64,
-    /// Of these, lookups and updates that did not find their key.
+    /// Lookups and updates among them that did not find their key.
     pub(crate) missed: u64,
     /// How long they took.
     pub(crate) elapsed: Duration,
 }
 
-/// An operation, as small as can be: many of them are read in order while the index is searched.
+/// An operation in compact form: the loop reads many of them in order while it searches the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
     key: u64,
-    /// The new value; 0 is a lookup. (Values of a stream are never 0.)
+    /// The new value, or 0 for a lookup. (Values of a stream are never 0.)
     value: u64,
 }
 
-/// Steps of each thread; a fast index goes through them several times in a round.
+/// Steps per thread; a fast index repeats them several times in a round.
 const STEPS: usize = 1 << 21;
 
-/// Steps between two looks at the clock.
+/// Steps between two readings of the clock.
 const STEPS_PER_CLOCK: usize = 64;
 
-/// The work that each contender gets in turn.
+/// The work that each contender does in turn.
 #[derive(Debug)]
 pub(crate) struct Round {
-    /// One list for each thread.
+    /// The steps of each thread.
     steps: Vec<Vec<Step>>,
     duration: Duration,
-    /// Where the threads wait for each other before they start.
+    /// Lets all threads start together.
     start: Barrier,
 }
 
 impl Round {
-    /// The operations of `threads` clients, each for so long.
+    /// Draws the operations of `threads` clients, each of which works for `duration`.
     ///
     /// # Errors
-    /// If there are other operations than lookups and updates among them.
+    /// If the mix has operations other than lookups and updates.
     pub(crate) fn new(
         config: &StreamConfig,
         threads: usize,
@@ -100,20 +105,20 @@ impl Round {
         Ok(Self { steps, duration, start: Barrier::new(threads) })
     }
 
-    /// The same operations, for so long.
+    /// The same operations with another duration.
     pub(crate) fn lasting(self, duration: Duration) -> Self {
         Self { duration, ..self }
     }
 
-    /// How many threads there are.
+    /// Number of threads.
     pub(crate) fn threads(&self) -> usize {
         self.steps.len()
     }
 
-    /// The loop of thread number `thread`: the same code for all contenders.
+    /// Runs the loop of thread number `thread`, the same code for all contenders.
     ///
     /// # Errors
-    /// That of the first operation that fails.
+    /// The error of the first operation that fails.
     #[expect(clippy::disallowed_methods, reason = "this measures real time")]
     pub(crate) async fn work<S: Session>(
         &self,
@@ -152,7 +157,7 @@ impl Round {
     }
 }
 
-/// Runs a round and checks it; millions of operations a second, of all threads together.
+/// Runs a round and checks it. Returns millions of operations per second, summed over all threads.
 ///
 /// # Errors
 /// If an operation fails or does not find its key (N1).
@@ -164,13 +169,13 @@ pub(crate) fn measure(contender: &dyn Contender, round: &Round) -> anyhow::Resul
     Ok(tallies.iter().map(rate).sum())
 }
 
-/// Of so many keys one is looked up after the load.
+/// One in this many keys is looked up after the load.
 const VERIFY_EVERY: usize = 1_000;
 
-/// Checks that a loaded index has the keys, and no others.
+/// Checks samples of a loaded index: loaded keys have their values, and other keys have none.
 ///
 /// # Errors
-/// If it has not.
+/// If a sampled key has the wrong value.
 pub(crate) fn verify(contender: &dyn Contender, keys: &KeySpace) -> anyhow::Result<()> {
     let places = || (0..keys.len()).step_by(VERIFY_EVERY);
     let loaded: Vec<u64> = places().map(|place| keys.key(place)).collect();

@@ -1,4 +1,4 @@
-//! Farleaf's designs as contenders, over memory servers of this process without any latency.
+//! Farleaf's designs as contenders, over memory servers of this process with zero latency.
 //!
 //! *Thread safety*: as [`Contender`].
 
@@ -19,14 +19,14 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
 
-/// Memory servers of each distributed design.
+/// Memory servers of each design.
 const MEMORY_SERVERS: u16 = 4;
 
-/// How full the load makes pages.
+/// Fill factor of pages in the load.
 const FILL: f64 = 0.7;
 
-/// The one table of designs. Another one is another line: its options are all that it needs, those of a cache
-/// included.
+/// All designs, in one table. To add one, add a line with its options, including those of its
+/// cache.
 pub(crate) fn all(keys: &KeySpace) -> anyhow::Result<Vec<Box<dyn Contender>>> {
     let boundaries = keys.boundaries(&[1; MEMORY_SERVERS as usize]);
     let range = Partitioning::Range { boundaries: boundaries.clone() };
@@ -39,19 +39,20 @@ pub(crate) fn all(keys: &KeySpace) -> anyhow::Result<Vec<Box<dyn Contender>>> {
     ])
 }
 
-/// A cache in which everything has room: twice the records' bytes, as they take 1.6 times at 70% fill.
+/// A cache that holds the whole index: records take 1.6 times their bytes at 70% fill, and this is
+/// twice as much.
 fn everything(keys: &KeySpace) -> CacheOptions {
     CacheOptions { bytes: keys.len() * 32 + (1 << 20), ..CacheOptions::default() }
 }
 
-/// Room for all keys, at any fill, in one pool; taken from the system as it is used.
+/// Bytes of a pool that holds all keys at any fill. The system provides memory as it is used.
 fn pool_bytes(keys: &KeySpace) -> usize {
     (keys.len() as usize * 64 + (64 << 20)).next_multiple_of(1 << 21)
 }
 
 type LocalCluster = <LocalConfig as Provider>::Cluster<MemoryServer<Fixed8>>;
 
-/// An index of one design, with memory servers of its own.
+/// An index of one design with memory servers of its own.
 struct Farleaf<D: Design<Fixed8>> {
     cluster: LocalCluster,
     compute: D::Compute,
@@ -100,7 +101,7 @@ impl<D: Design<Fixed8>> Contender for Farleaf<D> {
         let compute = &self.compute;
         let compute_servers = vec![0; round.threads()];
         let tallies = self.cluster.run(&compute_servers, async |fabric, thread| {
-            // Who cannot open the index must not leave the others waiting for the start.
+            // Returning an error here would leave the other threads waiting at the start barrier.
             let index = D::open(fabric, compute).await.expect("the index was opened before");
             round.work(&Handle(index), thread).await
         });
@@ -109,7 +110,7 @@ impl<D: Design<Fixed8>> Contender for Farleaf<D> {
     }
 }
 
-/// A handle as a session.
+/// An index handle as a session.
 struct Handle<I>(I);
 
 impl<I: RangeIndex<Key = u64, Value = u64>> Session for Handle<I> {

@@ -1,25 +1,30 @@
-//! Farleaf next to well-kept ordered indexes in memory: one process, the same keys, operations and threads.
+//! Compares Farleaf with well-maintained in-memory ordered indexes: one process, the same keys,
+//! operations and threads.
 //!
 //! ```console
 //! $ cargo run --release -p farleaf-compare -- --keys 2M --threads 1,2 --workload write-intensive
 //! ```
 //!
-//! `local` is the tree of Farleaf's memory servers, called directly: what it does next to other indexes says
-//! how good the pages and latches are, and what the other designs do next to it what their protocols cost
-//! when the network is free. (`farleaf bench --fabric sim` says what they do when it is not.) Each round runs
-//! every contender once, in an order that rotates, so that what else the machine does meets all of them;
-//! figures are medians over the rounds, and worth their ratios.
+//! `local` is the tree of Farleaf's memory servers, called directly. Compared with other indexes,
+//! it shows how good the pages and latches are. Compared with `local`, the other designs show what
+//! their protocols cost when the network is free. (`farleaf bench --fabric sim` shows what they
+//! cost when it is not.) Each round runs every contender once, in rotating order, so that other
+//! load on the machine affects all of them. Figures are medians over the rounds; trust their ratios
+//! only.
 //!
-//! | contender | what |
-//! | --- | --- |
-//! | `local`, `coarse`, `fine`, `hybrid` | Farleaf's designs, see `designs.rs`, where a new one is one line |
-//! | [`bf-tree`](https://docs.rs/bf-tree) | Bf-Tree in memory: cache-only, with a buffer that holds all records |
-//! | [`congee`](https://docs.rs/congee) | an adaptive radix tree with optimistic lock coupling |
-//! | [`crossbeam-skiplist`](https://docs.rs/crossbeam-skiplist) | a lock-free skip list |
-//! | `RwLock<BTreeMap>` | the standard library's, behind one lock |
+//! Contenders:
 //!
-//! All build on the stable toolchain that the workspace pins. The crate is a member of the workspace, so that
-//! the lints see it, but none of the default members: what it compares with is built for nobody else.
+//! - `local`, `coarse`, `fine`, `hybrid`: Farleaf's designs, see `designs.rs`, where a new one is
+//!   one line.
+//! - [`bf-tree`](https://docs.rs/bf-tree): Bf-Tree in memory, cache-only, with a buffer that holds
+//!   all records.
+//! - [`congee`](https://docs.rs/congee): an adaptive radix tree with optimistic lock coupling.
+//! - [`crossbeam-skiplist`](https://docs.rs/crossbeam-skiplist): a lock-free skip list.
+//! - `RwLock<BTreeMap>`: the standard library's map behind one lock.
+//!
+//! All of them build on the stable toolchain that the workspace pins. This crate is a member of the
+//! workspace, so that the lints see it, but not a default member, so that ordinary builds skip the
+//! other indexes.
 
 #![forbid(unsafe_code)]
 
@@ -42,16 +47,16 @@ use std::time::Duration;
 #[derive(Debug, Parser)]
 #[command(name = "farleaf-compare", max_term_width = 100)]
 struct Arguments {
-    /// How many keys to load, evenly spread over all 64-bit numbers; k, M and G may follow the number
+    /// Load this many keys, evenly spread over all 64-bit numbers; k, M and G may follow the number
     #[arg(long, value_name = "N", default_value = "2M", value_parser = count)]
     keys: u64,
-    /// How long each contender runs in each round, in seconds
+    /// Run each contender for this many seconds in each round
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     seconds: Duration,
-    /// How often each contender runs
+    /// Run each contender in this many rounds
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// How many threads, one table row for each
+    /// Run with each of these numbers of threads, one table row for each
     #[arg(
         long,
         value_name = "N,N,…",
@@ -60,17 +65,17 @@ struct Arguments {
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
     threads: Vec<u16>,
-    /// What threads do: `read-only`, `write-intensive` (50 lookups, 50 updates), or another workload of
-    /// `farleaf bench` that has only lookups and updates
+    /// Let threads run `read-only`, `write-intensive` (50 lookups, 50 updates), or another workload
+    /// of `farleaf bench` that has only lookups and updates
     #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = lookups_and_updates)]
     workload: Mix,
-    /// How often which key: `uniform` or `zipfian:THETA`
+    /// Draw keys from this distribution: `uniform` or `zipfian:THETA`
     #[arg(long, value_name = "KIND", default_value = "uniform")]
     distribution: Distribution,
-    /// Only these contenders; `local` is always one of them
+    /// Run only these contenders; `local` is always one of them
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     only: Vec<String>,
-    /// Where randomness starts
+    /// Seed the random numbers
     #[arg(long, value_name = "N", default_value = "1")]
     seed: u64,
     /// Write one JSON object to stdout instead of the table
@@ -78,7 +83,7 @@ struct Arguments {
     json: bool,
 }
 
-/// A whole number from 1 on, with k, M or G behind it.
+/// Parses a positive integer with an optional suffix k, M or G.
 fn count(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().next_back() {
         Some((end, 'k')) => (&text[..end], 1_000),
@@ -102,11 +107,11 @@ fn lookups_and_updates(name: &str) -> Result<Mix, String> {
     };
     match mix.operations.iter().all(simple) {
         true => Ok(mix),
-        false => Err(format!("{name} has operations that not all contenders have")),
+        false => Err(format!("{name} has operations other than lookups and updates")),
     }
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Serialize)]
 struct Comparison {
     keys: u64,
@@ -118,7 +123,7 @@ struct Comparison {
     rows: Vec<Row>,
 }
 
-/// One contender with one number of threads.
+/// The result of one contender at one number of threads.
 #[derive(Debug, Serialize)]
 struct Row {
     contender: &'static str,
@@ -126,15 +131,15 @@ struct Row {
     median_m_ops_per_s: f64,
     min_m_ops_per_s: f64,
     max_m_ops_per_s: f64,
-    /// Its median, divided by that of `local`.
+    /// Its median divided by that of `local`.
     ratio_to_local: f64,
 }
 
-/// The yardstick's name.
+/// The baseline's name.
 const LOCAL: &str = "local";
 
-/// Of the time that a contender runs, such a part goes before it, uncounted: its predecessor has left its
-/// own data in the processor's caches.
+/// A warm-up of one part in this many of a contender's time precedes its measurement, because its
+/// predecessor has filled the processor's caches with its own data.
 const WARM_UP_PART: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
@@ -182,14 +187,14 @@ fn compare(arguments: &Arguments) -> anyhow::Result<Comparison> {
     })
 }
 
-/// All contenders that were asked for, `local` first, loaded and checked.
+/// Loads and checks the requested contenders, `local` first.
 fn contenders(arguments: &Arguments, keys: &KeySpace) -> anyhow::Result<Vec<Box<dyn Contender>>> {
     let mut all = designs::all(keys)?;
     all.extend(maps::all());
-    ensure!(all[0].name() == LOCAL, "the yardstick comes first");
+    ensure!(all[0].name() == LOCAL, "the baseline must come first");
     let names: Vec<_> = all.iter().map(|contender| contender.name()).collect();
     if let Some(unknown) = arguments.only.iter().find(|name| !names.contains(&name.as_str())) {
-        anyhow::bail!("there is no contender {unknown}: there are {}", names.join(", "));
+        anyhow::bail!("unknown contender {unknown}: expected one of {}", names.join(", "));
     }
     all.retain(|contender| {
         let name = contender.name();
@@ -204,7 +209,7 @@ fn contenders(arguments: &Arguments, keys: &KeySpace) -> anyhow::Result<Vec<Box<
     Ok(all)
 }
 
-/// The samples of each contender.
+/// Runs all rounds and returns the samples of each contender.
 fn rounds(
     arguments: &Arguments,
     keys: &KeySpace,
@@ -234,7 +239,7 @@ fn rounds(
     Ok(samples)
 }
 
-/// The middle of sorted samples, or the mean of the two there.
+/// The middle one of sorted samples, or the mean of the middle two.
 fn median(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     match sorted.len() % 2 {
@@ -308,7 +313,7 @@ mod tests {
         assert!(compare(&parsed(&["--only", "b-tree"])).is_err());
     }
 
-    /// Forgets some of its keys.
+    /// A contender that loads only half of its keys.
     struct Forgetful(Box<dyn Contender>);
 
     impl Contender for Forgetful {

@@ -1,9 +1,9 @@
-//! The other ordered indexes, as their users would write them for keys and values of 8 bytes.
+//! The other ordered indexes, as their users would apply them to keys and values of 8 bytes.
 //!
-//! None can be loaded in bulk, so all are loaded in a scattered order, which leaves trees about as full as
-//! ours after a load at 70%.
+//! None has a bulk load, so all are loaded in a scattered order. That leaves trees about as full as
+//! Farleaf's are after a load at 70%.
 //!
-//! *Thread safety*: each is used by all threads of a round through `&self`, as is.
+//! *Thread safety*: all threads of a round use a map through `&self`, without further locking.
 
 use crate::contender::{Contender, Round, Session, Tally};
 use bf_tree::{BfTree, LeafInsertResult, LeafReadResult, StorageBackend};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-/// All of them.
+/// All maps, in the order of the table.
 pub(crate) fn all() -> Vec<Box<dyn Contender>> {
     vec![
         Box::new(Loaded::<Bf>::new()),
@@ -27,19 +27,19 @@ pub(crate) fn all() -> Vec<Box<dyn Contender>> {
     ]
 }
 
-/// An ordered map that threads share.
+/// An ordered map that threads can share.
 trait Map: Sync + Sized {
     const NAME: &'static str;
 
-    /// An empty one, with room for so many keys.
+    /// An empty map with room for `keys` keys.
     fn new(keys: u64) -> anyhow::Result<Self>;
 
-    /// Adds a new key.
+    /// Inserts a new key.
     fn insert(&self, key: u64, value: u64) -> anyhow::Result<()>;
 
     fn get(&self, key: u64) -> Option<u64>;
 
-    /// Changes the value of a key that is there.
+    /// Changes the value of an existing key.
     fn update(&self, key: u64, value: u64) -> bool;
 }
 
@@ -104,13 +104,14 @@ impl<M: Map> Session for M {
     }
 }
 
-/// Bf-Tree as a cache that holds everything, without base pages behind it: the faster of its two modes in memory.
-/// (Were a record thrown out after all, N1 would tell.) An update is an insertion there: it replaces the value.
+/// Bf-Tree as a cache that holds everything, without base pages behind it: the faster of its two
+/// modes in memory. (If it evicted a record after all, N1 would catch that.) Its insertion replaces
+/// an existing value and serves as update.
 struct Bf(BfTree);
 
 impl Bf {
-    /// The buffer of records, in bytes for each key: several times what half-full pages take, so that nothing
-    /// is ever thrown out; taken from the system as it is used.
+    /// Bytes per key of the buffer of records: several times what half-full pages take, so that
+    /// nothing is evicted. The system provides memory as it is used.
     const BUFFER_BYTES_PER_KEY: usize = 128;
 }
 
@@ -178,7 +179,8 @@ impl Map for Art {
     }
 }
 
-/// crossbeam's skip list. Values change in place: an insertion would replace the whole node.
+/// crossbeam's skip list. Updates change values in place, as an insertion would replace the whole
+/// node.
 struct Skip(SkipMap<u64, AtomicU64>);
 
 impl Map for Skip {
@@ -204,7 +206,7 @@ impl Map for Skip {
     }
 }
 
-/// The standard library's, behind one lock.
+/// The standard library's map behind one lock.
 struct Locked(RwLock<BTreeMap<u64, u64>>);
 
 impl Map for Locked {

@@ -1,9 +1,9 @@
-//! Clients and the observer: who asks the index, and how it is recorded.
+//! Clients and the observer: how they use the index, and how their operations are recorded.
 //!
-//! *The observer* is one more client, on a compute server of its own that never dies. It puts the first
-//! contents in, lets the clients start, waits until all have ended or died, and reads the final contents,
-//! before and after a collection. Its reads are operations like any other, so the checkers judge the
-//! final contents as they judge every answer.
+//! *The observer* is one more client, on a compute server of its own that never dies. It loads the
+//! initial contents, lets the clients start, and waits until all have ended or died. Then it reads
+//! the final contents, before and after a collection. Its reads are operations like any other, so
+//! the checkers judge the final contents as they judge every answer.
 //!
 //! *Thread safety*: a [`Board`] is shared by all clients of a run.
 
@@ -23,49 +23,49 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
-/// How often someone looks whether others are ready, in nanoseconds.
+/// Poll interval while waiting for other tasks, in nanoseconds.
 const LOOK_AGAIN_NS: u64 = 10_000;
 
-/// How often the observer, or a client that opens the index, tries again after an uncertain outcome.
+/// Attempts of the observer, or of a client that opens the index, after an uncertain outcome.
 const ATTEMPTS: u32 = 16;
 
 /// How long a handle tries to settle its doubts before it is dropped, in nanoseconds: longer than any outage that ends, and
 /// shorter than what counts as an endless loop.
 const SETTLE_NS: u64 = 500_000_000;
 
-/// How long a client waits before it tries again to open the index, or to settle what it is in doubt about, in nanoseconds.
+/// Pause before another attempt to open the index or to settle outcomes in doubt, in nanoseconds.
 const SETTLE_PAUSE_NS: u64 = 3_000_000;
 
-/// What the clients of one run share.
+/// State that the clients of one run share.
 #[derive(Debug)]
 pub(crate) struct Board {
     pub(crate) recorder: Recorder,
-    /// The first thing that must not happen, if it did.
+    /// The first fault found.
     fault: Mutex<Option<String>>,
     allowed: Vec<ErrorKind>,
     loaded: AtomicBool,
     active: AtomicUsize,
-    /// Whether the observer has ended.
+    /// Set when the observer has ended.
     over: AtomicBool,
-    /// What caches did for those handles that have been closed.
+    /// Cache counters of the handles that have been closed.
     cache: Mutex<CacheCounters>,
     balanced: AtomicUsize,
-    /// When the compute servers die first, if not as the seed says.
+    /// A fixed moment for the first death of the compute servers, instead of one from the seed.
     death: Option<DeathAt>,
-    /// WRITEs of clients, in scenarios with crashes.
+    /// Rounds in which compute servers died, in scenarios with crashes.
     deaths: AtomicUsize,
-    /// Where it is said that an operation has ended.
+    /// The cluster to notify when an operation has ended.
     progress: Mutex<Option<SimControl>>,
 }
 
-/// What was counted in a run.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
-    /// What caches did.
+    /// Counters of all caches.
     pub(crate) cache: CacheCounters,
-    /// How often the balancer moved keys.
+    /// Moves of keys by the balancer.
     pub(crate) balanced: u64,
-    /// How often compute servers died.
+    /// Rounds in which compute servers died.
     pub(crate) deaths: u64,
 }
 
@@ -78,7 +78,7 @@ impl Board {
         Self { death, ..Self::of_round(scenario, initial) }
     }
 
-    /// The board of a round that begins with these contents.
+    /// The board of a round that begins with the contents `initial`.
     pub(crate) fn of_round(scenario: &Scenario, initial: BTreeMap<u64, u64>) -> Self {
         let cluster = &scenario.cluster;
         let clients = cluster.compute_servers * cluster.clients_per_compute_server;
@@ -97,52 +97,52 @@ impl Board {
         }
     }
 
-    /// From now on the cluster is told of each operation that ends.
+    /// Notifies this cluster of each operation that ends from now on.
     pub(crate) fn reports_progress_to(&self, cluster: SimControl) {
         *lock(&self.progress) = Some(cluster);
     }
 
-    /// When the compute servers die first, if not as the seed says.
+    /// The fixed moment of the first death, if there is one.
     pub(crate) fn death(&self) -> Option<DeathAt> {
         self.death
     }
 
-    /// Adds what was counted in a round, and whether compute servers died in it.
+    /// Adds the counters of a round, and whether compute servers died in it.
     pub(crate) fn add_counts(&self, round: &Self, has_died: bool) {
         *lock(&self.cache) += *lock(&round.cache);
         self.deaths.fetch_add(usize::from(has_died), Ordering::AcqRel);
     }
 
-    /// The first contents are in.
+    /// Lets clients begin: the initial contents are loaded.
     pub(crate) fn let_clients_begin(&self) {
         self.loaded.store(true, Ordering::Release);
     }
 
-    /// Waits until the first contents are in.
+    /// Waits until the initial contents are loaded.
     pub(crate) async fn wait_for_load(&self, fabric: &impl Fabric) {
         while !self.loaded.load(Ordering::Acquire) {
             fabric.sleep(LOOK_AGAIN_NS).await;
         }
     }
 
-    /// Waits until all clients have ended or died, or something else has happened.
+    /// Waits until all clients have ended or died, or `other` holds.
     pub(crate) async fn wait_for_clients_or(&self, fabric: &impl Fabric, other: impl Fn() -> bool) {
         while self.active.load(Ordering::Acquire) > 0 && !other() {
             fabric.sleep(LOOK_AGAIN_NS).await;
         }
     }
 
-    /// Whether nobody uses the index any more.
+    /// Whether the observer has ended, after which no task uses the index.
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// The balancer has moved keys.
+    /// Counts one move of keys by the balancer.
     pub(crate) fn count_balanced(&self) {
         self.balanced.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What was counted in the run.
+    /// The counters of the run.
     pub(crate) fn counts(&self) -> Counts {
         let balanced = self.balanced.load(Ordering::Acquire) as u64;
         let deaths = self.deaths.load(Ordering::Acquire) as u64;
@@ -170,7 +170,7 @@ impl Board {
         self.allowed.contains(&kind)
     }
 
-    /// Carries an action out and records it.
+    /// Performs an action on the index and records it.
     pub(crate) async fn perform<I>(
         &self,
         fabric: &impl Fabric,
@@ -186,7 +186,7 @@ impl Board {
         self.finish(fabric, action, ticket, answer)
     }
 
-    /// Records an action without an answer that is carried out otherwise.
+    /// Records an action that returns no answer and that `work` performs.
     pub(crate) async fn record<E: Into<IndexError>>(
         &self,
         fabric: &impl Fabric,
@@ -210,11 +210,11 @@ impl Board {
             cluster.progress();
         }
         let outcome = answer.unwrap_or_else(|error| {
-            // Another may be collecting; that is no fault.
+            // A concurrent collection is not a fault.
             let is_harmless =
                 *action == Action::Collect && matches!(error, IndexError::Contended { .. });
             if !is_harmless && !self.allows(&error) {
-                self.report(format!("an error that must not happen here: {action}: {error}"));
+                self.report(format!("{action} failed with an error that is not allowed: {error}"));
             }
             Outcome::of_error(&error)
         });
@@ -222,7 +222,7 @@ impl Board {
         outcome
     }
 
-    /// Opens the index, again and again if need be.
+    /// Opens the index, retrying after allowed errors.
     pub(crate) async fn open<L, De, F>(
         &self,
         fabric: &F,
@@ -247,7 +247,7 @@ impl Board {
     }
 }
 
-/// Counts a client out, whether it ends or dies.
+/// Counts a client as active until dropped, whether it ends or dies.
 pub(crate) struct Active<'a>(pub(crate) &'a Board);
 
 impl Drop for Active<'_> {
@@ -256,7 +256,7 @@ impl Drop for Active<'_> {
     }
 }
 
-/// Says that the observer has ended, however it does.
+/// Marks the observer as ended when dropped.
 pub(crate) struct Over<'a>(pub(crate) &'a Board);
 
 impl Drop for Over<'_> {
@@ -265,7 +265,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// The index's operation for an action.
+/// Calls the index's operation for an action.
 async fn execute<I>(index: &I, action: &Action) -> Result<Outcome, IndexError>
 where
     I: IndexAdmin<Key = u64, Value = u64>,
@@ -295,8 +295,8 @@ where
     })
 }
 
-/// One client: as many streams of operations as it keeps in flight, over one handle at a time. The history numbers the streams of all
-/// clients from `first` on.
+/// Runs one client: as many streams of operations as it keeps in flight, over one handle at a time.
+/// The history numbers the streams of all clients from `first` on.
 pub(crate) async fn client<L, De, F>(
     fabric: F,
     compute: &De::Compute,
@@ -327,7 +327,8 @@ pub(crate) async fn client<L, De, F>(
     }
 }
 
-/// Settles what a handle is in doubt about before it is dropped; a memory server that is out of reach for long is given up.
+/// Settles a handle's outcomes in doubt before it is dropped. Gives up if a memory server stays out
+/// of reach for long.
 pub(crate) async fn settle<I: RangeIndex>(fabric: &impl Fabric, index: &I) {
     let begun_ns = fabric.now_ns();
     while index.settle().await.is_err() && fabric.now_ns() - begun_ns < SETTLE_NS {
@@ -335,7 +336,7 @@ pub(crate) async fn settle<I: RangeIndex>(fabric: &impl Fabric, index: &I) {
     }
 }
 
-/// Does so many operations of a stream, or as many as it has left.
+/// Performs up to `operations` operations of a stream.
 async fn drive<I>(
     fabric: &impl Fabric,
     index: &I,
@@ -356,7 +357,7 @@ async fn drive<I>(
     }
 }
 
-/// Runs futures of one task until all have ended.
+/// Runs futures within one task until all have ended.
 pub(crate) async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Output = ()> + 'a>) {
     let mut left: Vec<Pin<Box<dyn Future<Output = ()> + 'a>>> =
         futures.map(|future| Box::pin(future) as Pin<Box<_>>).collect();
@@ -367,7 +368,7 @@ pub(crate) async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Outpu
     .await;
 }
 
-/// The observer, as client `number`.
+/// Runs the observer, as client `number`.
 pub(crate) async fn observer<L, De, F>(
     fabric: F,
     compute: &De::Compute,
@@ -390,7 +391,7 @@ pub(crate) async fn observer<L, De, F>(
     let mut undeclared: Vec<&Death> = deaths.iter().collect();
     while board.active.load(Ordering::Acquire) > 0 || !undeclared.is_empty() {
         fabric.sleep(LOOK_AGAIN_NS).await;
-        // Others wait for what a handle is in doubt about, also if it does nothing.
+        // Other tasks wait for this handle's outcomes in doubt, even while it is idle.
         let _ = index.settle().await;
         let known = undeclared.extract_if(.., |death| death.known_at_ns <= fabric.now_ns());
         for death in known.collect::<Vec<_>>() {
@@ -402,7 +403,7 @@ pub(crate) async fn observer<L, De, F>(
     *lock(&board.cache) += index.cache_counters();
 }
 
-/// Puts the first contents in.
+/// Loads the initial contents.
 pub(crate) async fn load<I>(
     fabric: &impl Fabric,
     index: &I,
@@ -444,7 +445,7 @@ pub(crate) async fn read_everything<I>(
     again(Action::Scan(everything.clone())).await;
     again(Action::Collect).await;
     if !again(Action::Scan(everything.reverse())).await {
-        // Some memory server is dead: read what the others hold.
+        // A memory server is dead: read the keys that the others hold.
         for place in 0..scenario.workload.key_space {
             let key = workload::key_at(place, scenario.workload.key_space);
             board.perform(fabric, index, number, &Action::Get(key)).await;
@@ -452,7 +453,7 @@ pub(crate) async fn read_everything<I>(
     }
 }
 
-/// A compute server's death, and when it becomes known.
+/// A compute server's death and the time at which it becomes known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Death {
     pub(crate) compute_server: u16,
@@ -469,14 +470,14 @@ where
             Err(error) if board.allows(&error) => {}
             Err(error) => {
                 board.report(format!(
-                    "compute server {compute_server} is not declared dead: {error}"
+                    "cannot declare compute server {compute_server} dead: {error}"
                 ));
             }
         }
     }
 }
 
-/// Performs an action until there is an answer; whether there is.
+/// Performs an action until it gets an answer; returns whether it did.
 async fn retry<I>(
     fabric: &impl Fabric,
     index: &I,

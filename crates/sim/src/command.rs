@@ -1,4 +1,5 @@
-//! The command `farleaf sim`: plays scenarios with consecutive seeds, and says how to replay what fails.
+//! The command `farleaf sim`: runs scenarios with consecutive seeds, and prints how to replay
+//! failures.
 
 use crate::crash::DeathAt;
 use crate::mutants::{MUTANTS, Mutant};
@@ -9,72 +10,71 @@ use std::io::{self, Write};
 use std::path::Path;
 use thiserror::Error;
 
-/// Why the command cannot do what it was asked for.
+/// Why the command cannot run.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// There is no such scenario, or something is wrong with it.
+    /// The scenario is unknown or invalid.
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
     /// The scenario's file cannot be read.
     #[error("{path}: {error}")]
     File {
-        /// The file.
+        /// The file's path.
         path: String,
-        /// Why not.
+        /// The operating system's error.
         error: io::Error,
     },
-    /// Seeds beyond the largest were asked for.
-    #[error("--seed {seed} --count {count}: there are no seeds beyond {max}", max = u64::MAX)]
+    /// The range of seeds exceeds `u64::MAX`.
+    #[error("--seed {seed} --count {count}: seeds must not exceed {max}", max = u64::MAX)]
     TooManySeeds {
         /// The first seed.
         seed: u64,
-        /// How many.
+        /// The number of seeds.
         count: u64,
     },
-    /// A death was asked for where there is none.
-    #[error(
-        "in the scenario {0} nobody dies at a WRITE: take one whose name begins with dex-crash"
-    )]
+    /// A death was requested in a scenario without crashes.
+    #[error("scenario {0} has no crashes at a WRITE: choose one whose name begins with dex-crash")]
     NobodyDies(String),
-    /// There are no random scenarios of this kind.
+    /// The kind of random scenarios is unknown.
     #[error(
-        "there are no random scenarios of the kind `{0}`: give a design ({designs}), a fault ({faults}), or both, as in dex-lossy",
+        "no random scenarios of the kind `{0}`: give a design ({designs}), a fault ({faults}), or both, as in dex-lossy",
         designs = Kind::DESIGNS.join(", "),
         faults = Kind::FAULTS.join(", ")
     )]
     NoSuchKind(String),
-    /// There is no such planted bug.
-    #[error("there is no planted bug of the name `{0}`: docs/internals/mutants.md lists them")]
+    /// The planted bug is unknown.
+    #[error("unknown planted bug `{0}`: see the list in docs/internals/mutants.md")]
     NoSuchBug(String),
     /// The output cannot be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
 }
 
-/// When compute servers die, in scenarios in which they do.
+/// When compute servers die, in crash scenarios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deaths {
-    /// As the seed says.
+    /// When the seed determines.
     #[default]
     AsSeeded,
     /// Once, at this moment.
     At(DeathAt),
-    /// Once in a run, at each WRITE in turn, each time with all that can become of what is on its way.
+    /// Once per run, at each WRITE in turn, with each possible fate of the messages in flight.
     Sweep,
 }
 
-/// Plays `count` consecutive seeds from `seed` on, each with every scenario that `scenario` stands for:
-/// the name of a registered one, a file (with a `/` or the ending `.toml`), `all` for every registered
+/// Runs `count` consecutive seeds from `seed` on with every scenario that `scenario` selects: the
+/// name of a registered one, a file (with a `/` or the ending `.toml`), `all` for every registered
 /// scenario without a planted bug, or `canary` for those with one, each of which must be caught.
 ///
-/// Writes a line for each run: scenario, seed, the death if it is said or swept, history hash, how many operations, `ok`. After
-/// a violation it writes the report and the command that replays it, and goes on with the next scenario.
+/// Writes a line for each run: scenario, seed, the death if it was given or swept, history hash,
+/// number of operations, `ok`. After a violation it writes the report and the command that replays
+/// it, and goes on with the next scenario.
 ///
 /// Returns whether all runs went well.
 ///
 /// # Errors
-/// [`CommandError`]: nothing has been played then, but for [`CommandError::Output`].
+/// [`CommandError`]. Nothing has run then, except after [`CommandError::Output`].
 pub fn run_command(
     scenario: &str,
     seed: u64,
@@ -116,14 +116,14 @@ fn seeds(seed: u64, count: u64) -> Result<impl Iterator<Item = u64> + Clone, Com
     Ok((seed..=last).take_while(move |_| count > 0))
 }
 
-/// Plays a seed with each death there can be; whether all runs went well.
+/// Runs a seed with each possible death; returns whether all runs went well.
 fn sweep(scenario: &Scenario, seed: u64, out: &mut impl Write) -> io::Result<bool> {
     for death in (0..).flat_map(DeathAt::each) {
         let report = run_with_death(scenario, seed, death);
         if !say(&report, Some(death), out)? {
             return Ok(false);
         }
-        // There is no such WRITE.
+        // The run ended before this WRITE.
         if report.deaths == 0 {
             break;
         }
@@ -131,7 +131,7 @@ fn sweep(scenario: &Scenario, seed: u64, out: &mut impl Write) -> io::Result<boo
     Ok(true)
 }
 
-/// Writes what came of a run; whether it went well.
+/// Writes the outcome of a run; returns whether it went well.
 fn say(report: &RunReport, death: Option<DeathAt>, out: &mut impl Write) -> io::Result<bool> {
     let RunReport { scenario, seed, .. } = report;
     let died = death.map(|death| format!(" --death {death}")).unwrap_or_default();
@@ -139,7 +139,7 @@ fn say(report: &RunReport, death: Option<DeathAt>, out: &mut impl Write) -> io::
     say_outcome(report, death, &again, out)
 }
 
-/// The same; `again` is the command that replays it.
+/// Same as [`say`], with the command `again` that replays the run.
 fn say_outcome(
     report: &RunReport,
     death: Option<DeathAt>,
@@ -164,8 +164,9 @@ fn say_outcome(
     Ok(false)
 }
 
-/// Plays `count` random scenarios, of the seeds from `seed` on. After a violation it writes the report, the command that replays it,
-/// and the scenario, as simple as it still fails with that seed if that is found quickly; and goes on.
+/// Runs `count` random scenarios, with seeds from `seed` on. After a violation it writes the
+/// report, the command that replays it, and the scenario, reduced if a simpler one that still fails
+/// is found quickly. Then it goes on.
 ///
 /// Returns whether all runs went well.
 ///
@@ -191,7 +192,7 @@ pub fn run_random(
             continue; // Too much for the checkers: it proves nothing.
         }
         all_well = false;
-        // What does not get on takes long each time.
+        // Runs that do not make progress take long each time, so do not reduce them.
         let is_quick = !matches!(&report.outcome, RunOutcome::Violation(text) if text.contains("gave up") || text.contains("endless"));
         let shown = if is_quick { reduced(&scenario, seed) } else { scenario };
         writeln!(out, "the scenario, as simple as it still fails with this seed, for a file:")?;
@@ -200,10 +201,10 @@ pub fn run_random(
     Ok(all_well)
 }
 
-/// Plays each planted bug of the table, or only those that are named, with the scenarios that should show it, in turn, in `count` runs at
-/// most, and writes how many it took.
+/// Hunts each planted bug of the table, or only those in `bugs`: runs the scenarios that should
+/// show it in turn, at most `count` runs, and writes how many runs it took.
 ///
-/// Returns whether all were caught but those of which the table says that no run can tell.
+/// Returns whether all were caught, except those that the table says no run can show.
 ///
 /// # Errors
 /// [`CommandError`].
@@ -244,7 +245,8 @@ pub fn run_mutants(
     Ok(expected)
 }
 
-/// Plays every scenario with a planted bug until that is caught; whether all are, within so many seeds.
+/// Runs every scenario with a planted bug until the bug is caught; returns whether all are, within
+/// `count` seeds.
 fn catch_canaries(seed: u64, count: u64, out: &mut impl Write) -> Result<bool, CommandError> {
     let seeds = seeds(seed, count)?;
     let mut all_caught = true;

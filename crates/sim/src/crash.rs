@@ -1,10 +1,13 @@
-//! Crashes: the compute servers of a scenario die together at one of their WRITEs, and come back with empty caches.
+//! Crashes: compute servers of a scenario die together at one of their WRITEs and restart with
+//! empty caches.
 //!
-//! A run has rounds. In each but the last the clients work until the death; then an auditor begins the compute servers' next
-//! life and reads everything in every way: each key by a get and by a scan of it alone, up and down, and all keys by scans both
-//! ways, each time with an empty cache. All ways must agree (D7), and what they find must be what the crash may leave
-//! ([`check_kept`]). It is what the next round begins with. In the last round nobody dies, everything is written back, and
-//! the pool must have exactly what the index says.
+//! A run consists of rounds. In every round but the last, clients work until the crash. An auditor
+//! then begins the next life of the dead compute servers and reads every key in every way: by a
+//! get, by a scan of that key alone in both directions, and by scans of all keys in both
+//! directions, each way with an empty cache. All of them must agree (D7), and the contents must be
+//! among those that the crash may leave ([`check_kept`]). The next round begins with these
+//! contents. In the last round no server dies: everything is written back, and the pool must then
+//! hold exactly the index's records.
 //!
 //! *Thread safety*: a run is one thread.
 
@@ -29,21 +32,21 @@ use std::fmt;
 use std::ops::Bound;
 use std::str::FromStr;
 
-/// When the first death comes, if not as the seed says.
+/// A fixed moment for the first death, instead of one drawn from the seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeathAt {
-    /// After so many WRITEs of the clients.
+    /// The number of WRITEs by the doomed compute servers before their death.
     pub write: u64,
-    /// What becomes of what is on its way.
+    /// What happens to their messages in flight.
     pub last_words: LastWords,
 }
 
-/// What becomes of what is on its way, by name.
+/// What can happen to messages in flight, by name.
 const LAST_WORDS: [(&str, LastWords); 3] =
     [("none", LastWords::None), ("some", LastWords::Some), ("all", LastWords::All)];
 
 impl DeathAt {
-    /// Every death at this WRITE.
+    /// Every kind of death at this WRITE.
     pub fn each(write: u64) -> impl Iterator<Item = Self> {
         LAST_WORDS.into_iter().map(move |(_, last_words)| Self { write, last_words })
     }
@@ -68,40 +71,40 @@ impl FromStr for DeathAt {
     }
 }
 
-/// What the auditor found.
+/// The contents that the auditor found.
 struct Found {
     contents: BTreeMap<u64, u64>,
     damaged: BTreeSet<u64>,
 }
 
-/// The longest that a compute server is dead while others work, in nanoseconds.
+/// The longest time that compute servers stay dead while others work, in nanoseconds.
 const LONGEST_DEATH_NS: u64 = 40_000;
 
 type Sim<L> = SimCluster<MemoryServer<L>>;
 
-/// Ends a compute server's life for the next one, over the endpoint of somebody else.
+/// Begins a compute server's next life, over another compute server's endpoint.
 async fn begin_life<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
     fence_former_life(fabric, server).await?;
     end_former_life::<_, L>(fabric.clone(), server).await
 }
 
-/// What stays the same from round to round.
+/// State shared by all rounds of a run.
 struct Run<'a, L: Layout> {
     scenario: &'a Scenario,
     seed: u64,
     inspector: Pool<L>,
 }
 
-/// Plays all rounds; the histories go to `board`.
+/// Runs all rounds and adds their histories to `board`.
 pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
     L: Layout<Key = u64, Value = u64>,
 {
-    let spec = scenario.crash.as_ref().ok_or("nobody dies in this scenario")?;
+    let spec = scenario.crash.as_ref().ok_or("this scenario has no [crash]")?;
     let options = dex_options::<L>(scenario)?;
     let servers: Servers<L> = start::<L, Dex>(scenario, &options)?;
     let pool = <Dex as Design<L>>::compute(&options);
-    let mut pool = pool.map_err(|error| format!("no compute side: {error}"))?;
+    let mut pool = pool.map_err(|error| format!("cannot set up the compute side: {error}"))?;
     let cluster = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
     let run = Run { scenario, seed, inspector: Pool::new(&servers, scenario) };
     let mut rng = workload::rng(seed, u64::MAX / 7);
@@ -122,7 +125,7 @@ where
             write: rng.random_range(0..=spec.max_writes),
             last_words: LastWords::Some,
         });
-        // The last round is counted too, and called off.
+        // In the last round the WRITEs are counted too, but the death never comes.
         let write = if is_last { u64::MAX } else { death.write };
         cluster.kill_compute_servers_at_write(doomed.clone(), write, death.last_words);
         let of_round = Board::of_round(scenario, std::mem::take(&mut found.contents));
@@ -175,10 +178,13 @@ fn restarted<L: Layout<Key = u64, Value = u64>>(
     pool: &ComputePool<L>,
     dead: impl Fn(u16) -> bool,
 ) -> Result<Arc<ComputePool<L>>, String> {
-    pool.restarted(dead).map(Arc::new).map_err(|error| format!("no compute side: {error}"))
+    pool.restarted(dead)
+        .map(Arc::new)
+        .map_err(|error| format!("cannot set up the compute side: {error}"))
 }
 
-/// A client that asks only for keys of its compute server, which does everything by that one's endpoint.
+/// A client that asks only for keys of its compute server and does everything through that server's
+/// endpoint.
 async fn own_client<L: Layout<Key = u64, Value = u64>>(
     fabric: impl Fabric,
     pool: &Arc<ComputePool<L>>,
@@ -214,7 +220,7 @@ async fn own_client<L: Layout<Key = u64, Value = u64>>(
     join_all(streams).await;
 }
 
-/// What of an action concerns keys of a range.
+/// Restricts an action to the keys of a range; `None` if nothing remains.
 fn of_own_keys(action: Action, range: &OwnedRange<u64>) -> Option<Action> {
     let (low, high) = (&range.low, range.high.as_ref());
     match action {
@@ -237,7 +243,7 @@ fn of_own_keys(action: Action, range: &OwnedRange<u64>) -> Option<Action> {
     }
 }
 
-/// Whether a scan of nothing would not be asked for at the end of another's range.
+/// Whether the bounds leave room for a key: clipping can make a scan empty.
 fn is_some_key_within(scan: &Scan<u64>) -> bool {
     match (&scan.lower, &scan.upper) {
         (Bound::Included(low), Bound::Included(high)) => low <= high,
@@ -249,7 +255,7 @@ fn is_some_key_within(scan: &Scan<u64>) -> bool {
     }
 }
 
-/// Writes back by age on a compute server, if the scenario says so.
+/// Writes back by age on a compute server, if the scenario asks for it.
 async fn write_back<L: Layout<Key = u64, Value = u64>>(
     fabric: impl Fabric,
     pool: &Arc<ComputePool<L>>,
@@ -258,23 +264,23 @@ async fn write_back<L: Layout<Key = u64, Value = u64>>(
     board.wait_for_load(&fabric).await;
     let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
     let ended = index.background(Background::WriteBack, &|| board.is_over(), &|_| {}).await;
-    ended.unwrap_or_else(|error| board.report(format!("nothing is written back by age: {error}")));
+    ended.unwrap_or_else(|error| board.report(format!("cannot write back by age: {error}")));
 }
 
 impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
-    /// Streams of operations in a round, the keeper's included.
+    /// Streams of operations in a round, including the keeper's.
     fn streams(&self) -> u32 {
         let cluster = &self.scenario.cluster;
         let clients = cluster.compute_servers * cluster.clients_per_compute_server;
         u32::from(clients) * u32::from(cluster.in_flight_per_client) + 1
     }
 
-    /// Whether clients ask only for keys of their compute servers.
+    /// Whether clients ask only for keys of their own compute servers.
     fn has_own_keys(&self) -> bool {
         self.scenario.crash.as_ref().is_some_and(|crash| !crash.servers.is_empty())
     }
 
-    /// The compute server whose keys a stream of a round flushes, if not all.
+    /// The only compute server that a stream's flush writes back; `None` if it writes back all.
     fn flushes(&self, round: u16, stream: u32) -> Option<u16> {
         let cluster = &self.scenario.cluster;
         let place = stream - u32::from(round) * self.streams();
@@ -283,7 +289,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         (self.has_own_keys() && !is_keeper).then(|| (place / u32::from(of_server)) as u16)
     }
 
-    /// The compute server of those who never die.
+    /// The compute server number of the endpoints that never die.
     fn observer(&self) -> u16 {
         let spares = match self.scenario.design {
             DesignSpec::Dex { spare_compute_servers, .. } => spare_compute_servers,
@@ -292,7 +298,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         self.scenario.cluster.compute_servers + spares
     }
 
-    /// Lets the clients work until they have ended or died.
+    /// Runs the clients until all have ended or died.
     fn round(
         &self,
         sim: &Sim<L>,
@@ -309,7 +315,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         let clients = endpoints.len();
         endpoints.extend([self.observer(), self.observer(), 0]);
         endpoints.extend(0..cluster.compute_servers);
-        // No two rounds write the same values.
+        // Different seeds and streams, so that no two rounds write the same values.
         let first_client = usize::from(round) * self.streams() as usize;
         let seed = self.seed ^ u64::from(round) << 48;
         let own_keys = self.has_own_keys();
@@ -337,7 +343,8 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         });
     }
 
-    /// Begins a round and ends it.
+    /// The keeper's task: loads the index, lets clients begin, and restarts dead compute servers.
+    /// At the end of the last round it reads everything.
     async fn keeper<F: Fabric>(
         &self,
         fabric: F,
@@ -365,7 +372,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         }
         for server in reborn {
             if let Err(error) = begin_life::<L>(&fabric, *server).await {
-                board.report(format!("compute server {server} cannot begin: {error}"));
+                board.report(format!("compute server {server} cannot restart: {error}"));
             }
         }
         board.wait_for_clients_or(&fabric, || false).await;
@@ -374,7 +381,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         }
     }
 
-    /// Writes everything back of those compute servers that live.
+    /// Writes back everything on the compute servers that `lives` selects.
     fn flush(
         &self,
         sim: &Sim<L>,
@@ -390,11 +397,11 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         });
         match outcome.into_iter().next().flatten() {
             Some(Ok(())) => Ok(()),
-            other => Err(format!("those who live cannot write back: {other:?}")),
+            other => Err(format!("the surviving compute servers cannot write back: {other:?}")),
         }
     }
 
-    /// Begins the next life of the compute servers, and reads everything in every way.
+    /// Begins the next life of the dead compute servers, and reads everything in every way.
     fn audit(&self, sim: &Sim<L>, pool: &ComputePool<L>, servers: &[u16]) -> Result<Found, String> {
         let cold = || restarted(pool, |_| true);
         let pools = [cold()?, cold()?, cold()?];
@@ -402,7 +409,8 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             for server in servers {
                 let begun = begin_life::<L>(&fabric, *server).await;
-                begun.map_err(|error| format!("compute server {server} cannot begin: {error}"))?;
+                begun
+                    .map_err(|error| format!("compute server {server} cannot restart: {error}"))?;
             }
             let open = async |number: usize| {
                 let opened = <Dex as Design<L>>::open(fabric.clone(), &pools[number]).await;
@@ -430,7 +438,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         outcome.into_iter().next().flatten().ok_or("the auditor did not end")?
     }
 
-    /// The answer, or `None` if a damaged leaf is in the way.
+    /// Returns the answer, or `None` if a damaged leaf prevented one.
     fn unless_damaged<T>(&self, outcome: Result<T, IndexError>) -> Result<Option<T>, String> {
         match outcome {
             Ok(answer) => Ok(Some(answer)),
@@ -439,7 +447,8 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         }
     }
 
-    /// Whether a WRITE that stopped half-way can have damaged the page: only a leaf, as inner nodes are logged (D9).
+    /// Whether a WRITE that stopped half-way can have damaged the page. It can damage only leaves,
+    /// as inner nodes are logged (D9).
     fn may_be_damaged(&self, at: GlobalAddr) -> bool {
         self.scenario.allowed_errors.contains(&ErrorKind::Damaged) && self.inspector.is_leaf(at)
     }
@@ -452,7 +461,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         self.unless_damaged(index.scan(&scan).await)
     }
 
-    /// Each key by a get, and by scans of it alone.
+    /// Reads each key by a get, and by scans of that key alone.
     async fn read_each<I: RangeIndex<Key = u64, Value = u64>>(
         &self,
         index: &I,
@@ -478,7 +487,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         Ok(found)
     }
 
-    /// Writes everything back: then the pool has exactly what the index says.
+    /// Writes everything back and checks that the pool holds exactly the index's records.
     fn settle(&self, sim: &Sim<L>, pool: &Arc<ComputePool<L>>) -> Result<(), String> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             let index = <Dex as Design<L>>::open(fabric, pool).await?;

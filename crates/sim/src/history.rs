@@ -1,12 +1,13 @@
-//! What the clients of a run asked for and what they got: the only evidence that the checkers see.
+//! The operations that clients of a run invoked and their outcomes: the checkers' only evidence.
 //!
-//! *Invariants*: H1. Every invocation and every return has an order number of its own, larger than
-//! those of all earlier events of the run; an operation that returned before another was invoked has
-//! the smaller return number, even within one nanosecond of virtual time. H2. Operations stand in the
-//! order of their invocations. H3. The hash is a function of the operations alone, the same on every
-//! machine.
+//! *Invariants*
+//! - H1. Every invocation and every return has an order number of its own, larger than those of all
+//!   earlier events of the run. An operation that returned before another was invoked has the
+//!   smaller return number, even within one nanosecond of virtual time.
+//! - H2. Operations are ordered by their invocations.
+//! - H3. The hash is a function of the operations alone, the same on every machine.
 //!
-//! *Thread safety*: a [`Recorder`] is shared by all clients; a [`History`] is plain data.
+//! *Thread safety*: all clients share a [`Recorder`]; a [`History`] is plain data.
 
 use farleaf::index::{Exchange, IndexError, Scan};
 use farleaf_fabric::sync::{Mutex, lock};
@@ -14,52 +15,52 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Bound;
 
-/// What a client asks for. Keys and values are those of the fixed 8-byte layout.
+/// An operation of a client. Keys and values are those of the fixed 8-byte layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The value of a key.
+    /// Looks a key up.
     Get(u64),
-    /// A key and its value.
+    /// Inserts a key with its value.
     Insert(u64, u64),
-    /// A key and its new value.
+    /// Updates a key to a new value.
     Update(u64, u64),
-    /// A key and its new value.
+    /// Upserts a key with a new value.
     Upsert(u64, u64),
-    /// A key to remove.
+    /// Removes a key.
     Remove(u64),
-    /// A compare-exchange.
+    /// Exchanges a value if it is the expected one.
     CompareExchange {
         /// The key.
         key: u64,
-        /// The value that it must have.
+        /// The value that the key must have.
         expected: u64,
-        /// The value that it gets.
+        /// The new value.
         new: u64,
     },
-    /// The values of several keys.
+    /// Looks up several keys.
     MultiGet(Vec<u64>),
-    /// The records of a range.
+    /// Scans a range.
     Scan(Scan<u64>),
-    /// Housekeeping; changes no contents.
+    /// Collects garbage; changes no contents.
     Collect,
-    /// Everything that was acknowledged before shall survive a crash.
+    /// Writes back everything acknowledged before, so that it survives a crash.
     Flush,
 }
 
-/// What an operation came to.
+/// The outcome of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The client never heard of it again: it died, or the run ended first.
+    /// The operation never returned: its client died, or the run ended first.
     NoReturn,
-    /// It may have happened, and may still happen; the error's text.
+    /// The operation may have taken effect, or may do so later; holds the error's text.
     Indeterminate(String),
-    /// It did not happen and never will; the error's text.
+    /// The operation did not take effect and never will; holds the error's text.
     Failed(String),
     /// The answer of a get.
     Value(Option<u64>),
     /// The answer of an insert, update or remove: whether it changed anything.
     Applied(bool),
-    /// An upsert, a collection or a flush is done.
+    /// The answer of an upsert, a collection or a flush.
     Done,
     /// The answer of a compare-exchange.
     Exchange(Exchange<u64>),
@@ -70,7 +71,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The outcome that an error stands for.
+    /// The outcome that corresponds to an error.
     pub fn of_error(error: &IndexError) -> Self {
         match error {
             IndexError::Indeterminate(_) => Self::Indeterminate(error.to_string()),
@@ -83,7 +84,7 @@ impl Outcome {
         !matches!(self, Self::NoReturn | Self::Indeterminate(_) | Self::Failed(_))
     }
 
-    /// Whether nobody knows what became of the operation.
+    /// Whether it is unknown if the operation took effect.
     pub fn is_uncertain(&self) -> bool {
         matches!(self, Self::NoReturn | Self::Indeterminate(_))
     }
@@ -94,28 +95,28 @@ impl Outcome {
 pub struct Moment {
     /// Its place among all moments of the run.
     pub order: u64,
-    /// The virtual time, in nanoseconds.
+    /// Virtual time, in nanoseconds.
     pub at_ns: u64,
 }
 
 /// One operation of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// The client, counted from 0; one client has at most one operation in flight.
+    /// The client, counted from 0. A client has at most one operation in flight.
     pub client: u32,
-    /// What it asked for.
+    /// What the client asked for.
     pub action: Action,
-    /// When.
+    /// When it was invoked.
     pub invoked: Moment,
-    /// When it heard of it again, if it ever did.
+    /// When it returned, if it did.
     pub returned: Option<Moment>,
-    /// What it heard.
+    /// What it returned.
     pub outcome: Outcome,
 }
 
 impl Operation {
-    /// The order numbers between which the operation took effect, if it did; an uncertain one may do so
-    /// at any time after its invocation.
+    /// The order numbers between which the operation took effect, if it did. An uncertain operation
+    /// may take effect at any time after its invocation.
     pub fn span(&self) -> (u64, u64) {
         let end = match self.returned {
             Some(returned) if !self.outcome.is_uncertain() => returned.order,
@@ -125,17 +126,17 @@ impl Operation {
     }
 }
 
-/// Everything that happened in one run.
+/// The operations of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// What the index held before the first operation.
+    /// Contents of the index before the first operation.
     pub initial: BTreeMap<u64, u64>,
-    /// The operations.
+    /// The operations, ordered by invocation.
     pub operations: Vec<Operation>,
 }
 
 impl History {
-    /// A digest of all events: equal for two runs that did the same.
+    /// A digest of all events: two runs that did the same have equal hashes.
     pub fn hash(&self) -> u64 {
         let mut hash = Fnv::new();
         hash.word(self.initial.len() as u64);
@@ -157,7 +158,7 @@ impl History {
     }
 }
 
-/// Collects the history of a run while it goes on.
+/// Records the history of a run while it goes on.
 #[derive(Debug, Default)]
 pub struct Recorder {
     state: Mutex<Recording>,
@@ -176,19 +177,19 @@ impl Recording {
     }
 }
 
-/// An operation that has been invoked.
+/// An operation that has been invoked and not returned.
 #[derive(Debug)]
 #[must_use = "an operation that is not finished counts as one without a return"]
 pub struct Ticket(usize);
 
 impl Recorder {
-    /// A run on an index with these contents.
+    /// A recorder for a run on an index with these contents.
     pub fn new(initial: BTreeMap<u64, u64>) -> Self {
         let history = History { initial, operations: Vec::new() };
         Self { state: Mutex::new(Recording { next_order: 0, history }) }
     }
 
-    /// A client invokes an operation now.
+    /// Records that a client invokes an operation now.
     pub fn invoke(&self, client: u32, action: Action, now_ns: u64) -> Ticket {
         let mut recording = lock(&self.state);
         let invoked = recording.moment(now_ns);
@@ -198,7 +199,7 @@ impl Recorder {
         Ticket(recording.history.operations.len() - 1)
     }
 
-    /// The operation returns now.
+    /// Records that the operation returns now.
     pub fn finish(&self, ticket: Ticket, outcome: Outcome, now_ns: u64) {
         let mut recording = lock(&self.state);
         let returned = recording.moment(now_ns);
@@ -207,18 +208,18 @@ impl Recorder {
         operation.outcome = outcome;
     }
 
-    /// Adds the operations of a round of the run that was recorded for itself.
+    /// Appends the operations of a round that was recorded separately.
     pub fn append(&self, round: &History) {
         lock(&self.state).history.operations.extend_from_slice(&round.operations);
     }
 
-    /// What was recorded so far.
+    /// Takes the history recorded so far.
     pub fn take(&self) -> History {
         std::mem::take(&mut lock(&self.state).history)
     }
 }
 
-/// FNV-1a over bytes: small, and the same everywhere.
+/// FNV-1a over bytes: small, and the same on every machine.
 struct Fnv(u64);
 
 impl Fnv {
@@ -345,7 +346,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// How reports write what a key holds. Values are hexadecimal: the workloads put the writer into the
+/// Formats a key's state for reports. Values are hexadecimal, as workloads put the writer into the
 /// upper half.
 pub(crate) struct Holds(pub(crate) Option<u64>);
 
@@ -420,7 +421,8 @@ mod tests {
         let mut other = history.clone();
         other.operations[0].outcome = Outcome::Value(None);
         assert_ne!(history.hash(), other.hash());
-        // A changed encoding makes hashes of earlier runs meaningless: let it be on purpose.
+        // Changing the encoding makes the hashes of earlier runs meaningless. Do it only on
+        // purpose.
         assert_eq!(format!("{:016x}", history.hash()), "b17d2a16a4ee76d4");
     }
 }

@@ -1,8 +1,8 @@
-//! A whole cluster on one thread, in virtual time, and the checkers of what came of it.
+//! Simulates a whole cluster on one thread, in virtual time, and checks the outcome.
 //!
-//! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] plays it once,
-//! [`history`] keeps what every client asked for and got, [`checker`] decides whether a correct index could
-//! have answered so. [`run_command`] is the command `farleaf sim`.
+//! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] runs it once.
+//! [`history`] records every client's operations and their answers, and [`checker`] decides whether
+//! a correct index could have given these answers. [`run_command`] is the command `farleaf sim`.
 //!
 //! *Thread safety*: a run is one thread; runs share nothing.
 

@@ -1,7 +1,8 @@
 //! Mutation testing: which scenarios should show which planted bug, and the hunt for it.
 //!
-//! [`farleaf::rules`] has the rules that code can be told to break; this table says where each should be seen: in registered scenarios, or
-//! in random ones of a kind. A test fails for a rule that is not here exactly once. `docs/internals/mutants.md` has the commands.
+//! [`farleaf::rules`] has the rules that code can be told to break. This table says where each
+//! broken rule should show: in registered scenarios, or in random ones of a kind. A test fails for
+//! a rule that is not here exactly once. `docs/internals/mutants.md` has the commands.
 //!
 //! *Thread safety*: constants and plain functions.
 
@@ -10,35 +11,36 @@ use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{Canary, Scenario, ScenarioError};
 use farleaf::rules::KnownRule;
 
-/// A planted bug, and where it should be seen.
+/// A planted bug, and the scenarios that should show it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
     /// Its name in [`farleaf::rules`].
     pub bug: &'static str,
-    /// Registered scenarios, and kinds of random ones as `random-dex-lossy`; played in turn.
+    /// Registered scenarios, and kinds of random ones such as `random-dex-lossy`; tried in turn.
     pub shown_by: &'static [&'static str],
-    /// Why no run can tell, if none can.
+    /// Why no run can show the bug; empty if a run can.
     pub survives: &'static str,
 }
 
 /// How a planted bug was caught.
 #[derive(Clone, Debug)]
 pub struct Caught {
-    /// How many runs it took.
+    /// Number of runs until it was caught.
     pub runs: u64,
-    /// The scenario of the last.
+    /// The scenario that caught it.
     pub scenario: String,
-    /// Its seed.
+    /// The seed that caught it.
     pub seed: u64,
-    /// What was wrong.
+    /// The violation report.
     pub report: String,
 }
 
 impl Mutant {
-    /// Plays the scenarios in turn, with seeds from `seed` on, until the bug is caught, in `most` runs at most.
+    /// Runs the scenarios in turn, with seeds from `seed` on, until the bug is caught or after
+    /// `most` runs.
     ///
     /// # Errors
-    /// [`ScenarioError`] if the table names a scenario that is not there.
+    /// [`ScenarioError`] if the table names an unknown scenario.
     pub fn hunt(&self, seed: u64, most: u64) -> Result<Option<Caught>, ScenarioError> {
         let canary = KnownRule::of_bug(self.bug).map(Canary);
         let places: Vec<Place> =
@@ -59,7 +61,7 @@ impl Mutant {
         Ok(None)
     }
 
-    /// Whether it is the planted bug that a run shows: the code as it is must pass it.
+    /// Whether the run passes without the planted bug, so that the violation is the bug's.
     fn holds_without(scenario: &Scenario, seed: u64) -> bool {
         let sound = Scenario { canary: None, ..scenario.clone() };
         !matches!(run_seed(&sound, seed).outcome, RunOutcome::Violation(_))

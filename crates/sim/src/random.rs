@@ -1,7 +1,9 @@
-//! Random scenarios: a design, a cluster, a network, faults and a workload, all drawn from one seed.
+//! Random scenarios: a design, a cluster, a network, faults and a workload, all drawn from one
+//! seed.
 //!
-//! What a scenario allows follows from its faults: lost messages and deaths may end operations as indeterminate, nothing may end them as
-//! contended. A run has some 1,500 operations at most, so that the checkers keep up.
+//! The allowed errors follow from the faults: lost messages and deaths may make outcomes
+//! indeterminate, but no operation may end as contended. A run has some 1,500 operations at most,
+//! so that the checkers keep up.
 //!
 //! *Thread safety*: plain functions.
 
@@ -15,25 +17,26 @@ use crate::workload;
 use rand::RngExt;
 use rand::rngs::Xoshiro256PlusPlus;
 
-/// Which random scenarios: of all designs and faults, or only some.
+/// A restriction of random scenarios to a design, a fault, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kind {
-    /// The design, by its name in a scenario's file.
+    /// The design, by its name in scenario files.
     pub design: Option<&'static str>,
-    /// What goes wrong, by one of [`Kind::FAULTS`].
+    /// The fault, one of [`Kind::FAULTS`].
     pub faults: Option<&'static str>,
 }
 
 impl Kind {
     /// The designs.
     pub const DESIGNS: [&str; 4] = ["coarse", "fine", "hybrid", "dex"];
-    /// What can go wrong: verbs in pieces and messages that are slow, in all; beside them messages that are lost or late, memory
-    /// servers out of reach, compute servers that stand still, compute servers that die, or are declared dead and live, memory
-    /// servers that die, and compute servers of DEX that die together and come back.
+    /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
+    /// late, memory servers are unreachable, compute servers pause, compute servers die, live
+    /// compute servers are declared dead, a memory server dies, or compute servers of DEX die
+    /// together and restart.
     pub const FAULTS: [&str; 8] =
         ["slow", "lossy", "cut", "paused", "deaths", "buried", "memory", "crash"];
 
-    /// From `design`, `design-faults` or `faults`.
+    /// Parses `design`, `design-faults` or `faults`.
     pub fn of(text: &str) -> Option<Self> {
         let find =
             |all: &[&'static str], wanted: &str| all.iter().copied().find(|name| *name == wanted);
@@ -219,9 +222,9 @@ fn workload(dice: &mut Dice, cluster: &ClusterSpec, is_dex: bool) -> WorkloadSpe
     }
 }
 
-/// What the fabric's contract allows at any time.
+/// Faults that the fabric's contract allows at any time.
 fn slow(dice: &mut Dice) -> FaultSpec {
-    // Where many messages took milliseconds, a collection would take seconds.
+    // With many messages delayed by milliseconds, a collection would take seconds.
     let (delay_probability, max_delay_ns) =
         dice.of(&[(0.0, 0), (0.05, 5_000), (0.2, 20_000), (0.2, 200_000), (0.02, 4_000_000)]);
     FaultSpec {
@@ -248,7 +251,7 @@ fn outage(dice: &mut Dice, servers: u16, longest: &[u64]) -> OutageSpec {
     OutageSpec { server, earliest_ns, latest_ns, for_ns: dice.of(longest) }
 }
 
-/// Adds what goes wrong beside.
+/// Adds the faults of the kind `what`.
 fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
     let Scenario { cluster, faults, workload, allowed_errors, design, .. } = scenario;
     let (memory, compute) = (cluster.memory_servers, cluster.compute_servers);
@@ -256,7 +259,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
     match what {
         "lossy" => {
             faults.drop_probability = dice.of(&[0.01, 0.05, 0.2]);
-            // Where bursts follow each other, nothing gets through.
+            // With bursts in close succession nothing would get through.
             if faults.drop_probability < 0.1 {
                 faults.drop_burst_ns = dice.of(&[0, 50_000, 400_000]);
             }
@@ -286,11 +289,12 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             }
         }
         "memory" => {
-            // Not the first, which knows who is dead.
+            // The first memory server stays alive, as it records which clients are dead.
             cluster.memory_servers = memory.max(2);
             let DeathSpec { server, earliest_ns, latest_ns } =
                 death(dice, cluster.memory_servers - 1);
-            // By then all have opened the index; the other designs ask the memory servers one after the other.
+            // By then all clients have opened the index. Designs other than DEX ask the memory
+            // servers one after the other.
             let asked = match design {
                 DesignSpec::Dex { .. } => 1,
                 _ => u64::from(cluster.memory_servers),
@@ -315,7 +319,8 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
         }
         "crash" => {
             allowed_errors.push(ErrorKind::Damaged);
-            // A lock that a dead life holds is not looked after by time.
+            // Waiters check a lock's holder after a number of attempts, not after a time, so keep
+            // delays short.
             faults.max_delay_ns = faults.max_delay_ns.min(20_000);
         }
         _ => {
@@ -340,7 +345,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
         && (loses || what == "crash")
         && *admission == AdmissionSpec::Never
     {
-        // Without the cache DEX is there to be compared: on a network that loses nothing.
+        // DEX without a cache is there for comparison, on a network that loses nothing.
         *admission = AdmissionSpec::Cold;
     }
     if what == "crash" {
@@ -349,7 +354,8 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             false => Vec::new(),
         };
         if let (DesignSpec::Dex { moves, .. }, false) = (&mut scenario.design, servers.is_empty()) {
-            // A move has two compute servers, which in truth are two processes; here it is one task, that would die as a whole.
+            // A move involves two compute servers, which are two processes in reality. Here it is a
+            // single task, which would die as a whole.
             *moves = 0;
         }
         scenario.crash = Some(CrashSpec {
@@ -361,7 +367,8 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
     }
 }
 
-/// A simpler scenario that still fails with the seed, if one is found quickly.
+/// Reduces the scenario to a simpler one that still fails with the seed, as far as that is found
+/// quickly.
 pub(crate) fn reduced(scenario: &Scenario, seed: u64) -> Scenario {
     type Simpler = fn(&mut Scenario);
     const SIMPLER: &[Simpler] = &[

@@ -1,8 +1,8 @@
-//! One run: a scenario, played with one seed, and judged.
+//! Runs one scenario with one seed, and judges the result.
 //!
-//! The seed decides everything: what clients ask for, what goes wrong and when. Before the simulation
-//! starts, the empty index is created over a local cluster on the same memory servers, so that no fault
-//! can hit it: a scenario is about an index that exists.
+//! The seed determines everything: the clients' operations, and the faults and their times. Before
+//! the simulation starts, the empty index is created on the same memory servers over a local
+//! cluster, out of reach of any fault: scenarios are about an existing index.
 //!
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
@@ -34,22 +34,23 @@ use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
 use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The virtual time without an operation that ends after which a run counts as caught in an endless loop, in nanoseconds.
-/// Operations that give up take a second. An endless loop gets there after seconds of real time.
+/// Virtual time without a completed operation after which a run counts as an endless loop, in
+/// nanoseconds. Operations that give up take a second. An endless loop reaches this limit after
+/// seconds of real time.
 const GIVE_UP_AFTER_NS: u64 = 4_000_000_000;
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunOutcome {
-    /// Nothing is wrong with what the clients saw.
+    /// The clients saw nothing wrong.
     Ok,
-    /// The index broke a promise; the report.
+    /// The index broke a promise; holds the report.
     Violation(String),
-    /// The history was too much for the checkers: the scenario is wrong, and proves nothing.
+    /// The history exceeded the checkers' limits. The scenario is unsuitable and proves nothing.
     GaveUp(String),
 }
 
-/// One run.
+/// The report of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunReport {
     /// The scenario's name.
@@ -60,26 +61,26 @@ pub struct RunReport {
     pub history_hash: u64,
     /// Operations invoked.
     pub operations: usize,
-    /// Those of them that were answered.
+    /// Operations with an answer.
     pub answered: usize,
-    /// Those that ended in an error that says that they did not happen.
+    /// Operations that ended in an error and did not take effect.
     pub failed: usize,
-    /// What caches did, if the design has any.
+    /// Counters of the caches, if the design has any.
     pub cache: CacheCounters,
-    /// How often the balancer moved keys.
+    /// Moves of keys by the balancer.
     pub balanced: u64,
-    /// How often compute servers died at a WRITE.
+    /// Rounds in which compute servers died at a WRITE.
     pub deaths: u64,
-    /// How it ended.
+    /// How the run ended.
     pub outcome: RunOutcome,
 }
 
-/// Plays `scenario` with `seed`.
+/// Runs `scenario` with `seed`.
 pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
     report(scenario, seed, None)
 }
 
-/// The same, but that the compute servers die once, at this moment, in a scenario in which they crash.
+/// Same as [`run_seed`], but in a crash scenario the compute servers die once, at this moment.
 pub fn run_with_death(scenario: &Scenario, seed: u64, death: DeathAt) -> RunReport {
     report(scenario, seed, Some(death))
 }
@@ -104,7 +105,7 @@ fn report(scenario: &Scenario, seed: u64, death: Option<DeathAt>) -> RunReport {
     }
 }
 
-/// Plays `scenario` with `seed`, and returns what the clients did and saw.
+/// Runs `scenario` with `seed` and returns what the clients did and saw.
 pub fn run_and_keep(scenario: &Scenario, seed: u64) -> (History, RunOutcome) {
     let (history, _, outcome) = run_and_count(scenario, seed, None);
     (history, outcome)
@@ -116,9 +117,9 @@ fn run_and_count(
     death: Option<DeathAt>,
 ) -> (History, Counts, RunOutcome) {
     let board = Board::new(scenario, death);
-    // A panic of the code under test is a finding like any other, and the history up to it is part of
-    // the evidence. Everything that the panic could have left half done goes away here, but for the
-    // board, which is whole after each of its steps.
+    // A panic of the code under test is a finding like any other, and the history up to it is
+    // evidence. Everything that the panic may have left half done is dropped here, except for the
+    // board, which is consistent after each of its steps.
     let play = AssertUnwindSafe(|| play(scenario, seed, &board));
     let structure = catch_unwind(play).unwrap_or_else(|panic| {
         let text = panic
@@ -138,7 +139,7 @@ fn run_and_count(
         },
     };
     let outcome = match (structure, verdict, board.fault()) {
-        // What the clients saw says more than what became of the index.
+        // What the clients saw says more than the state of the index.
         (_, Verdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),
         (.., Some(fault)) => RunOutcome::Violation(fault),
         (_, Verdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
@@ -147,14 +148,14 @@ fn run_and_count(
     (history, board.counts(), outcome)
 }
 
-/// Picks the code for the scenario's page size. A scenario that has been checked fits.
+/// Selects the code for the scenario's page size. A checked scenario has a supported one.
 fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     match scenario.cluster.page_words {
         16 => play_design::<Fixed8<16>>(scenario, seed, board),
         24 => play_design::<Fixed8<24>>(scenario, seed, board),
         40 => play_design::<Fixed8<40>>(scenario, seed, board),
         128 => play_design::<Fixed8<128>>(scenario, seed, board),
-        words => Err(format!("no code for pages of {words} words")),
+        words => Err(format!("unsupported page size: {words} words")),
     }
 }
 
@@ -210,7 +211,8 @@ where
     De: Design<L>,
 {
     let servers = start::<L, De>(scenario, options)?;
-    let compute = De::compute(options).map_err(|error| format!("no compute side: {error}"))?;
+    let compute =
+        De::compute(options).map_err(|error| format!("cannot set up the compute side: {error}"))?;
     let pool = Pool::new(&servers, scenario);
     let beside = (1, async |fabric, _| pool.watch(fabric, board, seed).await);
     let cluster = simulate::<L, De, _>(scenario, seed, board, &servers, &compute, beside);
@@ -220,7 +222,7 @@ where
     pool.look_at_the_end::<De>(&cluster, &compute, scenario.cluster.compute_servers)
 }
 
-/// Plays DEX, and looks at its tree meanwhile and at the end.
+/// Runs a scenario of DEX and inspects its tree during the run and at the end.
 fn play_dex<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
     L: Layout<Key = u64, Value = u64>,
@@ -231,10 +233,10 @@ where
     let options = dex_options::<L>(scenario)?;
     let servers = start::<L, Dex>(scenario, &options)?;
     let compute = <Dex as Design<L>>::compute(&options)
-        .map_err(|error| format!("no compute side: {error}"))?;
+        .map_err(|error| format!("cannot set up the compute side: {error}"))?;
     let pool = Pool::new(&servers, scenario);
     let DesignSpec::Dex { movers, .. } = scenario.design else {
-        return Err("this scenario is not about DEX".to_owned());
+        return Err("the scenario's design is not dex".to_owned());
     };
     let beside = async |fabric, number: usize| match number {
         0 => pool.watch(fabric, board, seed).await,
@@ -252,10 +254,10 @@ where
         return Ok(());
     }
     if scenario.allowed_errors.contains(&ErrorKind::Indeterminate) {
-        // What is late may still land, and what has failed may be half done.
+        // Late messages may still land, and failed operations may be half done.
         return pool.look(Expect::WellFormed).map(drop).map_err(at_the_end);
     }
-    // When all is written back, the pool has exactly what the index says.
+    // Once everything is written back, the pool holds exactly the index's records.
     let observer = scenario.cluster.compute_servers;
     let mut flushed = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
         let index = <Dex as Design<L>>::open(fabric, &compute).await?;
@@ -270,7 +272,7 @@ where
     };
     let held = pool.look(Expect::Exact).map_err(at_the_end)?;
     if held != records {
-        return Err(at_the_end(format!("it has {held:?}, and the index {records:?}")));
+        return Err(at_the_end(format!("it holds {held:?}, but the index returns {records:?}")));
     }
     Ok(())
 }
@@ -299,7 +301,7 @@ where
         ..
     } = scenario.design
     else {
-        return Err("this scenario is not about DEX".to_owned());
+        return Err("the scenario's design is not dex".to_owned());
     };
     let cache = CacheOptions {
         bytes: u64::from(cache_frames) * L::PAGE_WORDS as u64 * 8,
@@ -329,7 +331,7 @@ where
     };
     let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
     let options = DexOptions::with_boundaries(boundaries, cache);
-    // So few operations that all of them are looked at, and so few windows that it does not wait to be sure.
+    // Runs are short: sample every operation, and act after a single window.
     let balance = BalanceOptions {
         one_in: 1,
         window_ns: balance_window_ns,
@@ -352,7 +354,7 @@ where
 /// Memory servers, by number.
 pub(crate) type Servers<L> = Vec<Arc<MemoryServer<L>>>;
 
-/// The memory servers, with the empty index.
+/// Starts the memory servers and creates the empty index on them.
 pub(crate) fn start<L, De>(scenario: &Scenario, options: &De::Options) -> Result<Servers<L>, String>
 where
     L: Layout<Key = u64, Value = u64>,
@@ -367,7 +369,7 @@ where
     let servers: Servers<L> = (0..cluster.memory_servers)
         .map(|number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new))
         .collect::<Result<_, _>>()
-        .map_err(|error| format!("no memory servers: {error}"))?;
+        .map_err(|error| format!("cannot start the memory servers: {error}"))?;
     let created: Result<(), IndexError> = LocalConfig::default()
         .start(servers.clone())
         .run_one(async |fabric| De::create(&fabric, options).await);
@@ -398,25 +400,25 @@ pub(crate) async fn mover<L, F>(
         if board.is_over() {
             break;
         }
-        // What it can settle only later is tried again.
+        // Retry settling outcomes that were still in doubt after the last move.
         let _ = index.settle().await;
         let from = *pick(compute.map().owners(), &mut rng);
         let to = rng.random_range(0..compute.servers().len() as u16);
         let near = workload::key_at(rng.random_range(0..key_space), key_space);
         let near = rng.random_bool(0.8).then_some(near);
         match index.move_keys(from, to, near.as_ref()).await {
-            // The two may be no neighbours, or no leaf may begin there; and faults are faults.
+            // The compute servers may not be neighbours, or no leaf may begin at the key.
             Ok(_) | Err(IndexError::InvalidArgument(_)) => {}
-            // The balancer moves others.
+            // The balancer is moving keys.
             Err(IndexError::Contended { retries: 0 }) => {}
             Err(error) if board.allows(&error) => {}
-            Err(error) => board.report(format!("keys cannot move: {error}")),
+            Err(error) => board.report(format!("cannot move keys: {error}")),
         }
     }
     settle(&fabric, &index).await;
 }
 
-/// Adds the memory servers that are not used yet, one after the other at random moments.
+/// Adds the spare memory servers one by one at random moments.
 async fn grower<L, F>(
     fabric: F,
     compute: &Arc<ComputePool<L>>,
@@ -435,12 +437,12 @@ async fn grower<L, F>(
     for _ in 0..spares {
         fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
         if let Err(error) = index.add_memory_server() {
-            board.report(format!("a memory server cannot be added: {error}"));
+            board.report(format!("cannot add a memory server: {error}"));
         }
     }
 }
 
-/// Balances load among compute servers, if the scenario says so.
+/// Balances load among compute servers, if the scenario asks for it.
 async fn balancer<L, F>(
     fabric: F,
     compute: &Arc<ComputePool<L>>,
@@ -456,10 +458,10 @@ async fn balancer<L, F>(
         Ok(_) => board.count_balanced(),
         Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
         Err(error) if board.allows(&error) => {}
-        Err(error) => board.report(format!("load cannot be balanced: {error}")),
+        Err(error) => board.report(format!("cannot balance load: {error}")),
     };
     let balanced = index.background(Background::Balance, &|| board.is_over(), &report).await;
-    balanced.unwrap_or_else(|error| board.report(format!("there is no balancer: {error}")));
+    balanced.unwrap_or_else(|error| board.report(format!("the balancer failed: {error}")));
     settle(&fabric, &index).await;
 }
 
@@ -467,13 +469,13 @@ fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
     &from[rng.random_range(0..from.len())]
 }
 
-/// The longest time until a memory server comes, in nanoseconds.
+/// Longest time until a memory server is added, in nanoseconds.
 const LONGEST_UNTIL_GROWTH_NS: u64 = 600_000;
 
-/// The longest time between two moves of keys, in nanoseconds.
+/// Longest time between two moves of keys, in nanoseconds.
 const MAX_PAUSE_NS: u64 = 100_000;
 
-/// The simulated cluster of one run.
+/// The configuration of a run's simulated cluster.
 pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfig {
     SimConfig {
         seed: rng.random(),
@@ -489,7 +491,8 @@ pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfi
     }
 }
 
-/// Plays the scenario, and beside it so many more tasks, which are numbered from 0.
+/// Runs the scenario's clients and observer, with `others` more tasks that `beside` defines,
+/// numbered from 0.
 fn simulate<L, De, B>(
     scenario: &Scenario,
     seed: u64,
@@ -520,7 +523,7 @@ where
         .flat_map(|server| (0..cluster.clients_per_compute_server).map(move |_| server))
         .collect();
     let clients = endpoints.len();
-    // The observer's compute server is none of the scenario's, and never dies. The inspector is there too.
+    // The observer's and inspector's compute server is not one of the scenario's, and never dies.
     endpoints.push(cluster.compute_servers);
     endpoints.extend(std::iter::repeat_n(cluster.compute_servers, others));
     let simulated = sim.start(servers.to_vec());

@@ -1,7 +1,7 @@
-//! Scenarios: a cluster, a design, what goes wrong and what clients do, as data.
+//! Scenarios as data: a cluster, a design, faults and a workload.
 //!
-//! The files are in `scenarios/`, and compiled in; [`SCENARIOS`] is their registry, and a test fails for a
-//! file that is not in it. Options carry their units in their names.
+//! The files are in `scenarios/` and compiled in. [`SCENARIOS`] is their registry; a test fails for
+//! a file that is not in it. Options carry their units in their names.
 
 use farleaf::cache::CacheOptions;
 use farleaf::rules::{KnownRule, RULES};
@@ -136,71 +136,74 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
 ];
 
-/// Page sizes that scenarios can ask for, in words: code is compiled for each.
+/// Page sizes that scenarios can choose, in words. Code is compiled for each.
 pub const PAGE_WORDS: &[usize] = &[16, 24, 40, 128];
 
-/// Why a scenario cannot be played.
+/// Why a scenario cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("scenario {name}: {what}")]
 pub struct ScenarioError {
-    /// The scenario.
+    /// The scenario's name.
     pub name: String,
-    /// What is wrong with it, on one line.
+    /// What is wrong with the scenario, on one line.
     pub what: String,
 }
 
-/// A scenario.
+/// A cluster, a design, a workload and faults for the simulator to run.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// What reports call it; not in the file.
+    /// Name in reports; not in the file.
     #[serde(skip)]
     pub name: String,
-    /// What it is for.
+    /// What the scenario is for.
     pub description: String,
-    /// A bug that is put in, and that the checkers must find.
+    /// A planted bug that the checkers must find.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<Canary>,
-    /// Errors that operations may end in; any other is a violation.
+    /// Errors that operations may end with; any other error is a violation.
     #[serde(default)]
     pub allowed_errors: Vec<ErrorKind>,
-    /// The servers.
+    /// Servers and clients.
     pub cluster: ClusterSpec,
-    /// The index.
+    /// The index design and its options.
     pub design: DesignSpec,
-    /// The network.
+    /// The network model.
     #[serde(default)]
     pub network: NetworkSpec,
-    /// By how much at most each kind of a memory server's work takes longer than usual, as a factor; the
-    /// seed draws one for each kind. Work that takes long is overtaken in its middle more often.
+    /// Upper bound of the factor by which each kind of memory server work is slowed down; the seed
+    /// draws a factor for each kind. Slow work is more often interleaved with other work.
     #[serde(default = "usual")]
     pub max_work_factor: u64,
-    /// What goes wrong.
+    /// Faults to inject.
     #[serde(default)]
     pub faults: FaultSpec,
-    /// What clients do.
+    /// Operations of the clients.
     pub workload: WorkloadSpec,
-    /// How the compute servers die together, if they do.
+    /// How compute servers die together, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash: Option<CrashSpec>,
 }
 
-/// Compute servers that die together and come back with empty caches. What they find then is checked: every way to a key
-/// gives one answer, and nothing that was acknowledged before a completed flush is lost.
+/// Compute servers that die together and restart with empty caches. The checks after a crash: every
+/// way to a key gives the same answer, and nothing is lost that was acknowledged before a completed
+/// flush.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrashSpec {
-    /// How often they die. After the last time they live on.
+    /// Number of crashes. After the last one the compute servers live on.
     pub rounds: u16,
-    /// They die at one of their first so many WRITEs; the seed says at which. If they do not post so many, they die when
-    /// their clients have ended.
+    /// The crash comes at one of the first `max_writes` WRITEs of the doomed compute servers; the
+    /// seed draws which. If they post fewer, the crash comes when their clients have ended.
     pub max_writes: u64,
-    /// Which die; all, if none is named. If some live on, each client asks only for keys of its compute server, and the dead
-    /// begin their next lives while the others work.
+    /// The compute servers that die; all of them if empty. If some survive, each client asks only
+    /// for keys of its own compute server, and the dead ones begin their next lives while the
+    /// survivors work.
     #[serde(default)]
     pub servers: Vec<u16>,
-    /// For how long, before they die, acknowledged changes may be lost that no flush has followed, in nanoseconds; for ever
-    /// unless it is given. For scenarios that write back by age.
+    /// Acknowledged changes without a later flush may be lost only if they were made within this
+    /// time before the crash, in nanoseconds. Without a value they may be lost whatever their age.
+    /// For scenarios that write back by age.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loses_ns: Option<u64>,
 }
@@ -227,19 +230,19 @@ impl TryFrom<String> for Canary {
         let known = || RULES.iter().map(|known| known.bug).collect::<Vec<_>>().join(", ");
         KnownRule::of_bug(&bug)
             .map(Self)
-            .ok_or_else(|| format!("`{bug}` is no bug that can be planted; there are {}", known()))
+            .ok_or_else(|| format!("unknown bug `{bug}`; expected one of {}", known()))
     }
 }
 
-/// Kinds of errors that a scenario can expect.
+/// Kinds of errors that a scenario can allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// The outcome is unknown.
+    /// The outcome of the operation is unknown.
     Indeterminate,
     /// A memory server has no memory left.
     OutOfMemory,
-    /// The operation lost against others too often.
+    /// The operation lost against concurrent ones too often.
     Contended,
     /// A page is damaged.
     Damaged,
@@ -249,29 +252,29 @@ pub enum ErrorKind {
     Restarted,
 }
 
-/// The servers.
+/// The servers and clients of a scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSpec {
-    /// How many memory servers.
+    /// Number of memory servers.
     pub memory_servers: u16,
-    /// Cores of each that serve RPCs.
+    /// Cores of each memory server that serve RPCs.
     pub cores_per_memory_server: usize,
-    /// How many compute servers.
+    /// Number of compute servers.
     pub compute_servers: u16,
-    /// Clients on each.
+    /// Clients of each compute server.
     pub clients_per_compute_server: u16,
     /// Operations that each client keeps in flight.
     #[serde(default = "one")]
     pub in_flight_per_client: u16,
-    /// Handles that each client opens and closes, one after the other.
+    /// Handles that each client opens and closes in sequence.
     #[serde(default = "one")]
     pub handles_per_client: u16,
-    /// Words of a page, one of [`PAGE_WORDS`].
+    /// Words per page, one of [`PAGE_WORDS`].
     pub page_words: usize,
     /// Bytes of each memory server's pool.
     pub pool_bytes: usize,
-    /// Bytes of the chunks that memory servers take from it.
+    /// Bytes of the chunks that memory servers allocate from it.
     pub chunk_bytes: u64,
 }
 
@@ -279,67 +282,68 @@ fn one() -> u16 {
     1
 }
 
-/// The index.
+/// An index design with its options.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 pub enum DesignSpec {
     /// The coarse-grained design.
     Coarse {
-        /// How keys are divided among memory servers.
+        /// How keys are partitioned among memory servers.
         partitioning: PartitioningSpec,
     },
     /// The fine-grained design.
     Fine {
-        /// Nodes that a client takes from a memory server at once, as a power of two.
+        /// Log2 of the nodes that a client allocates from a memory server at once.
         chunk_nodes_log2: u8,
-        /// Leaves between heads; 0 is without heads.
+        /// Leaves between heads; 0 disables heads.
         leaves_per_head: u16,
     },
-    /// The hybrid design, with ranges that have equal parts of the scenario's key space.
+    /// The hybrid design. Ranges are equal parts of the scenario's key space.
     Hybrid {
-        /// Nodes that a client takes from a memory server at once, as a power of two.
+        /// Log2 of the nodes that a client allocates from a memory server at once.
         chunk_nodes_log2: u8,
     },
-    /// DEX, whose compute servers own equal parts of the scenario's key space.
+    /// DEX. Compute servers own equal parts of the scenario's key space.
     Dex {
-        /// Nodes that a client takes from a memory server at once, as a power of two.
+        /// Log2 of the nodes that a client allocates from a memory server at once.
         chunk_nodes_log2: u8,
-        /// Subtrees of this level lie whole on one memory server.
+        /// Each subtree of this level lies on one memory server.
         placement_level: u8,
         /// Frames of each compute server's cache.
         cache_frames: u32,
-        /// How leaves that were read enter it.
+        /// How leaves enter the cache after a READ.
         #[serde(default)]
         admission: AdmissionSpec,
-        /// How the frames that cool are kept.
+        /// The structure that holds cooling frames.
         #[serde(default)]
         cooling: CoolingSpec,
-        /// The part of the frames that cool, in percent.
+        /// The share of frames that are cooling, in percent.
         #[serde(default = "usual_cooling_percent")]
         cooling_percent: u32,
-        /// How the frames are found that are made to cool.
+        /// How the cache chooses frames to cool.
         #[serde(default)]
         victims: VictimSpec,
-        /// Which operations are left to memory servers.
+        /// Which operations are offloaded to memory servers.
         #[serde(default)]
         offload: OffloadSpec,
-        /// How often keys move from one compute server to another during a run, at random moments.
+        /// Moves of keys between compute servers during a run, at random moments.
         #[serde(default)]
         moves: u16,
-        /// Tasks that move keys, each so often.
+        /// Tasks that move keys; each makes `moves` moves.
         #[serde(default = "one")]
         movers: u16,
-        /// Compute servers that own nothing at first, beside those of the cluster.
+        /// Additional compute servers that own no keys at first.
         #[serde(default)]
         spare_compute_servers: u16,
-        /// Memory servers that hold no nodes at first; from random moments on they do.
+        /// Memory servers that hold no nodes at first and join at random moments.
         #[serde(default)]
         spare_memory_servers: u16,
-        /// For how long a node may be dirty before it is written back, by a task on each compute server; 0 is for as long as
-        /// it stays.
+        /// Age at which a task on each compute server writes dirty nodes back; 0 disables writing
+        /// back by age.
         #[serde(default)]
         write_back_ns: u64,
-        /// How long loads are counted before keys move from who does most; 0 is without balancing.
+        /// Interval of load counting after which keys move away from the busiest compute server; 0
+        /// disables balancing.
         #[serde(default)]
         balance_window_ns: u64,
     },
@@ -349,37 +353,37 @@ fn usual_cooling_percent() -> u32 {
     CacheOptions::default().cooling_percent
 }
 
-/// How leaves that were read enter a cache.
+/// How leaves enter a cache after a READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdmissionSpec {
-    /// As candidates for eviction.
+    /// Cold, as candidates for eviction.
     #[default]
     Cold,
-    /// Hot with this probability, else not at all.
+    /// Hot with this probability, otherwise not at all.
     Coin(f64),
-    /// Hot.
+    /// Always hot.
     Hot,
-    /// Not at all: operations on single keys go down in the pool.
+    /// Not at all: operations on single keys descend in the pool.
     Never,
 }
 
-/// How the frames that cool are kept.
+/// The structure that holds cooling frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CoolingSpec {
-    /// In buckets of a cache line.
+    /// Buckets of one cache line each.
     #[default]
     Map,
-    /// In one queue behind one lock.
+    /// A single queue behind one lock.
     Queue,
 }
 
-/// How the frames are found that are made to cool.
+/// How the cache chooses frames to cool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VictimSpec {
-    /// At random, those that are used spared.
+    /// At random, sparing frames in use.
     #[default]
     Unused,
     /// At random.
@@ -388,30 +392,30 @@ pub enum VictimSpec {
     Clock,
 }
 
-/// Which operations are left to memory servers when a node on their way is missing.
+/// Which operations are offloaded to memory servers when a node on their way is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OffloadSpec {
     /// None.
     #[default]
     Never,
-    /// All that can be.
+    /// All that can be offloaded.
     Always,
-    /// Those that take less time there.
+    /// Those that take less time on the memory server.
     CostAware,
 }
 
-/// How keys are divided among memory servers.
+/// How keys are partitioned among memory servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitioningSpec {
     /// By a hash.
     Hash,
-    /// By ranges that have equal parts of the scenario's key space.
+    /// By ranges, which are equal parts of the scenario's key space.
     Range,
 }
 
-/// The network; what is left out is as [`NetworkModel`] has it.
+/// The network. Missing fields default to those of [`NetworkModel`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the fields are those of the network model")]
@@ -437,7 +441,7 @@ impl NetworkSpec {
     }
 }
 
-/// What goes wrong: the fields are those of [`Faults`]; what is left out does not happen.
+/// Faults to inject, with the fields of [`Faults`]. Missing fields inject nothing.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the fields are those of the simulator's faults")]
@@ -460,46 +464,46 @@ pub struct FaultSpec {
     pub restart_memory_server: Vec<DeathSpec>,
     /// Compute servers that die.
     pub kill_compute_server: Vec<DeathSpec>,
-    /// How long after a compute server's death the observer declares it dead.
+    /// Time from a compute server's death until the observer declares it dead.
     pub declare_dead_after_ns: u64,
     pub clock_offset_ns: u64,
     pub clock_drift_ppm: u64,
-    /// Compute servers that stand still for a while.
+    /// Compute servers that pause for a while.
     pub pause_compute_server: Vec<OutageSpec>,
-    /// Memory servers that are out of reach for a while.
+    /// Memory servers that are unreachable for a while.
     pub cut_memory_server: Vec<OutageSpec>,
-    /// Compute servers that the observer declares dead, and that live on.
+    /// Compute servers that the observer declares dead while they live.
     pub declare_live_dead: Vec<DeathSpec>,
 }
 
-/// A server that is not there for a while; the seed says from when.
+/// A temporary outage of a server; the seed draws its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct OutageSpec {
     /// The server's number.
     pub server: u16,
-    /// The earliest beginning, in nanoseconds.
+    /// Earliest beginning, in nanoseconds.
     pub earliest_ns: u64,
-    /// The latest.
+    /// Latest beginning, in nanoseconds.
     pub latest_ns: u64,
-    /// For how long.
+    /// Duration, in nanoseconds.
     pub for_ns: u64,
 }
 
-/// A server's death; the seed says when.
+/// A server's death; the seed draws its moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeathSpec {
     /// The server's number.
     pub server: u16,
-    /// The earliest moment, in nanoseconds.
+    /// Earliest moment, in nanoseconds.
     pub earliest_ns: u64,
-    /// The latest.
+    /// Latest moment, in nanoseconds.
     pub latest_ns: u64,
 }
 
 impl FaultSpec {
-    /// The faults of one run; `moment` draws a number up to its argument.
+    /// Draws the faults of one run; `moment` draws a number up to its argument.
     pub(crate) fn faults(
         &self,
         compute_servers: u16,
@@ -537,7 +541,7 @@ impl FaultSpec {
             drop_burst_ns: self.drop_burst_ns,
             clock_offset_ns: self.clock_offset_ns,
             clock_drift_ppm: self.clock_drift_ppm,
-            // The observer knows when something has happened.
+            // The observer's clock is exact, as it times events.
             clocks: compute_servers,
             pause_compute_server: outages(&self.pause_compute_server),
             cut_memory_server: outages(&self.cut_memory_server),
@@ -551,14 +555,14 @@ impl FaultSpec {
     }
 }
 
-/// What clients do.
+/// Operations of the clients.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkloadSpec {
-    /// How many keys there are; few, so that clients meet. They include the smallest and the largest
-    /// possible key.
+    /// Number of keys. A small number makes clients collide. The keys include the smallest and the
+    /// largest possible key.
     pub key_space: u64,
-    /// How many of them are there at first, evenly spread.
+    /// Keys that exist at first, evenly spread.
     pub initial_keys: u64,
     /// All keys fit one leaf, so that a scan is a snapshot and is checked as one. The index has one partition then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -568,18 +572,18 @@ pub struct WorkloadSpec {
     pub load: LoadSpec,
     /// Operations of each client, per operation that it keeps in flight.
     pub operations_per_client: u32,
-    /// How often which kind of operation comes, in proportion.
+    /// Relative weights of the kinds of operations.
     pub weights: Weights,
-    /// How often which key is asked for.
+    /// Popularity of the keys.
     #[serde(default)]
     pub distribution: DistributionSpec,
-    /// The longest that a client waits between two operations, in nanoseconds.
+    /// Longest pause of a client between two operations, in nanoseconds.
     #[serde(default)]
     pub max_pause_ns: u64,
-    /// The widest range of a scan, in keys of the key space.
+    /// Widest range of a scan, in keys of the key space.
     #[serde(default = "default_scan_keys")]
     pub max_scan_keys: u64,
-    /// The most keys of a multi-get.
+    /// Most keys of a multi-get.
     #[serde(default = "default_multi_get_keys")]
     pub max_multi_get_keys: u64,
 }
@@ -592,18 +596,18 @@ fn default_multi_get_keys() -> u64 {
     8
 }
 
-/// How the first keys get into the index.
+/// How the initial keys get into the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadSpec {
-    /// By insertions, which are a part of the history.
+    /// By insertions, which are part of the history.
     #[default]
     Insert,
     /// By a bulk load.
     Bulk,
 }
 
-/// How often which kind of operation comes, in proportion.
+/// Relative weights of the kinds of operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the fields are the index's operations")]
@@ -621,49 +625,51 @@ pub struct Weights {
     pub flush: u32,
 }
 
-/// How often which key is asked for.
+/// Popularity of the keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum DistributionSpec {
-    /// All keys alike.
+    /// All keys are equally popular.
     #[default]
     Uniform,
-    /// A few neighbouring keys are asked for with this probability, all alike otherwise.
+    /// A few neighbouring keys are drawn with this probability; otherwise all keys are equally
+    /// popular.
     Hot {
-        /// How many.
+        /// Number of popular keys.
         keys: u64,
-        /// How often, from 0 to 1.
+        /// Probability of drawing one of them, from 0 to 1.
         probability: f64,
     },
-    /// A window that slides over the key space once in a client's life, so that pages fill and empty.
+    /// Keys within a window that slides over the key space once in a client's life, so that pages
+    /// fill and empty.
     Sliding {
-        /// Its width, in keys.
+        /// Width of the window, in keys.
         keys: u64,
     },
 }
 
 impl Scenario {
-    /// Its text, as a file has it.
+    /// Serializes the scenario as a file's text.
     pub fn to_text(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| format!("# {error}\n"))
     }
 
-    /// The registered scenario of this name.
+    /// Returns the registered scenario with this name.
     ///
     /// # Errors
-    /// [`ScenarioError`] if there is none.
+    /// [`ScenarioError`] if there is no such scenario.
     pub fn registered(name: &str) -> Result<Self, ScenarioError> {
         match SCENARIOS.iter().find(|(registered, _)| *registered == name) {
             Some((name, text)) => Self::parse(name, text),
             None => {
                 let names: Vec<&str> = SCENARIOS.iter().map(|(name, _)| *name).collect();
-                let what = format!("there is none of this name; there are {}", names.join(", "));
+                let what = format!("not registered; expected one of {}", names.join(", "));
                 Err(ScenarioError { name: name.to_owned(), what })
             }
         }
     }
 
-    /// A scenario from its text.
+    /// Parses a scenario.
     ///
     /// # Errors
     /// [`ScenarioError`], on one line.
@@ -723,10 +729,12 @@ impl Scenario {
             return Err("key_space must be at least 2 and more than memory_servers".to_owned());
         }
         if workload.key_space >= 1 << 32 || workload.initial_keys > workload.key_space {
-            return Err("initial_keys must not exceed key_space, nor that 4 billion".to_owned());
+            return Err(
+                "initial_keys must not exceed key_space, which must be below 2^32".to_owned()
+            );
         }
         if workload.weights == Weights::default() {
-            return Err("some weight must be at least 1".to_owned());
+            return Err("at least one weight must be positive".to_owned());
         }
         let window = match workload.distribution {
             DistributionSpec::Uniform => 1,
@@ -786,7 +794,7 @@ impl Scenario {
         self.check_dex()
     }
 
-    /// Tasks that move keys; one, where none can.
+    /// Tasks that move keys; 1 for designs that cannot move keys.
     fn movers(&self) -> u64 {
         match self.design {
             DesignSpec::Dex { movers, .. } => movers.into(),
@@ -798,7 +806,7 @@ impl Scenario {
         let DesignSpec::Dex { admission, cache_frames, spare_memory_servers, .. } = &self.design
         else {
             return match self.crash {
-                Some(_) => Err("only dex has caches that a crash can lose".to_owned()),
+                Some(_) => Err("[crash] needs the design dex".to_owned()),
                 None => Ok(()),
             };
         };
@@ -807,16 +815,18 @@ impl Scenario {
                 || !self.faults.kill_memory_server.is_empty()
                 || !self.faults.restart_memory_server.is_empty())
         {
-            return Err("a crash is checked on a network that loses nothing".to_owned());
+            return Err(
+                "[crash] needs a network that loses nothing and no kill_memory_server".to_owned()
+            );
         }
         if *spare_memory_servers >= self.cluster.memory_servers {
-            return Err("spare_memory_servers must leave one of memory_servers".to_owned());
+            return Err("spare_memory_servers must be less than memory_servers".to_owned());
         }
         let faults = &self.faults;
         if !faults.kill_compute_server.is_empty() || !faults.declare_live_dead.is_empty() {
-            // What a compute server has not written back is lost with it, which no checker can tell from a
-            // bug; and the caches of all of them are in one process.
-            return Err("compute servers of dex die only together: [crash]".to_owned());
+            // A compute server's death loses what it has not written back, which no checker can
+            // tell from a bug. Besides, the caches of all compute servers are in one process.
+            return Err("dex cannot lose single compute servers; use [crash]".to_owned());
         }
         if let Some(crash) = &self.crash
             && crash.servers.iter().any(|server| *server >= self.cluster.compute_servers)

@@ -1,9 +1,10 @@
-//! What one client does: a stream of operations that is a function of the scenario, the seed and the
-//! client's number, and of the values that the client has seen.
+//! The operations of one client: a stream that is a function of the scenario, the seed, the
+//! client's number, and the values that the client has seen.
 //!
-//! *Invariants*: W1. no two writes of a run write the same value, so that whoever sees a value knows who
-//! wrote it: the client in the upper half, a count in the lower; the first contents have 0 in the
-//! upper. W2. the smallest and the largest possible key belong to every key space.
+//! *Invariants*
+//! - W1. No two writes of a run write the same value, so a value identifies its writer: the upper
+//!   half holds the client, the lower half a count. The initial contents have 0 in the upper half.
+//! - W2. Every key space includes the smallest and the largest possible key.
 
 use crate::history::{Action, Outcome};
 use crate::scenario::{DistributionSpec, Weights, WorkloadSpec};
@@ -13,12 +14,12 @@ use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// The key of a place in a key space of `key_space` keys.
+/// The key at a place in a key space of `key_space` keys.
 pub(crate) fn key_at(place: u64, key_space: u64) -> u64 {
     if place + 1 == key_space { u64::MAX } else { place }
 }
 
-/// The first contents of the index.
+/// The initial contents of the index.
 pub(crate) fn initial_contents(spec: &WorkloadSpec) -> BTreeMap<u64, u64> {
     (0..spec.initial_keys)
         .map(|number| number * spec.key_space / spec.initial_keys)
@@ -26,19 +27,19 @@ pub(crate) fn initial_contents(spec: &WorkloadSpec) -> BTreeMap<u64, u64> {
         .collect()
 }
 
-/// Keys at which range partitioning divides the key space among so many servers.
+/// The keys at which range partitioning splits the key space among `servers` servers.
 pub(crate) fn boundaries(spec: &WorkloadSpec, servers: u16) -> Vec<u64> {
     (1..u64::from(servers))
         .map(|server| key_at(server * spec.key_space / u64::from(servers), spec.key_space))
         .collect()
 }
 
-/// Random numbers of one purpose of one run. (`SmallRng` would not be the same on every machine.)
+/// A random generator for one purpose in one run. (`SmallRng` differs between machines.)
 pub(crate) fn rng(seed: u64, purpose: u64) -> Xoshiro256PlusPlus {
     Xoshiro256PlusPlus::seed_from_u64(seed ^ (purpose + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The operations of one client.
+/// The stream of one client's operations.
 #[derive(Debug)]
 pub(crate) struct Stream {
     spec: WorkloadSpec,
@@ -46,7 +47,7 @@ pub(crate) struct Stream {
     client: u32,
     done: u32,
     written: u64,
-    /// The last value that the client knows of each key, for compare-exchanges that succeed.
+    /// The last value of each key that the client knows of, so that compare-exchanges can succeed.
     known: BTreeMap<u64, u64>,
 }
 
@@ -56,7 +57,7 @@ impl Stream {
         Self { spec: spec.clone(), rng, client, done: 0, written: 0, known: initial_contents(spec) }
     }
 
-    /// The next operation, until there are no more.
+    /// Returns the next operation, or `None` at the end.
     pub(crate) fn next(&mut self) -> Option<Action> {
         if self.done == self.spec.operations_per_client {
             return None;
@@ -118,21 +119,21 @@ impl Stream {
         Some(action)
     }
 
-    /// The number that the history knows the stream by.
+    /// The stream's client number in the history.
     pub(crate) fn client(&self) -> u32 {
         self.client
     }
 
-    /// How long to wait before the next operation, in nanoseconds.
+    /// Time to wait before the next operation, in nanoseconds.
     pub(crate) fn pause_ns(&mut self) -> u64 {
         match self.spec.max_pause_ns {
             0 => 0,
-            // Often none at all, so that operations also follow closely.
+            // Half of the pauses are 0, so that operations also follow each other closely.
             longest => self.rng.random_range(0..=longest).saturating_sub(longest / 2),
         }
     }
 
-    /// The client hears what became of an operation.
+    /// Learns values from an operation's outcome.
     pub(crate) fn learn(&mut self, action: &Action, outcome: &Outcome) {
         let known = match (action, outcome) {
             (Action::Get(key), Outcome::Value(Some(value)))
@@ -180,7 +181,7 @@ impl Stream {
         key_at(place, self.spec.key_space)
     }
 
-    /// A range of all shapes: bounds of every kind, now and then the wrong way round, with and without
+    /// A range of any shape: bounds of every kind, occasionally in the wrong order, with or without
     /// a limit.
     fn scan(&mut self) -> Scan<u64> {
         let all = self.spec.key_space;

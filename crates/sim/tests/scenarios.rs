@@ -1,4 +1,5 @@
-//! Every scenario, with a few seeds: it plays, it is repeatable, and it shows what it is there for.
+//! Runs every scenario with a few seeds: it holds, it is repeatable, and it shows what it is there
+//! for.
 
 use farleaf_sim::history::{Action, Outcome};
 use farleaf_sim::{
@@ -41,43 +42,43 @@ fn every_scenario_holds_and_most_operations_are_answered() {
             operations += report.operations;
             answered += report.answered;
         }
-        // A run in which nothing succeeds breaks no promise, and proves nothing.
+        // A run in which nothing succeeds breaks no promise, but proves nothing.
         assert!(answered * 10 > operations * 6, "{name}: {answered} of {operations} answered");
     }
 }
 
-/// Seeds that once showed a bug, and what it was.
+/// Seeds that once showed a bug, with a description of the bug.
 const ONCE_WRONG: [(&str, u64, &str); 13] = [
     (
         "dex-moves-offload",
         703,
-        "an old copy of a freed inner node hid a leaf of the keys taken over: no end (H2)",
+        "a stale copy of a freed inner node hid a leaf of keys taken over: endless loop (H2)",
     ),
     (
         "dex-moves",
         21165,
         "a split of a shared node was committed after its keys had been given up (H3)",
     ),
-    ("dex-moves-churn", 20500, "the same, and nobody gave up: no end (H3)"),
+    ("dex-moves-churn", 20500, "the same, and no operation gave up: endless loop (H3)"),
     (
         "dex-crash-shared",
         16,
-        "the others' recovery of a dead life fenced the next one, which served already (partition/life.rs)",
+        "the others' recovery of a dead life fenced the next one, which already served (partition/life.rs)",
     ),
     (
         "dex-crash-sweep",
         290,
-        "leaves were merged below a foreign node that nobody had trimmed when its keys came (D7)",
+        "leaves were merged below a foreign node that had not been trimmed when its keys came (D7)",
     ),
     (
         "dex-crash-sweep",
         20_000_008,
-        "a node that had been freed was read again, and hid the one that had its place by then (H2)",
+        "a freed node was read again, and hid the node that had replaced it (H2)",
     ),
     (
         "hybrid-slow-collect",
         12_300_003,
-        "a collector moved records into a leaf that another had merged away (V4)",
+        "a collector moved records into a leaf that another collector had merged away (V4)",
     ),
     (
         "dex-ghost-node",
@@ -88,18 +89,18 @@ const ONCE_WRONG: [(&str, u64, &str); 13] = [
     (
         "dex-two-movers",
         77_100_004,
-        "who was refused the right to move keys ended that of the one who had it (H4)",
+        "a mover that was refused the right to move keys ended the right of its holder (H4)",
     ),
     (
         "dex-doubt",
         99_100_002,
-        "one unknown outcome of a lock barred a client from a shared page for ever (K4)",
+        "one unknown outcome of a lock kept a client off a shared page forever (K4)",
     ),
-    ("dex-doubt", 78, "a node that its former holder had not finished yet passed for damaged (D9)"),
+    ("dex-doubt", 78, "a node that its former holder had not finished yet counted as damaged (D9)"),
     (
         "fine-server-dies",
         918_273_818,
-        "five operations that gave up one after the other passed for an endless loop",
+        "five operations that gave up in succession counted as an endless loop",
     ),
 ];
 
@@ -113,7 +114,7 @@ const RANDOM_ONCE_WRONG: [(&str, u64, &str); 15] = [
     (
         "all",
         330_000_906,
-        "a write-back that was dropped half-way left its frame out of use for good (C15)",
+        "a write-back that was dropped half-way left its frame unusable forever (C15)",
     ),
     (
         "dex-cut",
@@ -123,46 +124,46 @@ const RANDOM_ONCE_WRONG: [(&str, u64, &str); 15] = [
     (
         "all",
         220_000_186,
-        "READs from a dead memory server took all frames, and all others waited for one (C17, C25)",
+        "READs from a dead memory server took all frames, and all other operations waited for one (C17, C25)",
     ),
     (
         "dex-cut",
         130_000_183,
-        "a move waited for what only handles of clients that had ended were in doubt about",
+        "a move waited for doubts that only handles of ended clients could settle",
     ),
     (
         "dex-cut",
         30_000_004,
         "a split whose parent was written later left the whole leaf in the cache, which hid the new half (W4)",
     ),
-    ("dex-cut", 30_000_130, "each READ that an outage lost cost a frame for ever (C17)"),
-    ("fine-lossy", 30_000_062, "a lock whose release was lost passed for released (K4)"),
-    ("dex-slow", 7_479, "a bulk load beside a move made a leaf across the boundary (H1)"),
+    ("dex-cut", 30_000_130, "each READ lost to an outage leaked a frame (C17)"),
+    ("fine-lossy", 30_000_062, "a lock whose release was lost counted as released (K4)"),
+    ("dex-slow", 7_479, "a bulk load during a move made a leaf across the boundary (H1)"),
     (
         "dex-cut",
         40_000_184,
-        "who waited for a move held it up: it waited for what only they could settle",
+        "operations that waited for a move blocked it: it waited for doubts that only they could settle",
     ),
     (
         "dex-memory",
         40_000_140,
-        "moves waited for a dead memory server, and all others for the moves",
+        "moves waited for a dead memory server, and all other operations for the moves",
     ),
     (
         "dex-lossy",
         50_000_036,
-        "a handle was dropped that held nodes back until their parents were written (C24)",
+        "a dropped handle was still holding nodes back until their parents were written (C24)",
     ),
     ("dex-cut", 100_002_987, "a handle in doubt at one compute server worked at another (C15)"),
     (
         "dex-cut",
         100_004_702,
-        "a leaf was cut below a new inner node that nothing in the pool led to yet (C24)",
+        "a leaf was cut below a new inner node that was not reachable in the pool yet (C24)",
     ),
     (
         "fine-cut",
         110_000_795,
-        "a scan ended for want of a buffer, while others waited for a lost server",
+        "a scan failed for lack of a buffer, while others waited for an unreachable server",
     ),
 ];
 
@@ -193,7 +194,7 @@ fn one_seed_is_one_history_and_two_seeds_are_two() {
     }
 }
 
-/// How many outcomes of a kind a scenario's seeds show.
+/// Number of operations, over a scenario's seeds, with a wanted action and outcome.
 fn outcomes(name: &str, wanted: impl Fn(&Action, &Outcome) -> bool) -> usize {
     let scenario = Scenario::registered(name).unwrap();
     let histories = SEEDS.map(|seed| run_and_keep(&scenario, seed).0);
@@ -211,7 +212,7 @@ fn balancers_move_keys() {
         assert!(moves > 10, "{name}: {moves} moves");
     }
     let calm = Scenario::registered("dex-moves").unwrap();
-    assert_eq!(run_seed(&calm, 1).balanced, 0, "nobody balances there");
+    assert_eq!(run_seed(&calm, 1).balanced, 0, "no balancer runs there");
 }
 
 #[test]
@@ -342,7 +343,7 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
 
     let mut out = Vec::new();
     let calm = run_command("coarse-range-calm", 1, 1, Deaths::Sweep, &mut out);
-    assert!(calm.unwrap_err().to_string().contains("nobody dies"), "nothing to sweep");
+    assert!(calm.unwrap_err().to_string().contains("has no crashes"), "nothing to sweep");
     assert!(out.is_empty());
 
     let (all, _) = run("all", 1, 0);
@@ -356,7 +357,8 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
     }
 }
 
-/// Compute servers die once in a run, at each of its WRITEs: with nothing, some and all of what is on its way.
+/// Compute servers die once in a run, at each of its WRITEs in turn, after which none, some and all
+/// of their messages in flight take effect.
 #[test]
 fn a_death_at_every_write_leaves_what_it_may() {
     let mut out = Vec::new();

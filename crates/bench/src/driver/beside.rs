@@ -1,8 +1,9 @@
-//! What happens beside the clients: keys move, memory servers come, a balancer runs.
+//! Background work of a run, beside its clients: moving keys, adding memory servers, balancing, and
+//! writing back by age.
 //!
-//! Each change is a task over an endpoint of its own: one that moves keys is on the compute server that lets go of them,
-//! a balancer on a machine of its own. What they cost is not part of what clients' operations cost; what is written back by age
-//! is.
+//! Each change is a task with an endpoint of its own. A task that moves keys runs on the compute
+//! server that gives them up; the balancer runs on a machine of its own. Changes and the balancer
+//! do not count towards the cost of client operations. Writing back by age does.
 //!
 //! *Thread safety*: [`Beside`] is shared by all threads of a run; the rest are plain values.
 
@@ -15,65 +16,67 @@ use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::cell::RefCell;
 use std::ops::Bound;
 
-/// How long somebody sleeps who waits for the gate or for clients, in nanoseconds.
+/// Poll interval while waiting for the gate or for clients, in nanoseconds.
 const NAP_NS: u64 = 50_000;
 
-/// How long somebody sleeps at most who waits for a moment.
+/// Longest poll interval while waiting for a moment in time, in nanoseconds.
 const LONG_NAP_NS: u64 = 5_000_000;
 
 /// What changes during a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reshaping {
-    /// Compute servers that own nothing at first and have no clients.
+    /// Compute servers that own no keys at first. They have clients only if [`Run::own_keys`] is
+    /// set.
     pub spare_compute_servers: u16,
-    /// Whether a balancer runs during the measurement.
+    /// Runs a balancer during the measurement.
     pub balance: bool,
-    /// Whether each compute server writes back by age, if its cache has a limit; this counts as operations' cost.
+    /// Makes each compute server with a limited cache write back by age. The cost counts towards
+    /// that of the operations.
     pub write_back: bool,
-    /// What changes when.
+    /// Planned changes, each with its moment.
     pub changes: Vec<PlannedChange>,
 }
 
-/// A change that is ordered.
+/// A change planned for a moment of the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlannedChange {
-    /// When.
+    /// When to make it.
     pub at: Moment,
-    /// What.
+    /// The change to make.
     pub change: Change,
 }
 
-/// What can change.
+/// A change of the compute side or of the pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// Keys move from one compute server to another: this part of its range, from 0 to 1, all being 1.
+    /// Moves keys from one compute server to another.
     Move {
-        /// Who lets go of them.
+        /// The compute server that gives up keys.
         from: u16,
-        /// Who takes them over.
+        /// The compute server that receives them.
         to: u16,
-        /// How many.
+        /// The part of the range of `from` to move, from 0 to 1; 1 moves all of it.
         part: f64,
     },
-    /// One memory server more is used.
+    /// Adds one memory server.
     AddMemoryServer,
 }
 
-/// A change that was made, or could not be.
+/// The outcome of one change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Made {
-    /// When, in nanoseconds from the start of the measurement.
+    /// When the change began, in nanoseconds from the start of the measurement.
     pub at_ns: u64,
-    /// Whether a balancer made it.
+    /// Whether the balancer made the change.
     pub by_balancer: bool,
-    /// What was ordered; none for a balancer's.
+    /// The planned change; `None` if the balancer decided on it.
     pub change: Option<Change>,
-    /// What it took, or why it was not made.
+    /// What the change cost, or why it failed.
     pub outcome: Result<Reshaped, IndexError>,
 }
 
 impl Made {
-    /// What happened, in a few words.
+    /// A short description for timelines and reports.
     pub fn label(&self) -> String {
         let what = match (&self.outcome, self.change) {
             (Ok(Reshaped { moved: Some((from, to)), took_ns, bytes_written, .. }), _) => {
@@ -90,16 +93,17 @@ impl Made {
     }
 }
 
-/// The tasks of a run beside its clients, and what they see of these.
+/// State that the background tasks share with the clients of a run.
 pub(super) struct Beside<'a> {
     run: &'a Run,
-    /// Operations of the first client, by which moments go that are parts of a number of operations.
+    /// Operations that the first client has done. Moments given as a share of the operations go by
+    /// it.
     done: AtomicU64,
     amount: Amount,
     at_work: AtomicUsize,
 }
 
-/// A client that is at work.
+/// Counts a client as working until dropped.
 pub(super) struct AtWork<'a>(&'a AtomicUsize);
 
 impl<'a> AtWork<'a> {
@@ -120,8 +124,8 @@ impl<'a> Beside<'a> {
         Self { run, done: AtomicU64::new(0), amount, at_work: AtomicUsize::new(clients) }
     }
 
-    /// The compute servers of the tasks' endpoints: one for each change, one for a balancer, and one of each compute server
-    /// that writes back.
+    /// The compute server of each task's endpoint: one task per change, one for the balancer, and
+    /// one per compute server that writes back.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = u16> {
         let Reshaping { spare_compute_servers, balance, write_back, changes } = &self.run.reshaping;
         let balancer = self.run.compute_servers + spare_compute_servers;
@@ -133,7 +137,7 @@ impl<'a> Beside<'a> {
         changes.iter().map(of_change).chain(balance.then_some(balancer)).chain(writers)
     }
 
-    /// Where a client says how many operations it has done, if it is the one that others go by.
+    /// Where this client publishes its operation count, if tasks wait for it.
     pub(super) fn clock(&self, client: usize) -> Option<&AtomicU64> {
         let by_operations = matches!(self.amount, Amount::Operations(_));
         let goes_by = client == 0 && by_operations && !self.run.reshaping.changes.is_empty();
@@ -144,7 +148,7 @@ impl<'a> Beside<'a> {
         self.at_work.load(Ordering::Acquire) == 0
     }
 
-    /// Does the task of this number.
+    /// Runs the task with this number.
     pub(super) async fn run<F, I>(
         &self,
         fabric: &F,
@@ -163,7 +167,7 @@ impl<'a> Beside<'a> {
         }
     }
 
-    /// Writes back by age, from the warm-up on; what that costs counts from the gate on (B1).
+    /// Writes back by age from the warm-up on. The cost counts from the opening of the gate (B1).
     async fn write_back<F, I>(
         &self,
         fabric: &F,
@@ -187,7 +191,7 @@ impl<'a> Beside<'a> {
         Ok(Brought::Cost(Box::new(cost)))
     }
 
-    /// Does the change of this number, or balances.
+    /// Makes the planned change with this number, or runs the balancer.
     async fn reshape<F, I>(&self, fabric: &F, index: &I, gate: &Gate, task: usize) -> Vec<Made>
     where
         F: Fabric,
@@ -250,7 +254,7 @@ impl<'a> Beside<'a> {
         let began_ns = fabric.now_ns();
         let outcome = loop {
             match index.reshape(&reshape(index, planned.change)).await {
-                // Other keys move now.
+                // Another move is in progress: retry later.
                 Err(IndexError::Contended { .. }) if !self.is_over() => fabric.sleep(NAP_NS).await,
                 outcome => break outcome,
             }
@@ -261,7 +265,8 @@ impl<'a> Beside<'a> {
     }
 }
 
-/// A change as the index knows it: the part of a range is that next to who takes the keys over.
+/// Translates a planned change for the index. The keys that move are those of the range's end that
+/// is nearer to the receiver's range.
 fn reshape<I: IndexAdmin<Key = u64>>(index: &I, change: Change) -> Reshape<u64> {
     let (from, to, part) = match change {
         Change::AddMemoryServer => return Reshape::AddMemoryServer,

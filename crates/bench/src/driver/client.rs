@@ -1,4 +1,4 @@
-//! One client: a closed loop over an endpoint of its own.
+//! One client of a run: a closed loop over an endpoint of its own.
 //!
 //! *Thread safety*: belongs to its thread.
 
@@ -11,22 +11,22 @@ use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use std::ops::Bound;
 
-/// One closed loop.
+/// The state of one client's loop.
 pub(super) struct Client<'a, F> {
     pub(super) fabric: &'a F,
     pub(super) stream: OperationStream,
     pub(super) measured: Measurement,
     pub(super) progress: Progress<'a>,
     pub(super) compute_server: u16,
-    /// When the hotspot will shift, and how far.
+    /// When the hotspot is to shift, and how far.
     pub(super) shift: Option<(Due, f64)>,
-    /// When it has.
+    /// When it shifted.
     pub(super) shifted_at_ns: Option<u64>,
-    /// Counts over time, if that was asked for.
+    /// The client's part of the timeline, if one is recorded.
     pub(super) recorder: Option<Recorder>,
-    /// Where it says how many operations it has done, if somebody goes by that.
+    /// Where the client publishes its operation count, if background tasks wait for it.
     pub(super) clock: Option<&'a AtomicU64>,
-    /// It asks only for keys that its compute server owns.
+    /// Ask only for keys that the client's compute server owns.
     pub(super) own_keys: bool,
 }
 
@@ -51,7 +51,8 @@ impl<F: Fabric> Client<'_, F> {
                 self.shifted_at_ns = Some(now_ns);
             }
             if self.own_keys && !self.owns_something(index) {
-                // Where work is a number of operations, as in a warm-up, nobody waits for keys that may never come.
+                // With a fixed number of operations, as in a warm-up, do not wait: the compute
+                // server may never own a key.
                 if until_ns == u64::MAX {
                     break;
                 }
@@ -97,12 +98,13 @@ impl<F: Fabric> Client<'_, F> {
 }
 
 impl<F: Fabric> Client<'_, F> {
-    /// Whether it has anything to ask for.
+    /// Whether the client's compute server owns any keys.
     fn owns_something<I: IndexAdmin<Key = u64>>(&self, index: &I) -> bool {
         index.owned_by(self.compute_server).is_some()
     }
 
-    /// The next operation, of a key that is asked for here.
+    /// Draws the next operation. With `own_keys`, it is one whose first key this compute server
+    /// owns, if one is found within [`MOST_DRAWN`] draws.
     fn next<I: IndexAdmin<Key = u64>>(&mut self, index: &I) -> Option<Operation> {
         let mut operation = self.stream.next();
         for _ in 0..MOST_DRAWN {
@@ -118,13 +120,13 @@ impl<F: Fabric> Client<'_, F> {
     }
 }
 
-/// How long a client sleeps that has nothing to ask for, in nanoseconds.
+/// Poll interval of a client while its compute server owns no keys, in nanoseconds.
 const NAP_NS: u64 = 20_000;
 
-/// So many operations are drawn to find one of an own key; then it may be another's.
+/// Draws in search of an operation on an owned key. After these, the client takes any.
 const MOST_DRAWN: u32 = 1_000;
 
-/// The key that an operation begins with.
+/// The first key of an operation.
 pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
     match operation {
         Operation::Get { key }
@@ -140,11 +142,11 @@ pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
     }
 }
 
-/// Does one operation; says whether it found what it wanted: a record, or for an insertion none.
-/// `batch` has the keys of [`Operation::MultiGet`].
+/// Executes one operation. Returns whether it found what it wanted: a record, or no record for an
+/// insertion. `batch` has the keys of [`Operation::MultiGet`].
 ///
 /// # Errors
-/// Those of the index. Of a read-modify-write only the write can be indeterminate.
+/// Those of the index. In a read-modify-write only the write can be indeterminate.
 #[inline]
 pub async fn execute<I>(index: &I, operation: Operation, batch: &[u64]) -> Result<bool, IndexError>
 where
@@ -175,7 +177,7 @@ where
     })
 }
 
-/// The scan of at most `limit` records from a key on, upwards or downwards.
+/// A scan of at most `limit` records from a key on, ascending or descending.
 pub fn scan_from(from: u64, limit: u32, reverse: bool) -> Scan<u64> {
     let (lower, upper) = match reverse {
         false => (Bound::Included(from), Bound::Unbounded),

@@ -1,4 +1,4 @@
-//! What came out of a run.
+//! The results of a run.
 //!
 //! *Thread safety*: plain values.
 
@@ -9,32 +9,32 @@ use farleaf::index::IndexError;
 use farleaf_fabric::CounterSnapshot;
 use hdrhistogram::Histogram;
 
-/// What clients did and what it cost.
+/// What the clients did and what it cost.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// Operations, failed ones included.
+    /// Operations, including failed ones.
     pub operations: u64,
     /// Operations that failed.
     pub errors: u64,
-    /// Operations that found no record, or for an insertion one that was there already.
+    /// Operations that found no record, or for an insertion an existing one.
     pub misses: u64,
-    /// New keys that were inserted, by the warm-up too.
+    /// New keys inserted, including those of the warm-up.
     pub inserted: u64,
     /// From the first client's start to the last one's end, in nanoseconds.
     pub elapsed_ns: u64,
-    /// The latencies of the operations that did not fail, in nanoseconds.
+    /// Latencies of the successful operations, in nanoseconds.
     pub latency_ns: Histogram<u64>,
-    /// What all endpoints did together.
+    /// Fabric counters, summed over the endpoints of clients and of writing back by age.
     pub counters: CounterSnapshot,
-    /// What the caches did.
+    /// Cache counters of the same endpoints.
     pub cache: CacheCounters,
-    /// The first error of the first client that had any.
+    /// The first error of the first client that had one.
     pub first_error: Option<IndexError>,
-    /// When the first client's hotspot shifted, in nanoseconds from the start; none if no client's did.
+    /// When the first hotspot shifted, in nanoseconds from the start; `None` if none did.
     pub shifted_at_ns: Option<u64>,
-    /// What was done over time, if the run asks for it.
+    /// Operations over time, if the run records a timeline.
     pub timeline: Option<Timeline>,
-    /// What changed beside the clients, in the order of time.
+    /// Changes made beside the clients, ordered by time.
     pub made: Vec<Made>,
 }
 
@@ -86,5 +86,5 @@ impl Measurement {
     }
 }
 
-/// Longer ones count as this: an hour.
+/// Upper bound of recorded latencies, an hour. Longer ones are recorded as this.
 const LONGEST_LATENCY_NS: u64 = 3_600_000_000_000;

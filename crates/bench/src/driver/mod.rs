@@ -1,15 +1,18 @@
-//! The driver: makes and loads an index on a cluster, lets clients work on it, and counts.
+//! The driver: creates and loads an index on a cluster, runs clients on it, and measures them.
 //!
-//! Each client is a closed loop over an endpoint of its own: the next operation starts when the last one
-//! has ended. Time is the fabric's, virtual in the simulator.
+//! Each client is a closed loop over an endpoint of its own: it starts the next operation when the
+//! last one has ended. Time is the fabric's; in the simulator it is virtual.
 //!
 //! *Invariants*
-//! - B1. Warm-up counts nowhere: latencies and counters start at the gate that all clients pass together.
-//! - B2. An operation that fails is counted as an error, with what it cost; its latency is not.
-//! - B3. The new keys of one run never meet those of an earlier one on the same testbed.
-//! - B4. The timeline has every operation that is counted, and no other (T1).
+//! - B1. The warm-up does not count: latencies and counters start at the gate that all clients pass
+//!   together.
+//! - B2. A failed operation counts as an error and its cost is counted, but its latency is not
+//!   recorded.
+//! - B3. The new keys of one run never collide with those of an earlier run on the same testbed.
+//! - B4. The timeline has exactly the operations that are counted (T1).
 //!
-//! *Thread safety*: a testbed belongs to one thread; its clients run on as many as the provider likes.
+//! *Thread safety*: a testbed belongs to one thread. Its clients run on as many threads as the
+//! provider chooses.
 
 mod beside;
 mod client;
@@ -35,11 +38,11 @@ use farleaf_fabric::{Cluster, Fabric, Provider};
 use moment::Gate;
 use thiserror::Error;
 
-/// Why there is nothing to report.
+/// Why a run has no measurement.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// The index could not be made.
+    /// The index could not be created.
     #[error("cannot create the index: {0}")]
     Create(IndexError),
     /// A client could not open the index.
@@ -48,31 +51,31 @@ pub enum BenchError {
     /// The index could not be loaded.
     #[error("cannot load the index: {0}")]
     Load(IndexError),
-    /// A single operation outside a measurement failed.
+    /// A single read outside a measurement failed.
     #[error("cannot read the index: {0}")]
     Read(IndexError),
-    /// Nothing could be written back by age.
+    /// Writing back by age failed.
     #[error("cannot write back by age: {0}")]
     WriteBack(IndexError),
-    /// A client ended before its work, with its compute server.
+    /// A client died with its compute server before it had finished.
     #[error("client {client} died with its compute server")]
     ClientDied {
-        /// Its number.
+        /// The client's number.
         client: usize,
     },
 }
 
-/// How much work a run is.
+/// The amount of work in a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
-    /// So many operations, of all clients together.
+    /// This many operations, by all clients together.
     Operations(u64),
-    /// As many as go into so many nanoseconds of the fabric's time.
+    /// As many operations as fit into this many nanoseconds of the fabric's time.
     Nanoseconds(u64),
 }
 
 impl Amount {
-    /// A twentieth of it, for the warm-up.
+    /// A twentieth of this amount, for the warm-up.
     fn twentieth(self) -> Self {
         match self {
             Self::Operations(total) => Self::Operations(total / 20),
@@ -80,7 +83,7 @@ impl Amount {
         }
     }
 
-    /// One client's part.
+    /// One client's share. Operations are divided among the clients; time is not.
     #[must_use]
     pub fn share(self, client: usize, clients: usize) -> Self {
         match self {
@@ -93,30 +96,31 @@ impl Amount {
     }
 }
 
-/// Clients and their work.
+/// The clients of a run and their work.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// The operations.
+    /// How clients draw their operations.
     pub stream: StreamConfig,
-    /// How many compute servers there are.
+    /// Number of compute servers, spare ones excluded.
     pub compute_servers: u16,
-    /// How many clients each has, one a thread.
+    /// Clients per compute server; each has a thread of its own.
     pub threads: u16,
-    /// How much there is to do, after a warm-up of a twentieth of it.
+    /// How much to measure. A warm-up of a twentieth of this amount comes first.
     pub amount: Amount,
-    /// From when on other keys are popular.
+    /// When and how far the popular keys shift, if they do.
     pub shift: Option<HotspotShift>,
-    /// Whether to count over time, and in which intervals.
+    /// The intervals of the timeline, if one is recorded.
     pub timeline: Option<Interval>,
-    /// Whether each client asks only for keys that its compute server owns, as where requests are sent to the owner; then
-    /// spare compute servers have clients too, which wait as long as theirs owns nothing.
+    /// Makes each client ask only for keys that its compute server owns, as when requests are sent
+    /// to the owner. Spare compute servers then have clients too, which wait while their compute
+    /// server owns no keys.
     pub own_keys: bool,
-    /// What changes meanwhile on the compute side, beside the clients.
+    /// Changes of the compute side during the run, beside the clients.
     pub reshaping: Reshaping,
 }
 
 impl Run {
-    /// The same clients with another amount of work, while nothing changes.
+    /// The same clients with another amount of work and no changes.
     #[must_use]
     pub fn only(&self, amount: Amount) -> Self {
         let spare_compute_servers = self.reshaping.spare_compute_servers;
@@ -126,19 +130,19 @@ impl Run {
     }
 }
 
-/// A change of the popular keys during the measurement.
+/// A shift of the popular keys during the measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HotspotShift {
-    /// When.
+    /// When it happens.
     pub at: Moment,
-    /// How far, as a share of the keys ([`OperationStream::shift_hotspot`]).
+    /// How far, as a fraction of the keys ([`OperationStream::shift_hotspot`]).
     pub by: f64,
 }
 
-/// After how many operations a client reports progress.
+/// Operations or records between two reports of progress.
 const PROGRESS_EVERY: u64 = 4096;
 
-/// Is told how many more records or operations are done, by any client.
+/// Called with the number of records or operations that some client has done since its last call.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// A cluster that holds one index.
@@ -146,7 +150,7 @@ pub struct Testbed<D: Design<Fixed8>, P: Provider> {
     cluster: P::Cluster<MemoryServer<Fixed8>>,
     services: Vec<Arc<MemoryServer<Fixed8>>>,
     next_number: u64,
-    /// How many runs there were: each draws operations of its own.
+    /// Number of runs so far. Each run draws operations of its own.
     runs: u64,
     records: u64,
     compute: D::Compute,
@@ -159,7 +163,7 @@ impl<D: Design<Fixed8>, P: Provider> std::fmt::Debug for Testbed<D, P> {
 }
 
 impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
-    /// Starts the memory servers and makes an empty index on them.
+    /// Starts the memory servers and creates an empty index on them.
     ///
     /// # Errors
     /// [`BenchError::Create`].
@@ -176,8 +180,8 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         Ok(Self { cluster, services, next_number: 0, runs: 0, records: 0, compute })
     }
 
-    /// Loads the empty index with `keys`, pages filled to `fill`; returns how long that took, in
-    /// nanoseconds of the fabric's time.
+    /// Bulk loads the empty index with `keys`, with pages filled to `fill`. Returns the time it
+    /// took, in nanoseconds of the fabric's time.
     ///
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Load`].
@@ -207,10 +211,12 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         Ok(elapsed_ns)
     }
 
-    /// Warms up, then measures. Each call draws operations of its own (W3 of [`OperationStream`]'s module).
+    /// Warms up, then measures. Each call draws operations of its own (W3 of [`OperationStream`]'s
+    /// module).
     ///
     /// # Errors
-    /// [`BenchError::Open`] or [`BenchError::ClientDied`]. Operations that fail are counted.
+    /// [`BenchError::Open`], [`BenchError::ClientDied`] or [`BenchError::WriteBack`]. Failed
+    /// operations are counted instead.
     pub fn measure(
         &mut self,
         run: &Run,
@@ -283,10 +289,10 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         self.sum(outcomes)
     }
 
-    /// Replays operations in their order, by one client, without a warm-up.
+    /// Replays operations in order with a single client, without a warm-up.
     ///
     /// # Errors
-    /// [`BenchError::Open`]. Operations that fail are counted.
+    /// [`BenchError::Open`]. Failed operations are counted instead.
     pub fn replay(
         &self,
         operations: &[Operation],
@@ -312,7 +318,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         })
     }
 
-    /// The value of a key.
+    /// Looks a key up.
     ///
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Read`].
@@ -324,7 +330,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         })
     }
 
-    /// The records that `scan` asks for.
+    /// Scans the index.
     ///
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Read`].
@@ -341,7 +347,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         &self.cluster
     }
 
-    /// How many records were loaded, and inserted by runs since.
+    /// Records loaded, plus those inserted by runs since.
     pub fn records(&self) -> u64 {
         self.records
     }
@@ -351,12 +357,12 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         D::cached_bytes(&self.compute)
     }
 
-    /// Bytes of the index's own memory on the compute side, caches apart.
+    /// Bytes of the index's own memory on the compute side, excluding caches.
     pub fn local_bytes(&self) -> u64 {
         D::local_bytes(&self.compute)
     }
 
-    /// How much memory is used on each memory server.
+    /// Memory in use on each memory server.
     pub fn usage(&self) -> Vec<Usage> {
         self.services.iter().map(|service| service.usage()).collect()
     }
@@ -409,15 +415,15 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
 /// The endpoints of a provider's clusters.
 type FabricOf<P> = <<P as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
 
-/// What one task of a run brings home.
+/// The result of one task of a run.
 enum Brought {
     Client(Box<Outcome>),
     Changes(Vec<Made>),
-    /// What of the operations' cost no client pays.
+    /// The cost of writing back by age, which counts towards the operations' cost.
     Cost(Box<Measurement>),
 }
 
-/// What one client brings home.
+/// The result of one client.
 struct Outcome {
     measured: Measurement,
     origin_ns: u64,

@@ -6,26 +6,27 @@ use super::Amount;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 
-/// A moment of the measurement.
+/// A moment of the measurement, given by progress or by time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Moment {
-    /// When so much of the run's amount is done, from 0 to 1: of its time, or of each client's operations.
+    /// When this share of the run's amount is done, from 0 to 1: of its time, or of each client's
+    /// operations.
     Share(f64),
-    /// After so many nanoseconds of the fabric's time.
+    /// This many nanoseconds of the fabric's time after the start.
     Nanoseconds(u64),
 }
 
-/// A moment as a client's loop sees it: the first of both.
+/// A moment as a client's loop checks it: it is due when either limit is reached.
 #[derive(Clone, Copy, Debug)]
 pub struct Due {
-    /// When the client has done so many operations.
+    /// Operations that the client must have done.
     pub operations: u64,
-    /// When the fabric's time is this, in nanoseconds.
+    /// Time of the fabric, in nanoseconds.
     pub ns: u64,
 }
 
 impl Moment {
-    /// For a client that has so much to do from `start_ns` on.
+    /// The limits for a client that begins `amount` of work at `start_ns`.
     pub fn due(self, amount: Amount, start_ns: u64) -> Due {
         let never = Due { operations: u64::MAX, ns: u64::MAX };
         let at = |after_ns: u64| Due { ns: start_ns.saturating_add(after_ns), ..never };
@@ -39,15 +40,15 @@ impl Moment {
     }
 }
 
-/// Lets clients through when all have come.
+/// A barrier: lets clients through when all have arrived.
 pub(super) struct Gate {
     clients: usize,
     arrived: AtomicUsize,
-    /// When the first client went through.
+    /// When the first client passed, or [`NOT_YET`].
     opened_ns: AtomicU64,
 }
 
-/// The gate is shut.
+/// The gate has not opened.
 const NOT_YET: u64 = u64::MAX;
 
 impl Gate {
@@ -55,7 +56,7 @@ impl Gate {
         Self { clients, arrived: AtomicUsize::new(0), opened_ns: AtomicU64::new(NOT_YET) }
     }
 
-    /// Returns one and the same time to all: when the first client went through.
+    /// Waits for all clients. Returns the time at which the first client passed, the same for all.
     pub(super) async fn pass<F: Fabric>(&self, fabric: &F) -> u64 {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         while self.arrived.load(Ordering::Acquire) < self.clients {
@@ -67,7 +68,7 @@ impl Gate {
         opened.err().unwrap_or(now_ns)
     }
 
-    /// When it opened; none while it is shut.
+    /// When the gate opened, or `None` while it is shut.
     pub(super) fn opened_ns(&self) -> Option<u64> {
         Some(self.opened_ns.load(Ordering::Acquire)).filter(|ns| *ns != NOT_YET)
     }

@@ -1,13 +1,14 @@
-//! A client's own thread as the processor that a tree's code runs on.
+//! Adapts a client's thread to [`Cpu`], the processor that a tree's code runs on.
 //!
 //! *Thread safety*: that of the endpoint.
 
 use farleaf_fabric::{Cpu, Fabric, Work};
 
-/// Waits for one latch that only spin; whoever waits longer lets others have the processor.
+/// Attempts at one latch that only spin. Later attempts yield the processor.
 const SPINS: u32 = 16;
 
-/// Charges the tree's work to an endpoint: in the simulator it takes its time, elsewhere it is free.
+/// Charges the tree's work to an endpoint. Work takes virtual time in the simulator and is free
+/// elsewhere.
 #[derive(Clone, Debug)]
 pub struct FabricCpu<F> {
     fabric: F,
@@ -15,12 +16,13 @@ pub struct FabricCpu<F> {
 }
 
 impl<F: Fabric> FabricCpu<F> {
-    /// The thread of this endpoint, with a number that tells it from others that run at the same time.
+    /// Wraps an endpoint. `stripe` must differ from that of any other handle in use at the same
+    /// time.
     pub fn new(fabric: F, stripe: usize) -> Self {
         Self { fabric, stripe }
     }
 
-    /// The endpoint.
+    /// The endpoint that work is charged to.
     pub fn fabric(&self) -> &F {
         &self.fabric
     }
@@ -34,7 +36,8 @@ impl<F: Fabric> Cpu for FabricCpu<F> {
 
     #[inline]
     async fn pause(&self, attempt: u32) {
-        // The holder may wait for this core, or for this very thread: after a few spins, give it away.
+        // The holder may be waiting for this core, or even for this thread, so yield after a few
+        // spins.
         if attempt < SPINS {
             std::hint::spin_loop();
             self.fabric.charge(Work::Spin).await;

@@ -1,16 +1,18 @@
-//! The yardstick for what distribution costs: one tree in the memory of the machine that its clients run
-//! on, called directly.
+//! The baseline for the cost of distribution: one tree in the memory of the machine that its
+//! clients run on, called directly.
 //!
-//! It is the very tree that the coarse-grained design has on each memory server, the same pages under the
-//! same latches; what is missing is the network: no RPC, no verb. The memory servers hold no record, only
-//! the claim that there is such an index. In the simulator the machine has a core for each client, whatever
-//! compute server that is on, and no memory bandwidth to run out of.
+//! It is the same tree that the coarse-grained design has on each memory server, with the same
+//! pages and latches. Only the network is missing: it sends no RPC and posts no verb. The memory
+//! servers hold no records, only the claim that this index exists. In the simulator the machine has
+//! a core for each client, on any compute server, and unlimited memory bandwidth.
 //!
-//! *Invariants*: Y1. an operation moves nothing over the fabric; only making and opening the index do.
-//! Y2. handles that were opened with the same [`Machine`] see the same records, others other ones.
+//! *Invariants*
+//! - Y1. An operation moves nothing over the fabric. Only creating and opening the index do.
+//! - Y2. Handles opened with the same [`Machine`] see the same records; handles of different
+//!   machines do not.
 //!
-//! *Thread safety*: a machine is shared by any number of threads. A handle belongs to its endpoint's thread;
-//! its operations may overlap.
+//! *Thread safety*: any number of threads may share a machine. A handle belongs to its endpoint's
+//! thread; its operations may overlap.
 
 mod cpu;
 
@@ -29,38 +31,39 @@ use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
 
-/// The single machine as an index design.
+/// The single machine as an index [`Design`].
 #[derive(Clone, Copy, Debug)]
 pub struct SingleMachine;
 
-/// What can be chosen about a single machine.
+/// Options of a single machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SingleMachineOptions {
-    /// Bytes of its pool, a multiple of 4096; taken from the operating system as they are touched.
+    /// Bytes of its pool, a multiple of 4096. The operating system provides them as they are
+    /// touched.
     pub pool_bytes: usize,
-    /// Bytes of the chunks that its tree takes.
+    /// Bytes of each chunk that its tree allocates.
     pub chunk_bytes: u64,
 }
 
 impl SingleMachineOptions {
-    /// A pool of so many bytes, with chunks as memory servers take them.
+    /// Options for a pool of `pool_bytes`, with the chunk size of memory servers.
     pub fn with_pool_bytes(pool_bytes: usize) -> Self {
         Self { pool_bytes, chunk_bytes: MemoryServerConfig::default().chunk_bytes }
     }
 }
 
-/// How errors name the machine: by the number of the only memory that it has.
+/// The server number in the machine's errors: it has only one memory.
 const MACHINE: ServerId = ServerId::new(0);
 
-/// Records that a load takes in at a time.
+/// Records per batch of a bulk load.
 const BATCH_RECORDS: usize = 2048;
 
-/// The machine: its memory and its tree.
+/// A machine: its memory and the tree in it.
 #[derive(Debug)]
 pub struct Machine<L: Layout> {
-    /// A memory server that no fabric knows.
+    /// A memory server that is connected to no fabric.
     memory: MemoryServer<L>,
-    /// How many handles there have been: each gets another stripe.
+    /// Handles opened so far. Each handle gets a stripe of its own.
     handles: AtomicUsize,
 }
 
@@ -69,18 +72,18 @@ impl<L: Layout> Machine<L> {
         let SingleMachineOptions { pool_bytes, chunk_bytes } = *options;
         let config = MemoryServerConfig { pool_bytes, chunk_bytes, ..Default::default() };
         let memory = MemoryServer::new(MACHINE, &config)
-            .map_err(|_| IndexError::InvalidArgument("there is no memory for the pool"))?;
+            .map_err(|_| IndexError::InvalidArgument("cannot allocate the memory of the pool"))?;
         memory.tree().create().map_err(refused)?;
         Ok(Self { memory, handles: AtomicUsize::new(0) })
     }
 
-    /// The tree.
+    /// The machine's only tree.
     #[inline]
     pub fn tree(&self) -> &Tree<L> {
         self.memory.tree()
     }
 
-    /// How much of the memory is used.
+    /// How much of the pool is in use.
     pub fn usage(&self) -> Usage {
         self.memory.usage()
     }
@@ -92,7 +95,7 @@ impl<L: Layout> Design<L> for SingleMachine {
     type Compute = Arc<Machine<L>>;
     type Index<F: Fabric> = SingleMachineIndex<F, L>;
 
-    /// Claims the memory servers, so that no other index can be made on them.
+    /// Claims the memory servers, so that no other index can be created on them.
     async fn create<F: Fabric>(fabric: &F, _options: &Self::Options) -> Result<(), IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         Ok(rpc.claim_all(DesignId::SingleMachine as u64, GlobalAddr::NULL).await?)
@@ -124,14 +127,14 @@ impl<L: Layout> Design<L> for SingleMachine {
     }
 }
 
-/// A handle on the machine's index.
+/// A handle of one endpoint on a machine's index.
 #[derive(Debug)]
 pub struct SingleMachineIndex<F: Fabric, L: Layout> {
     cpu: FabricCpu<F>,
     machine: Arc<Machine<L>>,
 }
 
-/// What the tree's refusal means to whoever asked.
+/// Translates a refusal of the tree into the caller's error.
 #[cold]
 fn refused(refusal: Refusal) -> IndexError {
     match refusal {
@@ -142,14 +145,14 @@ fn refused(refusal: Refusal) -> IndexError {
 }
 
 impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
-    /// Accounts for what surrounds an operation, as on every design, and gives the tree.
+    /// Charges a client's fixed cost per operation, as every design does, and returns the tree.
     #[inline]
     async fn begin(&self) -> &Tree<L> {
         self.cpu.fabric().charge(Work::Client).await;
         self.machine.tree()
     }
 
-    /// Appends `records`, which ascend strictly.
+    /// Appends `records`, which must ascend strictly, in batches.
     fn append(
         &self,
         loader: &mut Loader<L>,
@@ -188,7 +191,8 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         let tree = self.begin().await;
         let answer = tree.execute(&self.cpu, edit).await.map_err(refused)?;
         if edit.action == Action::Remove {
-            // At most one step, as a memory server takes it after a reply; here nobody else would take it.
+            // Takes at most one step, as a memory server does after its reply. No background task
+            // would take it here.
             tree.collect_if_due(&self.cpu).await;
         }
         Ok(answer)
@@ -214,7 +218,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         }
     }
 
-    /// One after the other: there is no network whose latency could be shared.
+    /// Looks the keys up in sequence: there is no network latency to overlap.
     async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
         let tree = self.begin().await;
         let mut values = Vec::with_capacity(keys.len());
@@ -244,7 +248,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         }
     }
 
-    /// There is nowhere to write to.
+    /// Does nothing: there is no remote memory to write back to.
     async fn flush(&self) -> Result<(), IndexError> {
         Ok(())
     }

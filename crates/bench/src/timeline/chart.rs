@@ -1,22 +1,22 @@
-//! A timeline as a chart of block characters, for a terminal.
+//! Draws a timeline as a chart of block characters for a terminal.
 
 use super::Timeline;
 use crate::table::{duration, rate};
 use std::fmt::Write as _;
 
-/// Columns of the drawing, beside the labels of 10: 96 in all.
+/// Columns of the drawing. Labels take another 11: 97 in all.
 const WIDTH: usize = 86;
 
-/// Lines of the drawing, of eight steps each.
+/// Lines of the drawing, each of eight steps.
 const HEIGHT: usize = 6;
 
-/// With more compute servers than this they have no lines of their own.
+/// With more compute servers than this, the chart omits their lines.
 const MOST_SERVERS: usize = 16;
 
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The chart, at most 100 columns wide: operations a second over time with a scale, a line of marks if there
-/// are any, and a line for each compute server if there are some.
+/// Draws a timeline, at most 100 columns wide: operations per second over time with a scale, then
+/// the marks, then a line per compute server if there are several.
 pub fn chart(timeline: &Timeline) -> String {
     let columns = Columns::new(timeline);
     let all = columns.of(&timeline.ops_per_s());
@@ -68,7 +68,8 @@ pub fn chart(timeline: &Timeline) -> String {
     text
 }
 
-/// What a column shows on a line, counted from below: what is above nothing is never drawn as nothing.
+/// The character of one column on a line, counted from the bottom. A positive value always draws at
+/// least one step.
 fn block(value: f64, most: f64, line: usize, lines: usize) -> char {
     if value <= 0.0 {
         return BLOCKS[0];
@@ -77,7 +78,7 @@ fn block(value: f64, most: f64, line: usize, lines: usize) -> char {
     BLOCKS[steps.saturating_sub(8 * line).min(8)]
 }
 
-/// How intervals are drawn: several columns each if they are few, several in one column if they are many.
+/// Maps intervals to columns: a few intervals take several columns each, many share one.
 struct Columns {
     width: usize,
     intervals: usize,
@@ -94,7 +95,7 @@ impl Columns {
         Self { width, intervals, elapsed_ns: timeline.elapsed_ns.max(1) }
     }
 
-    /// The average of the intervals of each column.
+    /// The average of the intervals in each column.
     fn of(&self, values: &[f64]) -> Vec<f64> {
         let column = |column: usize| {
             let from = column * self.intervals / self.width;

@@ -1,9 +1,11 @@
-//! Throughput over time: what clients complete in each interval of a run, and what happened meanwhile.
+//! Throughput over time: what clients complete in each interval of a run, with marks for events.
 //!
-//! *Invariants*: T1. the operations of all intervals together are those of the run, and so are the errors.
-//! T2. intervals follow each other without a gap, from the start of the measurement to its end.
+//! *Invariants*
+//! - T1. The operations of all intervals add up to those of the run, and so do the errors.
+//! - T2. Intervals follow each other without a gap, from the start of the measurement to its end.
 //!
-//! *Thread safety*: a recorder belongs to its client, nothing is shared; a timeline is a plain value.
+//! *Thread safety*: a recorder belongs to its client and shares nothing. A timeline is a plain
+//! value.
 
 mod chart;
 mod recorder;
@@ -18,45 +20,47 @@ use std::fmt::Write as _;
 /// How long intervals are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interval {
-    /// So many nanoseconds of the fabric's time; twice, four times, … as many if there would be more than
+    /// This many nanoseconds of the fabric's time, doubled until there are at most
     /// [`MOST_INTERVALS`].
     Nanoseconds(u64),
-    /// At most so many for the whole run, and more than half as many if it is long enough.
+    /// At most this many for the whole run, and more than half as many if the run is long enough.
     Parts(u32),
 }
 
-/// No run has more intervals.
+/// Upper bound on the intervals of a run.
 pub const MOST_INTERVALS: u64 = 2_000;
 
-/// What is completed over time. All times are in nanoseconds from the start of the measurement.
+/// Operations completed over time. All times are in nanoseconds from the start of the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// How long each interval is. The last one has what is left: from half to one and a half of it.
+    /// Length of each interval but the last, which takes the remainder: 0.5 to 1.5 of this length.
     pub interval_ns: u64,
-    /// How long all of them are together.
+    /// Total length of all intervals.
     pub elapsed_ns: u64,
-    /// Operations that ended in each interval, failed ones included.
+    /// Operations that ended in each interval, including failed ones.
     pub operations: Vec<u64>,
-    /// Those that failed.
+    /// Failed operations in each interval.
     pub errors: Vec<u64>,
-    /// The same operations by the compute servers that did them: for designs whose compute servers own
-    /// keys, the owner of the operation's (first) key, otherwise the client's. Empty if there are too many.
+    /// Operations in each interval by compute server. In designs whose compute servers own keys, it
+    /// is the owner of the operation's (first) key; otherwise it is the client's. Empty with a
+    /// single compute server, or with too many.
     pub compute_servers: Vec<Vec<u64>>,
-    /// What happened, in the order of time.
+    /// Events, ordered by time.
     pub marks: Vec<Mark>,
 }
 
-/// Something that happened.
+/// An event during the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// When.
+    /// When it happened.
     pub at_ns: u64,
-    /// What, in a few words.
+    /// A short description.
     pub label: String,
 }
 
 impl Timeline {
-    /// Sums up what clients recorded from `start_ns` on, until `end_ns`.
+    /// Combines the recordings of all clients from `start_ns` to `end_ns`. Returns `None` if there
+    /// are none.
     pub(crate) fn of(recorders: Vec<Recorder>, start_ns: u64, end_ns: u64) -> Option<Self> {
         let (sum, kind) = Recorder::sum(recorders)?;
         let elapsed_ns = end_ns.saturating_sub(start_ns).max(1);
@@ -67,7 +71,7 @@ impl Timeline {
             }
         };
         let interval_ns = sum.interval_ns() * joined;
-        // What is left of less than half an interval belongs to the one before.
+        // A remainder of less than half an interval joins the interval before it.
         let intervals = ((elapsed_ns + interval_ns / 2) / interval_ns).max(1) as usize;
         let mut timeline = Self {
             interval_ns,
@@ -93,13 +97,13 @@ impl Timeline {
         Some(timeline)
     }
 
-    /// Adds a mark.
+    /// Adds a mark, keeping marks ordered by time.
     pub fn mark(&mut self, at_ns: u64, label: impl Into<String>) {
         let place = self.marks.partition_point(|mark| mark.at_ns <= at_ns);
         self.marks.insert(place, Mark { at_ns, label: label.into() });
     }
 
-    /// How many intervals there are.
+    /// Number of intervals.
     #[expect(clippy::len_without_is_empty, reason = "a timeline has at least one interval")]
     pub fn len(&self) -> usize {
         self.operations.len()
@@ -110,7 +114,7 @@ impl Timeline {
         self.interval_ns * interval as u64
     }
 
-    /// How long an interval is.
+    /// Length of an interval.
     pub fn length_ns(&self, interval: usize) -> u64 {
         match interval + 1 == self.len() {
             true => self.elapsed_ns - self.start_ns(interval),
@@ -118,31 +122,31 @@ impl Timeline {
         }
     }
 
-    /// Operations that did not fail, per second, in each interval.
+    /// Successful operations per second in each interval.
     pub fn ops_per_s(&self) -> Vec<f64> {
         let succeeded = self.operations.iter().zip(&self.errors).map(|(all, failed)| all - failed);
         self.rates(succeeded)
     }
 
-    /// Operations of one compute server per second, in each interval.
+    /// One compute server's operations per second in each interval.
     ///
     /// # Panics
-    /// If there are no figures of such a compute server.
+    /// If the timeline has no counts for this compute server.
     pub fn ops_per_s_of(&self, compute_server: usize) -> Vec<f64> {
         self.rates(self.compute_servers[compute_server].iter().copied())
     }
 
-    /// The part of each interval's operations that one compute server did, from 0 to 1.
+    /// One compute server's share of each interval's operations, from 0 to 1.
     ///
     /// # Panics
-    /// If there are no figures of such a compute server.
+    /// If the timeline has no counts for this compute server.
     pub fn share_of(&self, compute_server: usize) -> Vec<f64> {
         let all = self.operations.iter().zip(&self.compute_servers[compute_server]);
         all.map(|(all, own)| *own as f64 / (*all).max(1) as f64).collect()
     }
 
-    /// The part of each interval's operations that the compute server did which did most; empty if there are no figures
-    /// of compute servers.
+    /// The largest share of any compute server in each interval; empty if the timeline has no
+    /// counts by compute server.
     pub fn busiest_share(&self) -> Vec<f64> {
         let servers = 0..self.compute_servers.len();
         let larger = |most: Vec<f64>, share: Vec<f64>| {
@@ -151,7 +155,7 @@ impl Timeline {
         servers.map(|server| self.share_of(server)).reduce(larger).unwrap_or_default()
     }
 
-    /// The parts of the whole run's operations that the compute servers did.
+    /// Each compute server's share of the whole run's operations.
     pub fn shares(&self) -> Vec<f64> {
         let all = self.operations.iter().sum::<u64>().max(1) as f64;
         let share = |own: &Vec<u64>| own.iter().sum::<u64>() as f64 / all;
@@ -165,8 +169,8 @@ impl Timeline {
         counts.enumerate().map(rate).collect()
     }
 
-    /// A line for each interval, and a header. Marks are with the interval that they fall into, with their
-    /// times.
+    /// A CSV file with a header and a row per interval. A mark appears, with its time, in the row
+    /// of its interval.
     pub fn to_csv(&self) -> String {
         let mut text = String::from("interval_start_ms,interval_ms,operations,errors,ops_per_s");
         for server in 0..self.compute_servers.len() {
@@ -253,7 +257,7 @@ mod tests {
         let timeline = recorded(Interval::Nanoseconds(300_000), ends, 10_000_000);
         assert_eq!(timeline.len(), 33);
         let rates = timeline.ops_per_s();
-        // A tenth of them failed.
+        // A tenth of the operations failed.
         assert!(rates.iter().all(|rate| (0.89e6..0.91e6).contains(rate)), "{rates:?}");
         assert_eq!(timeline.length_ns(32), 400_000, "the rest is part of the last interval");
     }

@@ -1,39 +1,39 @@
-//! One client's counts by intervals.
+//! Counts one client's operations by interval.
 //!
 //! *Thread safety*: belongs to its client.
 
 use super::{Interval, MOST_INTERVALS};
 
-/// How long intervals are at first when nobody says.
+/// Initial length of intervals, unless the run sets it.
 const SHORTEST_NS: u64 = 1_000;
 
-/// How many intervals are kept for each that is wanted in the end, so that few of them are joined unevenly.
+/// Recorded intervals per requested one. More of them make the joined intervals more even.
 const FINER: u64 = 16;
 
-/// All clients together have at most so many counters for compute servers, of 8 bytes each.
+/// Upper bound on the counters by compute server of all clients together, of 8 bytes each.
 const MOST_COUNTERS: u64 = 1 << 26;
 
-/// Counts completed operations; its memory is bounded however long the run is.
+/// Counts completed operations. Its memory is bounded, however long the run is.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
     kind: Interval,
     start_ns: u64,
     interval_ns: u64,
-    /// Whether operations are told apart by compute servers, and how many of these there are.
+    /// Number of compute servers that are counted separately; 1 counts them together.
     servers: usize,
     most: u64,
-    /// For each interval the operations of each compute server, and the errors.
+    /// Per interval: the operations of each compute server, then the errors.
     counts: Vec<u64>,
 }
 
-/// One interval.
+/// The counts of one interval.
 pub(super) struct Row<'a> {
     pub(super) servers: &'a [u64],
     pub(super) errors: u64,
 }
 
 impl Recorder {
-    /// Nothing recorded; one of `clients` recorders for `compute_servers`.
+    /// An empty recorder, one of `clients`, for `compute_servers`.
     pub(crate) fn new(kind: Interval, start_ns: u64, compute_servers: u16, clients: usize) -> Self {
         let (interval_ns, most) = match kind {
             Interval::Nanoseconds(ns) => (ns.max(1), MOST_INTERVALS),
@@ -47,7 +47,7 @@ impl Recorder {
         Self { kind, start_ns, interval_ns, servers, most, counts: Vec::new() }
     }
 
-    /// An operation of a compute server has ended.
+    /// Counts an operation that a compute server has ended.
     #[inline]
     pub(crate) fn record(&mut self, compute_server: u16, end_ns: u64, failed: bool) {
         let since_ns = end_ns.saturating_sub(self.start_ns);
@@ -66,7 +66,7 @@ impl Recorder {
         self.counts[from + self.servers] += u64::from(failed);
     }
 
-    /// Makes each two intervals one.
+    /// Joins each two neighbouring intervals.
     #[cold]
     fn double(&mut self) {
         self.interval_ns = self.interval_ns.saturating_mul(2);
@@ -81,8 +81,8 @@ impl Recorder {
         self.counts.truncate(intervals.div_ceil(2) * width);
     }
 
-    /// What all of one run's recorders have together, and what intervals were asked for; none if there are
-    /// no recorders.
+    /// Sums up all recorders of a run and returns the kind of intervals that the run asked for, or
+    /// `None` if there are no recorders.
     pub(super) fn sum(mut recorders: Vec<Self>) -> Option<(Self, Interval)> {
         let coarsest = recorders.iter().map(|recorder| recorder.interval_ns).max()?;
         let mut sum = recorders.pop()?;
@@ -100,7 +100,8 @@ impl Recorder {
         Some((sum, kind))
     }
 
-    /// All of a run's recorders started with the same intervals, so that doubling makes them equal.
+    /// Doubles intervals up to `interval_ns`. All recorders of a run start with the same length, so
+    /// they all reach it exactly.
     fn coarsen(&mut self, interval_ns: u64) {
         while self.interval_ns < interval_ns {
             self.double();
@@ -134,7 +135,8 @@ mod tests {
             (0..operations).for_each(|number| recorder.record(0, number * 1_000, false));
             recorder
         };
-        // The second one needs longer intervals than the others: 960 of a microsecond are kept.
+        // The second recorder needs longer intervals than the others: 960 intervals of 1 µs are
+        // kept.
         let (sum, _) = Recorder::sum(vec![record(500), record(3_000), record(900)]).unwrap();
         assert_eq!(sum.interval_ns(), 4_000);
         let rows: Vec<u64> = sum.rows().map(|row| row.servers[0]).collect();

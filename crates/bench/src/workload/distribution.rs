@@ -1,4 +1,4 @@
-//! How often which key is asked for.
+//! Distributions of the keys that operations ask for.
 
 use super::Permutation;
 use rand::RngExt;
@@ -9,29 +9,28 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// How often which key is asked for. As data it is the text that [`str::parse`] takes.
+/// How popular each key is. Serializes as the text that [`str::parse`] takes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Distribution {
-    /// All keys alike.
+    /// All keys are equally popular.
     Uniform,
-    /// The key of rank r with a probability proportional to `r^-theta`, exactly.
+    /// The key of rank r has a probability exactly proportional to `r^-theta`.
     Zipfian {
-        /// The exponent; 0 is uniform, 0.99 is YCSB's.
+        /// The exponent: 0 is uniform, 0.99 is YCSB's.
         theta: f64,
     },
-    /// As zipfian, over the records in the order of their age: the newest is the most popular (YCSB's
-    /// workload D).
+    /// Zipfian over the records ordered by age: the newest is the most popular (YCSB's workload D).
     Latest {
         /// The exponent.
         theta: f64,
     },
 }
 
-/// A distribution that is none.
+/// The error for a text that names no distribution.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "`{0}` is no distribution: expected `uniform`, `zipfian:THETA` or `latest:THETA`, THETA a number \
+    "unknown distribution `{0}`: expected `uniform`, `zipfian:THETA` or `latest:THETA`, THETA a number \
      from 0 to 10 as in `zipfian:0.99`"
 )]
 pub struct DistributionError(String);
@@ -82,7 +81,7 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Draws ranks from `0..n`, 0 being the most popular.
+/// Draws ranks from `0..n`. Rank 0 is the most popular.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ranks {
     Uniform { n: u64 },
@@ -107,13 +106,13 @@ impl Ranks {
     pub(super) fn draw(&self, rng: &mut Xoshiro256PlusPlus) -> u64 {
         match self {
             Self::Uniform { n } => rng.random_range(0..*n),
-            // The sampler counts from 1.
+            // The sampler counts ranks from 1.
             Self::Zipfian { n, zipf } => ((zipf.sample(rng) as u64).saturating_sub(1)).min(n - 1),
         }
     }
 }
 
-/// Where a rank's key is in the key space.
+/// Maps ranks to places in the key space.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Places {
     Scattered(Permutation),

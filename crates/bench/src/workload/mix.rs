@@ -5,76 +5,76 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use thiserror::Error;
 
-/// How many records a scan asks for.
+/// Number of records that a scan asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScanLength {
-    /// Always so many.
+    /// Always this many.
     Fixed(u32),
-    /// Between 1 and so many, all alike.
+    /// Uniformly distributed between 1 and this many.
     UpTo(u32),
 }
 
-/// A kind of operation. Unless said otherwise its key is one of the loaded keys, drawn from the
-/// distribution.
+/// A kind of operation. Unless noted, its key is a loaded key drawn from the distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum OperationKind {
-    /// A lookup.
+    /// Looks a key up.
     Get,
-    /// Adds a new key, which nobody has used before, after a loaded one drawn from the distribution.
+    /// Inserts a new key, one that no operation has used, after a loaded key drawn from the
+    /// distribution.
     Insert,
-    /// Adds a loaded key, which can succeed only after a removal.
+    /// Inserts a loaded key, which succeeds only after a removal.
     Reinsert,
-    /// Changes a value.
+    /// Changes the value of an existing key.
     Update,
-    /// Sets a value.
+    /// Sets a key's value, whether or not the key exists.
     Upsert,
     /// Removes a key.
     Remove,
-    /// Changes a value if it is the expected one: the loaded one.
+    /// Changes a value if it equals the loaded one.
     CompareExchange,
-    /// Reads a value and then updates it, as one operation (YCSB's workload F).
+    /// Reads a value, then updates it, as one operation (YCSB's workload F).
     ReadModifyWrite,
-    /// Reads neighbouring records, from a key on.
+    /// Reads neighbouring records from a key on.
     Scan {
-        /// How many.
+        /// Number of records to read.
         length: ScanLength,
-        /// Descending.
+        /// Whether to read in descending order.
         #[serde(default)]
         reverse: bool,
     },
-    /// Looks up so many keys at once.
+    /// Looks up several keys in one call.
     MultiGet {
-        /// How many.
+        /// Number of keys.
         keys: u32,
     },
 }
 
 impl OperationKind {
-    /// A forward scan of `records` records.
+    /// An ascending scan of `records` records.
     pub const fn scan(records: u32) -> Self {
         Self::Scan { length: ScanLength::Fixed(records), reverse: false }
     }
 }
 
-/// Kinds of operations with their weights, and a name.
+/// Kinds of operations with their weights, under a name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// What reports call it.
+    /// The name in reports.
     pub name: Cow<'static, str>,
-    /// The kinds and how often each comes, in proportion.
+    /// Kinds of operations with their relative weights.
     pub operations: Cow<'static, [(OperationKind, u32)]>,
-    /// The distribution that is meant if none is asked for.
+    /// The distribution to use unless the run sets another.
     #[serde(default = "ycsb_distribution")]
     pub distribution: Distribution,
 }
 
-/// A workload that is none.
+/// The error for an unknown workload name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{name}` is no workload: expected one of {expected}")]
+#[error("unknown workload `{name}`: expected one of {expected}")]
 pub struct UnknownMix {
     name: String,
     expected: String,
@@ -96,7 +96,7 @@ const SCAN_100: OperationKind = OperationKind::scan(100);
 const SCAN_UP_TO_100: OperationKind =
     OperationKind::Scan { length: ScanLength::UpTo(100), reverse: false };
 
-/// The mixes with names: those of DEX (§8.1) and of YCSB.
+/// The named mixes: those of DEX (§8.1) and of YCSB.
 pub const NAMED_MIXES: &[Mix] = &[
     named("read-only", &[(Get, 100)]),
     named("read-intensive", &[(Get, 95), (Update, 5)]),
@@ -130,10 +130,10 @@ impl Mix {
         self
     }
 
-    /// The mix of this name.
+    /// Returns the mix with this name.
     ///
     /// # Errors
-    /// [`UnknownMix`] if there is none.
+    /// [`UnknownMix`] if there is no such mix.
     pub fn named(name: &str) -> Result<Self, UnknownMix> {
         NAMED_MIXES.iter().find(|mix| mix.name == name).cloned().ok_or_else(|| {
             let names: Vec<&str> = NAMED_MIXES.iter().map(|mix| &*mix.name).collect();
@@ -146,7 +146,7 @@ impl Mix {
         self.operations.iter().map(|(_, weight)| u64::from(*weight)).sum()
     }
 
-    /// The share of operations that add a new key, from 0 to 1.
+    /// The share of operations that insert a new key, from 0 to 1.
     pub fn insert_share(&self) -> f64 {
         let inserts = self.operations.iter().filter(|(kind, _)| *kind == Insert);
         let weight: u64 = inserts.map(|(_, weight)| u64::from(*weight)).sum();
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Mix>(&written).unwrap(), mix);
         let wrong = text.replace("\"operations\"", "\"distribution\": \"zipf\", \"operations\"");
         let message = serde_json::from_str::<Mix>(&wrong).unwrap_err().to_string();
-        assert!(message.contains("`zipf` is no distribution"), "{message}");
+        assert!(message.contains("unknown distribution `zipf`"), "{message}");
     }
 
     #[test]

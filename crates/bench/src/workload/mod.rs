@@ -1,5 +1,5 @@
-//! What clients ask of an index: mixes of operations as data, distributions of the keys, and the stream
-//! of operations that follows from both and a seed.
+//! Workloads: mixes of operations as data, distributions of the keys, and the stream of operations
+//! that follows from both and a seed.
 
 mod distribution;
 mod mix;

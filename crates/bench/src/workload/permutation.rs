@@ -1,9 +1,10 @@
-//! A pseudo-random bijection of `0..n`: it scatters popular ranks over the key space.
+//! A pseudo-random bijection of `0..n` that scatters popular ranks over the key space.
 //!
-//! YCSB hashes the rank modulo `n`, which maps several ranks to one key and leaves about a third of the
-//! keys unreachable. Here a mixer of `k` bits, `2^k` being the least power of two that holds `n`, is
-//! applied until the result is below `n` (cycle walking): less than two turns on average, every key is
-//! reached, and the distribution over the keys stays exactly that over the ranks.
+//! YCSB hashes the rank modulo `n`, which maps several ranks to one key and leaves about a third of
+//! the keys unreachable. This permutation uses cycle walking instead: it applies a mixer of `k`
+//! bits, `2^k` being the least power of two that holds `n`, until the result is below `n`. That
+//! takes less than two turns on average and reaches every key. The distribution over the keys stays
+//! exactly that over the ranks.
 //!
 //! *Thread safety*: a plain value.
 
@@ -17,7 +18,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The bijection of `0..n` that belongs to `seed`.
+    /// The bijection of `0..n` that `seed` determines.
     ///
     /// # Panics
     /// If `n` is 0.
@@ -28,12 +29,12 @@ impl Permutation {
         Self { n, mask, shift: (bits / 2).max(1), offset: mix64(seed) }
     }
 
-    /// Where `rank` goes; `rank` is taken modulo `n`.
+    /// Returns the place of `rank`, which is taken modulo `n`.
     #[inline]
     pub fn apply(&self, rank: u64) -> u64 {
         let mut x = if rank < self.n { rank } else { rank % self.n };
-        // The walk follows the cycle of the mixer on 0..=mask that `x` lies on, and `x` itself is below
-        // `n`: so it ends.
+        // The walk follows the mixer's cycle through `x` on 0..=mask. `x` itself is below `n`, so
+        // the walk ends at `x` at the latest.
         loop {
             x = self.mix(x);
             if x < self.n {
@@ -42,7 +43,7 @@ impl Permutation {
         }
     }
 
-    /// Each step is invertible on numbers of `k` bits: an addition, odd factors, shifts to the right.
+    /// Mixes `k` bits. Each step is invertible: an addition, odd factors, shifts to the right.
     #[inline]
     fn mix(&self, x: u64) -> u64 {
         let mut x = x.wrapping_add(self.offset) & self.mask;
@@ -54,7 +55,7 @@ impl Permutation {
     }
 }
 
-/// SplitMix64's finaliser: a bijection of all 64-bit numbers that leaves no pattern.
+/// SplitMix64's finalizer: a bijection of all 64-bit numbers that hides patterns.
 #[inline]
 pub(crate) fn mix64(x: u64) -> u64 {
     let mut x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,13 +1,16 @@
-//! The operations of one client, one after the other.
+//! Generates the operations of one client.
 //!
-//! A stream is a function of its configuration, the number of its run, its client's number and (for the
-//! distribution `latest` alone) of what other clients have inserted meanwhile. Nothing is allocated on the way.
+//! A stream is a function of its configuration, its run's number, its client's number and, for the
+//! distribution `latest` alone, of what other clients have inserted so far. Drawing an operation
+//! allocates nothing.
 //!
-//! *Invariants*: W1. the values of one run's writes differ from each other. W2. new keys differ from each
-//! other and from loaded ones ([`KeySpace`], K2 and K3). W3. runs of one configuration agree on how popular each
-//! key is, and draw from it independently: a measurement does not repeat what a warm-up brought into a cache.
+//! *Invariants*
+//! - W1. The values that one run writes differ from each other.
+//! - W2. New keys differ from each other and from loaded ones ([`KeySpace`], K2 and K3).
+//! - W3. Runs of one configuration agree on the popularity of each key and draw independently: a
+//!   measurement does not repeat what a warm-up brought into a cache.
 //!
-//! *Thread safety*: a stream belongs to its client; [`Inserted`] is shared by all clients of a run.
+//! *Thread safety*: a stream belongs to its client; all clients of a run share [`Inserted`].
 
 use super::distribution::{Places, Ranks};
 use super::permutation::mix64;
@@ -17,39 +20,39 @@ use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 
-/// An operation to do.
+/// An operation for the driver to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are those of the index's operations")]
 pub enum Operation {
-    /// Look a key up.
+    /// Looks a key up.
     Get { key: u64 },
-    /// Add a key.
+    /// Inserts a key.
     Insert { key: u64, value: u64 },
-    /// Change a value.
+    /// Changes the value of an existing key.
     Update { key: u64, value: u64 },
-    /// Set a value.
+    /// Sets a key's value, whether or not the key exists.
     Upsert { key: u64, value: u64 },
-    /// Remove a key.
+    /// Removes a key.
     Remove { key: u64 },
-    /// Change a value if it is the expected one.
+    /// Changes a value if it is the expected one.
     CompareExchange { key: u64, expected: u64, new: u64 },
-    /// Read a value, then update it.
+    /// Reads a value, then updates it.
     ReadModifyWrite { key: u64, value: u64 },
-    /// Read records from `from` on, downwards if `reverse`.
+    /// Reads up to `limit` records from `from` on, descending if `reverse`.
     Scan { from: u64, limit: u32, reverse: bool },
-    /// Read all records from `from` up to but without `below`.
+    /// Reads all records from `from` up to, but not including, `below`.
     ScanInterval { from: u64, below: u64 },
-    /// Look up the keys in [`OperationStream::batch`].
+    /// Looks up the keys in [`OperationStream::batch`].
     MultiGet,
 }
 
-/// How many new keys each client has inserted: what the distribution `latest` needs to know.
+/// How many new keys each client has inserted. The distribution `latest` depends on it.
 #[derive(Debug)]
 pub struct Inserted {
-    /// One counter for each client, on cache lines of their own.
+    /// One counter per client, each on cache lines of its own.
     clients: Box<[Count]>,
-    /// The number that the first new key gets.
+    /// The number of the first new key.
     first: u64,
 }
 
@@ -58,52 +61,53 @@ pub struct Inserted {
 struct Count(AtomicU64);
 
 impl Inserted {
-    /// Nothing inserted yet by any of `clients`; new keys are numbered from `first` on.
+    /// Counters of `clients` clients without insertions; new keys are numbered from `first`.
     ///
     /// # Panics
-    /// If there are no clients.
+    /// If `clients` is 0.
     pub fn new(clients: usize, first: u64) -> Self {
-        assert!(clients > 0, "somebody must do the inserting");
+        assert!(clients > 0, "a run has at least one client");
         Self { clients: (0..clients).map(|_| Count::default()).collect(), first }
     }
 
-    /// Number of `client`'s insertion `position`: all clients take turns.
+    /// The number of `client`'s insertion `position`. Consecutive numbers go round the clients.
     #[inline]
     fn number(&self, client: usize, position: u64) -> u64 {
         self.first + position * self.clients.len() as u64 + client as u64
     }
 }
 
-/// What the harnesses of papers do otherwise than a [`Mix`] says.
+/// Deviations of papers' harnesses from a [`Mix`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Harness {
-    /// An insertion sets a key instead, drawn like all others from the loaded keys and so many that follow them: most
-    /// insertions then change a record.
+    /// Turns insertions into upserts. Keys are drawn from the loaded keys and this many keys after
+    /// them, so most insertions change a record.
     pub upserts_among_more: Option<u64>,
-    /// Updates set the value that the key was loaded with.
+    /// Makes updates set the value that the key was loaded with.
     pub keeps_values: bool,
-    /// A scan of so many records reads the interval that would have as many, counted by keys.
+    /// Makes ascending scans read the key interval that would have the scan's number of records at
+    /// the average spacing of the keys.
     pub scans_intervals: bool,
 }
 
-/// What all streams of a run share.
+/// Configuration shared by all streams of a run.
 #[derive(Clone, Debug)]
 pub struct StreamConfig {
-    /// The operations.
+    /// The operations and their weights.
     pub mix: Mix,
-    /// How often which key.
+    /// How popular each key is.
     pub distribution: Distribution,
-    /// Popular keys lie side by side, the most popular first, instead of scattered by a hash.
+    /// Makes popular keys neighbours, most popular first, instead of scattering them by a hash.
     pub clustered: bool,
     /// The loaded keys.
     pub keys: KeySpace,
-    /// Where randomness starts.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// What is done as in a paper's harness.
+    /// Deviations that follow a paper's harness.
     pub harness: Harness,
 }
 
-/// One client's operations.
+/// The stream of one client's operations.
 #[derive(Debug)]
 pub struct OperationStream {
     rng: Xoshiro256PlusPlus,
@@ -112,16 +116,16 @@ pub struct OperationStream {
     ranks: Ranks,
     places: Places,
     latest: bool,
-    /// Where new keys fall under `latest`: by a hash of their number, as in YCSB, so that the newest
-    /// records are found again without a list of them.
+    /// Where new keys fall under `latest`: by a hash of their number, as in YCSB. This finds the
+    /// newest records again without a list of them.
     places_of_new: Permutation,
     keys: KeySpace,
     harness: Harness,
-    /// The distribution over loaded keys and those that upserts may add.
+    /// The distribution over the loaded keys and those that upserts may add.
     ranks_of_upserts: Option<(Ranks, Places)>,
     client: usize,
     inserted: Arc<Inserted>,
-    /// How many new keys this client has been told to insert.
+    /// Number of new keys that this client has drawn.
     new_keys: u64,
     values: u64,
     batch: Vec<u64>,
@@ -130,25 +134,25 @@ pub struct OperationStream {
 }
 
 impl OperationStream {
-    /// The operations of client `client`, one of those that `inserted` was made for, in the first run.
+    /// The stream of client `client` in the first run. `inserted` must count that client.
     ///
     /// # Panics
-    /// If the mix has no operation, or `inserted` no such client.
+    /// If the mix has no operations, or `inserted` has no such client.
     pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<Inserted>) -> Self {
         Self::of_run(config, 0, client, inserted)
     }
 
-    /// The operations of client `client` in run `run` of those that follow each other on one index (W3).
+    /// The stream of client `client` in run `run`, counted over the runs on one index (W3).
     ///
     /// # Panics
-    /// As [`OperationStream::new`].
+    /// Same as [`OperationStream::new`].
     pub fn of_run(
         config: &StreamConfig,
         run: u64,
         client: usize,
         inserted: &Arc<Inserted>,
     ) -> Self {
-        assert!(client < inserted.clients.len(), "client {client} is not of this run");
+        assert!(client < inserted.clients.len(), "client {client} is not part of this run");
         let mut total_weight = 0;
         let add = |(kind, weight): &(OperationKind, u32)| {
             total_weight += u64::from(*weight);
@@ -195,15 +199,17 @@ impl OperationStream {
         }
     }
 
-    /// Moves all ranks up by this share of the keys, round the end: other keys are popular from now on,
-    /// those of the same ranks that far above. `latest` is not moved: popular is what is new.
+    /// Moves all ranks up by this share of the keys, wrapping around at the end. The keys that far
+    /// above the old popular keys become popular. Does not affect `latest`, where the newest keys
+    /// are the popular ones.
     pub fn shift_hotspot(&mut self, share: f64) {
         let n = self.keys.len();
         let by = (n as f64 * share).round() as u64;
         self.shifted = (self.shifted + by % n) % n;
     }
 
-    /// The next operation. `None` if it was to insert a new key, and the key space has no room left.
+    /// Returns the next operation, or `None` if it was to insert a new key and the key space is
+    /// full.
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "`None` is not the end, as an iterator's is")]
     pub fn next(&mut self) -> Option<Operation> {
@@ -269,7 +275,7 @@ impl OperationStream {
         &self.batch
     }
 
-    /// Says that the new key of the [`Operation::Insert`] just returned is in the index, so that
+    /// Reports that the key of the [`Operation::Insert`] just returned is in the index, so that
     /// `latest` may ask for it.
     #[inline]
     pub fn inserted(&self) {
@@ -277,8 +283,8 @@ impl OperationStream {
         count.store(self.new_keys, Ordering::Release);
     }
 
-    /// A number above those of all new keys that this stream has given out, for a later run to start
-    /// from: the greatest of all clients.
+    /// A number above those of all this stream's new keys. A later run starts from the maximum over
+    /// all clients.
     pub fn next_number(&self) -> u64 {
         self.inserted.number(0, self.new_keys)
     }
@@ -289,8 +295,9 @@ impl OperationStream {
             let place = self.loaded_place();
             return self.keys.key(place);
         }
-        // Rank 0 is the newest record. The clients insert in turns and about equally often: the rank
-        // gives the client and how far back to go, and what is older than all insertions is loaded.
+        // Rank 0 is the newest record. The clients insert in turns and about equally often, so the
+        // rank gives the client and how far back to go. Ranks beyond all insertions are loaded
+        // keys.
         let rank = self.ranks.draw(&mut self.rng);
         let clients = self.inserted.clients.len() as u64;
         let (back, client) = (rank / clients, (rank % clients) as usize);
@@ -304,7 +311,7 @@ impl OperationStream {
         self.keys.key(place)
     }
 
-    /// A key of those that are loaded, or of those that follow them.
+    /// Draws a key from the loaded ones and those that follow them.
     fn upserted_key(&mut self) -> Option<u64> {
         let (ranks, places) = self.ranks_of_upserts.as_ref()?;
         let place = places.of(ranks.draw(&mut self.rng));
@@ -341,7 +348,7 @@ impl OperationStream {
         self.keys.new_key(self.places_of_new.apply(number), number)
     }
 
-    /// W1: the client's number above, its own count below.
+    /// Puts the client's number above a count of its own (W1).
     #[inline]
     fn new_value(&mut self) -> u64 {
         self.values += 1;
@@ -556,7 +563,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        // At the end 2,000 of 10,000 ranks are new ones, and by far the more popular.
+        // At the end 2,000 of 10,000 ranks are new keys, and by far the more popular.
         assert!(gets > 37_000 && of_new > 1_300, "{of_new} of the last 1,900 lookups");
         assert!(streams.iter().all(|stream| stream.next_number() >= 1_900));
     }

@@ -1,11 +1,11 @@
-//! Whether every answer is of the form that its question asks for, before anyone looks at its content.
+//! Checks the form of every answer, before the other checkers look at its content.
 
 use super::Verdict;
 use crate::history::{Action, History, Operation, Outcome};
 use farleaf::index::Exchange;
 
-/// Checks that answers fit their questions: a multi-get answers for each key, a compare-exchange
-/// differs from what it expected.
+/// Checks that answers fit their operations: a multi-get answers for each key, and a
+/// compare-exchange that differs reports a value other than the expected one.
 pub(super) fn check_answers(history: &History) -> Verdict {
     match history.operations.iter().find_map(|operation| Some((operation, fault(operation)?))) {
         None => Verdict::Holds,

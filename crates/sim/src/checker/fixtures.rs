@@ -1,8 +1,9 @@
-//! Hand-made histories for the tests of the checkers.
+//! Hand-written histories for the checkers' tests.
 
 use crate::history::{Action, History, Moment, Operation, Outcome};
 
-/// A history from (client, invoked, returned, action, outcome); times are order numbers too.
+/// Builds a history from (client, invoked, returned, action, outcome). Times serve as order
+/// numbers, too.
 pub(super) fn history(
     initial: &[(u64, u64)],
     operations: impl IntoIterator<Item = (u32, u64, u64, Action, Outcome)>,
@@ -22,7 +23,7 @@ pub(super) fn history(
     History { initial: initial.iter().copied().collect(), operations }
 }
 
-/// An outcome that nobody knows.
+/// An uncertain outcome.
 pub(super) fn unknown() -> Outcome {
-    Outcome::Indeterminate("nobody knows".to_owned())
+    Outcome::Indeterminate("unknown outcome".to_owned())
 }

@@ -1,19 +1,22 @@
-//! What a crash may lose: what the compute servers had acknowledged and not yet written back, and nothing else.
+//! What a crash may lose: changes that compute servers had acknowledged and not yet written back,
+//! and nothing else.
 //!
-//! After all of them have died, each key must hold what some write made of it: one that took effect or may have, or the state
-//! before the first. And it must not be older than the last completed flush: no other write of the key lies wholly between
-//! that one and the invocation of a flush that returned. Where changes are written back by age, the same holds for the moment that lies so
-//! long before the end.
+//! After all of them have died, each key must hold the result of a write that took effect or may
+//! have, or its initial state. And this result must not be older than the last completed flush: no
+//! other write of the key lies wholly between that write and the invocation of a flush that
+//! returned. With writing back by age, the moment that lies `loses_ns` before the end counts as a
+//! flush, too.
 
 use super::Verdict;
 use super::observations::{Step, facts_by_key};
 use crate::history::{Action, History, Holds, Operation, Outcome};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Checks what was `found` after a crash that ended `history`, but for the keys of `damaged` pages. If pages can be torn, a
-/// leaf may give a key a value that something in the leaf had before, whenever that was (D8): of the values that were ever
-/// `written` any is let pass. Keys of compute servers that have not `died` have lost nothing. A flush by a client counts for those
-/// keys that it `flushes`. What was acknowledged `loses_ns` before the last event of the history is kept, too.
+/// Checks the contents `found` after a crash that ended `history`, except for the keys of `damaged`
+/// pages. If pages can be torn, a leaf may give a key any value that was in the leaf before,
+/// however long ago (D8); then any value that was ever `written` passes. Keys of compute servers
+/// that have not `died` have lost nothing. A client's flush counts for the keys that it `flushes`.
+/// Changes acknowledged `loses_ns` before the last event of the history are kept, too.
 pub fn check_kept(
     history: &History,
     found: &BTreeMap<u64, u64>,
@@ -32,7 +35,7 @@ pub fn check_kept(
     found.keys().for_each(|key| _ = facts.entry(*key).or_default());
     let mut writes_by_key = BTreeMap::new();
     for (key, facts) in &facts {
-        // What the write made of the key, between which order numbers, and whether it surely took effect.
+        // The result of each write, its order numbers, and whether it certainly took effect.
         let mut writes = vec![(history.initial.get(key).copied(), 0, 0, true)];
         for fact in facts {
             let (change, sure) = match fact.step {
@@ -66,13 +69,14 @@ pub fn check_kept(
         if is_kept || is_torn {
             continue;
         }
-        let why = if by_some { "older than what must be kept" } else { "what no write made of it" };
+        let why =
+            if by_some { "older than what must be kept" } else { "not the result of any write" };
         return Verdict::Violated(format!("after the crash key {key} is {}: {why}", Holds(held)));
     }
     Verdict::Holds
 }
 
-/// The order number of the first event that is not older than `loses_ns` at the last one.
+/// The order number of the first event that is less than `loses_ns` older than the last one.
 fn first_order_within(history: &History, loses_ns: u64) -> u64 {
     let moments =
         || history.operations.iter().flat_map(|it| [Some(it.invoked), it.returned]).flatten();
@@ -102,7 +106,8 @@ mod tests {
     }
 
     fn check(found: &[(u64, u64)], written: Option<&BTreeSet<u64>>) -> Verdict {
-        // 20 and then 30 were acknowledged before the flush began, 40 after that; nobody knows about 50.
+        // 20, then 30 were acknowledged before the flush began, and 40 after that; the fate of 50
+        // is unknown.
         let history = history(
             &[(1, 10)],
             [
@@ -155,7 +160,7 @@ mod tests {
             assert_eq!(
                 check(false) == Verdict::Holds,
                 value == 20,
-                "whoever lives has lost nothing"
+                "a surviving compute server loses nothing"
             );
         }
     }

@@ -1,23 +1,23 @@
-//! Whether the single-key operations of a history are linearizable, key by key.
+//! Checks that the single-key operations of a history are linearizable, key by key.
 //!
-//! Linearizability is local (Herlihy and Wing): a history is linearizable if what it says about each
-//! key is. The search for one key is the just-in-time variant of Wing and Gong's (G. Lowe, "Testing for
-//! linearizability", 2017), breadth first: it goes through invocations and returns in their order, and
-//! keeps every *configuration* that explains what has returned so far: the key's state, which of the
-//! open operations have taken effect already, and which uncertain writes have been used up. An
+//! Linearizability is local (Herlihy and Wing): a history is linearizable if its part about each
+//! key is. The search for one key is the just-in-time variant of Wing and Gong's (G. Lowe, "Testing
+//! for linearizability", 2017), breadth first. It goes through invocations and returns in order and
+//! keeps every *configuration* that explains all returns so far: the key's state, the open
+//! operations that have already taken effect, and the uncertain writes that have been used up. An
 //! operation takes effect only when the return of one at or after it demands that. When no
-//! configuration is left, no order explains the answers.
+//! configuration is left, no order of the operations explains the answers.
 //!
-//! What keeps the set small, and loses no explanation:
-//! - L1. An operation that only observes takes effect as soon as the state fits: from there the search
-//!   can do whatever it could have done before.
-//! - L2. An uncertain write is used only where it changes the state; where it would not, it is as good
-//!   as never having happened. One that is never needed is never used.
-//! - L3. Values that no answer and no compare-exchange names cannot be told apart; they are one value.
-//!   Uncertain writes that do the same are then told apart by nothing but their invocation, so the search
-//!   counts how many of each kind are used.
-//! - L4. Of two configurations with equal states and equal open operations, one that used up no more
-//!   of any kind of uncertain write explains all that the other can.
+//! These rules keep the set small and lose no explanation:
+//! - L1. An operation that only observes takes effect as soon as the state fits. From there the
+//!   search can do whatever it could have done before.
+//! - L2. An uncertain write is used only where it changes the state. Elsewhere, using it is
+//!   equivalent to it never having happened. A write that is never needed is never used.
+//! - L3. Values that appear in no answer and no compare-exchange are indistinguishable, so they are
+//!   one value. Uncertain writes with the same effect then differ only in their invocations, so the
+//!   search counts how many of each kind are used.
+//! - L4. Of two configurations with equal states and equal open operations, one that has used no
+//!   more of any kind of uncertain write explains everything that the other can.
 
 use super::Verdict;
 use super::observations::{Change, Fact, Requires, Seen, Step, facts_by_key};
@@ -25,18 +25,18 @@ use crate::history::{Action, History, Holds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// How many configurations the search may look at for one key before it gives up.
+/// Configurations that the search may look at for one key before it gives up.
 pub const DEFAULT_BUDGET: u64 = 2_000_000;
 
-/// Operations on one key that may be open at a time.
+/// Operations on one key that may be open at the same time.
 const MAX_OPEN: usize = 128;
 
 /// The state of an absent key.
 const ABSENT: u32 = 0;
-/// The state of a key with any of the values that nothing names (L3).
+/// The state of a key with a value that nothing names (L3).
 const UNNAMED: u32 = 1;
 
-/// Checks every key; reports the smallest key that fails. `budget` bounds the work for one key.
+/// Checks every key and reports the smallest one that fails. `budget` bounds the work for one key.
 pub fn check_linearizable(history: &History, budget: u64) -> Verdict {
     let mut gave_up = None;
     for (key, facts) in facts_by_key(history, true) {
@@ -55,8 +55,8 @@ pub fn check_linearizable(history: &History, budget: u64) -> Verdict {
 
 /// Why a search ended early.
 enum Stuck {
-    /// Nothing explains the fact at this place; the states that the key could have been in before its
-    /// return, `None` for a value that nothing names.
+    /// No order explains the fact at this place. Also holds the states that the key could have had
+    /// before its return; `None` stands for a value that nothing names.
     Unexplained(usize, Vec<Option<Option<u64>>>),
     TooLarge(String),
 }
@@ -66,7 +66,7 @@ struct Configuration {
     state: u32,
     /// The open operations that have taken effect, by slot.
     done: u128,
-    /// How many uncertain writes of each kind are used up.
+    /// Number of used uncertain writes of each kind.
     used: Vec<u16>,
 }
 
@@ -79,7 +79,7 @@ enum Move {
     Uncertain(usize),
 }
 
-/// What a state must be.
+/// A condition on a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Expect {
     Anything,
@@ -97,21 +97,21 @@ impl Expect {
     }
 }
 
-/// The open operation of a slot.
+/// The open operation in a slot.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     expect: Expect,
-    /// What it makes of the state, if it writes.
+    /// The state after it, if it writes.
     becomes: Option<u32>,
 }
 
 struct Search {
     /// Values that something names; the value of state `n` is at `n - 2`.
     values: Vec<u64>,
-    /// Invocations and returns: (order, is a return, place of the fact).
+    /// Invocations and returns: (order, whether it is a return, place of the fact).
     events: Vec<(u64, bool, usize)>,
     moves: Vec<Move>,
-    /// The kinds of uncertain writes, and how many of each have been invoked.
+    /// The kinds of uncertain writes; `invoked` counts the invocations of each.
     kinds: Vec<(Expect, u32)>,
     invoked: Vec<u16>,
     slot_of: Vec<u8>,
@@ -144,7 +144,7 @@ impl Search {
             Requires::Present => Expect::Present,
             Requires::Value(value) => Expect::State(state(Some(value))),
         };
-        // Uncertain writes after the last return can explain nothing.
+        // Uncertain writes invoked after the last return explain nothing.
         let last_return = facts
             .iter()
             .filter(|fact| !matches!(fact.step, Step::MayChange(_)))
@@ -176,7 +176,8 @@ impl Search {
                 events.push((fact.end, true, place));
             }
         }
-        // Of one moment, invocations come first: what meets in a moment may have overlapped.
+        // Invocations sort before returns of the same moment, as these operations may have
+        // overlapped.
         events.sort_unstable();
         let mut by_number = vec![(Expect::Anything, ABSENT); kinds.len()];
         for (kind, number) in kinds {
@@ -242,7 +243,8 @@ impl Search {
         Ok(())
     }
 
-    /// The operation at `place` returns: whoever has not let it take effect yet must do so now.
+    /// Handles the return of the operation at `place`: it must have taken effect in every
+    /// configuration that remains.
     fn completed(&mut self, place: usize, budget: u64) -> Result<(), Stuck> {
         let slot = usize::from(self.slot_of[place]);
         let bit = 1_u128 << slot;
@@ -269,7 +271,7 @@ impl Search {
         Ok(())
     }
 
-    /// Goes on from `work` to every configuration in which the operation of `bit` has taken effect.
+    /// Expands `work` into every configuration in which the operation of `bit` has taken effect.
     fn expand(&mut self, work: Vec<Configuration>, bit: u128, budget: u64) -> Result<(), Stuck> {
         let mut seen = Antichains::default();
         let mut work: Vec<Configuration> = work.into_iter().filter(|one| seen.add(one)).collect();
@@ -312,7 +314,7 @@ impl Search {
         Ok(())
     }
 
-    /// The configuration with a new state, in which every open observation that fits has been made.
+    /// The configuration with a new state. Every open observation that fits it takes effect (L1).
     fn become_state(&self, state: u32, mut done: u128, used: Vec<u16>) -> Configuration {
         for (slot, open) in self.open.iter().enumerate() {
             if let Some(Open { expect, becomes: None }) = open
@@ -325,12 +327,12 @@ impl Search {
     }
 }
 
-/// Configurations without those that another makes superfluous (L4).
+/// Configurations without those that others make redundant (L4).
 #[derive(Default)]
 struct Antichains(BTreeMap<(u32, u128), Vec<Vec<u16>>>);
 
 impl Antichains {
-    /// Adds a configuration; `false` if another one makes it superfluous.
+    /// Adds a configuration. Returns `false` if another one makes it redundant.
     fn add(&mut self, configuration: &Configuration) -> bool {
         let all = self.0.entry((configuration.state, configuration.done)).or_default();
         let covers = |less: &[u16], more: &[u16]| less.iter().zip(more).all(|(l, m)| l <= m);
@@ -342,7 +344,7 @@ impl Antichains {
         true
     }
 
-    /// Those in which the operation of `bit` has taken effect.
+    /// The configurations in which the operation of `bit` has taken effect.
     fn into_configurations(self, bit: u128) -> Vec<Configuration> {
         let with_bit = self.0.into_iter().filter(|((_, done), _)| done & bit != 0);
         with_bit
@@ -353,8 +355,8 @@ impl Antichains {
     }
 }
 
-/// How many operations a report shows before those that overlap the one that nothing explains, and how
-/// many uncertain ones.
+/// Operations that a report shows before those that overlap the unexplained one, and uncertain
+/// operations that it shows.
 const SHOWN_BEFORE: usize = 6;
 
 fn report(
@@ -367,7 +369,9 @@ fn report(
     let stuck = &facts[at];
     let states: Vec<String> = states
         .iter()
-        .map(|state| state.map_or("a value nobody names".to_owned(), |s| Holds(s).to_string()))
+        .map(|state| {
+            state.map_or("a value that nothing names".to_owned(), |s| Holds(s).to_string())
+        })
         .collect();
     let mut text = format!(
         "key {key} is not linearizable: no order of the operations explains the one marked >.\n\
@@ -375,8 +379,8 @@ fn report(
         states.join(", "),
         Holds(history.initial.get(&key).copied()),
     );
-    // What returned before the stuck operation was invoked, the latest last; what overlaps it; and
-    // uncertain writes, which overlap everything after them.
+    // Show the operations that returned before the stuck one was invoked, those that overlap it,
+    // and uncertain writes, which overlap everything after their invocation.
     let mut before: Vec<usize> =
         (0..facts.len()).filter(|place| facts[*place].end < stuck.start).collect();
     before.sort_by_key(|place| facts[*place].end);

@@ -1,4 +1,4 @@
-//! Good and bad histories of one key, by hand and by the thousand.
+//! Valid and invalid histories of one key, hand-written and generated.
 
 use super::super::fixtures::{history, unknown};
 use super::*;
@@ -125,7 +125,7 @@ fn an_uncertain_write_may_land_late_or_never() {
     holds(Some(1), [lost(upsert(1, 2, 5)), get(3, 4, Some(1)), get(5, 6, Some(5))]);
     holds(Some(1), [lost(upsert(1, 2, 5)), get(3, 4, Some(1)), get(5, 6, Some(1))]);
     holds(Some(1), [never_returned(remove(1, 0, true)), get(3, 4, Some(1)), get(5, 6, None)]);
-    // Later operations of the same client do not end its chance.
+    // Later operations of the same client do not stop an uncertain write from taking effect.
     holds(Some(1), [lost(upsert(1, 2, 5)), upsert(3, 4, 6), get(5, 6, Some(5))]);
 }
 
@@ -135,12 +135,12 @@ fn an_uncertain_write_once_seen_stays() {
         Some(1),
         [lost(upsert(1, 2, 5)), get(3, 4, Some(5)), get(5, 6, Some(1)), get(7, 8, Some(5))],
     );
-    // It happens once at most.
+    // An uncertain write takes effect at most once.
     violated(
         Some(1),
         [lost(upsert(1, 2, 5)), get(3, 4, Some(5)), upsert(5, 6, 6), get(7, 8, Some(5))],
     );
-    // And not before it was invoked.
+    // An uncertain write does not take effect before its invocation.
     violated(Some(1), [get(1, 2, Some(5)), lost(upsert(3, 4, 5))]);
 }
 
@@ -182,7 +182,7 @@ fn multi_gets_and_scans_are_reads() {
 
 #[test]
 fn many_uncertain_writes_do_not_blow_the_search_up() {
-    // A hundred removals and upserts whose outcome nobody knows, between answered inserts and reads.
+    // A hundred removals and upserts with uncertain outcomes, between answered inserts and reads.
     let mut lines = Vec::new();
     for round in 0..100 {
         let at = round * 20;
@@ -208,7 +208,7 @@ fn a_search_beyond_its_budget_gives_up() {
     assert!(matches!(check_linearizable(&history, DEFAULT_BUDGET), Verdict::Violated(_)));
 }
 
-/// What an operation does to a state, and what it answers.
+/// Applies an operation to a state and returns its answer.
 fn answer(action: &Action, state: &mut Option<u64>) -> Outcome {
     let there = state.is_some();
     match *action {
@@ -260,13 +260,13 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// How an operation of a generated history goes: how long before and after its effect it is invoked and
-/// returns, and whether it answers, its answer gets lost, or it gets lost itself.
+/// The course of a generated operation: how long before its effect it is invoked, how long after it
+/// returns, and whether it answers, loses its answer, or never takes effect.
 fn course() -> impl Strategy<Value = (Action, u64, u64, u8)> {
     (action(), 1..60_u64, 1..60_u64, 0..12_u8)
 }
 
-/// A history of a real register: operations take effect 10 apart and overlap as they may.
+/// A history of a real register: operations take effect 10 apart, with arbitrary overlaps.
 fn real(initial: Option<u64>, courses: &[(Action, u64, u64, u8)], width: u64) -> Vec<Line> {
     let mut state = initial;
     let mut lines = Vec::new();
@@ -329,7 +329,7 @@ proptest! {
         prop_assert_eq!(verdict(initial, real(initial, &courses, 60)), Verdict::Holds);
     }
 
-    /// With times and outcomes from two different histories nearly everything happens.
+    /// Mixing the times and outcomes of two different histories produces nearly every case.
     #[test]
     fn small_histories_are_judged_as_the_definition_does(
         initial in proptest::option::of(0..4_u64),
@@ -353,7 +353,7 @@ proptest! {
         prop_assert_eq!(found == Verdict::Holds, expected, "{:?} for {:?}", found, lines);
     }
 
-    /// Without overlaps and losses every answer follows from the ones before.
+    /// Without overlaps and losses every answer follows from the previous operations.
     #[test]
     fn a_changed_answer_of_a_sequential_history_is_refused(
         initial in proptest::option::of(0..4_u64),

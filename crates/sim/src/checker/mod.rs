@@ -1,7 +1,7 @@
-//! Whether a history could have come from a correct index.
+//! Decides whether a history could have come from a correct index.
 //!
-//! [`check`] puts a history through all checkers. They see nothing but what clients saw, so they hold
-//! for every index design and every fabric.
+//! [`check`] runs all checkers on a history. They see only what clients saw, so they apply to every
+//! index design and every fabric.
 
 mod answers;
 #[cfg(test)]
@@ -17,14 +17,14 @@ pub use kept::{check_kept, values_written};
 pub use linearizable::{DEFAULT_BUDGET, check_linearizable};
 pub use scan::{check_scans, check_snapshots};
 
-/// What a checker has to say.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A correct index could have done this.
+    /// A correct index could have produced this history.
     Holds,
-    /// No correct index does this; why.
+    /// No correct index produces this history; holds the explanation.
     Violated(String),
-    /// The search was too large; says nothing about the index, and must not count as success.
+    /// The search was too large. This says nothing about the index and must not count as success.
     GaveUp(String),
 }
 

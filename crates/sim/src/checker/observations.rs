@@ -1,29 +1,30 @@
-//! What each operation says about each key that it concerns.
+//! The facts that each operation establishes about each of its keys.
 //!
-//! An answered operation says that at one moment between its invocation and its return the key was in
-//! some state, and what it made of it; an uncertain write that it may have changed the key then or at any
-//! later moment. Reads without an answer and operations that certainly failed say nothing.
+//! An answered operation establishes the key's state at one moment between its invocation and its
+//! return, and how it changed that state. An uncertain write establishes that it may have changed
+//! the key then or at any later moment. Reads without an answer and operations that certainly
+//! failed establish nothing.
 //!
-//! A scan is no snapshot, but of each key in the range that it covered it saw the state of some moment
-//! between invocation and return. (Were the key there throughout, the scan would have to return it; was
-//! it not, there is a moment at which it was absent. A record that it returns was there at some moment.)
-//! So it is a read of every such key, as a multi-get is.
+//! A scan is not a snapshot. But for each key in the range that it covered, it saw the state at
+//! some moment between its invocation and its return. (If a key is there throughout, the scan must
+//! return it; if it is not, there is a moment at which it is absent. A record that the scan returns
+//! was there at some moment.) So a scan is a read of every such key, like a multi-get.
 
 use crate::history::{Action, History, Outcome};
 use farleaf::index::{Exchange, Scan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// What a key is found to be.
+/// The observed state of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// Absent, or there with this value.
     Exactly(Option<u64>),
-    /// There, with whatever value.
+    /// There, with any value.
     Present,
 }
 
-/// What must hold for a write to change anything.
+/// The precondition for a write to change anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Requires {
     Nothing,
@@ -41,18 +42,18 @@ pub(super) struct Change {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It saw this and changed nothing.
+    /// The operation saw this state and changed nothing.
     Sees(Seen),
-    /// It changed the key.
+    /// The operation changed the key.
     Changes(Change),
-    /// It may have changed the key, or may still.
+    /// The operation may have changed the key, or may do so later.
     MayChange(Change),
 }
 
-/// What one operation says about one key.
+/// A fact that one operation establishes about one key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fact {
-    /// The operation's place in the history.
+    /// The operation's index in the history.
     pub(super) operation: usize,
     /// The order numbers between which it took effect.
     pub(super) start: u64,
@@ -60,8 +61,8 @@ pub(super) struct Fact {
     pub(super) step: Step,
 }
 
-/// The facts about every key that the history names, in the order of the invocations; with or without
-/// those that scans contribute.
+/// The facts about every key that the history names, ordered by invocation. Includes the facts from
+/// scans if `with_scans`.
 pub(super) fn facts_by_key(history: &History, with_scans: bool) -> BTreeMap<u64, Vec<Fact>> {
     let mut facts: BTreeMap<u64, Vec<Fact>> =
         named_keys(history).into_iter().map(|key| (key, Vec::new())).collect();
@@ -120,7 +121,7 @@ fn named_keys(history: &History) -> BTreeSet<u64> {
     keys
 }
 
-/// What an operation on one key says about it.
+/// The fact that a single-key operation establishes.
 fn single(action: &Action, outcome: &Outcome) -> Option<(u64, Step)> {
     use Seen::{Exactly, Present};
     let change = |requires, becomes| Change { requires, becomes };
@@ -152,8 +153,8 @@ fn single(action: &Action, outcome: &Outcome) -> Option<(u64, Step)> {
     Some((key, step))
 }
 
-/// The keys about which a scan's answer says something: its range, up to the last record if the limit
-/// ended it.
+/// The keys that a scan's answer covers: its range, up to the last record if the limit ended the
+/// scan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Covered {
     lower: Bound<u64>,
@@ -178,7 +179,7 @@ impl Covered {
     }
 }
 
-/// Whether a key is between two bounds.
+/// Whether a key lies between two bounds.
 pub(super) fn within(lower: Bound<u64>, upper: Bound<u64>, key: u64) -> bool {
     let above = match lower {
         Bound::Unbounded => true,

@@ -1,21 +1,22 @@
-//! Whether scans return what they must, and nothing that they cannot have seen.
+//! Checks that scans return everything they must, and nothing they cannot have seen.
 //!
-//! Of each answered scan [I, R] (its invocation and return) this checks:
-//! - S1. Form: keys strictly in the scan's order, within its bounds, at most `limit`.
-//! - S2. Nothing is missing: a key of the covered range (up to the last record, if the limit ended the
-//!   scan) that was certainly there from I to R is returned.
-//! - S3. No ghosts: each record returned can have been there at some moment between I and R.
+//! For each answered scan [I, R] (its invocation and return) this checks:
+//! - S1. Form: keys strictly in the scan's order, within its bounds, at most `limit` of them.
+//! - S2. Nothing is missing: the scan returns every key of the covered range (up to the last
+//!   record, if the limit ended the scan) that was certainly there from I to R.
+//! - S3. No ghosts: each returned record can have been there at some moment between I and R.
 //!
-//! *Certainly there*: an answered operation A that returned before I leaves the key there at a moment p
-//! between its invocation and its return. The key can only have gone by the end of the scan if a removal
-//! took effect after p and before R; it was then invoked before R, and did not return before A was
-//! invoked. If no removal that may have taken effect is like that, the key was there from A's return to
-//! R. The best A is the one invoked last.
+//! *Certainly there*: an answered operation A that returned before I leaves the key there at a
+//! moment p between A's invocation and return. The key can be gone before the scan ends only if a
+//! removal took effect after p and before R. Such a removal was invoked before R, and did not
+//! return before A was invoked. If no removal that may have taken effect meets both conditions, the
+//! key was there from A's return to R. The best A is the one invoked last.
 //!
-//! *Ghosts*: someone wrote the value to the key: it was there at first, or by a write W invoked before R
-//! that may have taken effect. W's value is certainly gone before I if an answered operation X, invoked
-//! after W returned and returned before I, found or left the key in another state. If that is so for
-//! every W, nobody can have seen the value during the scan. An uncertain W never returns.
+//! *Ghosts*: the value must have been written to the key. It was there initially, or a write W that
+//! may have taken effect was invoked before R. W's value is certainly gone before I if an answered
+//! operation X found or left the key in another state, and X was invoked after W returned, and
+//! returned before I. If there is such an X for every W, no scan [I, R] can have seen the value. An
+//! uncertain W never returns.
 //!
 //! Both judge one scan and one key alone, so they never raise a false alarm but can miss what only
 //! several operations together disprove; the linearizability checker takes scans as reads of each key
@@ -72,7 +73,7 @@ fn each_scan(
     Verdict::Holds
 }
 
-/// S1.
+/// Checks S1.
 fn form(scan: &Scan<u64>, records: &[(u64, u64)]) -> Option<String> {
     if records.len() > scan.limit {
         return Some(format!("a scan returned {} records, more than its limit", records.len()));
@@ -90,7 +91,7 @@ fn form(scan: &Scan<u64>, records: &[(u64, u64)]) -> Option<String> {
     })
 }
 
-/// S2.
+/// Checks S2.
 fn missing(
     keys: &BTreeMap<u64, KeyFacts>,
     operation: &Operation,
@@ -99,7 +100,7 @@ fn missing(
 ) -> Option<String> {
     let covered = Covered::by(scan, records);
     let (start, end) = operation.span();
-    // Every key returned is among `keys`, and both ascend.
+    // Every returned key is among `keys`, and both ascend.
     let mut returned: Vec<u64> = records.iter().map(|(key, _)| *key).collect();
     if scan.reverse {
         returned.reverse();
@@ -116,7 +117,7 @@ fn missing(
     None
 }
 
-/// S3.
+/// Checks S3.
 fn ghost(
     keys: &BTreeMap<u64, KeyFacts>,
     history: &History,
@@ -129,7 +130,7 @@ fn ghost(
         let Some(gone) = facts.certainly_gone(*value, start, end) else { continue };
         let mut text = format!("a scan returned key {key} = {value:#x}, ");
         match gone {
-            Gone::NeverWritten => text += "which nobody had written",
+            Gone::NeverWritten => text += "which no operation had written",
             Gone::Replaced(by) => {
                 let by = &history.operations[by];
                 text += &format!("which was certainly gone by then:\n  {by}");
@@ -172,20 +173,21 @@ struct Known {
     state: Seen,
 }
 
-/// Why a value cannot have been seen.
+/// Why a scan cannot have seen a value.
 enum Gone {
     NeverWritten,
-    /// The operation that found or left the key otherwise.
+    /// The operation that found or left the key in another state.
     Replaced(usize),
 }
 
 #[derive(Debug)]
 struct KeyFacts {
-    /// By their ends.
+    /// Ordered by end.
     known: Vec<Known>,
-    /// For each of `known`, the latest start of those up to it that leave the key there.
+    /// For each of `known`, the latest start among those up to it that leave the key there.
     there_since: Vec<Option<u64>>,
-    /// Removals that may have taken effect: start, and the latest end of those up to it; by starts.
+    /// Removals that may have taken effect, ordered by start: the start, and the latest end of
+    /// those up to it.
     removals: Vec<(u64, u64)>,
     /// Writes that may have taken effect: value, start, end.
     writes: BTreeMap<u64, Vec<(u64, u64)>>,
@@ -216,7 +218,8 @@ impl KeyFacts {
                         removals.push((start, latest));
                     }
                 }
-                // What a successful exchange expected was there before it; that adds nothing here.
+                // A successful exchange also implies that the expected value was there before. That
+                // adds nothing here.
                 debug_assert!(change.becomes.is_some() || change.requires == Requires::Present);
             }
         }
@@ -234,14 +237,15 @@ impl KeyFacts {
         Self { known, there_since, removals, writes }
     }
 
-    /// How many of `known` ended before `moment`.
+    /// Number of `known` that ended before `moment`.
     fn known_before(&self, moment: u64) -> usize {
         self.known.partition_point(|known| known.end < moment)
     }
 
     fn certainly_there(&self, start: u64, end: u64) -> bool {
         let since = match self.known_before(start) {
-            // Nothing has answered yet: what was there at first. `there_since` starts from it too.
+            // Nothing has been answered yet, so use the initial state. `there_since` starts from
+            // it, too.
             0 => self.writes.values().flatten().any(|write| *write == (0, 0)).then_some(0),
             ended => self.there_since[ended - 1],
         };
@@ -349,7 +353,7 @@ mod tests {
         assert_eq!(verdict_with(&[remove(1, 0, Outcome::NoReturn)]), Verdict::Holds);
         refused(&verdict_with(&[remove(21, 30, removed.clone())]), "missed key 2");
         refused(&verdict_with(&[remove(1, 2, Outcome::Failed("no".into()))]), "missed key 2");
-        // It came back before the scan.
+        // The key came back before the scan.
         let back = (1, 6, 8, Action::Insert(2, 21), Outcome::Applied(true));
         refused(&verdict_with(&[remove(1, 5, removed.clone()), back.clone()]), "missed key 2");
         // The removal may have come after the insertion.
@@ -388,13 +392,13 @@ mod tests {
         let write = |from, to, value, outcome| (0, from, to, Action::Upsert(2, value), outcome);
         let verdict_with =
             |others: &[_], value| verdict(FULL, others, (10, 20), scan(0, 9), &with(value));
-        refused(&verdict_with(&[], 77), "nobody had written");
+        refused(&verdict_with(&[], 77), "no operation had written");
         let early = write(1, 2, 21, Outcome::Done);
         assert_eq!(verdict_with(std::slice::from_ref(&early), 21), Verdict::Holds);
         refused(&verdict_with(std::slice::from_ref(&early), 20), "certainly gone");
         assert_eq!(verdict_with(&[write(15, 25, 21, Outcome::Done)], 21), Verdict::Holds);
         assert_eq!(verdict_with(&[write(15, 25, 21, Outcome::Done)], 20), Verdict::Holds);
-        refused(&verdict_with(&[write(21, 25, 21, Outcome::Done)], 21), "nobody had written");
+        refused(&verdict_with(&[write(21, 25, 21, Outcome::Done)], 21), "no operation had written");
         assert_eq!(
             verdict_with(&[write(1, 2, 21, unknown()), write(3, 4, 22, Outcome::Done)], 21),
             Verdict::Holds,

@@ -1,8 +1,9 @@
-//! The trees of the memory servers: the index of the coarse-grained design, and what leads to the leaves of the
-//! hybrid one.
+//! Inspects the memory servers' trees: the index of the coarse-grained design, and the trees that
+//! lead to the leaves of the hybrid one.
 //!
-//! *What holds when no latch on the way is held*: T1, T2 and T4 of `farleaf::server::tree`, as [`super::walk`]
-//! checks them. *At the end*: each node that the tree has taken is in it or retired, so none is lost.
+//! *Invariants while no latch on the way is held*: T1, T2 and T4 of `farleaf::server::tree`, as
+//! [`super::walk`] checks them. *At the end* each node that a tree has allocated is in the tree or
+//! retired, so none leaks.
 
 use super::walk::{Access, Stop, Walk, records};
 use super::{Expect, Records};
@@ -10,18 +11,18 @@ use farleaf::page::{Layout, Superblock};
 use farleaf_fabric::{Region, RpcService};
 
 impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
-    /// The records of all trees, by key.
+    /// The records of all trees, ordered by key.
     pub(super) fn coarse(&mut self) -> Result<Records, Stop> {
         let mut all = Vec::new();
         for number in 0..self.pool.servers.len() {
             all.extend(self.tree_of(number)?.unwrap_or_default());
         }
-        // By a hash, each server has keys from everywhere.
+        // Under hash partitioning, each server has keys from the whole key space.
         all.sort_unstable();
         Ok(all)
     }
 
-    /// The records of a memory server's tree; `None` if a page on the way is held.
+    /// The records of a memory server's tree, or `None` if a page on the way is held.
     pub(super) fn tree_of(&mut self, number: usize) -> Result<Option<Records>, Stop> {
         let server = &self.pool.servers[number];
         let root = Superblock::root(&Region::words(server.region())[..Superblock::WORDS]);

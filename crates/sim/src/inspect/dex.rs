@@ -1,12 +1,13 @@
-//! DEX's tree, as it is in the pool (invariant D2 of `farleaf::index::dex`).
+//! Inspects DEX's tree as it is in the pool (invariant D2 of `farleaf::index::dex`).
 //!
-//! *What holds at every instant*: whichever key is looked for, each step from the root leads to a page at its
-//! own address, one level lower, whose fences cover what led there; and no child word is a reference into a
-//! cache. A node may have too much, never too little: so a page is asked only about the keys that its parents
-//! route to it. An inner page that is just being written, so that its checksum does not fit, is passed over.
+//! *Invariants at every moment*: for any key, each step from the root leads to a page at its own
+//! address, one level lower, whose fences cover the keys routed to it, and no child word is a
+//! reference into a cache. A node may hold too many keys, never too few, so a page is checked only
+//! for the keys that its parents route to it. An inner page that is being written, with a checksum
+//! that does not match, is skipped.
 //!
-//! *What holds when all is written back*, unless a crash came before: fences are exactly what the parents say, keys lie within them, and no
-//! node is met twice.
+//! *Invariants once everything is written back*, unless a crash came before: fences equal what the
+//! parents say, keys lie within them, and no node is reachable twice.
 
 use super::walk::{Stop, Walk};
 use super::{Expect, Records};
@@ -15,7 +16,7 @@ use farleaf_fabric::{GlobalAddr, RpcService};
 use std::ops::Bound;
 
 impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
-    /// Looks at the whole tree; the records of all leaves, as far as parents lead to them.
+    /// Inspects the whole tree and returns the records of all leaves that parents lead to.
     pub(super) fn dex(&mut self) -> Result<Records, Stop> {
         let (pool, expect) = (self.pool, self.expect);
         let mut records = Vec::new();
@@ -24,7 +25,8 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
         }
         let superblock = &pool.servers[0].region().words()[..Superblock::WORDS];
         let root = Superblock::root(superblock);
-        // Node, level if it is known, and the keys that are routed to it; the leftmost last.
+        // Nodes to visit, leftmost last: the address, the level if known, and the keys routed to
+        // it.
         let mut left: Vec<(GlobalAddr, Option<u8>, u64, Option<u64>)> = vec![(root, None, 0, None)];
         while let Some((at, level, low, high)) = left.pop() {
             let path = || format!("the node at {at:?}, asked for the keys from {low} to {high:?}");
@@ -37,23 +39,24 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
                 return wrong("it is free".to_owned());
             }
             if !self.met.insert(at) {
-                return wrong("it is there twice".to_owned());
+                return wrong("it is reached twice".to_owned());
             }
             let is_inner = level.is_none_or(|level| level > 0);
             if is_inner && !page.is_of_one_piece() {
                 if expect != Expect::WellFormed {
-                    return wrong("its checksum does not fit".to_owned());
+                    return wrong("its checksum does not match".to_owned());
                 }
                 continue;
             }
             if page.address() != at {
-                return wrong(format!("it is at {:?} by its own words", page.address()));
+                return wrong(format!("it has the address {:?} in its header", page.address()));
             }
             if level.is_some_and(|level| page.level() != level) {
                 return wrong(format!("level {} instead of {level:?}", page.level()));
             }
             let fences = (L::low(page), L::high(page));
-            // A leaf has no checksum: half a WRITE can have changed one of the two words of an infinite fence.
+            // A leaf has no checksum, so half a WRITE may have changed one of the two words of an
+            // infinite fence.
             let end = fences.1.filter(|end| *end != u64::MAX || expect != Expect::WellFormed);
             let covers = fences.0 <= low && end.is_none_or(|end| high.is_some_and(|h| h <= end));
             if !covers || (expect == Expect::Exact && fences != (low, high)) {
@@ -61,7 +64,7 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
             }
             if page.level() == 0 {
                 if expect != Expect::WellFormed && !page.stamp_fits() {
-                    return wrong("its stamp does not fit".to_owned());
+                    return wrong("its stamp does not match".to_owned());
                 }
                 let upper = high.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
                 let lower = Bound::Included(&low);

@@ -1,15 +1,16 @@
-//! The inspector: it looks at the memory servers' regions directly, past the network, at random instants of a
-//! run and at its end, and checks the structure that the index promises.
+//! The inspector reads the memory servers' regions directly, bypassing the network, at random
+//! moments of a run and at its end. It checks the structure that the index promises.
 //!
-//! *What holds at every instant*, for each design: no page points to a node that is out of use, dead or another
-//! by its own words; no node is met twice; and what the module of the design says ([`dex`], [`coarse`],
-//! [`one_sided`]). Three designs promise this only as far as no page on the way is held or half written
-//! (`server::tree` T1, `index::fine` G2): a look that meets such a page ends there, and finds no fault.
+//! *Invariants at every moment*, for each design: no page points to a node that is out of use, that
+//! is marked dead, or whose header has another address. No node is reachable twice. The modules of
+//! the designs add their own ([`dex`], [`coarse`], [`one_sided`]). Three designs promise this only
+//! while no page on the way is held or half written (`server::tree` T1, `index::fine` G2): an
+//! inspection that meets such a page ends there without a fault.
 //!
-//! *What holds at the end of a run* that has no uncertain outcomes: no page is held, and the records are exactly
-//! those of a scan.
+//! *Invariants at the end of a run* without uncertain outcomes: no page is held, and the pool holds
+//! exactly the records that a scan returns.
 //!
-//! *Thread safety*: plain functions over atomics, between two steps of the simulator.
+//! *Thread safety*: plain functions over atomics, called between two steps of the simulator.
 
 mod coarse;
 mod dex;
@@ -31,21 +32,21 @@ use rand::RngExt;
 use std::collections::BTreeSet;
 use walk::{Stop, Walk};
 
-/// The longest time between two looks, in nanoseconds.
+/// Longest time between two inspections, in nanoseconds; it grows with the length of the run.
 const MAX_PAUSE_NS: u64 = 20_000;
 
-/// Keys and values, by key.
+/// Records as (key, value), ordered by key.
 type Records = Vec<(u64, u64)>;
 
-/// What one look is to find.
+/// The state that an inspection expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// A tree in the middle of things.
+    /// A tree in the middle of changes.
     WellFormed,
-    /// One to which nothing is added any more.
+    /// A tree without changes under way or left to write back.
     Exact,
-    /// DEX's tree, the same after a crash: nodes that nobody has brought since may have more than their parents lead to them
-    /// for.
+    /// As [`Expect::Exact`], for DEX after a crash: nodes that no compute server has fetched since
+    /// may hold more keys than their parents route to them.
     Settled,
 }
 
@@ -53,15 +54,16 @@ pub(crate) enum Expect {
 pub(crate) struct Pool<L: Layout> {
     servers: Vec<Arc<MemoryServer<L>>>,
     design: DesignSpec,
-    /// Where the shares of the memory servers begin, but for the first, if they are ranges.
+    /// Lower bounds of the memory servers' key ranges, except the first; meaningful under range
+    /// partitioning.
     boundaries: Vec<u64>,
-    /// Servers that may be dead: what is on them counts no more.
+    /// Memory servers that may be dead; the inspector ignores their nodes.
     doomed: BTreeSet<u16>,
-    /// Compute servers die, and may leave pages locked that nobody has wanted since.
+    /// Whether compute servers die and may leave pages locked that no client has used since.
     clients_die: bool,
-    /// Nothing keeps a parent, or a memory server, from learning of a split.
+    /// Whether nothing keeps a parent or a memory server from learning of a split.
     tells_all: bool,
-    /// What is late may land after the end, and what has failed may be half done.
+    /// Whether late messages may land after the end, and failed operations may be half done.
     is_uncertain: bool,
     /// How long requests of dead clients are still on their way, in nanoseconds.
     last_words_ns: u64,
@@ -93,17 +95,17 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
         self.page(at).is_ok_and(|page| page.level() == 0)
     }
 
-    /// The page at an address, if there can be one.
+    /// The page at an address, or an error if the address cannot be a page's.
     fn page(&self, at: GlobalAddr) -> Result<Page<'_, L>, String> {
         let sensible = !at.is_null()
             && !at.is_swizzled()
             && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN);
         let server = self.servers.get(at.server().index()).filter(|_| sensible);
         let words = server.and_then(|server| server.region().slice(at.offset(), L::PAGE_WORDS));
-        words.map(Page::new).ok_or_else(|| format!("{at:?} is no address of a page"))
+        words.map(Page::new).ok_or_else(|| format!("{at:?} is not a page address"))
     }
 
-    /// Looks at everything; the records of all leaves, as far as the look comes.
+    /// Inspects the whole index. Returns the records of all leaves that it reached.
     pub(crate) fn look(&self, expect: Expect) -> Result<Records, String> {
         let mut walk = Walk::new(self, expect);
         let seen = match self.design {
@@ -119,12 +121,12 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
         }
     }
 
-    /// Looks again and again until the run is over.
+    /// Inspects the index repeatedly until the run is over.
     pub(crate) async fn watch(&self, fabric: impl Fabric, board: &Board, seed: u64) {
         let mut rng = workload::rng(seed, u64::MAX / 2);
         let began_ns = fabric.now_ns();
         while !board.is_over() {
-            // Long runs are looked at less often, or the looks would be all that takes time.
+            // Inspect long runs less often, or the inspections would dominate their run time.
             let pause_ns = MAX_PAUSE_NS + fabric.now_ns().saturating_sub(began_ns) / 64;
             fabric.sleep(rng.random_range(1..=pause_ns)).await;
             if let Err(fault) = self.look(Expect::WellFormed) {
@@ -134,7 +136,8 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
         }
     }
 
-    /// Looks for the last time, at a design without caches: it holds what a scan from compute server `observer` returns.
+    /// Inspects a design without caches for the last time: it must hold what a scan from compute
+    /// server `observer` returns.
     pub(crate) fn look_at_the_end<De: Design<L>>(
         &self,
         cluster: &SimCluster<MemoryServer<L>>,
@@ -158,7 +161,9 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
         };
         let held = self.look(Expect::Exact).map_err(at_the_end)?;
         if held != records {
-            return Err(at_the_end(format!("it has {held:?}, and the index {records:?}")));
+            return Err(at_the_end(format!(
+                "it holds {held:?}, but the index returns {records:?}"
+            )));
         }
         Ok(())
     }

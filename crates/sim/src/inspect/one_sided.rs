@@ -1,13 +1,15 @@
-//! The pages that clients reach one-sided: the tree of the fine-grained design and the leaves of the hybrid one.
+//! Inspects the pages that clients reach one-sided: the tree of the fine-grained design and the
+//! leaves of the hybrid one.
 //!
-//! *What holds when no page on the way is held or half written*
-//! - fine: B1 and B2 of `farleaf::index::fine`, as [`super::walk`] checks them. What heads list are hints, and
-//!   not looked at.
-//! - hybrid: Y1 and Y2 of `farleaf::index::hybrid`: one chain through all shares, in which the first leaf of each
-//!   share is where the share begins.
+//! *Invariants while no page on the way is held or half written*
+//! - fine: B1 and B2 of `farleaf::index::fine`, as [`super::walk`] checks them. The lists in heads
+//!   are hints and are not inspected.
+//! - hybrid: Y1 and Y2 of `farleaf::index::hybrid`: one chain through all shares, in which each
+//!   share's first leaf begins where the share begins.
 //!
-//! *What holds at every instant* in the hybrid design: Y3. a record of a server's tree names a leaf that begins at
-//! its key, also while the leaf is locked: a change takes the record out first.
+//! *Invariant at every moment* in the hybrid design: Y3. A record of a server's tree names a leaf
+//! that begins at its key, even while the leaf is locked, because a change takes the record out
+//! first.
 
 use super::walk::{Access, Place, Stop, Walk, records};
 use super::{Expect, Records};
@@ -34,7 +36,7 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
             let fault = format!("the first leaf of a share at {at:?} does not begin at {low}");
             return Err(Stop::Wrong(fault));
         }
-        // Without a tree that could be looked at, the others do not know all leaves.
+        // If a tree could not be inspected, the other trees do not know all leaves.
         let Some(mut known) = named else { return Ok(records(&leaves)) };
         known.extend(firsts);
         known.sort_unstable();
@@ -53,7 +55,8 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
             .collect()
     }
 
-    /// The leaves that the servers' trees name (Y3); `None` if one of the trees is being changed.
+    /// The leaves that the servers' trees name (Y3), or `None` if one of the trees is being
+    /// changed.
     fn named(&mut self) -> Result<Option<Vec<Place>>, Stop> {
         let mut named = Some(Vec::new());
         for server in 0..self.pool.servers.len() {
@@ -72,7 +75,7 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
         Ok(named)
     }
 
-    /// Y3, also of a leaf that is locked.
+    /// Checks Y3, even for a leaf that is locked.
     fn check_named(&self, key: u64, at: GlobalAddr) -> Result<(), Stop> {
         let page = self.pool.page(at)?;
         let is_half_written = self.expect == Expect::WellFormed && !page.is_of_one_piece();
@@ -81,9 +84,9 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
         }
         let what = match page {
             _ if self.is_free(at) => "is free",
-            _ if page.address() != at => "is another by its own words",
+            _ if page.address() != at => "has another address in its header",
             _ if page.is_dead() => "is dead",
-            _ if page.level() > 0 || page.is_head() => "is no leaf",
+            _ if page.level() > 0 || page.is_head() => "is not a leaf",
             _ if L::low(page) != key => "does not begin there",
             _ => return Ok(()),
         };

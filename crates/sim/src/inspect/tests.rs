@@ -1,4 +1,4 @@
-//! Each inspector passes an index that is whole, and reports one that has been harmed.
+//! Each inspector passes an intact index and reports a damaged one.
 
 use super::walk::{Access, Walk};
 use super::{Expect, Pool};
@@ -19,7 +19,8 @@ use farleaf_fabric::{Cluster, GlobalAddr, Provider, RpcService};
 
 type Small = Fixed8<16>;
 
-/// What is harmed: neighbouring leaves, and what names them: their parent, or a page of a memory server's tree.
+/// The pages to damage: two neighbouring leaves, and the page that leads to them, which is their
+/// parent or a page of a memory server's tree.
 struct Victims<'a> {
     pool: &'a Pool<Small>,
     parent: Page<'a, Small>,
@@ -31,7 +32,7 @@ type Make = fn() -> Pool<Small>;
 type Find = for<'a> fn(&'a Pool<Small>) -> Victims<'a>;
 type Harm = fn(&Victims<'_>);
 
-/// An index with enough records for some levels, after a collection.
+/// An index with enough records for several levels, after a collection.
 fn filled<De: Design<Small>>(
     scenario: &str,
     options: impl Fn(&Scenario) -> De::Options,
@@ -91,7 +92,7 @@ fn below_root(pool: &Pool<Small>) -> Victims<'_> {
     Victims { pool, parent, left: child(0), right: child(1) }
 }
 
-/// Two leaves that the leftmost page of memory server 0's tree names.
+/// The first two leaves that memory server 0's tree leads to.
 fn named_leaves(pool: &Pool<Small>) -> Victims<'_> {
     let words = &pool.servers[0].region().words()[..Superblock::WORDS];
     let first = Superblock::read::<Small>(words).unwrap().first_leaf;
@@ -103,7 +104,7 @@ fn named_leaves(pool: &Pool<Small>) -> Victims<'_> {
     Victims { pool, parent, left: chain[1], right: chain[2] }
 }
 
-/// Makes the checksum fit again.
+/// Recomputes the checksum.
 fn seal(page: Page<'_, Small>) {
     page.seal(page.lock_word());
 }
@@ -181,14 +182,14 @@ fn free(victims: &Victims<'_>) {
     });
 }
 
-/// Takes a leaf out with all that points to it.
+/// Removes a leaf together with all pointers to it.
 fn lose(victims: &Victims<'_>) {
     Small::set_high(victims.left, Small::high(victims.right).as_ref());
     bypass(victims);
     forget(victims);
 }
 
-/// Each harm is reported, at the end of a run, with these words.
+/// Checks that the inspector reports each kind of damage at the end of a run with the given words.
 fn check(make: Make, find: Find, harms: &[(Harm, &str)]) {
     let whole = make();
     let found = whole.look(Expect::Exact).unwrap();
@@ -210,9 +211,9 @@ fn harm_to_a_server_tree_shows() {
         (move_low_fence, "its fences are"),
         (cut_off, "its keys are"),
         (bypass, "its fences are"),
-        (turn_back, "it is there twice"),
-        (forget, "a parent leads nowhere from"),
-        (|victims| redirect(victims, victims.left.address()), "a parent leads nowhere from"),
+        (turn_back, "it is reached twice"),
+        (forget, "a parent has no entry for"),
+        (|victims| redirect(victims, victims.left.address()), "a parent has no entry for"),
         (lock, "is still locked"),
         (free, "free"),
         (lose, "nodes,"),
@@ -227,11 +228,11 @@ fn harm_to_a_one_sided_tree_shows() {
         (move_low_fence, "its fences are"),
         (cut_off, "its keys are"),
         (bypass, "fences"),
-        (turn_back, "it is there twice"),
-        (forget, "a parent leads nowhere from"),
-        (|victims| redirect(victims, victims.left.address()), "a parent leads nowhere from"),
+        (turn_back, "it is reached twice"),
+        (forget, "a parent has no entry for"),
+        (|victims| redirect(victims, victims.left.address()), "a parent has no entry for"),
         (lock, "is still locked"),
-        (tear, "a checksum that does not fit"),
+        (tear, "a checksum that does not match"),
         (free, "free"),
     ];
     check(fine, below_root, harms);
@@ -245,11 +246,11 @@ fn harm_to_leaves_below_server_trees_shows() {
         (move_low_fence, "which does not begin there"),
         (cut_off, "its keys are"),
         (bypass, "its fences are"),
-        (turn_back, "it is there twice"),
-        (forget, "a memory server leads nowhere from"),
+        (turn_back, "it is reached twice"),
+        (forget, "a memory server has no entry for"),
         (|victims| redirect(victims, victims.left.address()), "which does not begin there"),
         (lock, "is still locked"),
-        (tear, "a checksum that does not fit"),
+        (tear, "a checksum that does not match"),
         (free, "which is free"),
     ];
     check(hybrid, named_leaves, harms);
@@ -259,9 +260,9 @@ fn harm_to_leaves_below_server_trees_shows() {
 fn harm_to_the_tree_below_caches_shows() {
     let harms: &[(Harm, &str)] = &[
         (move_low_fence, "its fences are"),
-        (|victims| redirect(victims, victims.parent.address()), "it is there twice"),
+        (|victims| redirect(victims, victims.parent.address()), "it is reached twice"),
         (forget, "its fences are"),
-        (tear, "its stamp does not fit"),
+        (tear, "its stamp does not match"),
         (free, "free"),
     ];
     check(dex, below_root, harms);

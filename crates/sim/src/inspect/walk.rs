@@ -1,9 +1,10 @@
-//! Walks that the designs have in common: to a page, along a level, and down a B-link tree.
+//! Walks that the designs share: to a page, along a level, and down a B-link tree.
 //!
-//! *What holds when no page on the way is held*: each level is one chain of siblings from the smallest key to the
-//! infinite fence, each page begins where the one before ends, and its entries ascend within its fences. What
-//! parents lead to are pages of the chain, in its order, by their low fences. A page that no parent leads to is
-//! reached from its left sibling; at the end of a run in which nothing goes wrong there is none.
+//! *Invariants while no page on the way is held*: each level is one chain of siblings from the
+//! smallest key to the infinite fence. Each page begins where the one before it ends, and its
+//! entries ascend within its fences. Parents lead to pages of the chain, in its order, by their low
+//! fences. A page without a parent entry is reached from its left sibling; at the end of a run
+//! without faults there is no such page.
 
 use super::{Expect, Pool, Records};
 use farleaf::page::{Layout, MAX_LEVEL, Page, ScanWindow};
@@ -11,12 +12,13 @@ use farleaf_fabric::GlobalAddr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// Why a walk ends early.
+/// Why a walk ended early.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// A page is held or half written, or its server may be dead: what is behind it may be in the middle of a change.
+    /// A page is held or half written, or its server may be dead. Pages behind it may be in the
+    /// middle of a change.
     Held,
-    /// What must not be.
+    /// An invariant is violated.
     Wrong(String),
 }
 
@@ -26,27 +28,27 @@ impl From<String> for Stop {
     }
 }
 
-/// Who reads and writes pages.
+/// How pages are read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Clients, by verbs: pages have a checksum, and leaves can have heads between them.
+    /// By clients with verbs: pages have a checksum, and leaves can have heads between them.
     OneSided,
-    /// The pages' own memory server.
+    /// By the pages' own memory server.
     OnServer,
 }
 
-/// One look under way.
+/// One inspection in progress.
 pub(super) struct Walk<'a, L: Layout> {
     pub(super) pool: &'a Pool<L>,
     pub(super) expect: Expect,
-    /// Nodes that nothing may point to, beside those in memory that no server has given out.
+    /// Nodes that nothing may point to, besides those in memory that no server has allocated.
     out_of_use: BTreeSet<GlobalAddr>,
-    /// How much each server has given out of its region, in bytes.
+    /// Bytes that each server has allocated from its region.
     given_out: Vec<u64>,
     pub(super) met: BTreeSet<GlobalAddr>,
 }
 
-/// Where a page begins, and where it is.
+/// A page's low fence and its address.
 pub(super) type Place = (u64, GlobalAddr);
 
 impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
@@ -62,17 +64,17 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
         }
     }
 
-    /// Whether a node is free, as far as the memory servers know: nothing may point to it.
+    /// Whether a node is free as far as the memory servers know, so that nothing may point to it.
     pub(super) fn is_free(&self, at: GlobalAddr) -> bool {
         at.offset() >= self.given_out[at.server().index()] || self.out_of_use.contains(&at)
     }
 
-    /// The page that something points to.
+    /// Returns a page that another page points to, after checking its header.
     pub(super) fn page(&self, at: GlobalAddr, access: Access) -> Result<Page<'a, L>, Stop> {
         let page = self.pool.page(at)?;
         let wrong = |what: &str| Err(Stop::Wrong(format!("the node at {at:?} {what}")));
         if self.is_free(at) {
-            return wrong("is in use and free");
+            return wrong("is reachable but free");
         }
         if self.pool.doomed.contains(&at.server().number()) {
             return Err(Stop::Held);
@@ -81,7 +83,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
         if one_sided && !page.is_of_one_piece() {
             return match self.expect {
                 Expect::WellFormed => Err(Stop::Held),
-                _ => wrong("has a checksum that does not fit"),
+                _ => wrong("has a checksum that does not match"),
             };
         }
         if page.lock_word().is_locked() {
@@ -92,7 +94,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
             }
         }
         if page.address() != at {
-            return wrong(&format!("is at {:?} by its own words", page.address()));
+            return wrong(&format!("has the address {:?} in its header", page.address()));
         }
         if page.is_dead() {
             return wrong("is dead");
@@ -100,7 +102,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
         Ok(page)
     }
 
-    /// The pages of a level, without heads, from the one at `first` on.
+    /// Walks the pages of a level from the one at `first` and returns them without heads.
     pub(super) fn chain(
         &mut self,
         first: GlobalAddr,
@@ -122,7 +124,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
                 )))
             };
             if !self.met.insert(at) {
-                return wrong("it is there twice".to_owned());
+                return wrong("it is reached twice".to_owned());
             }
             if page.level() != level {
                 return wrong(format!("its level is {}", page.level()));
@@ -155,7 +157,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
         }
     }
 
-    /// The leaves of a B-link tree.
+    /// Returns the leaves of a B-link tree.
     pub(super) fn leaves(
         &mut self,
         root: GlobalAddr,
@@ -177,7 +179,8 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
         }
     }
 
-    /// Checks that what `who` leads to, by key, are pages of the chain, and that it knows all that it must.
+    /// Checks that `who` leads only to pages of the chain, in order of keys, and to all that it
+    /// must.
     pub(super) fn check_known(
         &self,
         known: &[Place],
@@ -192,7 +195,9 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
             }
             if number == 0 || (self.expect != Expect::WellFormed && self.pool.tells_all) {
                 let (low, at) = place;
-                return Err(Stop::Wrong(format!("{who} leads nowhere from {low}, not to {at:?}")));
+                return Err(Stop::Wrong(format!(
+                    "{who} has no entry for {low}, which should lead to {at:?}"
+                )));
             }
         }
         match left.next() {
@@ -211,7 +216,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
     }
 }
 
-/// What an inner page leads to.
+/// The entries of an inner page.
 fn children<L: Layout<Key = u64>>(page: Page<'_, L>) -> impl Iterator<Item = Place> + '_ {
     (0..page.count()).map(move |slot| (L::inner_key(page, slot), L::inner_child(page, slot)))
 }
@@ -232,7 +237,7 @@ const EVERYTHING: ScanWindow<'_, u64> = ScanWindow {
     limit: usize::MAX,
 };
 
-/// P3, P4 and P5 of the page format.
+/// Checks P3, P4 and P5 of the page format.
 fn check_entries<L: Layout<Key = u64, Value = u64>>(page: Page<'_, L>) -> Result<(), String> {
     let keys: Vec<u64> = match page.level() {
         0 => records(&[page]).into_iter().map(|(key, _)| key).collect(),
@@ -243,7 +248,7 @@ fn check_entries<L: Layout<Key = u64, Value = u64>>(page: Page<'_, L>) -> Result
         return Err(format!("its keys are {keys:?}, its high fence {:?}", L::high(page)));
     }
     if page.level() == 0 && keys.len() != page.live_count() {
-        return Err("it marks records as deleted that it does not have".to_owned());
+        return Err("it marks missing records as deleted".to_owned());
     }
     if page.level() > 0 && keys.first() != Some(&L::low(page)) {
         return Err(format!("its first child begins at {:?}", keys.first()));
