@@ -145,7 +145,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.counters.snapshot()
     }
 
-    /// Marks a leaf as used, once in [`MARK_EVERY`] hits.
+    /// Marks a leaf as used, once in `MARK_EVERY` hits.
     #[inline]
     pub fn mark_use(&self, page: Page<'_, L>) {
         let hits = self.counters.leaf_hits.get();

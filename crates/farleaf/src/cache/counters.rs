@@ -1,6 +1,7 @@
 //! What a cache did for one handle.
 //!
-//! *Thread safety*: the live counters belong to one handle and its thread; snapshots are plain values.
+//! *Thread safety*: the live counters belong to one handle and its thread; snapshots are plain
+//! values.
 
 use std::cell::Cell;
 use std::ops::{AddAssign, Sub};

@@ -11,9 +11,9 @@
 //! - L3. A validated read saw a page that no holder was changing.
 //!
 //! The order of accesses (Boehm, *Can seqlocks get along with programming language memory models?*,
-//! 2012): a reader loads the version `Acquire`, the words `Relaxed`, then fences `Acquire` and loads the
-//! version `Relaxed`. A writer takes the lock with a CAS `Acquire`, fences `Release`, stores the words
-//! `Relaxed`, and stores the new version `Release`.
+//! 2012): a reader loads the version `Acquire`, the words `Relaxed`, then fences `Acquire` and
+//! loads the version `Relaxed`. A writer takes the lock with a CAS `Acquire`, fences `Release`,
+//! stores the words `Relaxed`, and stores the new version `Release`.
 //!
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
