@@ -1,6 +1,8 @@
 //! Since when nodes have been dirty, for write-back by age.
+//!
 //! ```text
-//! frame → since when it is dirty, and whether it is queued          shards of queues, the longest dirty first
+//! for each frame: since when it is dirty,        shards of queues,
+//!                 whether it is queued           the longest dirty frame first
 //! ```
 //!
 //! *Invariants*

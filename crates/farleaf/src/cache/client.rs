@@ -89,7 +89,7 @@ pub struct CacheClient<F: Fabric, L: Layout> {
     /// Free frames that this handle keeps. They are locked.
     kept: RefCell<Vec<FrameId>>,
     pub(crate) counters: LiveCounters,
-    /// Frames whose last WRITE through this endpoint may still land (C15).
+    /// Frames with a last WRITE through this endpoint that may still land (C15).
     pub(super) in_doubt: RefCell<Vec<InDoubt>>,
     /// Frames that a READ through this endpoint may still land in, with the memory server it came
     /// from (C17).
@@ -494,6 +494,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         LiveCounters::count(&self.counters.leaf_misses);
         let page = spare.page();
         if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
+            // A leaf that is admitted cold evicts this frame.
             let leaving = self.cache.arena().page(frame).address();
             self.cache.mapping.prefetch(leaving.to_bits());
         }
@@ -668,6 +669,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let cache = &*self.cache;
         self.before_landing(address.server()).await?;
         let frame = spare.into_frame();
+        // If this future is dropped from here on, the frame goes to `landings`.
         let landing = Landing {
             frame,
             server: address.server(),

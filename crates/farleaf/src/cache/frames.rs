@@ -34,7 +34,7 @@ pub struct Cache<L: Layout> {
     free: Mutex<Vec<FrameId>>,
     /// Frames with this number or a higher one have never been used.
     fresh: AtomicU64,
-    /// The keys whose leaves may come here (C20).
+    /// The keys for which leaves may be cached here (C20).
     owned: Owned<L::Key>,
     /// Since when each dirty node has been dirty.
     ages: Ages,
@@ -155,7 +155,7 @@ pub enum Attached {
 }
 
 impl<L: Layout> Cache<L> {
-    /// An empty cache for leaves whose keys lie in `owned`.
+    /// An empty cache for the leaves of the keys in `owned`.
     ///
     /// # Errors
     /// [`RegionError`] if the arena's memory cannot be allocated.
@@ -183,7 +183,7 @@ impl<L: Layout> Cache<L> {
         &self.arena
     }
 
-    /// The keys whose leaves may be cached here (C20).
+    /// The keys for which leaves may be cached here (C20).
     #[inline]
     pub fn owned(&self) -> &Owned<L::Key> {
         &self.owned
@@ -402,7 +402,7 @@ impl<L: Layout> Cache<L> {
         Some(Attached::Hot { reheated })
     }
 
-    /// Unlinks a hot node from another parent whose stale copy still points to it (C9).
+    /// Unlinks a hot node from another parent, a stale copy that still points to it (C9).
     fn detach_from_other(&self, child: OptimisticRef<'_, L>, parent: FrameId) -> Option<()> {
         let Some(other) = self.arena.parent(child.frame).filter(|other| *other != parent) else {
             return Some(());
@@ -691,6 +691,7 @@ impl<L: Layout> Cache<L> {
             FrameState::Free | FrameState::Cooling => return None,
         };
         let page = self.arena.page(victim);
+        // A leaf with the use mark is spared once: it loses the mark instead.
         if self.victims.spares_used() && page.is_marked() && page.level() == 0 {
             page.set_mark(false);
             return None;
@@ -741,8 +742,8 @@ impl<L: Layout> Cache<L> {
         Some(Cooled::Done(self.cooling.insert(frame, address.to_bits())))
     }
 
-    /// Evicts a node whose frame the caller has taken out of the cooling structure (C8). `None`
-    /// while another thread has it latched.
+    /// Evicts the node in a frame that the caller has taken out of the cooling structure (C8).
+    /// `None` while another thread has it latched.
     pub fn evict(&self, frame: FrameId) -> Option<FreeFrame<'_, L>> {
         let node = self.seen(frame)?;
         let guard = node.lock()?;

@@ -36,7 +36,7 @@ const WRITE_RETRIES: u32 = 16;
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
 
-/// A frame whose last WRITE may still land. Until that is settled, the frame is flagged as being
+/// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as being
 /// written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InDoubt {
@@ -286,6 +286,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(frame, node.page)?;
         let buffer = self.copy_out(node.page, words.clone()).ok_or(Restart::Busy)?;
+        // Posted under the latch, but awaited after releasing it: `writing` keeps the node here (C14).
         let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
         let under_way = self.begin_write_back(frame, node.page, words, guard);
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
@@ -475,7 +476,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Releases held nodes whose parents are written by now (C24).
+    /// Releases held nodes once their parents are written (C24).
     async fn let_go_of_held(&self) {
         let held = self.held.borrow().clone();
         for Held { frame, parent, parent_at } in held {
@@ -498,7 +499,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Latches a frame whose page cannot be evicted meanwhile. Waits for other threads.
+    /// Latches a frame that cannot be evicted meanwhile. Waits for other threads.
     pub(crate) async fn lock_frame(&self, frame: FrameId) -> (Page<'_, L>, Exclusive<'_>) {
         loop {
             if let Some(node) = self.cache.seen(frame)

@@ -67,7 +67,7 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         page.store(HEADER_WORDS + Self::CHECKED_CAPACITY + slot, child);
     }
 
-    /// The number of entries whose key satisfies `left_of`, which must hold for a prefix of them.
+    /// The number of entries with a key that satisfies `left_of`. It must hold for a prefix of them.
     /// The search has no branches on the keys, because these would be unpredictable.
     #[inline]
     fn partition(
@@ -87,7 +87,7 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         base + usize::from(left_of(key_at(base)))
     }
 
-    /// The first slot of a leaf whose key is not below `key`.
+    /// The first slot of a leaf with a key that is not below `key`.
     #[inline]
     fn lower_bound(page: View<'_, WORDS>, key: u64) -> usize {
         Self::partition(page.count(), |slot| Self::record_key(page, slot), |k| k < key)
@@ -256,6 +256,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         for above in (slot..count).rev() {
             Self::copy_entries(page, above..above + 1, page, above + 1);
         }
+        // The deleted bits from `slot` on move up with their records.
         let deleted = page.load(DELETED_WORD);
         let below = deleted & ((1 << slot) - 1);
         page.store(DELETED_WORD, below | (deleted ^ below) << 1);

@@ -182,7 +182,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// The number of leading words in use: the header and the entries.
     fn used_words(page: Page<'_, Self>) -> usize;
 
-    /// Inner: the slot whose subtree covers the probe.
+    /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
     /// Inner: the child at a slot. Null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
