@@ -36,8 +36,8 @@ const WRITE_RETRIES: u32 = 16;
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
 
-/// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as being
-/// written.
+/// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as
+/// being written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InDoubt {
     frame: FrameId,
@@ -286,7 +286,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(frame, node.page)?;
         let buffer = self.copy_out(node.page, words.clone()).ok_or(Restart::Busy)?;
-        // Posted under the latch, but awaited after releasing it: `writing` keeps the node here (C14).
+        // Posted under the latch, awaited without it: meanwhile `writing` keeps the node here (C14).
         let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
         let under_way = self.begin_write_back(frame, node.page, words, guard);
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)

@@ -67,8 +67,8 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         page.store(HEADER_WORDS + Self::CHECKED_CAPACITY + slot, child);
     }
 
-    /// The number of entries with a key that satisfies `left_of`. It must hold for a prefix of them.
-    /// The search has no branches on the keys, because these would be unpredictable.
+    /// The number of entries with a key that satisfies `left_of`, which must hold for a prefix of
+    /// them. The search has no branches on the keys, because these would be unpredictable.
     #[inline]
     fn partition(
         count: usize,

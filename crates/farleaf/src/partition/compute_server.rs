@@ -74,7 +74,7 @@ impl<L: Layout> ComputeServer<L> {
 
     /// Counts an operation in, if the server is serving (Q3).
     pub(super) fn enter(&self) -> Option<UnderWay<'_>> {
-        // Sequentially consistent: either this sees the halt, or the halting thread sees this count.
+        // SeqCst: either this thread sees the halt, or the halting thread sees this count.
         self.under_way.fetch_add(1, Ordering::SeqCst);
         let entered = UnderWay(&self.under_way);
         (self.halted_until_ns.load(Ordering::SeqCst) == SERVES).then_some(entered)
