@@ -286,7 +286,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(frame, node.page)?;
         let buffer = self.copy_out(node.page, words.clone()).ok_or(Restart::Busy)?;
-        // Posted under the latch, awaited without it: meanwhile `writing` keeps the node here (C14).
+        // Posted under the latch, awaited without it: `writing` keeps the node here (C14).
         let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
         let under_way = self.begin_write_back(frame, node.page, words, guard);
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)

@@ -74,8 +74,8 @@ impl<'a> Latch<'a> {
         self.word.load(Ordering::Relaxed) == version.0
     }
 
-    /// Recovers the guard of a lock that was kept with [`Exclusive::keep`]. Only the thread that
-    /// kept it may call this, once.
+    /// Recovers the guard of a lock that was kept with [`Exclusive::keep`]. Only the owner of the
+    /// kept lock may call this, once.
     pub fn resume(self) -> Exclusive<'a> {
         debug_assert!(self.optimistic().is_none(), "a kept lock is locked");
         Exclusive { word: self.word }
