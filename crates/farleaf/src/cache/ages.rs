@@ -1,27 +1,30 @@
-//! Since when nodes have been dirty, for those who write them back when it has been too long.
+//! Since when nodes have been dirty, for write-back by age.
 //!
 //! ```text
-//! frame → since when it is dirty, and whether it is queued          shards of queues, the longest dirty first
+//! for each frame: since when it is dirty,        shards of queues,
+//!                 whether it is queued           the longest dirty frame first
 //! ```
 //!
 //! *Invariants*
-//! - C21. A dirty frame is queued, or in the hands of somebody who took it out and queues it again unless the frame is clean
-//!   by then. So the oldest entry of all queues is at least as old as every dirty node.
-//! - C22. A frame is queued once, and once more for each of its WRITEs that has failed while it changed: the queues are bounded.
+//! - C21. A dirty frame is queued, or a task has taken it out and queues it again unless the frame
+//!   is clean by then. So the oldest entry of all queues is at least as old as every dirty node.
+//! - C22. A frame is queued once, and once more for each of its WRITEs that failed while the node
+//!   changed. So the queues are bounded.
 //!
-//! *Thread safety*: any number of threads. Who notes that a frame has become dirty holds its latch.
+//! *Thread safety*: any number of threads. A thread that notes that a frame has become dirty holds
+//! the frame's latch.
 
 use super::FrameId;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Queues, so that threads meet rarely.
+/// Number of queues. There are several so that threads rarely contend for one.
 const SHARDS: usize = 16;
 
 #[derive(Debug)]
 struct Age {
-    /// When the frame became dirty last.
+    /// When the frame last became dirty.
     since_ns: AtomicU64,
     queued: AtomicBool,
 }
@@ -31,11 +34,12 @@ type Queue = BinaryHeap<Reverse<(u64, FrameId)>>;
 /// The ages of a cache's dirty nodes.
 #[derive(Debug)]
 pub(crate) struct Ages {
-    /// Nodes are written back before they have been dirty for so long; 0 is never.
+    /// The limit: nodes are written back before they have been dirty for this long. 0 means no
+    /// limit.
     limit_ns: u64,
     frames: Box<[Age]>,
     shards: Box<[Mutex<Queue>]>,
-    /// Whether nodes have been dirty for longer than that.
+    /// Whether some nodes have been dirty for longer than the limit.
     behind: AtomicBool,
 }
 
@@ -51,13 +55,14 @@ impl Ages {
         }
     }
 
-    /// Nodes are written back before they have been dirty for so long; 0 is never.
+    /// Nodes are written back before they have been dirty for this long. 0 means no limit.
     #[inline]
     pub(crate) fn limit_ns(&self) -> u64 {
         self.limit_ns
     }
 
-    /// Whether nodes have been dirty for too long, so that whoever changes more had better help.
+    /// Whether nodes have been dirty for too long, so that operations that change nodes should help
+    /// to write back.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         self.behind.load(Ordering::Relaxed)
@@ -73,18 +78,19 @@ impl Ages {
         &self.shards[frame.index() % SHARDS]
     }
 
-    /// A frame has become dirty. For caches that have a limit.
+    /// Records that a frame has become dirty. Only for caches that have a limit.
     pub(super) fn note(&self, frame: FrameId, now_ns: u64) {
         self.frames[frame.index()].since_ns.store(now_ns, Ordering::Release);
         self.queue(frame);
     }
 
-    /// Since when a frame has been dirty; of no meaning without a limit.
+    /// Since when a frame has been dirty. Meaningless without a limit.
     pub(super) fn since_ns(&self, frame: FrameId) -> u64 {
         self.frames.get(frame.index()).map_or(0, |age| age.since_ns.load(Ordering::Acquire))
     }
 
-    /// A frame is dirty since then, after all: its WRITE has failed. It may be queued for what has changed since.
+    /// Records that a frame has been dirty since `since_ns` after all, because its WRITE failed. It
+    /// may already be queued for a later change.
     pub(super) fn note_again(&self, frame: FrameId, since_ns: u64) {
         let Some(age) = self.frames.get(frame.index()) else { return };
         if age.since_ns.load(Ordering::Acquire) > since_ns {
@@ -96,7 +102,7 @@ impl Ages {
         }
     }
 
-    /// Queues a frame, if it is not queued.
+    /// Queues a frame unless it is queued.
     pub(crate) fn queue(&self, frame: FrameId) {
         let age = &self.frames[frame.index()];
         if !age.queued.swap(true, Ordering::AcqRel) {
@@ -105,8 +111,9 @@ impl Ages {
         }
     }
 
-    /// Takes frames out that `is_dirty` and have been since `until_ns`, `most` at most. The caller queues those again that it
-    /// does not write back (C21). Queues are looked at from a random one on.
+    /// Takes out up to `most` frames that `is_dirty` confirms and that became dirty at `until_ns`
+    /// or before. The caller queues again those that it does not write back (C21). The search
+    /// starts at a random queue.
     pub(crate) fn take(
         &self,
         until_ns: u64,
@@ -121,7 +128,7 @@ impl Ages {
                 && let Some(frame) = Self::pop(shard, until_ns)
             {
                 let age = &self.frames[frame.index()];
-                // Whoever makes it dirty from here on queues it.
+                // A thread that makes the frame dirty from here on queues it again.
                 age.queued.swap(false, Ordering::AcqRel);
                 if !is_dirty(frame) {
                     continue;
@@ -145,14 +152,14 @@ impl Ages {
         }
     }
 
-    /// Since when the oldest entry has been there; it may have been written back since.
+    /// Time at which the oldest queued frame became dirty. It may have been written back since.
     pub(crate) fn oldest_ns(&self) -> Option<u64> {
         let first =
             |shard: &Mutex<Queue>| lock(shard).peek().map(|Reverse((since_ns, _))| *since_ns);
         self.shards.iter().filter_map(first).min()
     }
 
-    /// The frames that are queued: all that are dirty, and some that have been.
+    /// All queued frames: every dirty one, and some that were dirty.
     pub(crate) fn queued(&self) -> Vec<(u64, FrameId)> {
         let entries = |shard: &Mutex<Queue>| {
             lock(shard).iter().map(|Reverse(entry)| *entry).collect::<Vec<_>>()
@@ -184,7 +191,7 @@ mod tests {
         assert_eq!(ages.oldest_ns(), Some(10));
         assert_eq!(take(9), []);
         assert_eq!(take(20), [1, 17]);
-        // One was not written after all; another was, and is dirty again.
+        // Frame 1 was not written after all. Frame 17 was written and is dirty again.
         ages.queue(FrameId::new(1));
         ages.note(FrameId::new(17), 50);
         dirty.borrow_mut().remove(&2);
@@ -213,12 +220,12 @@ mod tests {
         ages.note(frame, 10);
         let since_ns = ages.since_ns(frame);
         assert_eq!(ages.take(10, 9, 0, all), [frame]);
-        // It changes while its WRITE is in flight, and the WRITE fails.
+        // The node changes while its WRITE is in flight, and the WRITE fails.
         ages.note(frame, 50);
         ages.note_again(frame, since_ns);
         assert_eq!(ages.oldest_ns(), Some(10));
         assert_eq!(ages.take(20, 9, 0, all), [frame]);
-        // Nothing has changed meanwhile, and it fails again.
+        // The node has not changed since, and the WRITE fails again.
         ages.note_again(frame, since_ns);
         assert_eq!(ages.take(20, 9, 0, all), [frame]);
     }

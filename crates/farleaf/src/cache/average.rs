@@ -1,10 +1,10 @@
-//! A moving average of how long something took, over the last samples.
+//! A moving average of durations, over the last samples.
 //!
 //! *Thread safety*: belongs to one handle's thread.
 
 use std::cell::Cell;
 
-/// How many samples count: 50 in the paper (Lu et al., §6.1).
+/// Number of samples in the average. The paper uses 50 (Lu et al., §6.1).
 const WINDOW: usize = 50;
 
 /// The average of the last 50 samples, in nanoseconds.
@@ -23,7 +23,7 @@ impl Default for MovingAverage {
 }
 
 impl MovingAverage {
-    /// Takes a sample.
+    /// Adds a sample.
     pub fn add(&self, ns: u64) {
         let taken = self.taken.get();
         let oldest = self.samples[(taken % WINDOW as u64) as usize].replace(ns);
@@ -31,7 +31,7 @@ impl MovingAverage {
         self.taken.set(taken + 1);
     }
 
-    /// The average; nothing before the first sample.
+    /// The average in nanoseconds. `None` before the first sample.
     pub fn ns(&self) -> Option<u64> {
         self.sum.get().checked_div(self.taken.get().min(WINDOW as u64))
     }

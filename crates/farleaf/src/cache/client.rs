@@ -1,11 +1,13 @@
-//! One handle's access to its compute server's cache: what needs the network.
+//! One handle's access to its compute server's cache: the operations that need the network.
 //!
 //! *Invariants*
-//! - C16. An operation has the frames that it may need before it marks a node as I/O or latches one, so that
-//!   operations which wait for frames hold nothing that others wait for.
-//! - C17. A frame that a READ may still land in is used for nothing else: if the outcome is unknown, the
-//!   connection is reset first, and until that succeeds the frame is out of use.
-//! - C25. What waits for frames, and does not get through, asks whether a memory server that was missing answers.
+//! - C16. An operation takes the frames that it may need before it marks a node as I/O or latches
+//!   one. So an operation that waits for frames holds nothing that others wait for.
+//! - C17. A frame that a READ may still land in is used for nothing else. If the outcome of the
+//!   READ is unknown, the connection is reset first, and until that succeeds the frame is out of
+//!   use.
+//! - C25. An operation that waits for frames in vain asks the memory servers that were missing
+//!   whether they answer again.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -23,22 +25,24 @@ use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Why an attempt of an operation did not get through.
+/// Why an attempt of an operation did not succeed, and how to go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restart {
-    /// Somebody is at a node: try again, after a while.
+    /// Another operation is using a node: try again after a pause.
     Busy,
-    /// Something was brought or made: go on from the root at once.
+    /// A node was brought in or created: start again from the root at once.
     Again,
-    /// The shared nodes on the way are old: read them again, then try again.
+    /// The shared nodes on the way are stale: refresh them, then try again.
     Refresh,
-    /// The memory server will not do it: go on from the root, without asking it.
+    /// The operation cannot be offloaded, or the memory server refused it: start again from the
+    /// root without offloading.
     Here,
-    /// The page here is not of one piece. Unless the way to it is old, a WRITE of it stopped half-way.
+    /// The page at this address is inconsistent. Unless the way to it was stale, a WRITE of the
+    /// page was torn.
     Torn(GlobalAddr),
-    /// The keys are another compute server's by now.
+    /// Another compute server owns the keys by now.
     Moved,
-    /// It cannot succeed.
+    /// The operation cannot succeed.
     Failed(RemoteError),
 }
 
@@ -63,17 +67,18 @@ impl From<Miss> for Restart {
     }
 }
 
-/// After how many attempts, and then again after so many, an operation asks whether a memory server that did
-/// not answer does so now: about 1.5 ms.
+/// Every this many attempts (about 1.5 ms), an operation asks the memory servers that were missing
+/// whether they answer again.
 const OUTAGE_ATTEMPTS: u32 = 64;
-/// Frames of one handle that late READs from one memory server may land in, before it has to answer again.
+/// Most frames of one handle that late READs from one memory server may land in. At this limit the
+/// server has to answer before the handle posts more READs to it.
 const MOST_LANDINGS: usize = 4;
-/// How often a READ is posted again.
+/// How many times a READ is posted.
 const READ_RETRIES: u32 = 16;
-/// One hit in so many marks its leaf: a leaf that is worth keeping is used so often between two samples that
-/// it is marked almost certainly, another one hardly ever.
+/// One hit in this many marks its leaf. A leaf worth keeping is used so often between two samples
+/// that it is almost certainly marked; other leaves hardly ever are.
 const MARK_EVERY: u64 = 8;
-/// How many samples in a row may fail before a cooling frame is taken whatever its age.
+/// How many rounds of samples may fail before a cooling frame is evicted whatever its age.
 const SAMPLES: u32 = 8;
 
 /// One handle's access to a cache.
@@ -81,25 +86,27 @@ const SAMPLES: u32 = 8;
 pub struct CacheClient<F: Fabric, L: Layout> {
     pub(super) cache: Arc<Cache<L>>,
     pages: Rc<PageClient<F, L>>,
-    /// Free frames that this handle keeps; locked.
+    /// Free frames that this handle keeps. They are locked.
     kept: RefCell<Vec<FrameId>>,
     pub(crate) counters: LiveCounters,
-    /// Frames whose last WRITE through this endpoint may still land (C15).
+    /// Frames with a last WRITE through this endpoint that may still land (C15).
     pub(super) in_doubt: RefCell<Vec<InDoubt>>,
-    /// Frames that READs through this endpoint may still land in, of which memory servers (C17).
+    /// Frames that a READ through this endpoint may still land in, with the memory server it came
+    /// from (C17).
     pub(super) landings: RefCell<Vec<(FrameId, ServerId)>>,
-    /// When operations try again to settle these, and for how long they leave them alone after they could not.
+    /// When operations next try to settle `in_doubt`, `landings` and `held`, and the length of the
+    /// pause after the last failure, both in nanoseconds.
     pub(super) settle_due: Cell<(u64, u64)>,
-    /// Whether a task settles these.
+    /// Whether a task is settling them now.
     pub(super) settling: Cell<bool>,
-    /// Frames that are written only after their parents.
+    /// Frames that are written only after their parents (C24).
     pub(super) held: RefCell<Vec<Held>>,
-    /// How long READs of nodes took lately, if that is of interest.
+    /// Average duration of recent READs of nodes, if the offloading policy needs it.
     pub(crate) read_ns: Option<MovingAverage>,
 }
 
 impl<F: Fabric, L: Layout> CacheClient<F, L> {
-    /// Access to `cache` over the endpoint of `pages`.
+    /// Gives access to `cache` over the endpoint of `pages`.
     pub fn new(cache: Arc<Cache<L>>, pages: Rc<PageClient<F, L>>) -> Self {
         let timed = cache.options().offload == OffloadName::CostAware;
         Self {
@@ -128,17 +135,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.pages.fabric()
     }
 
-    /// One-sided access to shared pages, and nodes.
+    /// One-sided access to pages of the pool.
     pub fn pages(&self) -> &PageClient<F, L> {
         &self.pages
     }
 
-    /// What the cache did for this handle.
+    /// What the cache has done for this handle.
     pub fn counters(&self) -> CacheCounters {
         self.counters.snapshot()
     }
 
-    /// Marks a leaf as used, every now and then.
+    /// Marks a leaf as used, once in `MARK_EVERY` hits.
     #[inline]
     pub fn mark_use(&self, page: Page<'_, L>) {
         let hits = self.counters.leaf_hits.get();
@@ -147,10 +154,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// A free frame; makes others cool and leave if there is none (Lu et al., §5.1, §5.2).
+    /// Takes a free frame. If there is none, cools hot nodes and evicts cooling ones (Lu et al.,
+    /// §5.1, §5.2).
     ///
     /// # Errors
-    /// [`Restart::Failed`] if there is none to be had, because so many operations hold the others.
+    /// [`Restart::Failed`] if no frame becomes free: other operations hold them all, or a memory
+    /// server does not answer.
     pub async fn spare(&self) -> Result<FreeFrame<'_, L>, Restart> {
         match self.free_now() {
             Some(spare) => Ok(spare),
@@ -158,11 +167,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// One more free frame for an operation that has one already.
+    /// Takes one more free frame for an operation that already has one.
     ///
     /// # Errors
-    /// [`Restart::Busy`] if there is none at the moment: it is not waited for, as all others who have one could
-    /// be waiting too (C16).
+    /// [`Restart::Busy`] if none is free now. This does not wait, because every operation that
+    /// holds a frame might be waiting for another one (C16).
     pub async fn another_spare(&self) -> Result<FreeFrame<'_, L>, Restart> {
         match self.free_now() {
             Some(spare) => Ok(spare),
@@ -183,7 +192,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 return Ok(spare);
             }
             if self.has_doubts() && self.is_settling_due() {
-                // The cache may be full of what only this handle can settle.
+                // The cache may be full of frames that only this handle can settle.
                 let settled = self.settle_transfers().await;
                 self.has_settled(settled.is_ok());
             }
@@ -191,17 +200,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// As [`PageClient::before_retry`], for what waits for frames, too: they may be full of what a memory server
-    /// does not take.
+    /// Like [`PageClient::before_retry`], for operations that wait for frames: the cache may be
+    /// full of pages that a memory server does not accept (C25).
     ///
     /// # Errors
-    /// [`RemoteError`] that says which memory server does not answer, if one does not.
+    /// [`RemoteError`] naming a memory server that does not answer.
     pub(crate) async fn before_retry(&self, backoff: &mut Backoff) -> Result<(), RemoteError> {
         self.pages.before_retry(backoff).await?;
         let asks = !self.fabric().breaks(rules::MISSING_ASKED);
         if asks && backoff.attempts().is_multiple_of(OUTAGE_ATTEMPTS) {
             for server in self.cache.detector().missing() {
-                // Any word will do.
+                // Any word of the server serves as a probe.
                 let word = GlobalAddr::new(ServerId::new(server), 0);
                 self.pages.read_words(word, 8).await?;
             }
@@ -209,8 +218,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// Lets hot nodes cool until one has to leave for it; if that does not come to anything, a cooling one
-    /// leaves, whatever its age.
+    /// Cools hot nodes until that evicts one. If it does not, evicts a cooling node whatever its
+    /// age.
     async fn sample(&self) -> Option<FreeFrame<'_, L>> {
         for _ in 0..SAMPLES {
             for _ in 0..self.cache.options().sampled.max(1) {
@@ -224,18 +233,18 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(self.evict_frame(frame).await)
     }
 
-    /// Lets one hot node cool, if the one that is picked can.
+    /// Cools one hot node, if the node that the policy picks can cool.
     async fn cool_one(&self) {
         let Some(frame) = self.cache.pick_victim(self.fabric().random()) else { return };
         self.cool(frame).await;
     }
 
-    /// Lets a hot node cool, after writing it back if it is dirty; whether it does.
+    /// Cools a hot node, writing it back first if it is dirty. Returns whether it is cooling now.
     pub async fn cool(&self, frame: FrameId) -> bool {
         let heeds_work_below = !self.fabric().breaks(rules::WORK_BELOW_HEEDED);
         let mut cooled = self.cache.cool(frame, heeds_work_below);
         if cooled == Cooled::Dirty {
-            // A node that cannot be written stays where it is.
+            // A node that cannot be written stays hot.
             if self.write_back(frame).await.is_err() {
                 return false;
             }
@@ -261,12 +270,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 LiveCounters::count(&self.counters.evictions);
                 return spare;
             }
-            // Others hold a latch that they have no use for here only for a moment.
+            // Another thread has latched a frame that it was led to by a stale reference. It lets
+            // go soon.
             self.fabric().sleep(0).await;
         }
     }
 
-    /// Keeps a free frame for the next operation, or gives it to others.
+    /// Keeps a free frame for this handle's next operation, or returns it to the cache.
     pub fn keep(&self, spare: FreeFrame<'_, L>) {
         let mut kept = self.kept.borrow_mut();
         if kept.len() < self.cache.keep_limit() {
@@ -274,15 +284,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// The right to bring the node at `address` in, to which the child word at `slot` of `parent` points; and the keys
-    /// that the parent leads to it for.
+    /// Claims the node at `address`, to which the child word at `slot` of `parent` points: returns
+    /// a frame, the I/O mark, and the slot's key range.
     async fn begin<'a>(
         &'a self,
         parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
     ) -> Result<(FreeFrame<'a, L>, IoMark<'a>, OwnedRange<L::Key>), Restart> {
-        // Two cache misses at once, not one after the other; the second is used after the READ.
+        // Take both cache misses at once. The cooling bucket is used only after the READ.
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
         match self.cache.mapping.get(address.to_bits()) {
@@ -292,14 +302,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         let spare = self.spare().await?; // C16
         let (low, high) = slot_range(parent.page, slot);
-        // A node that is merged away or moved meanwhile changes the parent first.
+        // A node that is merged away or moved meanwhile changes its parent first.
         let is_there = || {
             (parent.is_valid() || self.fabric().breaks(rules::PARENT_LOOKED_AT))
                 && self.may_bring(parent, slot).is_ok()
         };
         match self.cache.mapping.begin_io(address.to_bits(), is_there) {
             Ok(mark) => {
-                // While the READ is on its way.
+                // This prefetch overlaps with the READ.
                 if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
                     self.cache.arena().prefetch(frame);
                 }
@@ -316,7 +326,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Whether the node that the child word at `slot` leads to may come here: a leaf only if its keys are owned (C20).
+    /// Whether the child at `slot` may be brought into this cache. A leaf may only if its keys are
+    /// owned (C20).
     fn may_bring(&self, parent: OptimisticRef<'_, L>, slot: usize) -> Result<(), Restart> {
         if parent.page.level() > 1 {
             return Ok(());
@@ -324,13 +335,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let (low, high) = slot_range(parent.page, slot);
         match self.cache.owned().of(&low, high.as_ref()) {
             Ownership::All => Ok(()),
-            // Leaves end at boundaries: the parent is old.
+            // Leaves end at boundaries, so the parent is stale.
             Ownership::Part => Err(Restart::Refresh),
             Ownership::None => Err(Restart::Moved),
         }
     }
 
-    /// What follows if a node was not where its parent had it, or may not come here.
+    /// How to go on if the parent has changed, or if the node may not be brought in.
     fn why_not(&self, parent: OptimisticRef<'_, L>, slot: usize) -> Restart {
         let allowed = self.may_bring(parent, slot);
         match allowed {
@@ -339,11 +350,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// The right to let a memory server work below the node at `address`, to which the child word at `slot` of
-    /// `parent` points.
+    /// Claims the subtree at `address`, to which the child word at `slot` of `parent` points, for a
+    /// walk by a memory server.
     ///
     /// # Errors
-    /// [`Restart`] if the node is here after all, or somebody is at it.
+    /// [`Restart`] if the node is in the cache after all, or if another operation has marked it.
     pub(crate) fn begin_remote(
         &self,
         parent: OptimisticRef<'_, L>,
@@ -364,8 +375,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         })
     }
 
-    /// Drops the copy of a leaf that a memory server has changed below a node that the caller has marked (C6).
-    /// Nobody can make it hot meanwhile, so it cools, if it is here at all.
+    /// Drops the copy of a leaf that a memory server has changed below a node that the caller has
+    /// marked (C6). The mark keeps others from making the leaf hot, so a copy in the cache is
+    /// cooling.
     pub(crate) async fn drop_copy(&self, leaf: GlobalAddr) {
         while let Mapped::Frame(frame) = self.cache.mapping.get(leaf.to_bits()) {
             if let Some(spare) = self.cache.drop_cooling(frame, leaf) {
@@ -377,7 +389,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// When a READ was posted, if that is of interest.
+    /// The time at which a READ is posted, if durations are recorded.
     fn timed(&self) -> Option<u64> {
         self.read_ns.is_some().then(|| self.fabric().now_ns())
     }
@@ -406,7 +418,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 Restart::Again
             }
             Attached::Other => {
-                // If the copy is the old one, not the parent, reading the way again would not help.
+                // The cached copy may be the stale one, not the parent. A refresh would not help
+                // then.
                 if let Some(spare) = self.cache.forget_lost(frame, address) {
                     self.keep(spare);
                 }
@@ -416,11 +429,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Brings the leaf at `address` in and does with it what `work` does, all in one: the change is written
-    /// through, so that the leaf is clean when it enters the cache, if it does.
+    /// Fetches the leaf at `address` and applies `work` to it in one step. A change is written
+    /// through, so that the leaf is clean when it is admitted.
     ///
     /// # Errors
-    /// [`Restart`]; nothing has changed then, and `work` was not called or changed nothing.
+    /// [`Restart`]. In this case nothing has changed: `work` was not called, or changed nothing.
     pub async fn fetch_leaf<T>(
         &self,
         parent: OptimisticRef<'_, L>,
@@ -434,8 +447,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.bring_marked_leaf((spare, mark), Some((parent, slot)), place, probe, work).await
     }
 
-    /// Checks a leaf that was read into a frame, and takes out what does not count (D7): what it has beyond the keys that
-    /// its parent leads to it for.
+    /// Checks a leaf that was READ into a frame, and trims it to the key range of its slot (D7).
     fn accept_leaf(
         &self,
         spare: &FreeFrame<'_, L>,
@@ -452,7 +464,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.trim(spare, keys)
     }
 
-    /// Takes out of an exclusive node what it has beyond the keys that its parent leads to it for (D7).
+    /// Removes entries of an exclusive node that lie outside the key range of its slot (D7).
     fn trim(&self, spare: &FreeFrame<'_, L>, keys: &OwnedRange<L::Key>) -> Result<(), Restart> {
         let page = spare.page();
         let found = OwnedRange { low: L::low(page), high: L::high(page) };
@@ -470,7 +482,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// The same for who has the mark already. Without a parent the leaf does not become hot.
+    /// Like [`CacheClient::fetch_leaf`], for a caller that holds the mark. Without a parent the
+    /// leaf does not become hot, unless it is dirty.
     pub(crate) async fn bring_marked_leaf<'a, T>(
         &'a self,
         (spare, mark): (FreeFrame<'a, L>, IoMark<'a>),
@@ -483,6 +496,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         LiveCounters::count(&self.counters.leaf_misses);
         let page = spare.page();
         if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
+            // A leaf that is admitted cold evicts this frame.
             let leaving = self.cache.arena().page(frame).address();
             self.cache.mapping.prefetch(leaving.to_bits());
         }
@@ -493,14 +507,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let outcome = work(page);
         if let LeafOutcome::Changed { words, .. } = &outcome {
             LiveCounters::count(&self.counters.write_throughs);
-            // With what was taken out of it, if something was.
+            // If entries were trimmed, write the whole page.
             let words = match is_clean(page) {
                 true => self.to_write(words.clone()),
                 false => 1..L::PAGE_WORDS,
             };
             mark_clean(page);
             if let Err(restart) = self.write_leaf(address, page, words.clone()).await {
-                // The change is made here and nowhere else: the leaf stays, dirty.
+                // The change exists only in this frame, so the leaf stays, dirty.
                 self.mark_dirty(spare.frame(), page, words);
                 if let Restart::Failed(_) = restart {
                     self.may_land(spare.frame(), page);
@@ -508,13 +522,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             }
         }
         let admit = match self.cache.admission.leaf(self.fabric().random()) {
-            // Nothing has to leave for it yet.
+            // There are unused frames, so admitting it evicts nothing.
             Admit::Cold if self.cache.is_filling() => Admit::Hot,
             admit => admit,
         };
         match (admit, &outcome, below) {
             _ if !is_clean(page) => self.admit_dirty(spare, mark, below),
-            // Whoever will split it needs it.
+            // The split that follows needs the leaf.
             (Admit::Private, LeafOutcome::Full, _) | (Admit::Cold, ..) | (Admit::Hot, _, None) => {
                 self.admit_cold(spare, mark).await;
             }
@@ -531,7 +545,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(outcome)
     }
 
-    /// A dirty node can only be hot.
+    /// Admits a dirty node: it must be hot (C11), with or without a parent.
     fn admit_dirty<'a>(
         &'a self,
         spare: FreeFrame<'a, L>,
@@ -547,7 +561,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             self.cache.publish_detached(spare, mark);
         }
         if self.cache.ages().limit_ns() > 0 {
-            // Whoever took an entry of the frame before had no node to look at (C21).
+            // Before the node was published, `Ages::take` may have dropped the frame's entry (C21).
             self.cache.ages().queue(frame);
         }
     }
@@ -557,7 +571,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.drop_oldest(oldest).await;
     }
 
-    /// Below its parent, if that is still as it was.
+    /// Admits a node hot below its parent if the parent still leads to it. Else a clean node starts
+    /// cooling, and a dirty one is hot without a parent.
     async fn admit_hot<'a>(
         &'a self,
         spare: FreeFrame<'a, L>,
@@ -571,10 +586,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Brings the inner node at `address` in, hot.
+    /// Fetches the inner node at `address` and admits it hot.
     ///
     /// # Errors
-    /// Always: [`Restart::Again`] if all went well.
+    /// Always fails: with [`Restart::Again`] after success.
     pub async fn bring_inner(
         &self,
         parent: OptimisticRef<'_, L>,
@@ -586,7 +601,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let (spare, mark, keys) = self.begin(parent, slot, address).await?;
         let owned = self.cache.owned().of(&keys.low, keys.high.as_ref());
         if owned == Ownership::None {
-            // Nobody trims it here (D7), and its keys may be taken over before it leaves.
+            // This compute server would not trim the node (D7), and could take over its keys while
+            // the node is still cached.
             return Err(Restart::Moved);
         }
         let is_exclusive = owned == Ownership::All;
@@ -596,9 +612,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 self.record(posted_ns);
                 copy
             }
-            // It was shared, and its holder has not finished it: that one is waited for, or looked after.
+            // The node was shared and its lock holder has not finished: wait for the holder, or
+            // recover the lock if it is dead.
             Err(Miss::Restart) if self.pages.is_held_up_at(address) => return Err(Restart::Busy),
-            // No inner node is there: the parent is old, and the node has been freed and used again (D3).
+            // No intact inner node is there. Either the parent is stale and the node was freed and
+            // reused (D3), or a WRITE of it was torn.
             Err(Miss::Restart) if is_exclusive => return Err(Restart::Torn(address)),
             Err(Miss::Restart) => return Err(Restart::Refresh),
             Err(miss) => return Err(miss.into()),
@@ -611,7 +629,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             return Err(Restart::Refresh);
         }
         if is_exclusive && copy.word().is_locked() {
-            // It was shared, and its holder is not done, or dead: nobody looks for the lock of an exclusive node.
+            // The node was shared, and the lock holder is still working or dead. Once the node is
+            // cached as exclusive, no operation would look at its lock.
             return Err(Restart::Busy);
         }
         let page = spare.page();
@@ -625,10 +644,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Err(Restart::Again)
     }
 
-    /// Brings the leaf at `address` in, hot, for those who restructure.
+    /// Fetches the leaf at `address` and admits it hot, for splits and merges.
     ///
     /// # Errors
-    /// Always: [`Restart::Again`] if all went well.
+    /// Always fails: with [`Restart::Again`] after success.
     pub async fn bring_hot_leaf(
         &self,
         parent: OptimisticRef<'_, L>,
@@ -643,7 +662,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Err(Restart::Again)
     }
 
-    /// READs the leaf at `address` into a frame, all but word 0.
+    /// READs all words but word 0 of the leaf at `address` into a frame.
     async fn read_into<'a>(
         &'a self,
         spare: FreeFrame<'a, L>,
@@ -652,6 +671,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let cache = &*self.cache;
         self.before_landing(address.server()).await?;
         let frame = spare.into_frame();
+        // If this future is dropped from here on, the frame goes to `landings`.
         let landing = Landing {
             frame,
             server: address.server(),
@@ -688,7 +708,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         outcome
     }
 
-    /// A memory server that does not answer costs some frames (C17), not the cache.
+    /// Limits the frames that a memory server which does not answer can take out of use (C17).
     async fn before_landing(&self, server: ServerId) -> Result<(), Restart> {
         let are_many = || {
             let landings = self.landings.borrow();
@@ -697,13 +717,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if are_many() {
             self.settle_transfers().await?;
             if are_many() {
-                return Err(Restart::Busy); // another task is at it
+                return Err(Restart::Busy); // another task is settling them
             }
         }
         Ok(())
     }
 
-    /// Of the oldest `many` frames that READs may still land in, those from `server` are free: its connection has been reset.
+    /// Frees the frames among the oldest `many` landings that READs from `server` could land in.
+    /// The connection to `server` has been reset.
     pub(super) fn free_landed(&self, server: ServerId, many: usize) {
         let is_free = |landing: &mut (FrameId, ServerId)| landing.1 == server;
         let landed: Vec<_> = self.landings.borrow_mut().extract_if(..many, is_free).collect();
@@ -711,7 +732,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 }
 
-/// A frame that a READ is on its way to. Unless that has ended, it is out of use for a while, also if the READ's future is dropped (C17).
+/// A READ in flight into a frame. If this is dropped before the READ has ended, for example with
+/// the READ's future, the frame is out of use until the READ is settled (C17).
 struct Landing<'a> {
     frame: FrameId,
     server: ServerId,
@@ -720,7 +742,7 @@ struct Landing<'a> {
 }
 
 impl Landing<'_> {
-    /// Nothing of the READ lands any more.
+    /// Nothing of the READ can land any more.
     fn has_ended(self) {
         std::mem::forget(self);
     }

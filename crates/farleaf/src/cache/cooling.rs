@@ -1,11 +1,13 @@
-//! The frames that are candidates for eviction, oldest first: the cooling map, and one queue to compare with.
+//! The frames that are candidates for eviction, oldest first: the cooling map, and a plain queue to
+//! compare it with.
 //!
-//! The cooling map (Lu et al., §5.2) spreads one FIFO over buckets of a cache line each, so that threads that
-//! cool and evict meet rarely; the order is that of a FIFO only within a bucket.
+//! The cooling map (Lu et al., §5.2) spreads one FIFO over buckets of a cache line each, so that
+//! threads that cool and evict rarely contend. The order is first in, first out only within a
+//! bucket.
 //!
 //! *Invariants*
 //! - C7. A frame is in the structure at most once.
-//! - C8. Who takes a frame out, by any of the methods, is the only one to decide what becomes of it.
+//! - C8. Only the thread that takes a frame out, by any of the methods, decides what happens to it.
 //!
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks the bucket.
 
@@ -16,27 +18,29 @@ use farleaf_fabric::sync::{Mutex, lock};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 
-/// Frames that cool.
+/// The structure of cooling frames.
 pub trait Cooling: Debug + Send + Sync {
-    /// Adds a frame that holds the node `id`; returns the oldest one, which has to go, if there was no room.
+    /// Adds a frame that holds the node `id`. If there was no room, takes out the oldest frame and
+    /// returns it for eviction.
     fn insert(&self, frame: FrameId, id: u64) -> Option<FrameId>;
 
-    /// Takes out the frame that holds the node `id`; says whether it was there.
+    /// Takes out the frame that holds the node `id`. Returns whether it was there.
     fn remove(&self, frame: FrameId, id: u64) -> bool;
 
-    /// Takes out a frame, the oldest of those that `random` leads to.
+    /// Takes out a frame for eviction: the oldest one in a place chosen by `random`.
     fn pop(&self, random: u64) -> Option<FrameId>;
 
-    /// Asks the processor to bring close what [`Cooling::insert`] of the node `id` will look at.
+    /// Prefetches what [`Cooling::insert`] of the node `id` will read.
     fn prefetch(&self, _id: u64) {}
 
-    /// The frame that would have to go for the node `id`, as far as that is easily said: a guess.
+    /// Guesses which frame [`Cooling::insert`] of the node `id` would evict, if that is cheap to
+    /// tell.
     fn next_to_go(&self, _id: u64) -> Option<FrameId> {
         None
     }
 }
 
-/// Slots of a bucket.
+/// Slots per bucket.
 const SLOTS: usize = 6;
 const EMPTY: u32 = u32::MAX;
 
@@ -68,7 +72,7 @@ impl Default for CoolingBucket {
 }
 
 impl CoolingBucket {
-    /// Adds the newest; returns the oldest if all slots were taken.
+    /// Adds a frame as the newest. If all slots were taken, takes out the oldest and returns it.
     pub fn push(&self, frame: FrameId) -> Option<FrameId> {
         let mut slots = lock(&self.0);
         let free = slots.0.iter().position(|held| *held == EMPTY);
@@ -77,34 +81,34 @@ impl CoolingBucket {
         oldest
     }
 
-    /// Takes a frame out; says whether it was there.
+    /// Takes out a frame. Returns whether it was there.
     pub fn remove(&self, frame: FrameId) -> bool {
         let mut slots = lock(&self.0);
         let found = slots.0.iter().position(|held| *held == frame.number());
         found.map(|slot| slots.take(slot)).is_some()
     }
 
-    /// The oldest, if all slots are taken.
+    /// The oldest frame, if all slots are taken.
     fn next_to_go(&self) -> Option<FrameId> {
         let slots = lock(&self.0);
         (slots.0[SLOTS - 1] != EMPTY).then(|| FrameId::new(slots.0[0]))
     }
 
-    /// Takes the oldest out.
+    /// Takes out the oldest frame.
     pub fn pop(&self) -> Option<FrameId> {
         let mut slots = lock(&self.0);
         (slots.0[0] != EMPTY).then(|| FrameId::new(slots.take(0)))
     }
 }
 
-/// Buckets, hashed by node.
+/// The cooling map: buckets, hashed by node id.
 #[derive(Debug)]
 pub struct CoolingMap {
     buckets: Box<[CoolingBucket]>,
 }
 
 impl CoolingMap {
-    /// A map of about `frames` slots, at least one bucket.
+    /// A map of about `frames` slots, with at least one bucket.
     pub fn new(frames: usize) -> Self {
         let buckets = frames.div_ceil(SLOTS).max(1);
         Self { buckets: (0..buckets).map(|_| CoolingBucket::default()).collect() }
@@ -142,7 +146,7 @@ impl Cooling for CoolingMap {
     }
 }
 
-/// One FIFO queue behind one lock, as in LeanStore: what the cooling map is measured against.
+/// One FIFO queue behind one lock, as in LeanStore: the baseline for the cooling map.
 #[derive(Debug)]
 pub struct CoolingQueue {
     inner: Mutex<Queue>,
@@ -151,9 +155,10 @@ pub struct CoolingQueue {
 
 #[derive(Debug)]
 struct Queue {
-    /// Frames with the ticket that they came in with. One whose ticket is no longer its own was taken out.
+    /// Frames, each with the ticket it entered with. An entry whose ticket is not the frame's
+    /// current one is stale, because the frame was taken out.
     order: VecDeque<(u32, u64)>,
-    /// Each frame's ticket; 0 is none.
+    /// The current ticket of each frame. 0 is none.
     tickets: Vec<u64>,
     next_ticket: u64,
     held: usize,
@@ -173,7 +178,7 @@ impl Queue {
 }
 
 impl CoolingQueue {
-    /// A queue of `capacity` places, for an arena of `frames` frames.
+    /// A queue for up to `capacity` frames of an arena of `frames` frames.
     pub fn new(capacity: usize, frames: usize) -> Self {
         let queue =
             Queue { order: VecDeque::new(), tickets: vec![0; frames], next_ticket: 1, held: 0 };
@@ -190,7 +195,7 @@ impl Cooling for CoolingQueue {
         queue.tickets[frame.index()] = ticket;
         queue.order.push_back((frame.number(), ticket));
         queue.held += 1;
-        // Places of frames that were taken out are only passed over by `pop`: do not let them pile up.
+        // Only `pop` removes stale entries, so drop them here before they pile up.
         if queue.order.len() > 4 * self.capacity + 64 {
             let Queue { order, tickets, .. } = &mut *queue;
             order.retain(|(frame, ticket)| tickets[*frame as usize] == *ticket);

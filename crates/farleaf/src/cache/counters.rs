@@ -1,6 +1,7 @@
-//! What a cache did for one handle, by the source of each hit.
+//! What a cache did for one handle.
 //!
-//! *Thread safety*: the live counters belong to one handle and its thread; snapshots are plain values.
+//! *Thread safety*: the live counters belong to one handle and its thread; snapshots are plain
+//! values.
 
 use std::cell::Cell;
 use std::ops::{AddAssign, Sub};
@@ -11,12 +12,12 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct LiveCounters { $($(#[$doc])* pub $name: Cell<u64>),* }
 
-        /// Counters at one moment, or a difference or a sum of such.
+        /// Counters at one moment, or a difference or sum of such.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct CacheCounters { $($(#[$doc])* pub $name: u64),* }
 
         impl LiveCounters {
-            /// The counters now.
+            /// The current values.
             pub fn snapshot(&self) -> CacheCounters {
                 CacheCounters { $($name: self.$name.get()),* }
             }
@@ -36,41 +37,42 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Leaves that were asked for and found in a frame.
+    /// Leaves that an operation needed and found in a frame.
     leaf_hits,
-    /// Those of them that were cooling.
+    /// Leaves among these that were cooling.
     cooling_hits,
-    /// Leaves that were asked for and had to be read from a memory server.
+    /// Leaves that an operation needed and READ from a memory server.
     leaf_misses,
-    /// Inner nodes that had to be read from a memory server.
+    /// Inner nodes READ from a memory server.
     inner_misses,
     /// Cooling nodes of any level that became hot again.
     reheats,
-    /// Nodes that left the cache.
+    /// Nodes evicted from the cooling structure.
     evictions,
-    /// Hot nodes that were made to cool.
+    /// Hot nodes that started cooling.
     coolings,
-    /// WRITEs of a changed node on its way out of the cache.
+    /// Write-backs of dirty nodes: before they cool, by age, or by a flush.
     write_backs,
-    /// WRITEs of a change through to the memory server, the cached node staying clean.
+    /// Changes of uncached leaves that were written through, so that the leaf is admitted clean.
     write_throughs,
-    /// Nodes that were split, the root included.
+    /// Nodes that were split, including the root.
     splits,
-    /// Those of them that are shared with other compute servers.
+    /// Splits of nodes that are shared with other compute servers.
     shared_splits,
-    /// Nodes that joined a neighbour.
+    /// Nodes that were merged into a neighbour.
     merges,
-    /// Pairs of neighbours that were evened out.
+    /// Pairs of neighbours that shared out their entries anew.
     borrows,
-    /// Nodes that had more in the pool than their parents led to them for: a compute server has died.
+    /// Nodes that held entries in the pool outside the key range of their slot, left there by a
+    /// compute server that died.
     trims,
-    /// Shared nodes that had become old and were read again.
+    /// Stale shared nodes that were READ again.
     refreshes,
-    /// Operations that memory servers did.
+    /// Operations that memory servers executed.
     offloads,
-    /// Operations that memory servers were asked to do and would not.
+    /// Offloaded operations that memory servers refused.
     offload_refusals,
-    /// Copies that were dropped because a memory server had changed the leaf.
+    /// Cached copies dropped because a memory server had changed the leaf.
     invalidations,
 }
 
@@ -83,7 +85,7 @@ impl LiveCounters {
 }
 
 impl CacheCounters {
-    /// The part of the leaves that were asked for and needed no READ; 0 if none was asked for.
+    /// Share of the needed leaves that took no READ, from 0 to 1. 0 if no leaf was needed.
     pub fn hit_ratio(&self) -> f64 {
         let all = self.leaf_hits + self.leaf_misses;
         if all == 0 { 0.0 } else { self.leaf_hits as f64 / all as f64 }

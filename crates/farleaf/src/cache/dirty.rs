@@ -1,32 +1,33 @@
-//! Which words of a page in a frame are newer than in the pool: one range, kept in the page's note.
+//! The words of a page in a frame that are newer than in the pool: one range, kept in the page's
+//! note.
 //!
 //! ```text
 //! note  [reserved:32][end:16][start:16]     0 is clean
 //! ```
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - C4. A word that differs from the pool's lies in the range, but for words 0, 5, 7 and, of an inner node, the child
-//!   words of swizzled children.
+//! - C4. A word that differs from the pool's lies in the range, except for words 0, 5, 7 and, in an
+//!   inner node, the child words of swizzled children.
 //!
-//! *Thread safety*: the note changes under the frame's latch.
+//! *Thread safety*: the note changes only under the frame's latch.
 
 use crate::page::{Layout, Page};
 use std::ops::Range;
 
-/// The words of a page in a frame that the pool does not have; empty if it is clean.
+/// The range of words that are newer than in the pool. Empty if the page is clean.
 #[inline]
 pub fn dirty_words<L: Layout>(page: Page<'_, L>) -> Range<usize> {
     let note = page.note();
     (note as u16).into()..((note >> 16) as u16).into()
 }
 
-/// Whether the pool has all of the page.
+/// Whether the pool has the whole page as it is here.
 #[inline]
 pub fn is_clean<L: Layout>(page: Page<'_, L>) -> bool {
     page.note() == 0
 }
 
-/// Adds words to the range.
+/// Extends the range to include `words`.
 #[inline]
 pub fn mark_dirty<L: Layout>(page: Page<'_, L>, words: Range<usize>) {
     debug_assert!(words.start > 0 && words.start < words.end, "word 0 is the frame's");

@@ -1,11 +1,12 @@
 //! The arena of page frames, registered with the fabric, and the out-of-line header of each frame.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - C1. Word 0 of a frame is its latch, never the pool's word 0, and never goes back: a frame is reused for
-//!   other pages, but whoever still has a way to it meets a changed version.
-//! - C2. A frame that is free, or that a page is on its way into, is locked.
-//! - C3. A frame's state changes only under its latch. That a WRITE of it is in flight is a word of its own: it is set
-//!   under the latch and cleared by whoever set it, latched or not.
+//! - C1. Word 0 of a frame is its latch, never the pool's word 0, and never goes back. Frames are
+//!   reused for other pages, and a thread with a stale reference to a frame sees a changed version.
+//! - C2. A frame is locked while it is free or while a page is being brought into it.
+//! - C3. A frame's state changes only under its latch. Whether a WRITE of the frame is in flight is
+//!   a separate word: the thread that sets it does so under the latch, and clears it later with or
+//!   without the latch.
 //!
 //! *Thread safety*: any number of threads; words and headers are atomics.
 
@@ -21,17 +22,17 @@ use std::ops::Range;
 pub struct FrameId(u32);
 
 impl FrameId {
-    /// The frame of this number.
+    /// The frame with this number.
     pub const fn new(number: u32) -> Self {
         Self(number)
     }
 
-    /// The number.
+    /// Its number in the arena.
     pub const fn number(self) -> u32 {
         self.0
     }
 
-    /// The number, to index with.
+    /// The number as an array index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -47,13 +48,13 @@ impl fmt::Debug for FrameId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameState {
-    /// For nothing.
+    /// The frame holds no page.
     Free = 0,
-    /// It holds a page, which its parent points to or will again.
+    /// The frame holds a page that its parent points to, or will point to again.
     Hot = 1,
-    /// It holds a clean page that no parent points to, and is in the cooling structure.
+    /// The frame holds a clean page that no parent points to, and is in the cooling structure.
     Cooling = 2,
-    /// As hot, but it never leaves: the root.
+    /// Like `Hot`, but never evicted: the root.
     Pinned = 3,
 }
 
@@ -70,17 +71,17 @@ impl FrameState {
 
 const NO_PARENT: u64 = u64::MAX;
 
-/// What is known of a frame beside its words.
+/// The state of a frame beside its words.
 #[derive(Debug)]
 struct Header {
-    /// [`FrameState`].
+    /// A [`FrameState`].
     state: AtomicU64,
-    /// Whether a WRITE of the frame's content is in flight. Not in one word with the state, which others change
-    /// at the moment at which the WRITE ends.
+    /// Whether a WRITE of the frame's content is in flight. It does not share a word with the
+    /// state, which other threads may change at the moment when the WRITE ends.
     writing: AtomicBool,
-    /// The frame of the parent that points here: a hint, to be validated.
+    /// The frame of the parent that points here. This is a hint and must be validated.
     parent: AtomicU64,
-    /// Word 0 of the page in the pool, for inner nodes: what a remote lock expects.
+    /// Word 0 of the page in the pool, for inner nodes: the value that a remote lock expects.
     remote_word: AtomicU64,
 }
 
@@ -88,7 +89,7 @@ struct Header {
 pub struct Arena<L> {
     memory: Arc<Region>,
     headers: Box<[Header]>,
-    /// Hot frames that name no parent.
+    /// Number of hot frames that name no parent (C18).
     detached: AtomicU64,
     layout: PhantomData<L>,
 }
@@ -100,10 +101,11 @@ impl<L> fmt::Debug for Arena<L> {
 }
 
 impl<L: Layout> Arena<L> {
-    /// An arena of `frames` frames, all free and not yet locked: their memory is taken as they are used.
+    /// An arena of `frames` frames, all free and not yet locked. Their memory is committed as they
+    /// are used.
     ///
     /// # Errors
-    /// [`RegionError`] if the memory is not to be had.
+    /// [`RegionError`] if the memory cannot be allocated.
     pub fn new(frames: u32) -> Result<Self, RegionError> {
         let bytes = (frames as usize * L::PAGE_WORDS * 8).next_multiple_of(4096);
         let header = |_| Header {
@@ -120,7 +122,7 @@ impl<L: Layout> Arena<L> {
         })
     }
 
-    /// How many frames there are.
+    /// Number of frames.
     pub fn frames(&self) -> u32 {
         self.headers.len() as u32
     }
@@ -138,7 +140,8 @@ impl<L: Layout> Arena<L> {
         self.page(frame).latch()
     }
 
-    /// Words of a frame, for a READ to land in. The frame is lent until that has ended.
+    /// Words of a frame as the target of a READ. The frame is lent to the fabric until the READ
+    /// ends.
     pub fn buffer(&self, frame: FrameId, words: Range<usize>) -> Buffer {
         debug_assert!(words.start > 0 && words.end <= L::PAGE_WORDS, "C1");
         let first = frame.index() * L::PAGE_WORDS + words.start;
@@ -149,26 +152,26 @@ impl<L: Layout> Arena<L> {
         &self.headers[frame.index()]
     }
 
-    /// Asks the processor to bring close what an eviction of the frame looks at.
+    /// Prefetches the cache lines that an eviction of the frame reads.
     pub(super) fn prefetch(&self, frame: FrameId) {
         prefetch(self.header(frame));
         prefetch(&self.page(frame).words()[0]);
     }
 
-    /// What the frame is used for; to be trusted only under its latch.
+    /// What the frame is used for. Trust this only under the frame's latch.
     #[inline]
     pub fn state(&self, frame: FrameId) -> FrameState {
         FrameState::of(self.header(frame).state.load(Ordering::Relaxed))
     }
 
-    /// Sets it (C3).
+    /// Sets the state, under the frame's latch (C3).
     pub fn set_state(&self, frame: FrameId, state: FrameState) {
         self.counting_detached(frame, |header| {
             header.state.store(state as u64, Ordering::Relaxed);
         });
     }
 
-    /// How many frames are hot and named by no parent (C18).
+    /// Number of hot frames that name no parent (C18).
     pub fn detached(&self) -> u64 {
         self.detached.load(Ordering::Relaxed)
     }
@@ -187,17 +190,18 @@ impl<L: Layout> Arena<L> {
         }
     }
 
-    /// Whether a WRITE of the frame's content is in flight. Whoever finds that none is, finds its words in the pool.
+    /// Whether a WRITE of the frame's content is in flight. If not, every word written before is in
+    /// the pool.
     pub fn is_writing(&self, frame: FrameId) -> bool {
         self.header(frame).writing.load(Ordering::Acquire)
     }
 
-    /// Marks the beginning, under the frame's latch, and the end of such a WRITE.
+    /// Marks the start (under the frame's latch) or the end of such a WRITE.
     pub fn set_writing(&self, frame: FrameId, writing: bool) {
         self.header(frame).writing.store(writing, Ordering::Release);
     }
 
-    /// The parent that points to the frame, or did: a hint.
+    /// The parent that points, or pointed, to the frame. This is a hint.
     pub fn parent(&self, frame: FrameId) -> Option<FrameId> {
         match self.header(frame).parent.load(Ordering::Relaxed) {
             NO_PARENT => None,
@@ -205,19 +209,18 @@ impl<L: Layout> Arena<L> {
         }
     }
 
-    /// Sets the hint, under the latch of the frame that the old one names and of the one that the new one
-    /// names.
+    /// Sets the parent hint. Call it under the latches of the old parent and of the new one.
     pub fn set_parent(&self, frame: FrameId, parent: Option<FrameId>) {
         let number = parent.map_or(NO_PARENT, |parent| u64::from(parent.0));
         self.counting_detached(frame, |header| header.parent.store(number, Ordering::Relaxed));
     }
 
-    /// Word 0 of the inner node in the pool, as far as this cache knows.
+    /// Word 0 of the inner node in the pool, as last seen by this cache.
     pub fn remote_word(&self, frame: FrameId) -> u64 {
         self.header(frame).remote_word.load(Ordering::Relaxed)
     }
 
-    /// Sets it; under the frame's latch.
+    /// Sets [`Self::remote_word`], under the frame's latch.
     pub fn set_remote_word(&self, frame: FrameId, word: u64) {
         self.header(frame).remote_word.store(word, Ordering::Relaxed);
     }

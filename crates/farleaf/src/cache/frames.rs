@@ -1,12 +1,13 @@
-//! The cache of one compute server: what can be done to frames without the network.
+//! The cache of one compute server: the operations on frames that need no network.
 //!
 //! *Invariants*
-//! - C9. A hot node that a parent in the cache points to is pointed to by one child word only; its header names
-//!   that parent. The hint changes only under the latch of the parent that it names, or under the node's own
-//!   while it names none.
-//! - C10. A node with swizzled children does not cool: hot nodes form paths from the root.
+//! - C9. If a parent in the cache points to a hot node, exactly one child word does so, and the
+//!   node's header names that parent. This parent hint changes only under the latch of the parent
+//!   that it names, or under the node's own latch while it names none.
+//! - C10. A node with swizzled children does not cool, so hot nodes form paths from the root.
 //! - C11. A cooling node is clean, and no WRITE of it is in flight.
-//! - C12. All latches here are tried, never waited for; what cannot be had now is for the caller to try again.
+//! - C12. Every latch here is tried, never waited for. If it cannot be taken now, the caller tries
+//!   again.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -21,7 +22,7 @@ use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The frames of one compute server, and what finds them.
+/// The frames of one compute server, with the structures that find them.
 #[derive(Debug)]
 pub struct Cache<L: Layout> {
     arena: Arena<L>,
@@ -29,27 +30,27 @@ pub struct Cache<L: Layout> {
     pub(super) cooling: Box<dyn Cooling>,
     pub(super) victims: Box<dyn Victims>,
     pub(super) admission: Box<dyn Admission>,
-    /// Free frames that no handle keeps; locked (C2).
+    /// Free frames that no handle keeps. They are locked (C2).
     free: Mutex<Vec<FrameId>>,
-    /// Frames from here on have never been used.
+    /// Frames with this number or a higher one have never been used.
     fresh: AtomicU64,
-    /// The keys whose leaves may come here (C20).
+    /// The keys for which leaves may be cached here (C20).
     owned: Owned<L::Key>,
-    /// Since when nodes have been dirty.
+    /// Since when each dirty node has been dirty.
     ages: Ages,
-    /// Of operations that have lost too often.
+    /// Turns for operations that have lost their frames too often (C23).
     turns: Turns,
     /// Which memory servers can be reached.
     detector: Detector,
     options: CacheOptions,
 }
 
-/// A node that was found, with the version that it was found under.
+/// A node that was found, and the version of its latch at that moment.
 #[derive(Debug)]
 pub struct OptimisticRef<'a, L: Layout> {
     /// Its frame.
     pub frame: FrameId,
-    /// Its words. What is read is to be trusted only once the version has been validated.
+    /// Its words. Trust what you read only after validating the version ([`Self::is_valid`]).
     pub page: Page<'a, L>,
     version: Version,
 }
@@ -63,30 +64,31 @@ impl<L: Layout> Clone for OptimisticRef<'_, L> {
 impl<L: Layout> Copy for OptimisticRef<'_, L> {}
 
 impl<'a, L: Layout> OptimisticRef<'a, L> {
-    /// Whether all that was read of the page since is of one piece and was still so just now.
+    /// Whether everything read from the page since it was found is consistent and still current.
     #[inline]
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.page.latch().validate(self.version)
     }
 
-    /// Latches the node, if it is still as it was seen.
+    /// Latches the node, unless it has changed since it was found.
     #[inline]
     pub fn lock(&self) -> Option<Exclusive<'a>> {
         self.page.latch().try_lock(self.version, 0)
     }
 }
 
-/// What of a cache the pool does not have yet.
+/// The changes in a cache that the pool does not have yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dirt {
-    /// The bytes of the nodes that have changed.
+    /// Total size of the dirty pages, in bytes.
     pub bytes: u64,
-    /// For how long one of them has been dirty at most, in nanoseconds; 0 if nodes are not written back by age.
+    /// Time since the oldest dirty page became dirty, in nanoseconds. 0 if nodes are not written
+    /// back by age.
     pub oldest_ns: u64,
 }
 
-/// A free frame in the hands of one operation; dropped, it is free for others.
+/// A free frame reserved for one operation. Dropping it returns it to the free frames.
 #[derive(Debug)]
 pub struct FreeFrame<'a, L: Layout> {
     cache: &'a Cache<L>,
@@ -99,12 +101,12 @@ impl<'a, L: Layout> FreeFrame<'a, L> {
         self.frame
     }
 
-    /// Its page, which nobody else reads or changes.
+    /// Its page, which no other thread reads or changes.
     pub fn page(&self) -> Page<'a, L> {
         self.cache.arena.page(self.frame)
     }
 
-    /// The frame, which whoever asks is responsible for now: locked, as it was.
+    /// Transfers the frame to the caller, which becomes responsible for it. It is still locked.
     pub fn into_frame(self) -> FrameId {
         let frame = self.frame;
         std::mem::forget(self);
@@ -118,43 +120,45 @@ impl<L: Layout> Drop for FreeFrame<'_, L> {
     }
 }
 
-/// Whether a child lies within what its parent leads to it for.
+/// Whether a child lies within the key range of its slot in the parent.
 fn fits_slot<L: Layout>(parent: Page<'_, L>, slot: usize, child: Page<'_, L>) -> bool {
     let (from, to) = slot_range(parent, slot);
     let (low, high) = (L::low(child), L::high(child));
     lies_within((&low, high.as_ref()), (&from, to.as_ref()))
 }
 
-/// What came of an attempt to let a node cool.
+/// Outcome of an attempt to cool a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cooled {
-    /// It cools; this frame, the oldest, has to go for it.
+    /// The node is cooling. If a frame is named, it was the oldest one cooling and must be evicted
+    /// to make room.
     Done(Option<FrameId>),
-    /// It must be written back first.
+    /// The node must be written back first.
     Dirty,
-    /// Somebody is at it, or it is no node that can cool.
+    /// Another thread is using the node, or it is in a state that cannot cool.
     NotNow,
 }
 
-/// What came of an attempt to let a parent point to a node.
+/// Outcome of an attempt to make a parent point to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
-    /// It is hot now; it was cooling before, or was not.
+    /// The node is hot now.
     Hot {
-        /// Whether it was cooling.
+        /// Whether it was cooling before.
         reheated: bool,
     },
-    /// It is another node by now, or reaches beyond what the parent leads to it for: one of the two is old.
+    /// The frame holds a node of the wrong level, or one that reaches beyond its slot in the
+    /// parent: the copy of the parent or of the child is stale.
     Other,
-    /// Somebody is at one of the two.
+    /// Another thread is using the parent or the child, or one of them has changed. Try again.
     NotNow,
 }
 
 impl<L: Layout> Cache<L> {
-    /// An empty cache for leaves of these keys.
+    /// An empty cache for the leaves of the keys in `owned`.
     ///
     /// # Errors
-    /// [`RegionError`] if the memory is not to be had.
+    /// [`RegionError`] if the arena's memory cannot be allocated.
     pub fn new(options: &CacheOptions, owned: OwnedRange<L::Key>) -> Result<Self, RegionError> {
         let frames = options.frames(L::PAGE_WORDS * 8);
         Ok(Self {
@@ -179,18 +183,18 @@ impl<L: Layout> Cache<L> {
         &self.arena
     }
 
-    /// The keys whose leaves may come here.
+    /// The keys for which leaves may be cached here (C20).
     #[inline]
     pub fn owned(&self) -> &Owned<L::Key> {
         &self.owned
     }
 
-    /// The table of nodes.
+    /// The mapping table, from node ids to frames.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
-    /// The structure of those that cool.
+    /// The structure of cooling frames.
     pub fn cooling(&self) -> &dyn Cooling {
         &*self.cooling
     }
@@ -200,17 +204,17 @@ impl<L: Layout> Cache<L> {
         &self.ages
     }
 
-    /// Turns of operations that have lost too often.
+    /// Turns for operations that have lost their frames too often (C23).
     pub(crate) fn turns(&self) -> &Turns {
         &self.turns
     }
 
-    /// Which memory servers can be reached, as far as is known.
+    /// Which memory servers can be reached, as far as this cache knows.
     pub fn detector(&self) -> &Detector {
         &self.detector
     }
 
-    /// What the pool does not have yet, as of now by a fabric's clock.
+    /// The changes that the pool does not have yet, at time `now_ns` of the fabric's clock.
     pub fn dirt(&self, now_ns: u64) -> Dirt {
         let page_bytes = L::PAGE_WORDS as u64 * 8;
         if self.ages.limit_ns() == 0 {
@@ -226,13 +230,13 @@ impl<L: Layout> Cache<L> {
         Dirt { bytes: frames * page_bytes, oldest_ns: now_ns - oldest }
     }
 
-    /// The choices that it was made with.
+    /// The options that the cache was created with.
     pub fn options(&self) -> &CacheOptions {
         &self.options
     }
 
-    /// Free frames that a handle may keep for itself: few enough that all handles together never have
-    /// more than a small part.
+    /// How many free frames a handle may keep for itself. The limit is low, so that all handles
+    /// together hold only a small part of the cache.
     pub(super) fn keep_limit(&self) -> usize {
         (self.arena.frames() as usize / 1024).min(8)
     }
@@ -243,7 +247,7 @@ impl<L: Layout> Cache<L> {
         (self.touched().saturating_sub(free)) * L::PAGE_WORDS as u64 * 8
     }
 
-    /// Frames that have ever been used.
+    /// Number of frames that have ever been used.
     fn touched(&self) -> u64 {
         self.fresh.load(Ordering::Relaxed).min(self.arena.frames().into())
     }
@@ -253,7 +257,7 @@ impl<L: Layout> Cache<L> {
         self.touched() < self.arena.frames().into()
     }
 
-    /// A free frame, if there is one.
+    /// Takes a free frame, if there is one.
     pub fn take_spare(&self) -> Option<FreeFrame<'_, L>> {
         if let Some(frame) = lock(&self.free).pop() {
             return Some(self.spare(frame));
@@ -264,13 +268,13 @@ impl<L: Layout> Cache<L> {
         let number = self.fresh.fetch_add(1, Ordering::Relaxed);
         let frame = FrameId::new(u32::try_from(number).ok().filter(|n| *n < self.arena.frames())?);
         let latch = self.arena.latch(frame);
-        // Nobody knows the frame, but a sampler may look at it.
+        // No operation knows this frame yet, but a sampler may be looking at it.
         let guard = latch.optimistic().and_then(|version| latch.try_lock(version, 0))?;
         guard.keep();
         Some(self.spare(frame))
     }
 
-    /// A free, locked frame that the caller owns.
+    /// Wraps a free, locked frame that the caller owns.
     pub(super) fn spare(&self, frame: FrameId) -> FreeFrame<'_, L> {
         debug_assert_eq!(self.arena.state(frame), FrameState::Free);
         FreeFrame { cache: self, frame }
@@ -281,7 +285,7 @@ impl<L: Layout> Cache<L> {
         lock(&self.free).push(frame);
     }
 
-    /// A frame's page and version; nothing while it is locked.
+    /// A frame's page with its current version, or `None` while it is locked.
     #[inline]
     pub fn seen(&self, frame: FrameId) -> Option<OptimisticRef<'_, L>> {
         let page = self.arena.page(frame);
@@ -289,18 +293,19 @@ impl<L: Layout> Cache<L> {
         Some(OptimisticRef { frame, page, version })
     }
 
-    /// Whether a frame holds a page that is not cooling; under its latch.
+    /// Whether a frame holds a page that is not cooling. Call it under the frame's latch.
     pub(crate) fn is_held(&self, frame: FrameId) -> bool {
         matches!(self.arena.state(frame), FrameState::Hot | FrameState::Pinned)
     }
 
-    /// What the child word at `slot` of an inner page says.
+    /// Decodes the child word at `slot` of an inner page.
     #[inline]
     pub fn swip(&self, page: Page<'_, L>, slot: usize) -> Option<Swip> {
         Swip::of_word(L::inner_child(page, slot), self.arena.frames())
     }
 
-    /// The frames of an inner page's swizzled children, with their slots. Under its latch.
+    /// The frames of an inner page's swizzled children, with their slots. Call it under the page's
+    /// latch.
     pub fn swizzled(&self, page: Page<'_, L>) -> impl Iterator<Item = (usize, FrameId)> {
         let count = if page.level() > 0 { page.count() } else { 0 };
         (0..count).filter_map(move |slot| match self.swip(page, slot) {
@@ -309,9 +314,9 @@ impl<L: Layout> Cache<L> {
         })
     }
 
-    /// A copy of a page as the pool has it, or will: no frames in its child words, no note, and nothing left over where an
-    /// inner page has no entries. Under its latch;
-    /// word 0 is whatever the frame has.
+    /// Copies a page in the form that it has, or will have, in the pool: addresses instead of
+    /// frames in the child words, no note, and zeros in the unused entries of an inner page. Word 0
+    /// is the frame's latch word. Call it under the page's latch.
     pub fn image(&self, page: Page<'_, L>) -> Image<L> {
         let image = Image::of(page);
         image.page().set_note(0);
@@ -325,15 +330,15 @@ impl<L: Layout> Cache<L> {
         image
     }
 
-    /// Lets all swizzled children of an inner page name `frame`, the page's, as their parent. Under its
-    /// latch and that of the parent before.
+    /// Makes `frame` the parent of all swizzled children of the inner page in it. Call it under the
+    /// latches of `frame` and of the children's former parent.
     pub fn adopt(&self, frame: FrameId) {
         for (_, child) in self.swizzled(self.arena.page(frame)) {
             self.arena.set_parent(child, Some(frame));
         }
     }
 
-    /// The slot of `parent` that points to `frame`, the frame of `page`. Under both latches.
+    /// The slot of `parent` that points to `frame`, which holds `page`. Call it under both latches.
     fn slot_of(&self, parent: Page<'_, L>, frame: FrameId, page: Page<'_, L>) -> Option<usize> {
         if parent.level() != page.level() + 1 {
             return None;
@@ -347,7 +352,7 @@ impl<L: Layout> Cache<L> {
         (0..parent.count()).find(|slot| points_here(*slot))
     }
 
-    /// Lets `parent` point to the node at `address`, which is in `frame`, from `slot`.
+    /// Makes `slot` of `parent` point to `frame`, which holds the node at `address`.
     pub fn attach(
         &self,
         parent: OptimisticRef<'_, L>,
@@ -378,7 +383,7 @@ impl<L: Layout> Cache<L> {
         }
         let reheated = match self.arena.state(frame) {
             FrameState::Cooling => {
-                // C8: if it is not there, somebody is about to evict it.
+                // C8: if the frame is not there, another thread is about to evict it.
                 if !self.cooling.remove(frame, address.to_bits()) {
                     return None;
                 }
@@ -397,7 +402,7 @@ impl<L: Layout> Cache<L> {
         Some(Attached::Hot { reheated })
     }
 
-    /// A hot node may still be pointed to by another parent, whose copy is old (C9).
+    /// Unlinks a hot node from another parent, a stale copy that still points to it (C9).
     fn detach_from_other(&self, child: OptimisticRef<'_, L>, parent: FrameId) -> Option<()> {
         let Some(other) = self.arena.parent(child.frame).filter(|other| *other != parent) else {
             return Some(());
@@ -413,11 +418,12 @@ impl<L: Layout> Cache<L> {
         Some(())
     }
 
-    /// Publishes a page that has been brought into a spare frame, hot below `parent`, if that still points to it from
-    /// this slot: other children may have come below it meanwhile.
+    /// Publishes a page that has been READ into a spare frame, and makes it a hot child of
+    /// `parent`. If `parent` has changed, for example because it got other children, this still
+    /// succeeds as long as the same slot leads to the page.
     ///
     /// # Errors
-    /// What it was given, untouched.
+    /// `spare` and `mark`, unchanged, if `parent` cannot be latched or no longer leads to the page.
     pub fn publish_hot<'a>(
         &'a self,
         spare: FreeFrame<'a, L>,
@@ -435,8 +441,8 @@ impl<L: Layout> Cache<L> {
         Ok(())
     }
 
-    /// Latches a node that has changed since it was seen, if it leads to `child` from this slot and can have hot
-    /// children.
+    /// Latches a node that has changed since it was seen, if its `slot` still leads to `child` and
+    /// it can have hot children.
     fn lock_again(
         &self,
         parent: FrameId,
@@ -453,13 +459,14 @@ impl<L: Layout> Cache<L> {
         leads.then_some(guard)
     }
 
-    /// Publishes a page as hot though no parent points to it: it is dirty, or its parent has changed. Whoever
-    /// comes by will attach it.
+    /// Publishes a page as hot without a parent, because it is dirty or because its parent has
+    /// changed. The next operation that passes its parent attaches it.
     pub fn publish_detached<'a>(&'a self, spare: FreeFrame<'a, L>, mark: IoMark<'a>) {
         self.publish(spare, FrameState::Hot, None, |frame| mark.publish(frame));
     }
 
-    /// Publishes a clean page as a candidate for eviction; returns the frame that has to go for it.
+    /// Publishes a clean page as a candidate for eviction. Returns the frame that must be evicted
+    /// to make room for it.
     pub fn publish_cold<'a>(
         &'a self,
         spare: FreeFrame<'a, L>,
@@ -471,8 +478,8 @@ impl<L: Layout> Cache<L> {
         self.cooling.insert(frame, id)
     }
 
-    /// Publishes a page that nobody has known before, hot below the page in the frame `parent`, which is latched
-    /// and made to point to it.
+    /// Publishes a newly created page as a hot child of the page in `parent`. The caller holds the
+    /// latch of `parent` and makes it point to the new page.
     pub fn publish_new<'a>(
         &'a self,
         spare: FreeFrame<'a, L>,
@@ -482,9 +489,10 @@ impl<L: Layout> Cache<L> {
         self.publish(spare, FrameState::Hot, Some(parent), |frame| mark.publish(frame))
     }
 
-    /// Takes a node out of the cache that others have lost: they made it theirs alone while this compute server kept a
-    /// copy from when it was shared, and freed it. Its children that are hot have no parent from then on. `None`
-    /// while somebody is at it.
+    /// Removes a stale copy of a node that other compute servers have freed: this one kept the copy
+    /// from the time when the node was shared, and since then another one made the node exclusive
+    /// and freed it. Its hot children lose their parent. `None` while another thread is using the
+    /// node or its parent.
     pub(crate) fn forget_lost(
         &self,
         frame: FrameId,
@@ -513,8 +521,8 @@ impl<L: Layout> Cache<L> {
         Some(spare)
     }
 
-    /// Takes a latched node out of the cache that is clean and that nobody works below. Its children that are hot have no
-    /// parent from then on.
+    /// Removes a latched node from the cache if it is clean and no operation works below it. Its
+    /// hot children lose their parent.
     fn remove_old(
         &self,
         node: OptimisticRef<'_, L>,
@@ -541,8 +549,8 @@ impl<L: Layout> Cache<L> {
         Some(self.discard(frame, guard))
     }
 
-    /// Whether a child of a latched node is being brought or worked on remotely (C19). Nobody can begin that meanwhile:
-    /// who does looks whether the parent is as it was.
+    /// Whether a child of a latched node is being fetched or worked on remotely (C19). No such work
+    /// can begin while the latch is held: it starts with a check that the parent is unchanged.
     pub(crate) fn is_worked_below(&self, page: Page<'_, L>) -> bool {
         let guarded = self.options.offload != OffloadName::Never && page.level() > 0;
         guarded && (0..page.count()).any(|slot| self.is_worked_on(L::inner_child(page, slot)))
@@ -552,9 +560,10 @@ impl<L: Layout> Cache<L> {
         !child.is_swizzled() && self.mapping.get(child.to_bits()) == Mapped::Io
     }
 
-    /// Replaces a latched node that has been shared by a newer copy (D6). Hot children stay where the copy still leads
-    /// to them; others have no parent from then on, and those that are old themselves leave. `None` while somebody
-    /// is at one of those.
+    /// Replaces the content of a latched shared node by a newer copy (D6). Hot children stay
+    /// attached if the copy still leads to them. The others lose their parent, and those that are
+    /// themselves stale are removed. `None` while another thread is using one of the stale
+    /// children.
     pub(crate) fn replace(
         &self,
         node: OptimisticRef<'_, L>,
@@ -582,7 +591,7 @@ impl<L: Layout> Cache<L> {
                 continue;
             }
             let guard = child.lock()?;
-            // What has left is not looked at again if another cannot.
+            // Unlink the child first, so that a retry skips it if a later child cannot be removed.
             if let Some(at) = self.slot_of(node.page, frame, child.page) {
                 L::inner_set_child(node.page, at, address);
             }
@@ -608,7 +617,7 @@ impl<L: Layout> Cache<L> {
         Some(gone)
     }
 
-    /// Takes a cooling node out of the cache; `None` while somebody is at it.
+    /// Removes a cooling node from the cache. `None` while another thread is using it.
     pub(super) fn drop_cooling(
         &self,
         frame: FrameId,
@@ -644,8 +653,8 @@ impl<L: Layout> Cache<L> {
         frame
     }
 
-    /// Where a request to cool goes from `frame`: down swizzled children to one that has none (Lu et al., §5.3).
-    /// What it says is a guess.
+    /// Redirects a request to cool `frame` to a descendant: it follows swizzled children to a node
+    /// that has none (Lu et al., §5.3). It takes no latch, so the result is a guess.
     pub fn delegate(&self, frame: FrameId, random: u64) -> FrameId {
         let mut at = frame;
         let mut random = random;
@@ -670,7 +679,7 @@ impl<L: Layout> Cache<L> {
         at
     }
 
-    /// A frame to cool, picked by the policy; a guess.
+    /// Lets the policy pick a frame to cool. The result is a guess.
     pub fn pick_victim(&self, random: u64) -> Option<FrameId> {
         let touched = self.touched() as u32;
         if touched == 0 {
@@ -682,6 +691,7 @@ impl<L: Layout> Cache<L> {
             FrameState::Free | FrameState::Cooling => return None,
         };
         let page = self.arena.page(victim);
+        // A leaf with the use mark is spared once: it loses the mark instead.
         if self.victims.spares_used() && page.is_marked() && page.level() == 0 {
             page.set_mark(false);
             return None;
@@ -715,7 +725,7 @@ impl<L: Layout> Cache<L> {
             None => None,
         };
         let guard = node.lock()?;
-        // What was looked at before the latches.
+        // Check again what was read before the latches were taken.
         if self.arena.parent(frame) != named || self.arena.is_writing(frame) {
             return None;
         }
@@ -736,8 +746,8 @@ impl<L: Layout> Cache<L> {
         Some(Cooled::Done(self.cooling.insert(frame, address.to_bits())))
     }
 
-    /// Takes a node out of the cache whose frame has been taken out of the cooling structure (C8); `None` while
-    /// somebody looks at it.
+    /// Evicts the node in a frame that the caller has taken out of the cooling structure (C8).
+    /// `None` while another thread has it latched.
     pub fn evict(&self, frame: FrameId) -> Option<FreeFrame<'_, L>> {
         let node = self.seen(frame)?;
         let guard = node.lock()?;
@@ -746,8 +756,9 @@ impl<L: Layout> Cache<L> {
         Some(self.discard(frame, guard))
     }
 
-    /// Empties the cache of all but the root, which points to no frame any more. For when nothing is under way
-    /// and all is clean; says whether that was so.
+    /// Removes every node but the root, and turns the root's child words back into addresses. Call
+    /// it only when no operation is in flight and every node is clean. Returns whether that was the
+    /// case.
     pub(crate) fn clear(&self) -> bool {
         if !self.unwritten_frames().is_empty() {
             return false;
@@ -773,14 +784,14 @@ impl<L: Layout> Cache<L> {
         true
     }
 
-    /// Every frame that holds a node, or is about to.
+    /// All frames that hold a node or are about to.
     pub(crate) fn held_frames(&self) -> Vec<FrameId> {
         let held = |frame: &FrameId| self.arena.state(*frame) != FrameState::Free;
         (0..self.touched() as u32).map(FrameId::new).filter(held).collect()
     }
 
-    /// How much of the node in a frame lies in a range of keys; `None` while somebody is at it. The root is always
-    /// taken to reach beyond.
+    /// Which part of the node in a frame lies in `range`, or `None` while another thread changes
+    /// the node. The root always counts as reaching beyond the range.
     pub(crate) fn lies_in(
         &self,
         frame: FrameId,
@@ -793,24 +804,25 @@ impl<L: Layout> Cache<L> {
         node.is_valid().then_some((node, lies))
     }
 
-    /// Every frame whose node the pool does not have as it is, at this moment.
+    /// All frames with a node that is newer than the pool's copy at this moment.
     pub(crate) fn unwritten_frames(&self) -> Vec<FrameId> {
         let unwritten = |frame: &FrameId| self.is_unwritten(*frame);
         (0..self.touched() as u32).map(FrameId::new).filter(unwritten).collect()
     }
 
-    /// Whether the node in a frame is dirty, or a WRITE of it is in flight.
+    /// Whether the node in a frame is dirty or a WRITE of it is in flight.
     pub(crate) fn is_unwritten(&self, frame: FrameId) -> bool {
         if !self.is_held(frame) {
-            return false; // a node that cools is clean
+            return false; // C11: a cooling node is clean
         }
-        // A latched one is about to be the one or the other.
+        // A latched node is about to become dirty or to be written.
         let Some(node) = self.seen(frame) else { return true };
         let unwritten = !is_clean(node.page) || self.arena.is_writing(frame);
         unwritten || !node.is_valid()
     }
 
-    /// Takes a latched node out of the cache, whatever its state; its frame is free, and stays locked.
+    /// Removes a latched node from the cache, whatever its state. Its frame becomes free and stays
+    /// locked.
     pub fn discard(&self, frame: FrameId, guard: Exclusive<'_>) -> FreeFrame<'_, L> {
         let mapped = self.mapping.remove(self.arena.page(frame).address().to_bits(), frame);
         debug_assert!(mapped, "C5");

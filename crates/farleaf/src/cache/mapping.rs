@@ -1,13 +1,14 @@
-//! The mapping table: which frame holds a node, or that somebody is bringing it in.
+//! The mapping table: which frame holds a node, or that an operation is bringing the node in.
 //!
-//! A bucket is one cache line: a lock and four entries; what does not fit goes to a list beside it. The key is
-//! an opaque 64-bit id, not 0; nodes use their address.
+//! A bucket is one cache line with a lock and four entries; further entries go to an overflow list.
+//! The key is an opaque 64-bit id other than 0; nodes use their address.
 //!
 //! *Invariants*
 //! - C5. An id is in the table at most once.
-//! - C6. Who has the [`IoMark`] of an id is the only one to bring the node in or to work on it remotely; all others yield
-//!   and start again. Who brings it makes the mark only while the parent still points to it, which is looked at
-//!   under the table's lock; who makes a new node marks it from the moment at which it is taken.
+//! - C6. Only the holder of an id's [`IoMark`] may bring the node in or work on it remotely. All
+//!   other operations yield and start again. An operation that brings a node in makes the mark only
+//!   while the parent still points to the node, and checks this under the table's lock. A new node
+//!   is marked from the moment when its page is allocated.
 //!
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
@@ -18,27 +19,28 @@ use std::fmt;
 
 const SLOTS: usize = 4;
 const EMPTY: u64 = 0;
-/// Values from here on are marks, in two generations: of walks, counted, and at the end of an I/O.
+/// Values from here on are marks, in two generations. In each, the lower values count walks and the
+/// highest one is an I/O mark.
 const MARKS: u32 = 0xffff_0000;
 const GENERATION: u32 = 0x8000;
 
-/// Frames have smaller numbers than this.
+/// Frame numbers are lower than this.
 pub(super) const MOST_FRAMES: u32 = MARKS;
 
-/// The values of marks of a generation, 0 or 1.
+/// The values of marks of a generation (0 or 1).
 fn marks(generation: u32) -> std::ops::RangeInclusive<u32> {
     let first = MARKS + generation * GENERATION;
     first..=first + (GENERATION - 1)
 }
 
-/// What the table says of an id.
+/// What the table knows about an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped {
-    /// Nothing: the node is in the pool only.
+    /// Nothing: the node is only in the pool.
     Absent,
-    /// Somebody is at it.
+    /// The node is marked: an operation is bringing it in or working on it remotely.
     Io,
-    /// It is in this frame.
+    /// The node is in this frame.
     Frame(FrameId),
 }
 
@@ -98,7 +100,7 @@ struct Bucket(Mutex<Entries>);
 #[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<Bucket>() == 64);
 
-/// The table of one compute server.
+/// The mapping table of one compute server.
 pub struct Mapping {
     buckets: Box<[Bucket]>,
     /// The generation of new marks.
@@ -112,7 +114,7 @@ impl fmt::Debug for Mapping {
 }
 
 impl Mapping {
-    /// A table for about `nodes` nodes; it holds any number.
+    /// Creates a table sized for about `nodes` nodes. It can hold more.
     pub fn new(nodes: usize) -> Self {
         let buckets = (nodes / 2).max(1).next_power_of_two();
         let buckets = (0..buckets).map(|_| Bucket::default()).collect();
@@ -124,22 +126,22 @@ impl Mapping {
         &self.buckets[spread(id) as usize & (self.buckets.len() - 1)].0
     }
 
-    /// Asks the processor to bring close what is known of `id`.
+    /// Prefetches the bucket of `id`.
     #[inline]
     pub(super) fn prefetch(&self, id: u64) {
         prefetch(self.bucket(id));
     }
 
-    /// What is known of `id`.
+    /// Looks up `id`.
     pub fn get(&self, id: u64) -> Mapped {
         lock(self.bucket(id)).find(id).map_or(Mapped::Absent, |value| Mapped::of(*value))
     }
 
-    /// Marks an id that is not in the table, if `is_there` says, under the table's lock, that the node is still
-    /// where the caller found it (C6).
+    /// Marks an id that is not in the table, if `is_there` returns true. `is_there` runs under the
+    /// table's lock and checks that the node is still where the caller found it (C6).
     ///
     /// # Errors
-    /// What the table says of the id: [`Mapped::Absent`] if the node is not there any more.
+    /// The table's entry for the id, or [`Mapped::Absent`] if `is_there` returned false.
     pub fn begin_io(&self, id: u64, is_there: impl FnOnce() -> bool) -> Result<IoMark<'_>, Mapped> {
         let mut entries = lock(self.bucket(id));
         let io = *self.marks_now().end();
@@ -153,8 +155,8 @@ impl Mapping {
         }
     }
 
-    /// Marks an id for a memory server's walk below the node: as [`Mapping::begin_io`], but walks do not keep each
-    /// other off.
+    /// Marks an id for a memory server's walk below the node. Like [`Mapping::begin_io`], but
+    /// several walks may hold the mark at the same time.
     ///
     /// # Errors
     /// As [`Mapping::begin_io`].
@@ -166,7 +168,8 @@ impl Mapping {
         let mut entries = lock(self.bucket(id));
         let (first, io) = self.marks_now().into_inner();
         match entries.find(id) {
-            // One more than the last walk would be an I/O; walks of the last generation end first.
+            // The count must stay below the I/O value. Walks of the previous generation have to end
+            // before new ones begin.
             Some(value) if !(first..io - 1).contains(value) => return Err(Mapped::of(*value)),
             _ if !is_there() => return Err(Mapped::Absent),
             Some(value) => *value += 1,
@@ -175,29 +178,31 @@ impl Mapping {
         Ok(OffloadMark { mapping: self, id })
     }
 
-    /// The mark of `id` that was kept by [`OffloadMark::keep`]. For whoever kept it, once.
+    /// Takes back the mark of `id` that the caller left in place with [`OffloadMark::keep`]. Call
+    /// it once for each `keep`.
     pub(crate) fn resume(&self, id: u64) -> OffloadMark<'_> {
         OffloadMark { mapping: self, id }
     }
 
-    /// The marks of the present generation. Under the bucket's lock, before the reason for the mark is looked at.
+    /// The marks of the current generation. Call it under the bucket's lock and before `is_there`.
     fn marks_now(&self) -> std::ops::RangeInclusive<u32> {
         marks(self.generation.load(Ordering::Acquire) as u32)
     }
 
-    /// The generation of marks before the present one. Those of a move that was given up may still be there.
+    /// The generation before the current one. Marks of an abandoned move may be left in it.
     pub(crate) fn last_generation(&self) -> u32 {
         self.generation.load(Ordering::Acquire) as u32 ^ 1
     }
 
-    /// Begins another generation of marks; the number of the one before. Whatever was changed before this call is
-    /// seen by who marks in the new one. For one at a time, and only when no mark of
-    /// [`Mapping::last_generation`] is left: there are two numbers.
+    /// Begins the next generation of marks and returns the number of the previous one. An operation
+    /// that marks in the new generation sees every change made before this call. Only one thread at
+    /// a time may call this, and only when no mark of [`Mapping::last_generation`] is left, because
+    /// there are only two numbers.
     pub(crate) fn next_generation(&self) -> u32 {
         self.generation.fetch_xor(1, Ordering::AcqRel) as u32
     }
 
-    /// The ids that are marked in a generation which is not the present one.
+    /// The ids that are marked in `old`, which is not the current generation.
     pub(crate) fn marked_in(&self, old: u32) -> Vec<u64> {
         let mut marked = Vec::new();
         for bucket in &self.buckets {
@@ -210,13 +215,13 @@ impl Mapping {
         marked
     }
 
-    /// Whether an id has a mark of a generation.
+    /// Whether an id has a mark of `generation`.
     pub(crate) fn is_marked(&self, id: u64, generation: u32) -> bool {
         let mut entries = lock(self.bucket(id));
         entries.find(id).is_some_and(|value| marks(generation).contains(value))
     }
 
-    /// Takes a node out, if it is in `frame`; says whether it was.
+    /// Removes a node from the table if it is in `frame`. Returns whether it was.
     pub fn remove(&self, id: u64, frame: FrameId) -> bool {
         let mut entries = lock(self.bucket(id));
         let there = entries.find(id).is_some_and(|value| *value == frame.number());
@@ -227,15 +232,16 @@ impl Mapping {
     }
 }
 
-/// A bijection whose every output bit depends on every input bit (the finaliser of MurmurHash3): addresses of
-/// nodes differ in few bits.
+/// The finaliser of MurmurHash3, a bijection in which every output bit depends on every input bit.
+/// It is needed because addresses of nodes differ in few bits.
 pub(super) fn spread(id: u64) -> u64 {
     let mut hash = (id ^ id >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     hash ^ hash >> 33
 }
 
-/// The right to work on a node remotely (C6); dropping it leaves the node in the pool only.
+/// The exclusive right to work on a node remotely (C6). Dropping it removes the entry, so the node
+/// is only in the pool.
 #[derive(Debug)]
 #[must_use = "dropping the mark ends the I/O"]
 pub struct IoMark<'a> {
@@ -244,7 +250,7 @@ pub struct IoMark<'a> {
 }
 
 impl IoMark<'_> {
-    /// The node is in `frame` from now on.
+    /// Ends the I/O: from now on the node is in `frame`.
     pub fn publish(self, frame: FrameId) {
         if let Some(value) = lock(self.mapping.bucket(self.id)).find(self.id) {
             *value = frame.number();
@@ -259,8 +265,8 @@ impl Drop for IoMark<'_> {
     }
 }
 
-/// The right to let a memory server walk below a node (C6), as one of any number; dropping the last leaves the node
-/// in the pool only.
+/// The right to let a memory server walk below a node (C6), shared by any number of walks. Dropping
+/// the last one removes the entry, so the node is only in the pool.
 #[derive(Debug)]
 #[must_use = "dropping the mark ends the walk"]
 pub(crate) struct OffloadMark<'a> {
@@ -269,8 +275,9 @@ pub(crate) struct OffloadMark<'a> {
 }
 
 impl OffloadMark<'_> {
-    /// Leaves the mark where it is, for as long as something is under way that nobody may meet: if whoever waits
-    /// for that goes away, the mark stays for good.
+    /// Leaves the mark in place while a request is in flight that no other operation may meet. The
+    /// caller ends it with [`Mapping::resume`]; if the caller is dropped first, the mark stays for
+    /// good.
     pub(crate) fn keep(self) -> u64 {
         let id = self.id;
         std::mem::forget(self);
@@ -282,7 +289,7 @@ impl Drop for OffloadMark<'_> {
     fn drop(&mut self) {
         let mut entries = lock(self.mapping.bucket(self.id));
         match entries.find(self.id) {
-            // The first walk of either generation has the lowest value of it.
+            // In both generations, the value of a single walk is a multiple of GENERATION.
             Some(value) if !value.is_multiple_of(GENERATION) => *value -= 1,
             _ => entries.remove(self.id),
         }

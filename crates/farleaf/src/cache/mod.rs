@@ -1,10 +1,11 @@
-//! The compute side's cache of pages (Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory*,
-//! VLDB 2024, §5): frames, the table that finds them, the structure of those that cool, and the policies.
+//! The compute side's cache of pages (Lu et al., *DEX: Scalable Range Indexing on Disaggregated
+//! Memory*, VLDB 2024, §5): the frames, the mapping table that finds them, the cooling structure
+//! that holds candidates for eviction, and the policies.
 //!
-//! The way of a node: [`CacheClient::fetch_leaf`] or [`CacheClient::bring_inner`] reads it into a frame;
-//! [`Cache::attach`] lets its parent point to the frame, and it is hot; [`CacheClient::spare`] samples hot nodes,
-//! writes them back and lets them cool; the oldest of those that cool leave. `docs/internals/cache.md` draws
-//! it and numbers the invariants (C1 …).
+//! The life of a cached node: [`CacheClient::fetch_leaf`] or [`CacheClient::bring_inner`] READs it
+//! into a frame. [`Cache::attach`] makes its parent point to the frame, which makes the node hot.
+//! [`CacheClient::spare`] samples hot nodes, writes them back and cools them, and evicts the oldest
+//! cooling nodes. `docs/internals/cache.md` draws this and numbers the invariants (C1 …).
 
 mod ages;
 mod average;

@@ -1,4 +1,4 @@
-//! What can be chosen about a cache.
+//! The options of a cache.
 
 use super::mapping::MOST_FRAMES;
 use super::{
@@ -6,56 +6,58 @@ use super::{
     UnusedVictims, Victims,
 };
 
-/// How leaves that were read enter the cache.
+/// How a leaf enters the cache after a READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum AdmissionName {
-    /// As candidates for eviction, to be asked for again in time.
+    /// As a candidate for eviction, unless it is requested again in time.
     #[default]
     Cold,
-    /// Hot with this probability, else not at all: 0.1 in the paper.
+    /// Hot with this probability, else not at all. The paper uses 0.1.
     Coin(f64),
-    /// Hot, always.
+    /// Always hot.
     Hot,
-    /// Not at all, and no inner node is looked for here either: operations on single keys go down in the pool.
-    /// For comparison only.
+    /// Not at all, and operations on single keys do not look for inner nodes in the cache either:
+    /// they READ every node from the pool. For comparison only.
     Never,
 }
 
-/// How the frames that cool are kept.
+/// The data structure of cooling frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CoolingName {
-    /// In buckets of a cache line.
+    /// Buckets of a cache line.
     #[default]
     Map,
-    /// In one queue behind one lock.
+    /// One queue behind one lock.
     Queue,
 }
 
-/// How the frames are found that are made to cool.
+/// How frames to cool are picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VictimName {
-    /// At random, those that are used spared.
+    /// At random, but spares leaves in use.
     #[default]
     Unused,
-    /// At random, whatever they are: the paper's.
+    /// At random, as in the paper.
     Random,
     /// One after the other.
     Clock,
 }
 
-/// Which operations are left to memory servers when a node on their way is missing (Lu et al., §6).
+/// Which operations are offloaded to memory servers when a node on their path is missing (Lu et
+/// al., §6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadName {
     /// None.
     #[default]
     Never,
-    /// All that can be: "Offload-only" in the paper.
+    /// All operations that can be: "Offload-only" in the paper.
     Always,
-    /// Those that take less time there, as far as the last of both kinds tell.
+    /// Operations that take less time when offloaded, as estimated from recent operations of both
+    /// kinds.
     CostAware,
 }
 
-/// What of a changed leaf is written back.
+/// How much of a changed leaf is written back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteBackName {
     /// The words that changed.
@@ -65,33 +67,34 @@ pub enum WriteBackName {
     Pages,
 }
 
-/// A scan takes at most one in so many frames at a time.
+/// A scan READs at most one leaf per this many frames at a time.
 const FRAMES_PER_LEAF_AHEAD: u32 = 8;
 
-/// The choices for the cache of one compute server.
+/// The options for the cache of one compute server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheOptions {
-    /// Bytes of all frames; at least [`CacheOptions::LEAST_FRAMES`] frames are made.
+    /// Size of all frames in bytes. The cache has at least [`CacheOptions::LEAST_FRAMES`] frames.
     pub bytes: u64,
-    /// The part of the frames that cool, in percent: 10 in the paper.
+    /// Share of the frames that cool, in percent. The paper uses 10.
     pub cooling_percent: u32,
-    /// How many frames are sampled at a time: 2 in the paper.
+    /// How many frames are sampled at a time. The paper uses 2.
     pub sampled: u32,
-    /// How leaves enter.
+    /// How leaves enter the cache.
     pub admission: AdmissionName,
-    /// How cooling frames are kept.
+    /// The data structure of cooling frames.
     pub cooling: CoolingName,
-    /// How victims are found.
+    /// How frames to cool are picked.
     pub victims: VictimName,
-    /// What is left to memory servers.
+    /// Which operations are offloaded to memory servers.
     pub offload: OffloadName,
-    /// What of a changed leaf is written back.
+    /// How much of a changed leaf is written back.
     pub write_back: WriteBackName,
-    /// Nodes are written back before they have been dirty for so long, in nanoseconds, by those who run
-    /// [`crate::index::Background::WriteBack`]; 0 is never: they stay until their frames are needed.
+    /// Limit for write-back by age, in nanoseconds: tasks that run
+    /// [`crate::index::Background::WriteBack`] write nodes back before they have been dirty for
+    /// this long. 0 means no limit: dirty nodes stay until their frames are needed.
     pub write_back_ns: u64,
-    /// How many leaves a scan reads together at most, as far as it needs so many and there are frames for them; with 1
-    /// it reads one after the other.
+    /// How many leaves a scan READs together at most, if it needs that many and enough frames are
+    /// free. With 1 it READs one after the other.
     pub scan_ahead: u32,
 }
 
@@ -113,16 +116,18 @@ impl Default for CacheOptions {
 }
 
 impl CacheOptions {
-    /// With fewer frames, the path of one operation and what a split needs would not fit.
+    /// Least number of frames. With fewer, the path of one operation and the nodes of a split would
+    /// not fit.
     pub const LEAST_FRAMES: u32 = 24;
 
-    /// The number of frames for pages of `page_bytes` bytes.
+    /// Number of frames for pages of `page_bytes` bytes.
     pub fn frames(&self, page_bytes: usize) -> u32 {
         let frames = self.bytes / page_bytes as u64;
         (frames.min(u64::from(MOST_FRAMES)) as u32).max(Self::LEAST_FRAMES)
     }
 
-    /// How many leaves a scan reads together at most in a cache of so many frames: each takes one.
+    /// How many leaves a scan READs together at most in a cache of `frames` frames. Each takes one
+    /// frame.
     pub(crate) fn leaves_together(&self, frames: u32) -> u32 {
         self.scan_ahead.min(frames / FRAMES_PER_LEAF_AHEAD).max(1)
     }

@@ -1,9 +1,9 @@
-//! Which keys a compute server owns: those whose leaves it may bring into its cache.
+//! The keys that a compute server owns. It may bring only their leaves into its cache.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - C20. A leaf is marked for being brought, or walked to, only while its keys are owned, which is looked at under the
-//!   mapping table's lock. So who changes the range, and then waits for the marks that are there, knows that no other
-//!   leaf of the old range comes.
+//! - C20. A leaf is marked for a fetch or a walk only while its keys are owned, which is checked
+//!   under the mapping table's lock. So a thread that changes the range and then waits for the
+//!   existing marks to end knows that no other leaf of the old range will be brought in.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -15,23 +15,23 @@ use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 pub struct OwnedRange<K> {
     /// The smallest key.
     pub low: K,
-    /// The first key beyond; `None` is infinite.
+    /// The first key beyond the range. `None` is infinite.
     pub high: Option<K>,
 }
 
-/// How a range of keys lies to an owned one.
+/// How much of a range of keys is owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// It is owned.
+    /// All of it.
     All,
-    /// A part of it is.
+    /// A part of it.
     Part,
-    /// It is not.
+    /// Nothing of it.
     None,
 }
 
 impl<K: Ord + Clone> OwnedRange<K> {
-    /// No keys.
+    /// A range without keys.
     pub fn empty(at: K) -> Self {
         Self { high: Some(at.clone()), low: at }
     }
@@ -41,18 +41,18 @@ impl<K: Ord + Clone> OwnedRange<K> {
         self.high.as_ref().is_some_and(|high| *high <= self.low)
     }
 
-    /// Whether the range has `key`.
+    /// Whether `key` is in the range.
     #[inline]
     pub fn has(&self, key: &K) -> bool {
         *key >= self.low && self.high.as_ref().is_none_or(|high| key < high)
     }
 
-    /// Whether the range has all keys from `low`, inclusive, to `high`, exclusive.
+    /// Whether all keys from `low`, inclusive, to `high`, exclusive, are in the range.
     pub fn covers(&self, low: &K, high: Option<&K>) -> bool {
         self.of(low, high) == Ownership::All
     }
 
-    /// The keys that both ranges have.
+    /// The keys that are in both ranges.
     #[must_use]
     pub fn within(&self, other: &Self) -> Self {
         let keys = |range: &Self| (range.low.clone(), range.high.clone());
@@ -60,7 +60,7 @@ impl<K: Ord + Clone> OwnedRange<K> {
         Self { low, high }
     }
 
-    /// How much of the keys from `low`, inclusive, to `high`, exclusive, it has.
+    /// How many of the keys from `low`, inclusive, to `high`, exclusive, are in the range.
     pub fn of(&self, low: &K, high: Option<&K>) -> Ownership {
         let inside = lies_within((low, high), (&self.low, self.high.as_ref()));
         let meets = self.high.as_ref().is_none_or(|end| low < end)
@@ -82,22 +82,23 @@ pub struct Owned<K> {
 }
 
 impl<K: Ord + Clone> Owned<K> {
-    /// These keys are owned.
+    /// Starts with `range` as the owned keys.
     pub fn new(range: OwnedRange<K>) -> Self {
         Self { range: Mutex::new(range), changes: AtomicU64::new(0) }
     }
 
-    /// The keys.
+    /// A copy of the current range.
     pub fn range(&self) -> OwnedRange<K> {
         lock(&self.range).clone()
     }
 
-    /// How much of these keys is owned.
+    /// How many of the keys from `low`, inclusive, to `high`, exclusive, are owned.
     pub fn of(&self, low: &K, high: Option<&K>) -> Ownership {
         lock(&self.range).of(low, high)
     }
 
-    /// How often the range has changed: who has a copy sees whether it is old.
+    /// How often the range has changed. The holder of a copy can tell by this whether the copy is
+    /// stale.
     #[inline]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)

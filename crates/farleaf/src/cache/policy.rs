@@ -1,6 +1,7 @@
-//! The replaceable decisions: which frame to cool, and whether a leaf that was read enters the cache.
+//! The replaceable decisions of a cache: which frame to cool, and whether a leaf that was READ is
+//! admitted.
 //!
-//! Each is a trait with its simplest implementation beside the one that is the default.
+//! Each decision is a trait. Beside the default implementation there is the simplest one.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -8,24 +9,25 @@ use super::FrameId;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use std::fmt::Debug;
 
-/// How a leaf that had to be read enters the cache.
+/// How a leaf that was READ enters the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admit {
     /// Not at all: it is dropped after use.
     Private,
-    /// As a candidate for eviction: it stays if it is asked for again in time.
+    /// As a candidate for eviction. It stays if it is requested again in time.
     Cold,
-    /// As if it had been there for long.
+    /// Hot, like a node that has been in use for long.
     Hot,
 }
 
-/// Decides about leaves; inner nodes are always admitted, hot.
+/// Decides how leaves are admitted. Inner nodes are always admitted hot.
 pub trait Admission: Debug + Send + Sync {
-    /// About one leaf; `random` are 64 random bits.
+    /// Decides about one leaf. `random` is 64 random bits.
     fn leaf(&self, random: u64) -> Admit;
 }
 
-/// Always the same: `Cold` makes a probation queue of the cooling structure, `Hot` is eager admission.
+/// Always the same decision. With `Cold` the cooling structure acts as a probation queue; `Hot` is
+/// eager admission.
 #[derive(Clone, Copy, Debug)]
 pub struct Always(pub Admit);
 
@@ -35,34 +37,34 @@ impl Admission for Always {
     }
 }
 
-/// Lazy admission (Lu et al., §5.4): hot with this probability, else not at all.
+/// Lazy admission (Lu et al., §5.4): hot with a fixed probability, else not at all.
 #[derive(Clone, Copy, Debug)]
 pub struct Coin {
-    /// From 0 to 1; 0.1 in the paper.
+    /// From 0 to 1. The paper uses 0.1.
     pub probability: f64,
 }
 
 impl Admission for Coin {
     fn leaf(&self, random: u64) -> Admit {
-        // 53 bits are what a double can hold.
+        // A double holds 53 bits.
         let drawn = (random >> 11) as f64 / (1_u64 << 53) as f64;
         if drawn < self.probability { Admit::Hot } else { Admit::Private }
     }
 }
 
-/// Picks frames to cool. Those that cannot cool, for whatever reason, are passed over by the caller.
+/// Picks frames to cool. The caller passes over frames that cannot cool.
 pub trait Victims: Debug + Send + Sync {
-    /// A frame of an arena of `frames` frames.
+    /// Picks one of the frames 0 to `frames` - 1.
     fn pick(&self, random: u64, frames: u32) -> FrameId;
 
-    /// Whether a leaf that has been used since it was last picked is passed over this time.
+    /// Whether to spare a leaf that was used since it was last picked.
     fn spares_used(&self) -> bool {
         false
     }
 }
 
-/// Any frame, at random, but a leaf that is marked as used loses its mark instead. Uses are marked now and then
-/// ([`super::CacheClient::mark_use`]), so that a mark tells of many.
+/// Any frame at random, except that a leaf marked as used loses its mark instead. Only some uses
+/// set the mark ([`super::CacheClient::mark_use`]), so a mark stands for many uses.
 #[derive(Clone, Copy, Debug)]
 pub struct UnusedVictims;
 
@@ -76,7 +78,7 @@ impl Victims for UnusedVictims {
     }
 }
 
-/// Any frame, at random, as in the paper.
+/// Any frame at random, as in the paper.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomVictims;
 

@@ -8,12 +8,14 @@
 //!        └─────────┘   cool: parent and child latched  └─────────┘
 //! ```
 //!
-//! - *Remote*: the child's address in the pool. The child may be in the cache all the same, cooling or
-//!   detached from another parent: the mapping table knows.
-//! - *Frame*: the child is hot in this frame, and no other child word holds the frame. Bit 63 tells.
+//! - *Remote*: the child's address in the pool. The child may be in the cache nevertheless, cooling
+//!   or detached from another parent; the mapping table knows.
+//! - *Frame*: the child is hot in this frame, and no other child word holds the frame. Bit 63 marks
+//!   this state.
 //!
-//! A child word is read without a latch, so it can be anything until the parent's version is validated: a
-//! frame number is checked against the arena before it is used, and an address is not used before.
+//! Threads read child words without a latch, so until the parent's version is validated the value
+//! can be arbitrary. A frame number is checked against the arena before use; an address is used
+//! only after the validation.
 //!
 //! *Thread safety*: a plain value.
 
@@ -32,7 +34,8 @@ pub enum Swip {
 }
 
 impl Swip {
-    /// What a child word says, in an arena of `frames` frames; `None` if it is no child word at all.
+    /// Decodes a child word for an arena of `frames` frames. `None` if it is not a valid child
+    /// word.
     #[inline]
     pub fn of_word(word: GlobalAddr, frames: u32) -> Option<Self> {
         if !word.is_swizzled() {
@@ -42,7 +45,7 @@ impl Swip {
         (number < u64::from(frames)).then(|| Self::Frame(FrameId::new(number as u32)))
     }
 
-    /// The child word.
+    /// Encodes the child word.
     #[inline]
     pub fn to_word(self) -> GlobalAddr {
         match self {

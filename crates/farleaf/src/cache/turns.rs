@@ -1,16 +1,17 @@
-//! Turns of operations that have met others again and again.
+//! Turns for operations that have lost their frames again and again.
 //!
-//! In a cache that has fewer frames than its operations want at once, each can take from the others what they have just brought, and none
-//! comes to its end. So who has lost too often goes on only when it has a turn, and there are few.
+//! In a cache with fewer frames than its operations want at once, operations can evict each other's
+//! nodes so that none of them finishes. So an operation that has lost too often goes on only with a
+//! turn, and there are few turns.
 //!
-//! *Invariant* C23: no more turns are taken than there are. Whoever waits for one holds nothing that others wait for, and does not wait for
-//! ever.
+//! *Invariant* C23: no more turns are taken than there are. An operation that waits for a turn
+//! holds nothing that others wait for, and gets a turn eventually.
 //!
 //! *Thread safety*: any number of threads.
 
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 
-/// So many frames for each turn: more than the ways of two operations have nodes.
+/// Frames for each turn: more than there are nodes on the paths of two operations.
 const FRAMES_PER_TURN: u64 = 64;
 
 /// The turns of one cache.
@@ -20,7 +21,7 @@ pub(crate) struct Turns {
     most: u64,
 }
 
-/// A turn, until it is dropped.
+/// A turn. Dropping it ends the turn.
 #[derive(Debug)]
 pub(crate) struct Turn<'a>(&'a AtomicU64);
 
@@ -31,13 +32,13 @@ impl Drop for Turn<'_> {
 }
 
 impl Turns {
-    /// The turns of a cache of so many frames.
+    /// The turns of a cache with `frames` frames: one for each [`FRAMES_PER_TURN`], at least one.
     pub(crate) fn new(frames: u32) -> Self {
         let most = (u64::from(frames) / FRAMES_PER_TURN).max(1);
         Self { taken: AtomicU64::new(0), most }
     }
 
-    /// A turn, if there is one.
+    /// Takes a turn, if one is left.
     pub(crate) fn take(&self) -> Option<Turn<'_>> {
         let one_more = |taken| Some(taken + 1).filter(|taken| *taken <= self.most);
         let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);

@@ -1,15 +1,21 @@
-//! Changes on their way from frames to the pool.
+//! Write-back: changes on their way from frames to the pool.
 //!
 //! *Invariants*
-//! - C13. Two WRITEs of one page are never in flight together: the frame says that one is.
-//! - C14. A node counts as clean only once its WRITE has completed: until then `writing` keeps it from cooling.
-//! - C15. After a WRITE of unknown outcome the connection is reset before the node is written again, so that
-//!   nothing can land late. If that fails the node stays as it is until the memory server can be reached again.
-//! - C24. A node that lost keys stays as it is in the pool until its parent there leads elsewhere for them, and one that gained keys is
-//!   no parent of others before its own leads to it: while the WRITE or commit of their parent is unfinished, both count as being written.
+//! - C13. Two WRITEs of one page are never in flight together: a flag of the frame says that one
+//!   is.
+//! - C14. A node counts as clean only once its WRITE has completed: until then `writing` keeps it
+//!   from cooling.
+//! - C15. After a WRITE of unknown outcome the connection is reset before the node is written
+//!   again, so that nothing can land late. If the reset fails, the node stays as it is until the
+//!   memory server can be reached again.
+//! - C24. A node that lost keys is not written to the pool until its parent there leads elsewhere
+//!   for those keys. A node that gained keys is not written as a parent of other nodes before its
+//!   own parent leads to it. While the WRITE or the commit of their parent is unfinished, both
+//!   count as being written.
 //!
-//! A leaf leaves as the range of its words that changed, with its stamp if keys are among them (D8). An inner node leaves
-//! whole and sealed, and with a log entry unless nothing leads to it yet (D9).
+//! A leaf is written as the range of words that changed, with its stamp if that range contains keys
+//! (D8). An inner node is written whole and sealed, after a log entry unless nothing leads to it
+//! yet (D9).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -24,30 +30,32 @@ use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// How often a WRITE of unknown outcome is posted again.
+/// How many times a WRITE is posted.
 const WRITE_RETRIES: u32 = 16;
-/// How long what could not be settled is left alone at first, and at most, in nanoseconds.
+/// First and longest pause between attempts to settle transfers in doubt, in nanoseconds.
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
 
-/// A frame whose last WRITE may still land; until that is settled it says that a WRITE is in flight.
+/// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as
+/// being written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InDoubt {
     frame: FrameId,
     at: GlobalAddr,
     words: Range<usize>,
-    /// Since when they have been dirty.
+    /// Since when the words have been dirty.
     since_ns: u64,
 }
 
-/// A WRITE of a frame is under way. If its end is not waited for any more, it is in doubt (C15).
+/// A WRITE of a frame in flight. If this is dropped before the WRITE has ended, the WRITE is in
+/// doubt (C15).
 struct UnderWay<'a, F: Fabric, L: Layout> {
     client: &'a CacheClient<F, L>,
     write: InDoubt,
 }
 
 impl<F: Fabric, L: Layout> UnderWay<'_, F, L> {
-    /// Nothing of it can land any more.
+    /// Nothing of the WRITE can land any more.
     fn has_ended(self) {
         std::mem::forget(self);
     }
@@ -61,7 +69,7 @@ impl<F: Fabric, L: Layout> Drop for UnderWay<'_, F, L> {
     }
 }
 
-/// A frame that is written only after its parent (C24); until then it says that a WRITE is in flight.
+/// A frame that is written only after its parent (C24). Until then it is flagged as being written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     frame: FrameId,
@@ -70,11 +78,13 @@ pub(super) struct Held {
 }
 
 impl<F: Fabric, L: Layout> CacheClient<F, L> {
-    /// Copies words of a leaf to a buffer of the endpoint; nothing if it has none left.
+    /// Copies words of a leaf to a buffer of the endpoint. `None` if the endpoint has no buffer
+    /// left.
     fn copy_out(&self, page: Page<'_, L>, words: Range<usize>) -> Option<Buffer> {
         let buffer = self.fabric().buffer(words.len() * 8).ok()?;
         buffer.copy_from(&page.words()[words.clone()]);
-        // The note and the mark are the frame's own. Whatever changes the header or a key also changes word 5.
+        // The note and the mark belong to the frame. Every change of the header or of a key marks
+        // word 5 dirty too, so the stamp is written with it.
         if words.contains(&SIBLING_WORD) {
             buffer.set(SIBLING_WORD - words.start, L::leaf_sum(page));
         }
@@ -84,17 +94,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(buffer)
     }
 
-    /// Copies a whole page to a buffer of the endpoint; nothing if it has none left.
+    /// Copies a whole page to a buffer of the endpoint. `None` if the endpoint has no buffer left.
     fn image_out(&self, image: &Image<L>) -> Option<Buffer> {
         let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).ok()?;
         buffer.copy_from(image.words());
         Some(buffer)
     }
 
-    /// WRITEs words of a leaf that nobody else can change meanwhile.
+    /// WRITEs words of a leaf that no other thread can change meanwhile.
     ///
     /// # Errors
-    /// [`Restart::Failed`] if it may land later, [`Restart::Busy`] if there is no buffer.
+    /// [`Restart::Failed`] if the WRITE may land later, [`Restart::Busy`] if there is no buffer.
     pub(crate) async fn write_leaf(
         &self,
         at: GlobalAddr,
@@ -105,7 +115,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.write_to_the_end(place, || self.copy_out(page, words.clone())).await
     }
 
-    /// WRITEs an inner node that nothing leads to yet; it is the next version of what was there, which is returned.
+    /// WRITEs an inner node that nothing leads to yet. Its version follows `found`, the word 0
+    /// found in the page. Returns the new word 0.
     ///
     /// # Errors
     /// As [`CacheClient::write_leaf`].
@@ -121,7 +132,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(word)
     }
 
-    /// Seals the next version of an inner node, which `slot`'s client writes.
+    /// Seals an image of an inner node as the version after `word`. The client of `slot` becomes
+    /// the owner.
     pub(crate) fn seal(
         &self,
         image: &Image<L>,
@@ -133,8 +145,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         next
     }
 
-    /// WRITEs a sealed inner node after an entry in `slot`, until that is known to have happened (D9). The entry stays until
-    /// the node is whole. `before` is the node as the pool has it, if that is known.
+    /// WRITEs a sealed inner node after a log entry in `slot`, and repeats both until they are
+    /// known to have completed (D9). The entry stays until the node is whole. `before` is the node
+    /// as the pool has it, if that is known.
     ///
     /// # Errors
     /// As [`CacheClient::write_leaf`].
@@ -151,7 +164,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         for _ in 0..WRITE_RETRIES {
             let posted = self.pages().post_logged(&slot, at, before.map(Image::page), image);
             let Ok([entry, page]) = posted else { break };
-            // Also if nobody waits for the outcome.
+            // Pin the slot now, so that it is pinned even if this future is dropped.
             if !self.fabric().breaks(rules::SLOTS_PINNED) {
                 slot.pin(at);
             }
@@ -168,8 +181,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Err(Restart::Busy)
     }
 
-    /// A slot of this endpoint's log, on the server of the page at `at`; none if nothing is logged, or that server is full and
-    /// this endpoint has no log there: the node must be written all the same, or it could never leave the cache.
+    /// Takes a slot of this endpoint's log on the server of the page at `at`. `None` if logging is
+    /// off, or if that server is full and this endpoint has no log there. The caller writes the
+    /// node anyway, because otherwise it could never leave the cache.
     pub(crate) async fn log_slot(&self, at: GlobalAddr) -> Result<Option<LogSlot<'_>>, Restart> {
         if self.fabric().breaks(rules::INNER_NODES_LOGGED) {
             return Ok(None);
@@ -182,7 +196,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         match self.pages().slot(at.server(), Some(at)).await {
             Ok(slot) => Ok(Some(slot)),
             Err(RemoteError::Contended { .. }) => {
-                // Of a node that was merged away meanwhile nobody needs the entry.
+                // An entry is not needed any more if its node was merged away meanwhile.
                 self.pages().unpin_unless(|at| self.is_unwritten_at(at));
                 Err(Restart::Busy)
             }
@@ -190,7 +204,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Whether the node at `at` is here, and the pool may not have all of it.
+    /// Whether the node at `at` is in the cache and the pool may lack some of it.
     fn is_unwritten_at(&self, at: GlobalAddr) -> bool {
         match self.cache.mapping().get(at.to_bits()) {
             Mapped::Frame(frame) => self.cache.is_unwritten(frame),
@@ -199,7 +213,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// What comes before a WRITE is posted again that has not ended well (C15).
+    /// Prepares for posting a WRITE again after it failed (C15).
     async fn before_rewrite(&self, place: GlobalAddr, error: FabricError) -> Result<(), Restart> {
         self.cache.detector().learn(&error);
         match error {
@@ -215,7 +229,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// WRITEs what `copy` copies until that is known to have happened (C15).
+    /// Repeats a WRITE of what `copy` returns until it is known to have completed (C15).
     async fn write_to_the_end(
         &self,
         place: GlobalAddr,
@@ -231,7 +245,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Err(Restart::Busy)
     }
 
-    /// The words to be written if these have changed.
+    /// The words to write if `words` have changed.
     #[inline]
     pub(super) fn to_write(&self, words: Range<usize>) -> Range<usize> {
         match self.cache.options().write_back {
@@ -240,7 +254,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Adds words of a node in a frame to those that the pool does not have. Under the frame's latch.
+    /// Adds `words` of a node in a frame to those that the pool does not have. Call it under the
+    /// frame's latch.
     #[inline]
     pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: Range<usize>) {
         let was_clean = is_clean(page);
@@ -252,10 +267,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Writes a hot node back, if it is dirty and nobody else does. It can be read and changed meanwhile.
+    /// Writes back a hot node that is dirty and not already being written. Other threads can read
+    /// and change it meanwhile.
     ///
     /// # Errors
-    /// [`Restart`] if it could not be written; it is dirty as before.
+    /// [`Restart`] if the node was not written. It is dirty as before, or in doubt if the
+    /// connection could not be reset (C15).
     pub async fn write_back(&self, frame: FrameId) -> Result<(), Restart> {
         let cache = &*self.cache;
         let node = cache.seen(frame).ok_or(Restart::Busy)?;
@@ -269,6 +286,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(frame, node.page)?;
         let buffer = self.copy_out(node.page, words.clone()).ok_or(Restart::Busy)?;
+        // Posted under the latch, awaited without it: `writing` keeps the node here (C14).
         let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
         let under_way = self.begin_write_back(frame, node.page, words, guard);
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
@@ -282,7 +300,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// What of a latched node is dirty, if it can be written back now.
+    /// The dirty words of a latched node, if it can be written back now.
     fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<Range<usize>, Restart> {
         let words = dirty_words(page);
         let writing = self.cache.arena().is_writing(frame)
@@ -291,7 +309,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if is_free && !words.is_empty() { Ok(words) } else { Err(Restart::Busy) }
     }
 
-    /// Says that these words of a latched node are being written.
+    /// Marks a latched node as clean and being written, and releases the latch.
     fn begin_write_back<'a>(
         &'a self,
         frame: FrameId,
@@ -307,7 +325,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         UnderWay { client: self, write: InDoubt { frame, at, words, since_ns } }
     }
 
-    /// A WRITE has not happened, or nobody knows, and it cannot land any more: the node is as dirty as before.
+    /// Marks a node dirty again after its WRITE failed or has an unknown outcome, and cannot land
+    /// any more.
     async fn is_dirty_again(&self, write: &InDoubt) {
         let (page, _guard) = self.lock_frame(write.frame).await;
         self.mark_dirty(write.frame, page, write.words.clone());
@@ -315,10 +334,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.cache.arena().set_writing(write.frame, false);
     }
 
-    /// An inner node leaves whole and sealed: another may read it when the boundaries have moved.
+    /// Writes back an inner node whole and sealed, because another compute server may read it after
+    /// boundaries have moved.
     async fn write_back_inner(&self, frame: FrameId, at: GlobalAddr) -> Result<(), Restart> {
         let cache = &*self.cache;
-        // Before the latch: slots are waited for.
+        // Take the slot before the latch, because slots are waited for.
         let slot = self.log_slot(at).await?;
         let node = cache.seen(frame).ok_or(Restart::Busy)?;
         let guard = node.lock().ok_or(Restart::Busy)?;
@@ -331,9 +351,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let word = self.seal(&image, before, slot.as_ref());
         cache.arena().set_remote_word(frame, word.to_bits());
         let under_way = self.begin_write_back(frame, node.page, words, guard);
-        // What the pool has is not known: the frame has changed since.
+        // `before` is `None`: the frame has changed, so the content in the pool is unknown.
         if let Err(restart) = self.write_logged(slot, at, None, &image).await {
-            // The next attempt has a version of its own: none is sealed with two contents (D9).
+            // The next attempt uses a new version, so no version is sealed with two contents (D9).
             if restart == Restart::Busy {
                 self.is_dirty_again(&under_way.write).await;
                 under_way.has_ended();
@@ -345,7 +365,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// A WRITE did not end well: once it cannot land any more, the node is dirty again.
+    /// Marks the node of a failed WRITE dirty again once the WRITE cannot land any more.
     #[cold]
     async fn settle_write_back(
         &self,
@@ -363,8 +383,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// A WRITE of a frame's words that is not a write-back may land later: no other follows it until that is
-    /// settled (C15).
+    /// Records that a WRITE of a frame's words, other than a write-back, may land later. The frame
+    /// is not written again until that is settled (C15).
     pub(crate) fn may_land(&self, frame: FrameId, page: Page<'_, L>) {
         if !self.fabric().breaks(rules::FAILED_WRITES_KEPT) {
             self.cache.arena().set_writing(frame, true);
@@ -379,7 +399,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.pages().doubtful().set(true);
     }
 
-    /// A latched node is not written, and does not leave the cache, before its parent is written (C24).
+    /// Keeps a latched node from being written, and from leaving the cache, until its parent is
+    /// written (C24).
     pub(crate) fn hold_for(&self, frame: FrameId, parent: FrameId, parent_at: GlobalAddr) {
         if !self.fabric().breaks(rules::PARENTS_FIRST) {
             self.cache.arena().set_writing(frame, true);
@@ -388,19 +409,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Whether frames are out of use, or nodes stay as they are, until WRITEs and READs of this handle are settled.
+    /// Whether frames are out of use, or nodes cannot be written, until WRITEs and READs of this
+    /// handle are settled.
     pub(crate) fn has_doubts(&self) -> bool {
         !self.in_doubt.borrow().is_empty()
             || !self.landings.borrow().is_empty()
             || !self.held.borrow().is_empty()
     }
 
-    /// Whether it is time to try again to settle what is in doubt: each attempt can take as long as a request that is not answered.
+    /// Whether the pause between attempts to settle is over. There are pauses because each attempt
+    /// can take as long as a request that is not answered.
     pub(crate) fn is_settling_due(&self) -> bool {
         self.fabric().now_ns() >= self.settle_due.get().0
     }
 
-    /// Notes whether all could be settled; if not, it is left alone for a while, the longer the more often.
+    /// Records whether everything could be settled. If not, starts a pause, twice as long as the
+    /// last one within the limits.
     pub(crate) fn has_settled(&self, all: bool) {
         let (_, pause_ns) = self.settle_due.get();
         let pause_ns =
@@ -408,23 +432,26 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.settle_due.set((self.fabric().now_ns() + pause_ns, pause_ns));
     }
 
-    /// Settles what WRITEs and READs of this endpoint have left in doubt, as far as their memory servers are there again: nothing of them
-    /// lands any more, what was written is dirty, and what was read into is free.
+    /// Settles the WRITEs and READs that this endpoint has in doubt, for each memory server that
+    /// can be reached again: nothing of them can land any more, pages that were being written are
+    /// dirty again, and frames that were being READ into are free.
     ///
     /// # Errors
-    /// [`FabricError`] if a memory server is not.
+    /// [`FabricError`] if a memory server cannot be reached.
     pub(crate) async fn settle_transfers(&self) -> Result<(), FabricError> {
         if self.fabric().breaks(rules::DOUBTFUL_WRITES_SETTLED) {
             return Ok(());
         }
-        // One task at a time, so that the lists only grow meanwhile; what the others wait for, they look at again.
+        // Only one task settles at a time, so the lists only grow meanwhile. Other tasks check
+        // their own condition again.
         let Some(_settling) = Settling::begin(&self.settling) else { return Ok(()) };
         let written: Vec<_> =
             self.in_doubt.borrow().iter().map(|doubt| doubt.at.server()).collect();
         let read: Vec<_> = self.landings.borrow().iter().map(|(_, server)| *server).collect();
         let mut outcome = Ok(());
         for server in BTreeSet::from_iter(written.into_iter().chain(read)) {
-            // What may land after this reset comes later into the lists.
+            // Transfers that may land after this reset are added to the lists behind these
+            // positions.
             let before = self.in_doubt.borrow().len();
             let before_read = self.landings.borrow().len();
             if let Err(error) = self.fabric().reset(server).await {
@@ -438,8 +465,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         outcome
     }
 
-    /// Of the oldest `many` frames in doubt, those on `server` are dirty again: nothing lands on them any more. Each stays in the list
-    /// until that is done: this task may be dropped at any time.
+    /// Marks those of the oldest `many` frames in doubt that are on `server` dirty again: their
+    /// WRITEs cannot land any more. A frame leaves the list only after that, because this task may
+    /// be dropped at any time.
     async fn settle_writes_to(&self, server: ServerId, many: usize) {
         let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();
         for doubt in oldest.into_iter().filter(|doubt| doubt.at.server() == server) {
@@ -448,7 +476,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Lets go of nodes whose parents are written by now (C24).
+    /// Releases held nodes once their parents are written (C24).
     async fn let_go_of_held(&self) {
         let held = self.held.borrow().clone();
         for Held { frame, parent, parent_at } in held {
@@ -471,7 +499,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Latches a frame that stays what it is, waiting for others.
+    /// Latches a frame that cannot be evicted meanwhile. Waits for other threads.
     pub(crate) async fn lock_frame(&self, frame: FrameId) -> (Page<'_, L>, Exclusive<'_>) {
         loop {
             if let Some(node) = self.cache.seen(frame)

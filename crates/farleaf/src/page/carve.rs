@@ -1,13 +1,14 @@
-//! Carving nodes from chunks: the second step of the two-step allocation, without any network.
+//! Carves nodes from chunks: the second step of the two-step allocation. It uses no network.
 //!
-//! *Invariants*: C1. a node is in use or free, never both, and never handed out twice in between. C2.
-//! nodes are aligned to their size, so the low 10 bits of their addresses are zero.
+//! *Invariants*: C1. A node is either in use or free, and is not handed out again before it was
+//! given back. C2. Nodes are aligned to [`NodeCarver::NODE_ALIGN`], so the low 10 bits of their
+//! addresses are zero.
 //!
-//! *Thread safety*: none; whoever shares it locks it.
+//! *Thread safety*: none; callers that share a carver lock it.
 
 use farleaf_fabric::GlobalAddr;
 
-/// Nodes of one size on one memory server.
+/// Allocates nodes of one size on one memory server.
 #[derive(Debug)]
 pub struct NodeCarver {
     node_bytes: u64,
@@ -17,29 +18,29 @@ pub struct NodeCarver {
 }
 
 impl NodeCarver {
-    /// The least alignment of a node; the bits below are free in a child word.
+    /// Least alignment of a node. The address bits below it are free for use in a child word.
     pub const NODE_ALIGN: u64 = 1024;
 
-    /// A carver without a chunk, for nodes of `page_bytes` bytes.
+    /// Creates a carver without a chunk, for nodes of `page_bytes` bytes.
     pub fn new(page_bytes: usize) -> Self {
         let node_bytes = (page_bytes as u64).next_multiple_of(Self::NODE_ALIGN);
         Self { node_bytes, next: GlobalAddr::NULL, left: 0, free: Vec::new() }
     }
 
-    /// Bytes that one node takes.
+    /// Size of one node in bytes.
     pub fn node_bytes(&self) -> u64 {
         self.node_bytes
     }
 
-    /// Whether the current chunk is used up, so that another can be added.
+    /// Whether the current chunk is used up, so that another one can be added.
     pub fn wants_chunk(&self) -> bool {
         self.left < self.node_bytes
     }
 
-    /// Goes on with another chunk. What is left of the current one, less than a node, is lost.
+    /// Continues with another chunk. The rest of the current one, less than a node, is lost.
     ///
     /// # Panics
-    /// If the current chunk still has room, or the new one is not aligned to nodes.
+    /// If the current chunk still has room for a node, or if `at` is not aligned to nodes.
     pub fn add_chunk(&mut self, at: GlobalAddr, bytes: u64) {
         assert!(self.wants_chunk(), "the current chunk is used up first");
         assert!(at.offset().is_multiple_of(Self::NODE_ALIGN), "C2");
@@ -47,7 +48,7 @@ impl NodeCarver {
         self.left = bytes;
     }
 
-    /// A node that nobody uses, a freed one first.
+    /// Takes an unused node. Freed nodes are reused first.
     pub fn take(&mut self) -> Option<GlobalAddr> {
         if let Some(node) = self.free.pop() {
             return Some(node);
@@ -63,13 +64,13 @@ impl NodeCarver {
         Some(node)
     }
 
-    /// Takes back a node that nobody can reach any more.
+    /// Frees a node that nothing leads to any more.
     pub fn give_back(&mut self, node: GlobalAddr) {
         debug_assert!(!self.free.contains(&node), "C1");
         self.free.push(node);
     }
 
-    /// Nodes that were given back and not taken again.
+    /// Number of nodes that were freed and not taken again.
     pub fn free_nodes(&self) -> usize {
         self.free.len()
     }
@@ -81,7 +82,7 @@ impl NodeCarver {
         self.free.iter().copied().chain(of_chunk)
     }
 
-    /// Nodes that can be taken without another chunk.
+    /// Number of nodes that can be taken without another chunk.
     pub fn available(&self) -> usize {
         self.free.len() + (self.left / self.node_bytes) as usize
     }

@@ -1,22 +1,25 @@
-//! Word 7 of pages that are read one-sided: a checksum over all other words.
+//! Word 7 of pages that clients READ one-sided: a checksum over all other words.
 //!
-//! A READ is atomic word by word and nothing more, so no version *inside* it proves that it is of one
-//! piece; this sum does. It is a sum over the words, each mixed with its place by a bijection: a page that
-//! differs from a sealed one in a single word never passes, and one that differs in several passes with a
-//! chance of 2^-64. As a sum it could be carried forward from the changed words alone.
+//! A READ is atomic only word by word, so no version *inside* the page proves that a copy is
+//! consistent. This sum does. Each word is first mixed with its place by a bijection. So a page
+//! that differs from a sealed one in a single word never passes, and one that differs in several
+//! words passes with probability 2^-64. Because it is a sum, it could be updated from the changed
+//! words alone.
 //!
-//! Of word 0 only the version counts: lock bit and owner change by CAS, without the rest of the page.
+//! Of word 0 only the version counts, because lock bit and owner change by CAS without the rest of
+//! the page.
 //!
-//! *Thread safety*: for private copies; over shared memory the answer is about some mixture of words.
+//! *Thread safety*: for private copies. Over shared memory the answer is about some mixture of
+//! words.
 
 use super::layout::Layout;
 use super::lock_word::LockWord;
 use super::view::Page;
 
-/// The page's checksum.
+/// The word with the checksum.
 const CHECKSUM_WORD: usize = 7;
 
-/// A word's contribution: for each place a bijection of the word.
+/// A word's contribution to the sum: for each place a bijection of the word.
 #[inline(always)]
 fn mix(place: usize, word: u64) -> u64 {
     let mut mixed = word.wrapping_add((place as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -31,7 +34,8 @@ pub(crate) fn sum_of(words: impl Iterator<Item = u64>) -> u64 {
     words.enumerate().fold(0, |sum, (place, word)| sum.wrapping_add(mix(place, word)))
 }
 
-/// A sum over `words` that costs a cache miss little: one multiplication for two words, folded and chained.
+/// A sum over `words` that adds little to the cost of a cache miss: one multiplication for two
+/// words, folded and chained.
 #[inline]
 pub(super) fn chained_sum(mut words: impl Iterator<Item = u64>) -> u64 {
     let mut sum = 0x9e37_79b9_7f4a_7c15_u64;
@@ -59,10 +63,11 @@ impl<L: Layout> Page<'_, L> {
         LockWord::from_bits(self.load(0))
     }
 
-    /// Puts `word` into word 0, and the checksum of the page as it then is into word 7.
+    /// Stores `word` in word 0, and the checksum of the resulting page in word 7.
     ///
-    /// The checksum is over all words. Those that no entry of an inner page uses are made zero: a log entry has only the words
-    /// that change, so the others must be what they are in the pool, and not what a frame has left over.
+    /// The checksum covers all words, so the words of an inner page that no entry uses are set to
+    /// zero: a log entry has only the words that change, so the others must be as in the pool and
+    /// not what a frame has left over.
     pub fn seal(self, word: LockWord) {
         if self.level() > 0 {
             L::clear_unused(self);
@@ -71,8 +76,8 @@ impl<L: Layout> Page<'_, L> {
         self.store(CHECKSUM_WORD, self.sum(word));
     }
 
-    /// Whether all words are of one version of the page: the one that word 0 names. A lock on that version
-    /// does not matter.
+    /// Whether all words belong to the version of the page that word 0 names. A lock on that
+    /// version does not matter.
     #[inline]
     pub fn is_of_one_piece(self) -> bool {
         self.load(CHECKSUM_WORD) == self.sum(self.lock_word())

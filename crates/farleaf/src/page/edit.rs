@@ -1,79 +1,77 @@
-//! The operations of one key, as edits of its leaf: the same on the compute side, in a frame or in
-//! a copy of the page, and on a memory server that does them there.
+//! The operations on one key, as edits of its leaf. The compute side applies them to a frame or to
+//! a copy of the page, and a memory server applies them in place.
 //!
-//! *Thread safety*: plain functions, for whoever holds the leaf.
+//! *Thread safety*: plain functions. The caller holds the leaf.
 
 use super::layout::{Layout, LeafInsert};
 use super::view::{HEADER_WORDS, META_WORD, Page};
 use std::ops::Range;
 
-/// An operation on one key. One that is carried out borrows its key and values; one in a message
-/// owns them.
+/// An operation on one key. While it runs it borrows its key and values; in a message it owns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafEdit<K, V> {
     /// The key.
     pub key: K,
-    /// What is done with it.
+    /// The operation.
     pub action: Action<V>,
 }
 
-/// What is done with a key.
+/// The operation on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action<V> {
-    /// Its value is looked up.
+    /// Looks up the value.
     Get,
-    /// It is added, if it is not there.
+    /// Adds the key if it is absent.
     Insert(V),
-    /// Its value is changed, if it is there.
+    /// Changes the value if the key is present.
     Update(V),
-    /// Its value is set.
+    /// Sets the value, whether the key is present or not.
     Upsert(V),
-    /// It is removed.
+    /// Removes the key.
     Remove,
-    /// Its value is changed from the first to the second.
+    /// Changes the value to the second one if it equals the first.
     CompareExchange(V, V),
 }
 
-/// What an edit found and did.
+/// The result of an edit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<V> {
-    /// Whether its condition held; of a lookup, whether the key is there.
+    /// Whether the edit was applied. For a lookup: whether the key is present.
     pub applied: bool,
-    /// The value that was found, where that is of interest: by a lookup, or by a compare-exchange
-    /// that failed.
+    /// The value found by a lookup, or by a compare-exchange that failed. `None` for other edits.
     pub found: Option<V>,
 }
 
-/// What an operation did to a leaf.
+/// The effect of an operation on a leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeafOutcome<T> {
-    /// It changed nothing.
+    /// The leaf is unchanged.
     Nothing(T),
-    /// It changed the leaf.
+    /// The leaf has changed.
     Changed {
-        /// What it found and did.
+        /// The result of the operation.
         answer: T,
-        /// It changed some of these words.
+        /// A range that includes every changed word.
         words: Range<usize>,
         /// The leaf has so few records left that it should be merged.
         sparse: bool,
     },
-    /// There is no room for what it wanted; it changed nothing.
+    /// The leaf has no room for the record and is unchanged.
     Full,
 }
 
-/// A node with fewer live entries should be merged.
+/// A node with fewer live entries than this should be merged.
 pub fn least_entries<L: Layout>() -> usize {
     L::CAPACITY / 2
 }
 
 impl<K, V> LeafEdit<K, V> {
-    /// Whether it can change anything.
+    /// Whether the edit can change anything.
     pub fn changes(&self) -> bool {
         !matches!(self.action, Action::Get)
     }
 
-    /// The same edit, of a borrowed key.
+    /// The same edit with a borrowed key and values.
     pub fn as_ref(&self) -> LeafEdit<&K, &V> {
         let action = match &self.action {
             Action::Get => Action::Get,
@@ -88,7 +86,7 @@ impl<K, V> LeafEdit<K, V> {
 }
 
 impl<K: Clone, V: Clone> LeafEdit<&K, &V> {
-    /// The same edit, with a key and values of its own.
+    /// The same edit with its own copies of key and values.
     pub fn cloned(&self) -> LeafEdit<K, V> {
         let action = match self.action {
             Action::Get => Action::Get,
@@ -103,7 +101,8 @@ impl<K: Clone, V: Clone> LeafEdit<&K, &V> {
         LeafEdit { key: self.key.clone(), action }
     }
 
-    /// The record that it adds to a leaf without its key; none for an edit that never needs room.
+    /// The record that the edit adds to a leaf that lacks the key. `None` if the edit never needs
+    /// room.
     pub fn new_record(&self) -> Option<(K, V)> {
         match self.action {
             Action::Insert(value) | Action::Upsert(value) => {
@@ -115,15 +114,15 @@ impl<K: Clone, V: Clone> LeafEdit<&K, &V> {
 }
 
 impl<K, V: Eq> LeafEdit<&K, &V> {
-    /// Whether it would leave the leaf with too few records, which only a holder of its parents can
-    /// mend.
+    /// Whether the edit would leave the leaf with too few records. Only an operation that holds the
+    /// leaf's parents can mend that.
     pub fn would_leave_sparse<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
         matches!(self.action, Action::Remove)
             && page.live_count() <= least_entries::<L>()
             && L::leaf_get(page, self.key).is_some()
     }
 
-    /// Does it to the leaf of its key.
+    /// Applies the edit to the leaf that covers its key.
     #[inline]
     pub fn apply<L: Layout<Key = K, Value = V>>(
         &self,
@@ -153,7 +152,7 @@ impl<V> Answer<V> {
         Self { applied: found.is_some(), found }
     }
 
-    /// The answer of an edit that tells no value.
+    /// The answer of an edit that returns no value.
     pub fn of_change(applied: bool) -> Self {
         Self { applied, found: None }
     }
@@ -173,7 +172,7 @@ fn insert<L: Layout>(
     value: &L::Value,
 ) -> LeafOutcome<Answer<L::Value>> {
     match L::leaf_insert(page, key, value) {
-        // The count, the deleted bits, and entries up to the last.
+        // The count, the deleted bits, and all entries.
         LeafInsert::Inserted => changed(META_WORD..L::used_words(page), false),
         LeafInsert::Exists => nothing(),
         LeafInsert::Full => LeafOutcome::Full,

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! *Invariants*
-//! - P3. Keys ascend strictly; all lie within the fences.
-//! - P4. Bit `i` of word 6 says that record `i` is deleted; no bit at or above `count` is set.
+//! *Invariants*
+//! - P3. Keys ascend strictly, and all lie within the fences.
+//! - P4. Bit `i` of word 6 says that record `i` is deleted. No bit at or above `count` is set.
 //! - P5. An inner page's key 0 is its low fence, and it has at least one child.
 //! - P6. Every `u64` is a valid key and a valid value.
 //!
@@ -19,7 +20,7 @@ use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Pa
 use farleaf_fabric::GlobalAddr;
 use std::ops::{Bound, Range};
 
-/// `u64` keys and values in pages of `WORDS` words; 128 of them, 1 KB, hold 60 records.
+/// `u64` keys and values in pages of `WORDS` words. A page of 128 words (1 KB) holds 60 records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed8<const WORDS: usize = 128>;
 
@@ -66,8 +67,8 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         page.store(HEADER_WORDS + Self::CHECKED_CAPACITY + slot, child);
     }
 
-    /// The number of entries whose key satisfies `left_of`, which holds for a prefix of them. Without
-    /// branches on the keys: they are unpredictable.
+    /// The number of entries with a key that satisfies `left_of`, which must hold for a prefix of
+    /// them. The search has no branches on the keys, because these would be unpredictable.
     #[inline]
     fn partition(
         count: usize,
@@ -86,7 +87,7 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         base + usize::from(left_of(key_at(base)))
     }
 
-    /// The first slot of a leaf whose key is not below `key`.
+    /// The first slot of a leaf with a key that is not below `key`.
     #[inline]
     fn lower_bound(page: View<'_, WORDS>, key: u64) -> usize {
         Self::partition(page.count(), |slot| Self::record_key(page, slot), |k| k < key)
@@ -109,8 +110,8 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         page.store(DELETED_WORD, bits | u64::from(deleted) << slot);
     }
 
-    /// Copies entries of `from` to slots of `to` from `at` on. Leaf and inner pages differ only in where
-    /// the two words of an entry are.
+    /// Copies entries of `from` to the slots of `to` from `at` on. Leaf and inner pages differ only
+    /// in where the two words of an entry are.
     fn copy_entries(from: View<'_, WORDS>, slots: Range<usize>, to: View<'_, WORDS>, at: usize) {
         let leaf = from.level() == 0;
         for (offset, slot) in slots.enumerate() {
@@ -169,7 +170,8 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     #[inline]
     fn hash(key: &u64) -> u64 {
-        // The finaliser of MurmurHash3: a bijection whose every output bit depends on every input bit.
+        // The finaliser of MurmurHash3, a bijection in which every output bit depends on every
+        // input bit.
         let mut hash = *key;
         hash = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
         hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
@@ -254,6 +256,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         for above in (slot..count).rev() {
             Self::copy_entries(page, above..above + 1, page, above + 1);
         }
+        // The deleted bits from `slot` on move up with their records.
         let deleted = page.load(DELETED_WORD);
         let below = deleted & ((1 << slot) - 1);
         page.store(DELETED_WORD, below | (deleted ^ below) << 1);
@@ -407,7 +410,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
-        // An eighth of a page is left free, so that the next insert does not split it at once.
+        // Leave an eighth of a page free, so that the next insert does not split it at once.
         left.live_count() + right.live_count() <= Self::CAPACITY - Self::CAPACITY / 8
     }
 

@@ -1,19 +1,19 @@
 //! The versioned latch in word 0 of every page: `[locked:1][owner:15][version:48]`.
 //!
-//! Readers are optimistic: they take the version, read whatever words they like, and validate that the
-//! version did not move. Writers turn the version that they read under into a lock by one CAS, so a
-//! lock is only ever taken on a page that is still as it was read.
+//! Readers are optimistic: they take the version, read the words they need, and validate that the
+//! version has not changed. A writer turns the version that it read into a lock by one CAS, so it
+//! locks a page only if the page is still as the writer read it.
 //!
 //! *Invariants*
-//! - L1. The version grows by one with every unlock and never goes back, whatever the page is reused for
-//!   (48 bits: 2^48 changes of one page).
+//! - L1. The version grows by one with every unlock and never goes back, whatever the page is
+//!   reused for (48 bits: 2^48 changes of one page).
 //! - L2. While the word is locked, only the holder stores to the page.
 //! - L3. A validated read saw a page that no holder was changing.
 //!
 //! The order of accesses (Boehm, *Can seqlocks get along with programming language memory models?*,
-//! 2012): a reader loads the version `Acquire`, the words `Relaxed`, then fences `Acquire` and loads the
-//! version `Relaxed`. A writer takes the lock with a CAS `Acquire`, fences `Release`, stores the words
-//! `Relaxed`, and stores the new version `Release`.
+//! 2012): a reader loads the version `Acquire`, the words `Relaxed`, then fences `Acquire` and
+//! loads the version `Relaxed`. A writer takes the lock with a CAS `Acquire`, fences `Release`,
+//! stores the words `Relaxed`, and stores the new version `Release`.
 //!
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
@@ -24,12 +24,12 @@ const LOCKED: u64 = 1 << 63;
 const OWNER_SHIFT: u32 = 48;
 const VERSION_MASK: u64 = (1 << 48) - 1;
 
-/// A version that was read while nobody held the lock.
+/// A version that was read while the lock was free.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Version(u64);
 
 impl Version {
-    /// The version in a copy of a page's word 0, or `None` if that was locked.
+    /// The version in a copy of a page's word 0, or `None` if the word is locked.
     pub fn of_word(word: u64) -> Option<Self> {
         (word & LOCKED == 0).then_some(Self(word))
     }
@@ -59,14 +59,14 @@ impl<'a> Latch<'a> {
         Self { word }
     }
 
-    /// Starts an optimistic read: the version, or `None` while somebody holds the lock.
+    /// Starts an optimistic read: returns the version, or `None` while the lock is held.
     #[inline]
     pub fn optimistic(self) -> Option<Version> {
         Version::of_word(self.word.load(Ordering::Acquire))
     }
 
-    /// Whether nobody has held the lock since `version` was read; if so, all that was read since is of
-    /// one piece (L3).
+    /// Whether the lock has not been held since `version` was read. If so, everything read since
+    /// then is consistent (L3).
     #[inline]
     #[must_use]
     pub fn validate(self, version: Version) -> bool {
@@ -74,13 +74,14 @@ impl<'a> Latch<'a> {
         self.word.load(Ordering::Relaxed) == version.0
     }
 
-    /// The guard of a lock that was kept by [`Exclusive::keep`]. For whoever kept it, once.
+    /// Recovers the guard of a lock that was kept with [`Exclusive::keep`]. Only the owner of the
+    /// kept lock may call this, once.
     pub fn resume(self) -> Exclusive<'a> {
         debug_assert!(self.optimistic().is_none(), "a kept lock is locked");
         Exclusive { word: self.word }
     }
 
-    /// Takes the lock if the page is still at `version`, in the name of `owner` (15 bits).
+    /// Takes the lock for `owner` (15 bits) if the page is still at `version`.
     #[inline]
     pub fn try_lock(self, version: Version, owner: u16) -> Option<Exclusive<'a>> {
         let locked =
@@ -91,7 +92,7 @@ impl<'a> Latch<'a> {
     }
 }
 
-/// The right to change a page; dropping it unlocks with the next version.
+/// The right to change a page. Dropping it unlocks the page with the next version.
 #[derive(Debug)]
 #[must_use = "dropping the guard unlocks"]
 pub struct Exclusive<'a> {
@@ -99,8 +100,8 @@ pub struct Exclusive<'a> {
 }
 
 impl Exclusive<'_> {
-    /// Keeps the lock without a guard: a frame that holds no page stays locked, so that whoever still has a
-    /// way to it meets a lock. [`Latch::resume`] gives the guard back.
+    /// Keeps the lock without a guard. A frame that holds no page stays locked this way, so that a
+    /// thread with a stale reference to it finds it locked. [`Latch::resume`] returns the guard.
     pub fn keep(self) {
         std::mem::forget(self);
     }

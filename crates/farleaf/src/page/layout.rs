@@ -1,23 +1,24 @@
-//! What a layout of pages must be able to do. Indexes and servers are generic over it; keys and values
-//! of another kind are another implementation of [`Layout`] and change nothing else.
+//! The interface of a page layout. Indexes and servers are generic over it, so another kind of keys
+//! and values takes only another implementation of [`Layout`].
 
 use super::view::Page;
 use farleaf_fabric::{GlobalAddr, Message};
 use std::fmt::Debug;
 use std::ops::{Bound, Range};
 
-/// What a descent looks for.
+/// The target of a descent.
 #[derive(Debug)]
 pub enum Probe<'k, K> {
     /// The node that covers this key.
     At(&'k K),
-    /// The node that covers the keys just below this one. There is none below the smallest key.
+    /// The node that covers the keys just below this one. No node covers keys below the smallest
+    /// key.
     Before(&'k K),
     /// The rightmost node.
     Last,
 }
 
-// Derived, these would ask for a copyable key.
+// Not derived: the derives would require `K: Clone` and `K: Copy`.
 impl<K> Clone for Probe<'_, K> {
     fn clone(&self) -> Self {
         *self
@@ -26,29 +27,29 @@ impl<K> Clone for Probe<'_, K> {
 
 impl<K> Copy for Probe<'_, K> {}
 
-/// Where a probe lies with respect to a page's fences.
+/// Where a probe lies relative to a page's fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FencePosition {
-    /// Left of the low fence: whoever came here was misled.
+    /// Left of the low fence: the descent is on a wrong page.
     Below,
     /// Between the fences.
     Inside,
-    /// At or right of the high fence: the right sibling knows more.
+    /// At or right of the high fence: the descent goes on at the right sibling.
     Beyond,
 }
 
-/// What became of an insertion into a leaf.
+/// Outcome of an insertion into a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafInsert {
-    /// The record is in.
+    /// The record was added.
     Inserted,
-    /// The key is there already; nothing changed.
+    /// The key is present already. The leaf is unchanged.
     Exists,
-    /// There is no room, even without the deleted records; nothing changed.
+    /// There is no room, even without the deleted records. The leaf is unchanged.
     Full,
 }
 
-/// Which records of a leaf a scan wants.
+/// The records of a leaf that a scan wants.
 #[derive(Clone, Debug)]
 pub struct ScanWindow<'k, K> {
     /// The lower bound.
@@ -57,13 +58,13 @@ pub struct ScanWindow<'k, K> {
     pub upper: Bound<&'k K>,
     /// Descending instead of ascending.
     pub reverse: bool,
-    /// At most so many.
+    /// Largest number of records.
     pub limit: usize,
 }
 
 impl<K: Ord> ScanWindow<'_, K> {
-    /// Whether there can be wanted records behind a leaf that ends at this fence: its high one, or descending its low
-    /// one.
+    /// Whether wanted records may lie beyond a leaf that ends at `fence`, which is its high fence,
+    /// or its low fence in a descending scan.
     pub(crate) fn goes_behind(&self, fence: &K) -> bool {
         match (self.reverse, self.lower, self.upper) {
             (false, _, Bound::Included(end)) => fence <= end,
@@ -74,7 +75,8 @@ impl<K: Ord> ScanWindow<'_, K> {
     }
 }
 
-/// The part of a scan's bounds that lies between `low`, inclusive, and `high`, exclusive (`None`: infinite).
+/// The part of a scan's bounds that lies between `low`, inclusive, and `high`, exclusive (`None`:
+/// infinite).
 pub fn clipped<'k, K: Ord>(
     (lower, upper): (Bound<&'k K>, Bound<&'k K>),
     (low, high): (&'k K, Option<&'k K>),
@@ -92,7 +94,8 @@ pub fn clipped<'k, K: Ord>(
     (lower, upper)
 }
 
-/// Whether the keys from a low one, inclusive, to a high one, exclusive (`None`: infinite), lie within others.
+/// Whether the range `keys` lies within the range `others`. Both are from a low key, inclusive, to
+/// a high one, exclusive (`None`: infinite).
 pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> bool {
     let ends = match (keys.1, others.1) {
         (_, None) => true,
@@ -102,31 +105,32 @@ pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> 
     keys.0 >= others.0 && ends
 }
 
-/// What a message can have as a field.
+/// A type that can be a field of a message.
 pub trait Wire: Sized {
-    /// Appends it to a message.
+    /// Appends the value to a message.
     fn put(&self, to: &mut Message);
-    /// Takes one off the front of a message; `None` if there is none. Any bytes may be there: it
-    /// never panics, and never allocates more than the message is long.
+    /// Takes a value off the front of a message, or returns `None` if there is none. The bytes may
+    /// be arbitrary: this never panics and never allocates more than the message is long.
     fn take(from: &mut &[u8]) -> Option<Self>;
 }
 
 /// The bytes of one kind of page.
 ///
-/// Functions that read accept pages that change under them: they may return nonsense then, which
-/// validation discards, but never read outside the page, loop for ever or panic. Functions that change a
-/// page are for its exclusive holder, and keep P1–P6 of `docs/internals/page-format.md`.
+/// Functions that read a page accept that it changes meanwhile. They may then return nonsense,
+/// which validation discards, but they never read outside the page, loop for ever or panic.
+/// Functions that change a page require that the caller holds it exclusively, and keep P1–P6 of
+/// `docs/internals/page-format.md`.
 pub trait Layout: Copy + Debug + Send + Sync + 'static {
-    /// Keys, in their order.
+    /// The keys, with their order.
     type Key: Clone + Ord + Debug + Wire + Send + Sync + 'static;
-    /// Values.
+    /// The values.
     type Value: Clone + Eq + Debug + Wire + Send + Sync + 'static;
 
-    /// Words of a page, header included.
+    /// Size of a page in words, including the header.
     const PAGE_WORDS: usize;
-    /// The most entries that a page can ever have.
+    /// Largest number of entries of a page.
     const CAPACITY: usize;
-    /// The format's number, in every page and superblock.
+    /// Number of the format, stored in every page and superblock.
     const FORMAT: u8;
 
     /// The smallest key.
@@ -143,86 +147,91 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn set_low(page: Page<'_, Self>, low: &Self::Key);
     /// Sets the high fence.
     fn set_high(page: Page<'_, Self>, high: Option<&Self::Key>);
-    /// Where the probe lies.
+    /// Where `probe` lies relative to the page's fences.
     fn reach(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> FencePosition;
 
-    /// Leaf: the value of a key that is there and not deleted.
+    /// Leaf: the value of a key that is present and not deleted.
     fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<Self::Value>;
-    /// Leaf: appends the wanted records to `out`, in the wanted order; says how many.
+    /// Leaf: appends the wanted records to `out` in the wanted order. Returns how many.
     fn leaf_collect(
         page: Page<'_, Self>,
         window: &ScanWindow<'_, Self::Key>,
         out: &mut Vec<(Self::Key, Self::Value)>,
     ) -> usize;
-    /// Leaf: adds a record; throws deleted ones out first if it must.
+    /// Leaf: adds a record. Compacts the leaf first if that is necessary to make room.
     fn leaf_insert(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafInsert;
-    /// Leaf: replaces the value of a key that is there; says whether it is.
+    /// Leaf: replaces the value of a key that is present. Returns whether it is.
     fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool {
         Self::leaf_replace_at(page, key, value).is_some()
     }
-    /// The same, and says which words of the page it is that changed.
+    /// Like [`Layout::leaf_replace`], but returns the range of words that changed. `None` if the
+    /// key is absent.
     fn leaf_replace_at(
         page: Page<'_, Self>,
         key: &Self::Key,
         value: &Self::Value,
     ) -> Option<Range<usize>>;
-    /// Leaf: marks a key as deleted; says whether it was there.
+    /// Leaf: marks a key as deleted. Returns whether it was present.
     fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
-    /// Leaf: throws the deleted records out; says how many.
+    /// Leaf: removes the records marked as deleted. Returns how many.
     fn leaf_compact(page: Page<'_, Self>) -> usize;
 
-    /// Leaf: the words that can hold the record of `key`, whatever the leaf's content: what a READ must
-    /// bring to answer for it.
+    /// Leaf: the words that can hold the record of `key`, whatever the leaf's content. A READ must
+    /// fetch these to answer for the key.
     fn record_window(key: &Self::Key) -> Range<usize>;
-    /// The words in use: the header and the entries.
+    /// The number of leading words in use: the header and the entries.
     fn used_words(page: Page<'_, Self>) -> usize;
 
-    /// Inner: the slot whose subtree the probe is in.
+    /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
-    /// Inner: the child at a slot; null if there is none.
+    /// Inner: the child at a slot. Null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
     /// Inner: sets the child at a slot that has one.
     fn inner_set_child(page: Page<'_, Self>, slot: usize, child: GlobalAddr);
     /// Inner: the lowest key of the subtree at a slot.
     fn inner_key(page: Page<'_, Self>, slot: usize) -> Self::Key;
-    /// Inner: where the keys of the subtree at a slot end, exclusive (`None`: infinite).
+    /// Inner: the end of the key range of a slot, exclusive (`None`: infinite).
     fn inner_end(page: Page<'_, Self>, slot: usize) -> Option<Self::Key> {
         match slot + 1 < page.count() {
             true => Some(Self::inner_key(page, slot + 1)),
             false => Self::high(page),
         }
     }
-    /// Inner: adds a child that covers the keys from `key` on; `false` if there is no room.
+    /// Inner: adds a child that covers the keys from `key` on. Returns `false` if there is no room.
     fn inner_insert(page: Page<'_, Self>, key: &Self::Key, child: GlobalAddr) -> bool;
-    /// Inner: takes the entry at a slot out.
+    /// Inner: removes the entry at a slot.
     fn inner_remove(page: Page<'_, Self>, slot: usize);
     /// Inner: changes the lowest key of the subtree at a slot.
     fn inner_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key);
 
-    /// Makes the words that no entry uses zero. So pages with equal entries have equal words, wherever they have been.
+    /// Sets the words that no entry uses to zero, so that pages with equal entries have equal
+    /// words, whatever was in them before.
     fn clear_unused(page: Page<'_, Self>);
 
-    /// The first third of a split: fills `right`, formatted by this, with the upper half of `left` and
-    /// returns the separator. `left` stays as it is.
+    /// First step of a split: formats `right` and fills it with the upper half of `left`. Returns
+    /// the separator. `left` stays as it is.
     fn split_copy(left: Page<'_, Self>, right: Page<'_, Self>, right_at: GlobalAddr) -> Self::Key;
-    /// The second third: takes the upper half out of `left`, whose fence still covers it.
+    /// Second step of a split: removes the upper half from `left`. Its high fence still covers that
+    /// half.
     fn split_truncate(left: Page<'_, Self>);
-    /// The last third: `left` ends at the separator, and `right` is its sibling.
+    /// Last step of a split: `left` ends at the separator, and `right` becomes its sibling.
     fn split_link(left: Page<'_, Self>, separator: &Self::Key, right_at: GlobalAddr) {
         Self::set_high(left, Some(separator));
         left.set_sibling(right_at);
     }
-    /// Takes out everything that does not lie between `low`, inclusive, and `high`, exclusive (`None`: infinite), and
+    /// Removes everything outside `low`, inclusive, to `high`, exclusive (`None`: infinite), and
     /// makes these the fences. Some key between them must lie within the old fences.
     fn trim(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>);
-    /// Leaf: a sum over everything but the values, which change alone: the header, with which records are deleted, and the
-    /// keys. A leaf that is a mixture of two states that differ in these does not have the sum of either.
+    /// Leaf: a sum over everything but the values, which may change alone. It covers the header,
+    /// including the deleted bits, and the keys. A mixture of two states of a leaf that differ in
+    /// these has the sum of neither.
     fn leaf_sum(page: Page<'_, Self>) -> u64;
-    /// Whether the live entries of both fit one page.
+    /// Whether the live entries of both pages fit in one.
     fn fits_merged(left: Page<'_, Self>, right: Page<'_, Self>) -> bool;
-    /// Appends all of `right` to `left`, its neighbour to the left, which then covers both and is
-    /// linked past `right`. Nothing of either may be marked as deleted.
+    /// Appends all of `right` to `left`, its left neighbour. `left` then covers both and is linked
+    /// past `right`. Neither page may contain deleted records.
     fn merge(left: Page<'_, Self>, right: Page<'_, Self>);
-    /// Evens out two neighbours; returns the new separator. Nothing of either may be marked as deleted.
+    /// Evens out two neighbours and returns the new separator. Neither page may contain deleted
+    /// records.
     fn rebalance(left: Page<'_, Self>, right: Page<'_, Self>) -> Self::Key;
 }

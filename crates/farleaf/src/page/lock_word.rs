@@ -1,9 +1,10 @@
-//! Word 0 as a value: `[locked:1][owner:15][version:48]`, for those who lock by a remote CAS.
+//! Word 0 as a value: `[locked:1][owner:15][version:48]`, for clients that lock by a remote CAS.
 //!
-//! The owner is whoever changed or locked the page last: it stays in the word when the page is unlocked,
-//! so that a page that a WRITE left half done names the one whose WRITE it was.
+//! The owner is the client that changed or locked the page last. It stays in the word when the page
+//! is unlocked, so that a page left half written names the client that was writing it.
 //!
-//! *Thread safety*: plain values. [`super::Latch`] is the same word under the hands of one server.
+//! *Thread safety*: plain values. [`super::Latch`] is the same word when one server uses it as a
+//! latch.
 
 use std::fmt;
 
@@ -17,7 +18,7 @@ const VERSION_MASK: u64 = (1 << OWNER_SHIFT) - 1;
 pub struct LockWord(u64);
 
 impl LockWord {
-    /// The largest number that an owner can have; 0 is nobody.
+    /// The largest owner number. 0 is no owner.
     pub const OWNER_LIMIT: u16 = OWNER_MASK as u16;
 
     /// The word of these bits.
@@ -25,17 +26,17 @@ impl LockWord {
         Self(bits)
     }
 
-    /// The bits, as a CAS or a page has them.
+    /// The bits as they are in a page or in a CAS.
     pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// Whether somebody holds the lock.
+    /// Whether the lock is held.
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// Who holds the lock, or held it last.
+    /// The client that holds the lock, or held it last.
     pub const fn owner(self) -> u16 {
         (self.0 >> OWNER_SHIFT & OWNER_MASK) as u16
     }
@@ -51,7 +52,7 @@ impl LockWord {
         Self(LOCKED | (owner as u64 & OWNER_MASK) << OWNER_SHIFT | self.version())
     }
 
-    /// The same version, unlocked, with `owner` as the last.
+    /// The same version, unlocked, with `owner` as the last owner.
     #[must_use]
     pub const fn unlocked_by(self, owner: u16) -> Self {
         Self((owner as u64 & OWNER_MASK) << OWNER_SHIFT | self.version())

@@ -1,4 +1,4 @@
-//! Pages: the bytes of nodes, and nothing else. No I/O, no allocation policy, no network.
+//! The bytes of pages, and nothing else: no I/O, no allocation policy, no network.
 //!
 //! `docs/internals/page-format.md` draws the bytes and numbers the invariants (P1 …).
 

@@ -7,8 +7,8 @@
 //! word 6  first leaf of the server's share, if leaves are not nodes of the server's tree
 //! ```
 //!
-//! The root's address and the first leaf's never change once they are set. *Thread safety*: written before
-//! the server serves; those two words once, later; read by anyone.
+//! The addresses of the root and of the first leaf never change once they are set. *Thread safety*:
+//! written before the server serves; words 2, 5 and 6 are set once, later; any client may read it.
 
 use super::layout::Layout;
 use farleaf_fabric::GlobalAddr;
@@ -21,7 +21,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"Farleaf\x01");
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SuperblockError {
-    /// There is none.
+    /// The region has no superblock.
     #[error("the region has no superblock")]
     Missing,
     /// The pages have another layout than the reader's.
@@ -41,47 +41,47 @@ pub enum SuperblockError {
     /// The pool holds an index of another design, or none.
     #[error("the pool's index is of design {found}, not {ours} (0 is none)")]
     OtherDesign {
-        /// The pool's.
+        /// The pool's design, or 0 if there is none.
         found: u8,
-        /// The reader's.
+        /// The reader's design.
         ours: u8,
     },
 }
 
-/// The index designs, as the low byte of the superblock's options names them; 0 is none yet.
+/// The index designs, as in the low byte of the superblock's options. 0 means none yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum DesignId {
-    /// Trees that the memory servers keep.
+    /// A tree on each memory server, kept by that server.
     Coarse = 1,
-    /// One tree over all memory servers, one-sided.
+    /// One tree over all memory servers, accessed one-sided.
     Fine = 2,
-    /// Upper levels on the memory servers, leaves one-sided.
+    /// Upper levels kept by the memory servers, leaves accessed one-sided.
     Hybrid = 3,
     /// One tree over all memory servers, partitioned among compute servers that cache it.
     Dex = 4,
-    /// No records on any memory server: they are in a tree of the compute side.
+    /// No records on any memory server: they are in a tree on the compute side.
     SingleMachine = 5,
 }
 
-/// What a superblock says.
+/// The content of a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// The root of the server's own tree; null while there is none.
+    /// The root of the server's own tree. Null while there is none.
     pub root: GlobalAddr,
-    /// Subtrees of this level lie whole on one memory server.
+    /// Each subtree of this level lies entirely on one memory server.
     pub placement_level: u64,
-    /// Bytes of the region.
+    /// Size of the region in bytes.
     pub pool_bytes: u64,
-    /// The index design's options, as it likes.
+    /// The options of the index design, in its own encoding.
     pub options: u64,
-    /// The leaf where the keys of this server's share begin, if the design keeps leaves outside of the
+    /// The leaf where the keys of this server's share begin, if the design keeps leaves outside the
     /// server's own tree; else null.
     pub first_leaf: GlobalAddr,
 }
 
 impl Superblock {
-    /// Words that the superblock takes.
+    /// Size of a superblock in words.
     pub const WORDS: usize = 8;
 
     /// Writes the superblock of a new pool with pages of `L`.
@@ -106,7 +106,7 @@ impl Superblock {
         words[2].store(root.to_bits(), Ordering::Release);
     }
 
-    /// The root; null while there is none.
+    /// The root. Null while there is none.
     ///
     /// # Panics
     /// If `words` are fewer than [`Superblock::WORDS`].
@@ -131,10 +131,10 @@ impl Superblock {
         words[5].store(options, Ordering::Release);
     }
 
-    /// The options, if they are those of `design`.
+    /// The options, if the index is of `design`.
     ///
     /// # Errors
-    /// [`SuperblockError::OtherDesign`] if they are another's.
+    /// [`SuperblockError::OtherDesign`] if it is of another design, or if there is none.
     pub fn options_of(&self, design: DesignId) -> Result<u64, SuperblockError> {
         let (found, ours) = (self.options as u8, design as u8);
         if found == ours {
@@ -144,10 +144,10 @@ impl Superblock {
         }
     }
 
-    /// Reads a superblock, if it is one of pages of `L`.
+    /// Reads a superblock of a pool with pages of `L`.
     ///
     /// # Errors
-    /// [`SuperblockError`] if it is not.
+    /// [`SuperblockError`] if there is none, or if the pages have another layout.
     pub fn read<L: Layout>(words: &[AtomicU64]) -> Result<Self, SuperblockError> {
         let word = |index: usize| words[index].load(Ordering::Relaxed);
         if words.len() < Self::WORDS || word(0) != MAGIC {

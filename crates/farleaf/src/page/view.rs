@@ -1,11 +1,11 @@
-//! A page as everybody sees it: eight header words that all layouts share, then the layout's entries.
+//! A view of a page: eight header words that all layouts share, then the layout's entries.
 //!
 //! *Invariants* (`docs/internals/page-format.md`)
 //! - P1. Word 1 is the page's own address.
 //! - P2. `count` is at most the layout's capacity in every validated read.
 //!
 //! *Thread safety*: a view is a borrow of atomics. Readers may see any mixture of words until they
-//! validate; setters are for whoever holds the page exclusively.
+//! validate. Callers of setters hold the page exclusively.
 
 use super::latch::Latch;
 use super::layout::Layout;
@@ -14,20 +14,20 @@ use farleaf_fabric::sync::{AtomicU64, Ordering};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Words before a page's first entry.
+/// Number of words before a page's first entry.
 pub const HEADER_WORDS: usize = 8;
 
-/// No tree is higher: 2^8 entries a node would be more than enough for 2^64 keys.
+/// Highest level of a tree. Already 2^8 entries per node would be more than enough for 2^64 keys.
 pub const MAX_LEVEL: u8 = 63;
 
 pub(super) const SELF_WORD: usize = 1;
 pub(super) const LOW_WORD: usize = 2;
 pub(super) const HIGH_WORD: usize = 3;
-/// The checksum, or in a cache's frame the mark.
+/// The checksum, or the use mark of a page in a cache's frame.
 pub(crate) const MARK_WORD: usize = 7;
 pub(crate) const META_WORD: usize = 4;
-/// The right sibling's address. Designs without siblings keep the stamp of a leaf there, and a cache its note while
-/// the page is in a frame.
+/// The right sibling's address. In designs without siblings this word has the stamp of a leaf
+/// instead, or the cache's note while the page is in a frame.
 pub(crate) const SIBLING_WORD: usize = 5;
 pub(super) const DELETED_WORD: usize = 6;
 
@@ -39,7 +39,7 @@ const FORMAT_SHIFT: u32 = 56;
 
 /// The high fence is infinite: the page covers every key from its low fence on.
 const HIGH_INFINITE: u64 = 1;
-/// The page is not part of the tree any more.
+/// The page is no longer part of the tree.
 const DEAD: u64 = 2;
 /// The page is a head: it stands between two leaves, covers no key, and lists the leaves after it.
 const HEAD: u64 = 4;
@@ -62,7 +62,7 @@ impl<'a, L: Layout> Page<'a, L> {
     /// The page in `words`.
     ///
     /// # Panics
-    /// If there are not exactly as many words as a page of `L` has.
+    /// If `words` does not have exactly the length of a page of `L`.
     #[inline]
     pub fn new(words: &'a [AtomicU64]) -> Self {
         assert_eq!(words.len(), L::PAGE_WORDS, "a page has the layout's number of words");
@@ -97,20 +97,20 @@ impl<'a, L: Layout> Page<'a, L> {
         GlobalAddr::from_bits(self.load(SELF_WORD))
     }
 
-    /// The distance to the leaves; leaves are at level 0.
+    /// The distance to the leaves, which are at level 0.
     #[inline]
     pub fn level(self) -> u8 {
         (self.load(META_WORD) & LEVEL_BITS) as u8
     }
 
-    /// How many entries the page has, deleted ones included; never more than the capacity, even while
-    /// the page changes.
+    /// Number of entries, including deleted ones. Never more than the capacity, even while the page
+    /// changes.
     #[inline]
     pub fn count(self) -> usize {
         ((self.load(META_WORD) >> COUNT_SHIFT) as u16 as usize).min(L::CAPACITY)
     }
 
-    /// Level and count in one load: they belong together on the hot path.
+    /// Level and count from a single load, for the hot path.
     #[inline]
     pub fn level_and_count(self) -> (u8, usize) {
         let meta = self.load(META_WORD);
@@ -127,13 +127,13 @@ impl<'a, L: Layout> Page<'a, L> {
         self.flag(HIGH_INFINITE)
     }
 
-    /// Whether the page was taken out of the tree.
+    /// Whether the page was removed from the tree.
     #[inline]
     pub fn is_dead(self) -> bool {
         self.flag(DEAD)
     }
 
-    /// Whether the page is a head: no leaf, but a list of those that follow.
+    /// Whether the page is a head, which is no leaf but lists the leaves that follow.
     #[inline]
     pub fn is_head(self) -> bool {
         self.flag(HEAD)
@@ -149,7 +149,7 @@ impl<'a, L: Layout> Page<'a, L> {
         (self.load(META_WORD) >> FORMAT_SHIFT) as u8
     }
 
-    /// The right sibling on the same level; null at the right edge.
+    /// The right sibling on the same level. Null at the right edge.
     #[inline]
     pub fn sibling(self) -> GlobalAddr {
         GlobalAddr::from_bits(self.load(SIBLING_WORD))
@@ -160,27 +160,27 @@ impl<'a, L: Layout> Page<'a, L> {
         self.store(SIBLING_WORD, sibling.to_bits());
     }
 
-    /// The stamp of a leaf in the pool: [`Layout::leaf_sum`] of the leaf as a whole WRITE of it left it. Only leaves
-    /// without siblings have one.
+    /// The stamp of a leaf in the pool: [`Layout::leaf_sum`] of the leaf after its last complete
+    /// WRITE. Only leaves without siblings have one.
     #[inline]
     pub fn stamp(self) -> u64 {
         self.load(SIBLING_WORD)
     }
 
-    /// Makes the stamp fit the leaf.
+    /// Sets the stamp to the leaf's current sum.
     pub fn set_stamp(self) {
         self.store(SIBLING_WORD, L::leaf_sum(self));
     }
 
-    /// Whether the stamp fits the leaf: it does not if a WRITE of the leaf stopped half-way.
+    /// Whether the stamp matches the leaf. It does not if a WRITE of the leaf was torn.
     #[inline]
     #[must_use]
     pub fn stamp_fits(self) -> bool {
         self.stamp() == L::leaf_sum(self)
     }
 
-    /// What a cache has noted in the page in its frame: word 5, as pages in frames have no siblings. It never
-    /// leaves the cache.
+    /// The note of a cache about a page in a frame. It uses word 5, because pages in frames have no
+    /// siblings, and it never leaves the cache.
     #[inline]
     pub fn note(self) -> u64 {
         self.load(SIBLING_WORD)
@@ -192,14 +192,14 @@ impl<'a, L: Layout> Page<'a, L> {
         self.store(SIBLING_WORD, note);
     }
 
-    /// Whether the page in its frame has been marked as used. A guess, for whoever chooses a victim.
+    /// Whether the page in its frame has been marked as used. A guess, for choosing victims.
     #[inline]
     pub fn is_marked(self) -> bool {
         self.load(MARK_WORD) != 0
     }
 
-    /// Marks the page in its frame as used, or not. Anybody may, without the latch: word 7 of a page in a frame
-    /// means nothing else and never leaves the cache.
+    /// Sets or clears the use mark of a page in a frame. Any thread may do so without the latch:
+    /// word 7 of a page in a frame has no other use and never leaves the cache.
     #[inline]
     pub fn set_mark(self, used: bool) {
         self.store(MARK_WORD, used.into());
@@ -220,13 +220,13 @@ impl<'a, L: Layout> Page<'a, L> {
         self.set_flag(HIGH_INFINITE, infinite);
     }
 
-    /// Marks the page as taken out of the tree.
+    /// Marks the page as removed from the tree.
     pub fn set_dead(self) {
         self.set_flag(DEAD, true);
     }
 
-    /// Writes an empty page's header, all but the latch: level, fences (`None` is infinite), own
-    /// address, no sibling, nothing deleted.
+    /// Writes the header of an empty page, except the latch: level, fences (`None` is infinite),
+    /// own address, no sibling, nothing deleted.
     pub fn format_empty(self, address: GlobalAddr, level: u8, low: &L::Key, high: Option<&L::Key>) {
         self.store(SELF_WORD, address.to_bits());
         self.store(META_WORD, u64::from(level) | u64::from(L::FORMAT) << FORMAT_SHIFT);
@@ -237,26 +237,26 @@ impl<'a, L: Layout> Page<'a, L> {
         L::set_high(self, high);
     }
 
-    /// Copies the content of `from`, all but the latch and the own address.
+    /// Copies all words of `from` except the latch and the page's own address.
     pub fn copy_content(self, from: Page<'_, L>) {
         for index in 2..L::PAGE_WORDS {
             self.store(index, from.load(index));
         }
     }
 
-    /// Copies all of `from` but the latch.
+    /// Copies all words of `from` except the latch.
     pub fn copy_all_but_latch(self, from: Page<'_, L>) {
         for index in 1..L::PAGE_WORDS {
             self.store(index, from.load(index));
         }
     }
 
-    /// Entries that are not deleted.
+    /// Number of entries that are not deleted.
     pub fn live_count(self) -> usize {
         self.count() - self.deleted_count()
     }
 
-    /// Entries that are marked as deleted and still take room.
+    /// Number of entries that are marked as deleted and still take room.
     pub fn deleted_count(self) -> usize {
         (self.load(DELETED_WORD).count_ones() as usize).min(self.count())
     }

@@ -4,13 +4,15 @@ use super::layout::{FencePosition, Layout, Probe};
 use super::view::Page;
 use farleaf_fabric::GlobalAddr;
 
-/// The keys that `parent` leads to its child at `slot` for: from the first to before the second, which may be infinite.
+/// The key range of `slot` in `parent`: from the first key, inclusive, to the second, exclusive
+/// (`None`: infinite).
 pub fn slot_range<L: Layout>(parent: Page<'_, L>, slot: usize) -> (L::Key, Option<L::Key>) {
     let low = if slot == 0 { L::low(parent) } else { L::inner_key(parent, slot) };
     (low, L::inner_end(parent, slot))
 }
 
-/// The keys that both ranges have: a way down leads to a node for the keys that each of its slots has.
+/// The keys that are in both ranges. A path leads to a node for the keys that all of its slots
+/// have.
 pub fn narrowed<K: Ord>(one: (K, Option<K>), other: (K, Option<K>)) -> (K, Option<K>) {
     let high = match (one.1, other.1) {
         (Some(one), Some(other)) => Some(one.min(other)),
@@ -19,20 +21,20 @@ pub fn narrowed<K: Ord>(one: (K, Option<K>), other: (K, Option<K>)) -> (K, Optio
     (one.0.max(other.0), high)
 }
 
-/// Where a descent goes from a page. Only to be trusted once the page's version has been validated.
+/// Where a descent goes from a page. Trust it only once the page's version has been validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// This is the node that was looked for.
+    /// This is the target node.
     Here,
     /// Down to this child.
     Child(GlobalAddr),
-    /// Right to this sibling: the node was split and its parent does not know yet.
+    /// Right to this sibling: the node was split, and its parent does not lead to the sibling yet.
     Right(GlobalAddr),
-    /// The page is not where the descent should be: start again.
+    /// The descent is on a wrong page: start again.
     Lost,
 }
 
-/// The step from `page` towards the node at level `target` that `probe` looks for.
+/// The step from `page` towards the node of level `target` that covers `probe`.
 #[inline]
 pub fn step<L: Layout>(page: Page<'_, L>, probe: Probe<'_, L::Key>, target: u8) -> Step {
     if page.is_dead() || page.level() < target {

@@ -1,17 +1,22 @@
-//! Which keys should move so that no compute server does much more than the others: a policy, and nothing but that.
+//! The policy that decides which keys should move so that no compute server does much more work
+//! than the others. It only decides.
 //!
-//! It looks at what was asked in a window of time and at the map, and proposes moves between neighbours, or to a compute
-//! server that owns nothing; so load spreads by diffusion. Lu et al. (DEX, §4) leave this for later.
+//! It looks at the load of a time window and at the map, and proposes moves between neighbours, or
+//! to a compute server that owns nothing. So load spreads by diffusion. Lu et al. (DEX, §4) leave
+//! this for later.
 //!
 //! *Invariants*
-//! - B1. Of the two that a move is between, the one that does more will do less by `least_gain` of the mean at least. So under
-//!   a load that stays, moves come to an end (the sum of the squares falls), and a range that cannot be split usefully,
-//!   because one key or leaf is most of it, stays where it is.
-//! - B2. Nothing moves before some compute server was above the threshold in `windows` windows after each other, nor in
-//!   the `rest_windows` after a move; and nothing goes back within `no_return_windows`. Between balancing and resting there is
-//!   a gap: balancing begins above `threshold` and ends below `calm`.
-//! - B3. What cannot be made better is left alone until some load has changed by `change` of the mean. When what is proposed
-//!   cannot be done, it is proposed again after twice as many windows each time.
+//! - B1. After a move, the busier of its two compute servers does less than the busier one before,
+//!   by at least `least_gain` of the mean. So under a steady load moves come to an end (the sum of
+//!   the squares falls), and a range that cannot be split usefully, because one key or leaf is most
+//!   of it, stays where it is.
+//! - B2. Nothing moves before some compute server was above the threshold in `windows` consecutive
+//!   windows, nor in the `rest_windows` after a move. Keys do not move back within
+//!   `no_return_windows`. Hysteresis separates balancing from resting: balancing begins above
+//!   `threshold` and ends below `calm`.
+//! - B3. A load that cannot be improved is left alone until the load of some compute server has
+//!   changed by `change` of the mean. A proposal that fails is made again after a pause that
+//!   doubles each time.
 //!
 //! *Thread safety*: a plain value.
 
@@ -20,53 +25,53 @@ use crate::cache::OwnedRange;
 use crate::index::dex::BalanceOptions;
 use std::collections::BTreeMap;
 
-/// The longest rest after proposals that could not be done, in windows.
+/// Longest pause after failed proposals, in windows.
 const LONGEST_PAUSE: u64 = 64;
 
-/// After so many windows without anything to propose, the loads are left as they are.
+/// After this many attempts without a useful move, the loads are left as they are.
 const FRUITLESS: u32 = 3;
 
-/// At most so many proposals are made at a time: each costs its maker a look at a leaf.
+/// Most proposals at a time. For each one, the balancer has to look at a leaf.
 const MOST_PROPOSALS: usize = 4;
 
-/// A move that would even two compute servers out.
+/// A move that would even out the load of two compute servers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal<K> {
-    /// Who lets go.
+    /// The compute server that gives keys up.
     pub from: u16,
-    /// Who takes over.
+    /// The compute server that takes them over.
     pub to: u16,
-    /// Where the boundary should be, about.
+    /// The approximate place of the new boundary.
     pub near: K,
-    /// Whether the keys below go, or those from there on.
+    /// Whether the keys below the boundary move, or else those from it on.
     lower: bool,
 }
 
-/// The policy and what it remembers.
+/// The policy with its state.
 #[derive(Clone, Debug)]
 pub struct BalancePolicy<K> {
     options: BalanceOptions,
-    /// Windows that have been looked at.
+    /// Number of windows seen.
     now: u64,
-    /// For how many windows each compute server has been above the threshold.
+    /// For how many consecutive windows each compute server has been above the threshold.
     above: BTreeMap<u16, u32>,
     rest_until: u64,
     pause: u64,
-    /// Balancing has begun and not ended.
+    /// Whether balancing has begun and not ended.
     active: bool,
-    /// Windows of it in which there was nothing to propose.
+    /// Attempts without a useful move since balancing began or keys last moved.
     fruitless: u32,
-    /// The loads as parts of the mean when it ended without having come below `calm`.
+    /// The loads, relative to the mean, when balancing last gave up without getting below `calm`.
     settled: Option<Vec<f64>>,
-    /// When keys moved last from one to another.
+    /// The window in which keys last moved from one compute server to another.
     moves: BTreeMap<(u16, u16), u64>,
-    /// The last window.
+    /// The loads of the last window.
     loads: Vec<Load<K>>,
     mean: f64,
 }
 
 impl<K: Clone + Ord> BalancePolicy<K> {
-    /// A policy that has seen nothing.
+    /// Creates a policy that has seen no window.
     pub fn new(options: BalanceOptions) -> Self {
         Self {
             options,
@@ -83,12 +88,12 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         }
     }
 
-    /// Looks at a window: what was asked of each compute server, by number. Returns moves to choose one from, the best ones
-    /// first; none if there is nothing to do.
+    /// Evaluates a window: the load of each compute server, by number. Returns alternative moves,
+    /// the best first. Empty if nothing should move.
     pub fn look(&mut self, map: &PartitionMap<K>, mut loads: Vec<Load<K>>) -> Vec<Proposal<K>> {
         self.now += 1;
         let total: u64 = loads.iter().map(|load| load.samples).sum();
-        // While keys rest from a move, caches are cold and samples are of two maps.
+        // Shortly after a move caches are cold, and samples are from two maps.
         if total < self.options.least_samples.max(1) || self.now < self.rest_until {
             return Vec::new();
         }
@@ -122,14 +127,14 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         }
         self.active = true;
         let (proposals, waits) = self.proposals(map, spare);
-        // What only has to wait until keys may go back is not settled.
+        // If keys only have to wait before they may move back, the loads are not settled.
         if proposals.is_empty() && !waits {
             self.refused();
         }
         proposals
     }
 
-    /// Whether the loads are still those that could not be made better.
+    /// Whether the loads are still about those that could not be improved.
     fn is_settled(&mut self) -> bool {
         let differs = |settled: &Vec<f64>| {
             let mut loads = settled.iter().zip(&self.loads);
@@ -143,8 +148,9 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         self.settled.is_some()
     }
 
-    /// From whoever does most, to who does less beside it. If that one cannot give, the next one. Says also whether there
-    /// would be more if keys could go back at once.
+    /// Proposes moves from the busiest compute server to a spare one or to a neighbour, the less
+    /// busy one first. If it cannot give keys up, goes on with the next busiest. Also returns
+    /// whether keys have to wait before they may move back.
     fn proposals(&self, map: &PartitionMap<K>, spare: Option<u16>) -> (Vec<Proposal<K>>, bool) {
         let owners = map.owners();
         let by_load = |a: &u16, b: &u16| self.load(*a).total_cmp(&self.load(*b));
@@ -173,8 +179,8 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         (proposals, waits)
     }
 
-    /// Which of the fences of leaves near the proposal's key is the best boundary; none if the move would not bring
-    /// enough at any (B1).
+    /// Picks the best boundary among the fences of leaves near the proposal's key. `None` if the
+    /// gain would be too small at all of them (B1).
     pub fn choose(
         &self,
         proposal: &Proposal<K>,
@@ -188,7 +194,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         self.is_enough(from, larger(&best)).then_some(best)
     }
 
-    /// Keys have moved (B2).
+    /// Records that keys have moved (B2).
     pub fn moved(&mut self, from: u16, to: u16) {
         self.moves.insert((from, to), self.now);
         self.rest_until = self.now + 1 + u64::from(self.options.rest_windows);
@@ -196,7 +202,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         (self.pause, self.fruitless) = (1, 0);
     }
 
-    /// Nothing that was proposed is worth it, as leaves are (B3).
+    /// Records that no proposal was worth it at the fences of actual leaves (B3).
     pub fn refused(&mut self) {
         self.fruitless += 1;
         if self.fruitless >= FRUITLESS {
@@ -207,7 +213,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         }
     }
 
-    /// What was proposed failed (B3).
+    /// Records that a proposed move failed (B3).
     pub fn failed(&mut self) {
         self.rest_until = self.now + 1 + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
@@ -223,12 +229,14 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         last.is_some_and(|last| self.now - last <= self.options.no_return_windows)
     }
 
-    /// The key of the sample at which the two come out most evenly; none if that is not enough.
+    /// The sampled key at which a boundary splits the load most evenly. `None` if the gain would be
+    /// too small.
     fn best_split(&self, from: u16, to: u16, lower: bool, range: &OwnedRange<K>) -> Option<K> {
         let keys = &self.loads.get(usize::from(from))?.keys;
         let mut candidates: Vec<&K> = keys.iter().filter(|key| **key > range.low).collect();
         candidates.dedup();
-        // What stays changes in one direction along the keys, so that the larger one falls first and rises then.
+        // Along the keys, the load that stays changes in one direction. So the larger of the two
+        // loads first falls and then rises.
         let surplus = |key: &K| {
             let (stays, gets) = self.after(from, to, lower, key);
             if lower { gets - stays } else { stays - gets }
@@ -240,7 +248,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         self.is_enough(from, larger(best)).then(|| (*best).clone())
     }
 
-    /// What the two would do with a boundary at `key`.
+    /// The loads of the two compute servers with a boundary at `key`.
     fn after(&self, from: u16, to: u16, lower: bool, key: &K) -> (f64, f64) {
         let Some(Load { keys, .. }) = self.loads.get(usize::from(from)) else { return (0.0, 0.0) };
         let below = keys.partition_point(|sample| sample < key) as f64;
@@ -265,10 +273,10 @@ mod tests {
     use crate::page::Fixed8;
     use crate::partition::LoadSamples;
 
-    /// Keys of a leaf in the model.
+    /// Keys per leaf in the model.
     const LEAF: u64 = 42;
 
-    /// A cluster that is nothing but a map, and keys that are asked for with these weights.
+    /// A model of a cluster: a map, and keys that are requested with given weights.
     struct Model {
         map: PartitionMap<u64>,
         servers: u16,
@@ -299,7 +307,7 @@ mod tests {
             self.sums = weights.iter().map(|weight| (sum += weight, sum).1).collect();
         }
 
-        /// From 0 to 1 (splitmix64).
+        /// A random number from 0 to 1 (splitmix64).
         fn draw(&mut self) -> f64 {
             self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
             let mut z = self.random;
@@ -325,7 +333,7 @@ mod tests {
             (0..self.servers).map(|server| self.share(server)).fold(0.0, f64::max)
         }
 
-        /// Windows of some thousand samples; moves go to fences of leaves.
+        /// Runs windows of 3,000 samples each. Boundaries move to fences of leaves.
         fn run(&mut self, windows: u32) -> usize {
             let before = self.moves.len();
             for _ in 0..windows {
@@ -372,7 +380,7 @@ mod tests {
             assert!(model.busiest() < 0.35, "{} after {:?}", model.busiest(), model.moves);
             assert!((2..=10).contains(&spreading), "{:?}", model.moves);
             assert_eq!(model.run(150), 0, "it is spread: {:?}", model.moves);
-            // Elsewhere.
+            // Now the hotspot is elsewhere.
             model.asks_for(&zipf(keys, 0.9, keys / 2));
             assert!(model.busiest() > 0.6, "{}", model.busiest());
             let again = model.run(100);
@@ -382,8 +390,8 @@ mod tests {
         }
     }
 
-    /// The hotspot goes to whoever has just been given keys, which may not go back yet: once that was taken for a load that
-    /// cannot be made better, and nothing moved any more.
+    /// The hotspot moves to a compute server that has just received keys, which may not move back
+    /// yet. This was once taken for a load that cannot be improved, and nothing moved any more.
     #[test]
     fn a_hotspot_that_shifts_right_after_a_move_is_spread_too() {
         for windows in 20..40 {
@@ -401,7 +409,7 @@ mod tests {
         for seed in 0..3 {
             let mut model = Model::new(4, 0, seed, vec![1.0; 84_000]);
             assert_eq!(model.run(150), 0, "{:?}", model.moves);
-            // A fifth more than the mean is not worth a move.
+            // A quarter more load than others have is not worth a move.
             let weight = |key| if key < 21_000 { 1.25 } else { 1.0 };
             model.asks_for(&(0..84_000).map(weight).collect::<Vec<_>>());
             assert_eq!(model.run(150), 0, "{:?}", model.moves);
@@ -426,7 +434,7 @@ mod tests {
     #[test]
     fn a_steady_zipf_whose_hottest_leaf_is_heavy_comes_to_rest() {
         for seed in 0..3 {
-            // The first leaf has nearly a half.
+            // The first leaf has nearly half of the load.
             let mut model = Model::new(4, 1, seed, zipf(84_000, 1.15, 0));
             assert!(model.run(100) <= 8, "{:?}", model.moves);
             let busiest = model.busiest();

@@ -1,16 +1,18 @@
-//! The task that balances load: it takes the samples of each window, asks the policy, and moves keys as it says.
+//! The task that balances load: it takes the samples of each window, asks the policy, and moves
+//! keys accordingly.
 //!
-//! *Thread safety*: belongs to its handle's thread. One for an index is enough: two would undo what the other does.
+//! *Thread safety*: belongs to its handle's thread. Run only one for an index: two would undo each
+//! other's moves.
 
 use super::{BalancePolicy, RoutedIndex};
 use crate::index::{IndexError, RangeIndex, Reshaped};
 use crate::page::Layout;
 use farleaf_fabric::Fabric;
 
-/// How long it sleeps at a time, in nanoseconds: so soon it sees that it should end.
+/// Longest sleep, in nanoseconds. It bounds how late the task notices that it should end.
 const NAP_NS: u64 = 10_000_000;
 
-/// A balancer.
+/// A balancer of one index.
 #[derive(Debug)]
 pub struct Balancer<'a, F: Fabric, L: Layout> {
     index: &'a RoutedIndex<F, L>,
@@ -18,13 +20,13 @@ pub struct Balancer<'a, F: Fabric, L: Layout> {
 }
 
 impl<'a, F: Fabric, L: Layout> Balancer<'a, F, L> {
-    /// A balancer that has seen nothing yet, with the options of the index.
+    /// Creates a balancer that has seen no load, with the options of the index.
     pub fn new(index: &'a RoutedIndex<F, L>) -> Self {
         Self { index, policy: BalancePolicy::new(index.pool.options().balance.clone()) }
     }
 
-    /// Balances until `ended`; tells `report` of moves, and of those that failed. After these nothing has moved, and the
-    /// next attempt comes later.
+    /// Balances until `ended`. Reports every move and every failed attempt to `report`. After a
+    /// failed attempt nothing has moved, and the next attempt comes later.
     pub async fn run(
         &mut self,
         ended: impl Fn() -> bool,
@@ -49,10 +51,10 @@ impl<'a, F: Fabric, L: Layout> Balancer<'a, F, L> {
         }
     }
 
-    /// Looks at the samples since the last time, and moves keys if that is useful.
+    /// Takes the samples since the last call, and moves keys if that is useful.
     ///
     /// # Errors
-    /// Those of [`RoutedIndex::move_keys`]; nothing has moved then.
+    /// Those of [`RoutedIndex::move_keys`]. Nothing has moved then.
     pub async fn look(&mut self) -> Result<Option<Reshaped>, IndexError> {
         let index = self.index;
         let (map, servers) = (index.pool.map(), index.pool.servers());

@@ -1,4 +1,4 @@
-//! The compute side of one index in this process: its compute servers and the map.
+//! The compute side of one index in this process: its compute servers and their map.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -10,7 +10,7 @@ use crate::rules;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 
-/// The right to move keys, until it is dropped.
+/// The right to move keys. Dropping it lets other keys move.
 #[derive(Debug)]
 pub(super) struct Moving<'a>(&'a AtomicBool);
 
@@ -20,23 +20,25 @@ impl Drop for Moving<'_> {
     }
 }
 
-/// All compute servers.
+/// All compute servers of an index in this process.
 #[derive(Debug)]
 pub struct ComputePool<L: Layout> {
     servers: Vec<Arc<ComputeServer<L>>>,
     /// The newest map.
     map: Mutex<Arc<PartitionMap<L::Key>>>,
-    /// Held while keys move.
+    /// Whether keys are moving.
     moving: AtomicBool,
     memory: Arc<MemoryUse>,
     options: DexOptions<L::Key>,
 }
 
 impl<L: Layout> ComputePool<L> {
-    /// Compute servers with empty caches: one more than there are boundaries, and those that own nothing yet.
+    /// Creates compute servers with empty caches: one more than there are boundaries, and the spare
+    /// ones, which own nothing yet.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the boundaries make no sense or there is no memory for the caches.
+    /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly, or if the caches'
+    /// memory cannot be allocated.
     pub fn new(options: &DexOptions<L::Key>) -> Result<Self, IndexError> {
         let map = Arc::new(PartitionMap::new::<L>(1, options.boundaries.clone())?);
         let servers = map.ranges() + options.spare_compute_servers;
@@ -44,11 +46,11 @@ impl<L: Layout> ComputePool<L> {
         Self::with_map(options, servers, map, memory)
     }
 
-    /// The same compute servers after some of them have died: the caches of these are empty, and the map is the last one that
-    /// was published. For when no operation is under way.
+    /// The same compute servers after some of them have died: those start with empty caches, and
+    /// the map is the last one published. Call it only while no operation is in flight.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if there is no memory for the caches.
+    /// [`IndexError::InvalidArgument`] if the caches' memory cannot be allocated.
     pub fn restarted(&self, dead: impl Fn(u16) -> bool) -> Result<Self, IndexError> {
         let servers = self.servers.len() as u16;
         let mut pool =
@@ -69,7 +71,7 @@ impl<L: Layout> ComputePool<L> {
     ) -> Result<Self, IndexError> {
         let servers = (0..servers).map(|number| {
             let dex = DexServer::new(&options.cache, map.range_of(number)).map_err(|_| {
-                IndexError::InvalidArgument("there is no memory for a cache of this size")
+                IndexError::InvalidArgument("cannot allocate memory for a cache of this size")
             })?;
             Ok(Arc::new(ComputeServer::new(number, dex.sharing(&memory), Arc::clone(&map))))
         });
@@ -82,7 +84,7 @@ impl<L: Layout> ComputePool<L> {
         })
     }
 
-    /// The compute servers, by number.
+    /// The compute servers, indexed by number.
     pub fn servers(&self) -> &[Arc<ComputeServer<L>>] {
         &self.servers
     }
@@ -92,15 +94,15 @@ impl<L: Layout> ComputePool<L> {
         Arc::clone(&lock(&self.map))
     }
 
-    /// The right to move keys; nothing while another has it.
+    /// Claims the right to move keys. `None` while another handle has it.
     pub(super) fn begin_move(&self, fabric: &impl Fabric) -> Option<Moving<'_>> {
-        // Not `then_some`: a guard that is made and dropped would end the move that is under way.
+        // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
         let free = !self.moving.swap(true, Ordering::Acquire);
         (free || fabric.breaks(rules::ONE_MOVE)).then(|| Moving(&self.moving))
     }
 
-    /// Publishes a map to all compute servers. For when no operation is under way on any, or the ranges that change are
-    /// those of a move.
+    /// Publishes a map to all compute servers. Call it only while no operation is in flight on any
+    /// of them, or if only the ranges of a move change.
     pub(super) fn publish(&self, map: PartitionMap<L::Key>) {
         let map = Arc::new(map);
         for server in &self.servers {
@@ -109,17 +111,17 @@ impl<L: Layout> ComputePool<L> {
         *lock(&self.map) = map;
     }
 
-    /// Which memory servers are used.
+    /// Which memory servers take new nodes.
     pub(super) fn memory(&self) -> &MemoryUse {
         &self.memory
     }
 
-    /// The choices that it was made with.
+    /// The options that the pool was created with.
     pub fn options(&self) -> &DexOptions<L::Key> {
         &self.options
     }
 
-    /// Bytes of frames in use, of all compute servers.
+    /// Size of all frames in use on all compute servers, in bytes.
     pub fn cached_bytes(&self) -> u64 {
         self.servers.iter().map(|server| server.dex().cache().used_bytes()).sum()
     }

@@ -1,7 +1,9 @@
-//! One compute server: it serves the keys that the map gives it, and no others; and nobody while it has halted.
+//! One compute server: it serves the keys that the map assigns to it and no others, and nothing
+//! while it is halted.
 //!
-//! *Invariant* Q3: who has halted a compute server and has seen no operation under way knows that none begins before it
-//! serves again: an operation counts itself first, then looks whether it may begin.
+//! *Invariant* Q3: once a caller has halted a compute server and has then seen no operation in
+//! flight, none begins before the server serves again. For this, an operation first counts itself
+//! and then checks whether it may begin.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -13,25 +15,25 @@ use crate::page::Layout;
 use crate::remote::Detector;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 
-/// A compute server and the map that it goes by.
+/// A compute server and its current map.
 #[derive(Debug)]
 pub struct ComputeServer<L: Layout> {
     number: u16,
     dex: Arc<DexServer<L>>,
     map: Mutex<Arc<PartitionMap<L::Key>>>,
-    /// The epoch of `map`, to see at a glance whether it has changed.
+    /// The epoch of `map`, for checking cheaply whether the map has changed.
     epoch: AtomicU64,
     samples: LoadSamples<L::Key>,
-    /// Operations of others' clients under way.
+    /// Number of operations in flight for clients in other processes.
     under_way: AtomicU64,
-    /// Until when nobody is served; [`SERVES`] or [`RESUMES`] otherwise.
+    /// The time until which the server is halted, or [`SERVES`] or [`RESUMES`].
     halted_until_ns: AtomicU64,
 }
 
 const SERVES: u64 = 0;
 const RESUMES: u64 = u64::MAX;
 
-/// One operation under way, until it is dropped.
+/// One operation in flight. Dropping it ends the operation.
 #[derive(Debug)]
 pub(super) struct UnderWay<'a>(&'a AtomicU64);
 
@@ -55,50 +57,52 @@ impl<L: Layout> ComputeServer<L> {
         }
     }
 
-    /// A compute server with an empty cache.
+    /// Creates a compute server with an empty cache.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if there is no memory for the cache.
+    /// [`IndexError::InvalidArgument`] if the cache's memory cannot be allocated.
     pub fn start(
         number: u16,
         cache: &CacheOptions,
         map: PartitionMap<L::Key>,
     ) -> Result<Self, IndexError> {
-        let what = "there is no memory for a cache of this size";
+        let what = "cannot allocate memory for a cache of this size";
         let dex = DexServer::new(cache, map.range_of(number));
         let dex = dex.map_err(|_| IndexError::InvalidArgument(what))?;
         Ok(Self::new(number, dex, Arc::new(map)))
     }
 
-    /// Counts an operation, if anybody is served now (Q3).
+    /// Counts an operation in, if the server is serving (Q3).
     pub(super) fn enter(&self) -> Option<UnderWay<'_>> {
+        // SeqCst: either this thread sees the halt, or the halting thread sees this count.
         self.under_way.fetch_add(1, Ordering::SeqCst);
         let entered = UnderWay(&self.under_way);
         (self.halted_until_ns.load(Ordering::SeqCst) == SERVES).then_some(entered)
     }
 
-    /// Serves nobody until then, at the longest. Wait for [`ComputeServer::is_idle`].
+    /// Halts the server until `until_ns`, or until it is resumed. Then wait for
+    /// [`ComputeServer::is_idle`].
     pub fn halt(&self, until_ns: u64) {
         let until_ns = until_ns.clamp(SERVES + 1, RESUMES - 1);
-        // Who resumes it at this moment goes first.
+        // A resume in progress wins: this halt has no effect then.
         let _ = self.halted_until_ns.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |held| {
             (held != RESUMES).then_some(until_ns)
         });
     }
 
-    /// Whether no operation is under way.
+    /// Whether no operation is in flight.
     pub fn is_idle(&self) -> bool {
         self.under_way.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether it has halted, and will not serve by itself before `now_ns`.
+    /// Whether the server is halted and will not serve by itself before `now_ns`.
     pub(super) fn has_halted(&self, now_ns: u64) -> bool {
         let until_ns = self.halted_until_ns.load(Ordering::SeqCst);
         until_ns != RESUMES && until_ns > now_ns
     }
 
-    /// The right to let it serve again, for one at a time: nothing if it serves, or has halted for longer than
-    /// `now_ns`.
+    /// Claims the right to resume, which one caller at a time can hold. `None` if the server is
+    /// serving, is being resumed, or is halted until later than `now_ns`.
     pub(super) fn begin_resume(&self, now_ns: u64) -> Option<Resuming<'_>> {
         let halted = &self.halted_until_ns;
         let over = |held| (held != SERVES && held <= now_ns).then_some(RESUMES);
@@ -106,17 +110,17 @@ impl<L: Layout> ComputeServer<L> {
         Some(Resuming { halted, then: before })
     }
 
-    /// Its number.
+    /// Its number in the map.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// Its part of the index.
+    /// The part of the index that it owns, and its cache.
     pub fn dex(&self) -> &Arc<DexServer<L>> {
         &self.dex
     }
 
-    /// What is asked of it, by samples.
+    /// Samples of the operations on its keys.
     pub fn samples(&self) -> &LoadSamples<L::Key> {
         &self.samples
     }
@@ -126,19 +130,19 @@ impl<L: Layout> ComputeServer<L> {
         self.dex.cache().detector()
     }
 
-    /// The epoch of the map that it goes by.
+    /// The epoch of its current map.
     #[inline]
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// The map that it goes by.
+    /// Its current map.
     pub fn map(&self) -> Arc<PartitionMap<L::Key>> {
         Arc::clone(&lock(&self.map))
     }
 
-    /// Goes by another map from now on, if it is newer. For when no operation is under way here, or the range is that
-    /// of the compute server already.
+    /// Switches to `map` if it is newer. Call this only while no operation is in flight here, or if
+    /// the server's range is already the one in `map`.
     pub fn set_map(&self, map: &Arc<PartitionMap<L::Key>>) {
         let mut held = lock(&self.map);
         if map.epoch() > held.epoch() {
@@ -151,10 +155,10 @@ impl<L: Layout> ComputeServer<L> {
         }
     }
 
-    /// Accepts an operation on a key, or says whose it is.
+    /// Accepts an operation on a key, or names the owner.
     ///
     /// # Errors
-    /// [`IndexError::NotOwner`] if it is another's.
+    /// [`IndexError::NotOwner`] if another compute server owns the key.
     pub fn accept(&self, key: &L::Key) -> Result<(), IndexError> {
         let map = lock(&self.map);
         match map.owner_of(key) {
@@ -164,7 +168,8 @@ impl<L: Layout> ComputeServer<L> {
     }
 }
 
-/// Lets a compute server serve again when all is well; otherwise it stays halted.
+/// The right to resume a halted compute server. Dropped without [`Resuming::serve`], it leaves the
+/// server halted.
 #[derive(Debug)]
 pub(super) struct Resuming<'a> {
     halted: &'a AtomicU64,
@@ -172,7 +177,7 @@ pub(super) struct Resuming<'a> {
 }
 
 impl Resuming<'_> {
-    /// It serves from now on.
+    /// Lets the server serve from now on.
     pub(super) fn serve(mut self) {
         self.then = SERVES;
     }

@@ -1,4 +1,4 @@
-//! DEX as one of the index designs: how an index is made, and how handles on it are opened.
+//! DEX as an index design: creates an index and opens handles on it.
 
 use super::{ComputePool, RoutedIndex};
 use crate::index::dex::{Builder, DexOptions, MemoryUse, of_word};
@@ -12,10 +12,11 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Dex;
 
-/// How full inner nodes are when an empty index is made.
+/// Fill of the inner nodes of a new, empty index.
 const EMPTY_FILL: f64 = 0.7;
 
-/// Access to the pages of the index that the memory servers hold, the root's address, and the placement level.
+/// Opens the index that the memory servers hold: access to its pages, the root's address, and the
+/// placement level.
 pub(super) async fn open_pool<F: Fabric, L: Layout>(
     fabric: F,
 ) -> Result<(PageClient<F, L>, GlobalAddr, u8), IndexError> {

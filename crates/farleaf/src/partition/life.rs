@@ -1,4 +1,4 @@
-//! What comes before a compute server serves: the end of its former life.
+//! Ends the former life of a compute server before the next life serves.
 //!
 //! *Thread safety*: private to one task.
 
@@ -9,8 +9,8 @@ use crate::page::Layout;
 use crate::rules;
 use farleaf_fabric::{Fabric, ServerId};
 
-/// Shuts whatever life the compute server of this number had before out of all memory servers: nothing of it takes effect any
-/// more. Over an endpoint of another compute server.
+/// Fences every former life of a compute server at all memory servers, so that none of its requests
+/// takes effect any more. Call it over an endpoint of another compute server.
 ///
 /// # Errors
 /// [`IndexError`] if a memory server does not answer.
@@ -27,12 +27,13 @@ pub async fn fence_former_life<F: Fabric>(
     Ok(())
 }
 
-/// Ends that life: what it had logged of shared nodes is finished, and the inner nodes that it left half written are whole.
-/// Over an endpoint of the compute server itself that was opened after [`fence_former_life`]: if this does not end, it is part of
-/// the life that is ended next.
+/// Ends the former life: finishes the changes of shared nodes that it had logged, and completes the
+/// inner nodes that it left half written. Call it over an endpoint of the compute server itself,
+/// opened after [`fence_former_life`]. If this does not run to the end, it counts as part of the
+/// life that is ended next.
 ///
 /// # Errors
-/// [`IndexError`] if a memory server does not answer, or they hold no index of DEX.
+/// [`IndexError`] if a memory server does not answer, or if they hold no DEX index.
 pub async fn end_former_life<F: Fabric, L: Layout>(
     fabric: F,
     compute_server: u16,

@@ -1,5 +1,6 @@
-//! Bulk loading an empty index: the new tree replaces the old one in one change of the root, and the caches of
-//! all compute servers forget the old one. Nobody else may use the index meanwhile.
+//! Bulk loading of an empty index. The new tree replaces the old one in a single change of the
+//! root, and the caches of all compute servers drop the old tree. No other client may use the index
+//! meanwhile.
 //!
 //! *Thread safety*: private to one task.
 
@@ -19,7 +20,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
-        // The new leaves begin where ranges do now.
+        // The new leaves end at the current boundaries, so these must not move.
         let mut patience = self.patience();
         let _moving = loop {
             match self.pool.begin_move(self.pages.fabric()) {
@@ -95,7 +96,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     }
 }
 
-/// Gives the root another content, however often others lock it first, within bounds.
+/// Replaces the root's content. Retries within bounds while others hold its lock.
 pub(super) async fn replace_root<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
@@ -118,10 +119,11 @@ async fn try_replace_root<F: Fabric, L: Layout>(
     Ok(pages.commit(Change::new(locked, &copy, image)).await?)
 }
 
-/// A node, and the keys that its parents lead to it for: what it has beyond them does not count (D7).
+/// A node and the key range for which its parents lead to it. Entries outside this range do not
+/// count (D7).
 type Led<K> = (GlobalAddr, (K, Option<K>));
 
-/// The children of an inner page to which its parents lead for these keys.
+/// The children of an inner page that hold some of `keys`, each with its part of them.
 fn children<L: Layout>(
     page: Page<'_, L>,
     keys: &(L::Key, Option<L::Key>),
@@ -133,7 +135,7 @@ fn children<L: Layout>(
     })
 }
 
-/// The nodes of the tree below the root, as the pool has it.
+/// All nodes of the tree in the pool below the root.
 pub(super) async fn nodes_below<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
@@ -157,14 +159,14 @@ pub(super) async fn nodes_below<F: Fabric, L: Layout>(
     Ok(nodes)
 }
 
-/// Whether the tree below the root has no record, as the pool has it. For when nobody changes it.
+/// Whether the tree in the pool holds no record. Call it only while no client changes the tree.
 pub(super) async fn is_empty<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
 ) -> Result<bool, IndexError> {
     let mut nodes: Vec<Led<L::Key>> = vec![(root, (L::min_key(), None))];
     while let Some((at, keys)) = nodes.pop() {
-        // A leaf that was written back in part has no checksum that holds, but a stamp.
+        // A leaf that was written back in part has no valid checksum, but it has a stamp.
         let copy = pages.read_raw(at).await?;
         let page = copy.page();
         if page.level() > 0 {

@@ -1,7 +1,7 @@
-//! The partition map: sorted boundaries, who owns what lies between them, and an epoch.
+//! The partition map: sorted boundaries, the owner of each range between them, and an epoch.
 //!
-//! *Invariants*: Q1. every key has exactly one owner, and each compute server owns one range or nothing. Q2. two maps of
-//! one epoch are equal. *Thread safety*: immutable.
+//! *Invariants*: Q1. Every key has exactly one owner, and each compute server owns one range or
+//! nothing. Q2. Two maps of the same epoch are equal. *Thread safety*: immutable.
 
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, Scan};
@@ -9,7 +9,7 @@ use crate::page::Layout;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// Which compute server owns which keys.
+/// The owner of every key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionMap<K> {
     epoch: u64,
@@ -19,18 +19,18 @@ pub struct PartitionMap<K> {
     owners: Vec<u16>,
 }
 
-/// Keys on their way from one compute server to another.
+/// A move of keys from one compute server to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move<K> {
-    /// Who lets go of them.
+    /// The compute server that gives the keys up.
     pub from: u16,
-    /// Who takes them over.
+    /// The compute server that takes them over.
     pub to: u16,
-    /// The keys.
+    /// The keys that move.
     pub keys: OwnedRange<K>,
-    /// What is left to the former.
+    /// The range that `from` keeps.
     pub rest: OwnedRange<K>,
-    /// What the latter owns with them.
+    /// The range that `to` owns afterwards, including the keys.
     pub grown: OwnedRange<K>,
 }
 
@@ -39,27 +39,28 @@ fn bad<T>(what: &'static str) -> Result<T, IndexError> {
 }
 
 impl<K: Clone + Ord> PartitionMap<K> {
-    /// The map of an epoch: compute server `i` owns the keys from boundary `i - 1`, inclusive, to boundary `i`,
-    /// exclusive.
+    /// The initial map of an epoch: compute server `i` owns the keys from boundary `i - 1`,
+    /// inclusive, to boundary `i`, exclusive.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly from above the smallest key.
+    /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly, if the first is
+    /// not above the smallest key, or if there are 65,535 or more.
     pub fn new<L: Layout<Key = K>>(epoch: u64, boundaries: Vec<K>) -> Result<Self, IndexError> {
         let lowest = L::min_key();
         let ascend = boundaries.is_sorted_by(|a, b| a < b)
             && boundaries.first().is_none_or(|first| *first > lowest);
         if !ascend || boundaries.len() >= usize::from(u16::MAX) {
-            return bad("the boundaries between compute servers ascend strictly");
+            return bad("boundaries between compute servers must ascend strictly");
         }
         let owners = (0..=boundaries.len() as u16).collect();
         Ok(Self { epoch, lowest, boundaries, owners })
     }
 
-    /// A map as somebody else has it.
+    /// A map with given owners, for example one received from another process.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly from above the smallest key, or there is not
-    /// one owner for each range, each another.
+    /// [`IndexError::InvalidArgument`] as for [`PartitionMap::new`], or if there is not exactly one
+    /// owner for each range, all different.
     pub fn of_owners<L: Layout<Key = K>>(
         epoch: u64,
         boundaries: Vec<K>,
@@ -68,17 +69,17 @@ impl<K: Clone + Ord> PartitionMap<K> {
         let map = Self::new::<L>(epoch, boundaries)?;
         let different: BTreeSet<u16> = owners.iter().copied().collect();
         if owners.len() != map.owners.len() || different.len() != owners.len() {
-            return bad("each range has an owner of its own");
+            return bad("each range needs an owner of its own");
         }
         Ok(Self { owners, ..map })
     }
 
-    /// Which of two maps is newer: the one of the higher epoch.
+    /// The map's epoch. Of two maps, the one with the higher epoch is newer.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// How many ranges there are, each with an owner of its own.
+    /// Number of ranges. Each has an owner of its own.
     pub fn ranges(&self) -> u16 {
         self.owners.len() as u16
     }
@@ -88,7 +89,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
         &self.owners
     }
 
-    /// The boundaries.
+    /// The boundaries, ascending.
     pub fn boundaries(&self) -> &[K] {
         &self.boundaries
     }
@@ -99,7 +100,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
         self.owners[self.boundaries.partition_point(|boundary| boundary <= key)]
     }
 
-    /// The owner of the keys that a scan begins with.
+    /// The owner of the range where a scan begins.
     pub fn owner_of_start(&self, scan: &Scan<K>) -> u16 {
         let place = match (scan.reverse, &scan.lower, &scan.upper) {
             (false, Bound::Included(key) | Bound::Excluded(key), _)
@@ -123,7 +124,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
         OwnedRange { low, high: self.boundaries.get(place).cloned() }
     }
 
-    /// The keys of a compute server; an empty range if it owns none.
+    /// The range of a compute server. Empty if it owns nothing.
     pub fn range_of(&self, compute_server: u16) -> OwnedRange<K> {
         match self.place_of(compute_server) {
             Some(place) => self.range_at(place),
@@ -131,29 +132,30 @@ impl<K: Clone + Ord> PartitionMap<K> {
         }
     }
 
-    /// What it takes to move keys from one compute server to another: those on the other's side of `at`, or all. A compute
-    /// server that owns nothing takes those from `at` on.
+    /// Plans a move of keys from one compute server to another: the keys on the side of `at` that
+    /// faces `to`, or all. A compute server that owns nothing gets the keys from `at` on.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the two are not neighbours, or `at` is not inside the range.
+    /// [`IndexError::InvalidArgument`] if the two are not neighbours although `to` owns keys, if
+    /// `from` owns none, or if `at` is not inside the range of `from`.
     pub fn plan(&self, from: u16, to: u16, at: Option<&K>) -> Result<Move<K>, IndexError> {
         let Some(place) = self.place_of(from) else {
-            return bad("a compute server that owns nothing has nothing to let go of");
+            return bad("the compute server to move keys from owns no keys");
         };
         let other = self.place_of(to);
         let OwnedRange { low, high } = self.range_at(place);
         if from == to {
-            return bad("keys move from one compute server to another");
+            return bad("keys cannot move from a compute server to itself");
         }
         if at.is_some_and(|at| *at <= low || high.as_ref().is_some_and(|high| at >= high)) {
-            return bad("a boundary moves to a key within the range of who lets go of it");
+            return bad("the new boundary must lie inside the range to move keys from");
         }
         let upper = |at: &K| OwnedRange { low: at.clone(), high: high.clone() };
         let lower = |at: &K| OwnedRange { low: low.clone(), high: Some(at.clone()) };
         let is_above = other == Some(place + 1);
         let (keys, rest) = match (other, at) {
             (Some(other), _) if other + 1 != place && other != place + 1 => {
-                return bad("keys move between neighbours, or to who owns nothing");
+                return bad("keys move only to a neighbour or to a server without keys");
             }
             (_, None) => (self.range_at(place), OwnedRange::empty(low.clone())),
             (Some(_), Some(at)) if !is_above => (lower(at), upper(at)),
@@ -167,7 +169,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
         Ok(Move { from, to, keys, rest, grown })
     }
 
-    /// The map of the next epoch, when keys have moved.
+    /// The map of the next epoch, after the move.
     #[must_use]
     pub fn after(&self, moved: &Move<K>) -> Self {
         let ranges = self.owners.iter().map(|owner| match *owner {

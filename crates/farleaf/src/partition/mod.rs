@@ -1,9 +1,10 @@
-//! Who owns which keys: the partition map, the compute servers of an index, and the handle that brings each
-//! operation to the owner of its key.
+//! The partitioning of keys among compute servers: the partition map, the compute servers of an
+//! index, and the handle that routes each operation to the owner of its key.
 //!
-//! The way of a key begins here: [`PartitionMap`] names its owner, whose [`ComputeServer`] accepts it or says who
-//! else it is and as of which epoch; then the owner's [`crate::index::dex::DexIndex`] does the operation.
-//! (Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory*, VLDB 2024, §4.)
+//! [`PartitionMap`] names the owner of a key. The owner's [`ComputeServer`] accepts the operation,
+//! or redirects it to another owner with the epoch of its map. Then the owner's
+//! [`crate::index::dex::DexIndex`] runs the operation. (Lu et al., *DEX: Scalable Range Indexing on
+//! Disaggregated Memory*, VLDB 2024, §4.)
 
 mod balance;
 mod balancer;

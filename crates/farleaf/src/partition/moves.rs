@@ -1,9 +1,12 @@
-//! Moving keys between compute servers while operations run (Lu et al., §4): the order of the steps.
+//! Moving keys between compute servers while operations run (Lu et al., §4): the order of the
+//! steps.
 //!
-//! 1. A boundary is chosen that leaves have.
-//! 2. Who owns the keys lets go of them: all that it has changed is written back, and nothing of them is in its cache.
-//! 3. Who takes them over reads again what it has old copies of, and owns them from then on.
-//! 4. The map of the next epoch is published. Operations that met neither owner in between were waiting for it.
+//! 1. Choose a boundary that is a fence of leaves.
+//! 2. The owner gives the keys up: it writes back its changes to them and evicts them from its
+//!    cache.
+//! 3. The new owner reads again every node of which it has a stale copy. Then it owns the keys.
+//! 4. Publish the map of the next epoch. Operations on these keys have been waiting for it since
+//!    step 2.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; moves of several handles exclude each other.
 
@@ -14,20 +17,23 @@ use crate::page::Layout;
 use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
 
-/// How often a boundary is tried that leaves do not keep.
+/// How many boundaries are tried, in case leaves merge across a chosen one before the keys are
+/// given up.
 const ATTEMPTS: u32 = 16;
-/// For how long no keys move at least, and at most, after a move that has failed, in nanoseconds. Operations look for a new
-/// map once a millisecond.
+/// Shortest and longest pause after a failed move, in nanoseconds, before keys may move again.
+/// Operations look for a new map once a millisecond.
 const SHORTEST_REST_NS: u64 = 2_000_000;
 const LONGEST_REST_NS: u64 = 100_000_000;
 
 impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
-    /// Moves keys from one compute server to a neighbour, or to one that owns nothing: those on the other's side of the
-    /// boundary between leaves that is nearest to `near`, or all. Operations go on meanwhile; those on these keys wait.
+    /// Moves keys from one compute server to a neighbour, or to one that owns nothing: all keys, or
+    /// those on the far side of the boundary between leaves that is nearest to `near`. Operations
+    /// go on meanwhile; those on the moving keys wait.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the two are not neighbours, or there is no boundary near `near` inside the range;
-    /// [`IndexError::Contended`] if other keys move now. Then, and after all other errors, nothing has moved.
+    /// [`IndexError::InvalidArgument`] if the two are not neighbours, or if there is no boundary
+    /// near `near` inside the range; [`IndexError::Contended`] if other keys are moving. After any
+    /// error nothing has moved.
     pub async fn move_keys(
         &self,
         from: u16,
@@ -50,7 +56,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
             return Err(IndexError::InvalidArgument("there is no such compute server"));
         }
         if self.pool.options().cache.admission == AdmissionName::Never {
-            return Err(IndexError::InvalidArgument("without a cache keys do not move"));
+            return Err(IndexError::InvalidArgument("keys cannot move without a cache"));
         }
         let _moving = self.pool.begin_move(fabric).ok_or(IndexError::Contended { retries: 0 })?;
         let (giver, taker) = (&self.parts[usize::from(from)], &self.parts[usize::from(to)]);
@@ -78,14 +84,15 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
                 Ok(Some(given_up)) => given_up,
                 Ok(None) => continue,
                 Err(error) => {
-                    // Nobody has served the keys meanwhile: now somebody does, for as long, before they may move again.
+                    // No compute server has served the keys meanwhile. Let the owner serve them for
+                    // as long before they may move again.
                     let rest_ns =
                         (fabric.now_ns() - begun_ns).clamp(SHORTEST_REST_NS, LONGEST_REST_NS);
                     fabric.sleep(rest_ns).await;
                     return Err(error.into());
                 }
             };
-            // Without a wait since the taker owns them: nobody can drop this future in between.
+            // No await since `take_over` returned, so this future cannot be dropped in between.
             given_up.for_good();
             self.pool.publish(map.after(&planned));
             self.learn_map();

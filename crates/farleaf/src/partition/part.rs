@@ -1,4 +1,4 @@
-//! One handle's access to one compute server of this process.
+//! One handle's access to one compute server in this process.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
@@ -14,21 +14,22 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// One compute server, as a handle of this process reaches it.
+/// A compute server as a handle in this process reaches it.
 #[derive(Debug)]
 pub(super) struct OwnerHandle<F: Fabric, L: Layout> {
     pub(super) server: Arc<ComputeServer<L>>,
     pub(super) index: DexIndex<F, L>,
-    /// Its range as of this epoch.
+    /// The range of the server in the map of `epoch`.
     range: RefCell<OwnedRange<L::Key>>,
     epoch: Cell<u64>,
-    /// Operations until the next one that is sampled; counted here, so that nothing shared is written for each.
+    /// Operations until the next sample. Counted here, so that operations do not write to shared
+    /// memory for it.
     until_sample: Cell<u32>,
     one_in: u32,
 }
 
 impl<F: Fabric, L: Layout> OwnerHandle<F, L> {
-    /// A handle on `server`'s part of the index with its root at `root`.
+    /// Opens a handle on `server`'s part of the index with the root at `root`.
     pub(super) async fn open(
         server: &Arc<ComputeServer<L>>,
         pages: &Rc<PageClient<F, L>>,
@@ -49,7 +50,7 @@ impl<F: Fabric, L: Layout> OwnerHandle<F, L> {
         })
     }
 
-    /// Accepts an operation on a key, or says whose it is.
+    /// Accepts an operation on a key, or names the owner.
     #[inline]
     pub(super) fn accept(&self, key: &L::Key) -> Result<(), IndexError> {
         let is_old = self.server.epoch() != self.epoch.get()
@@ -61,7 +62,7 @@ impl<F: Fabric, L: Layout> OwnerHandle<F, L> {
         Ok(())
     }
 
-    /// Counts an operation, and takes one in so many as a sample.
+    /// Counts an operation, and records one in `one_in + 1` as a sample.
     #[inline]
     pub(super) fn sample(&self, key: &L::Key) {
         match self.until_sample.get() {

@@ -1,11 +1,12 @@
-//! The handle of a client: it knows a map, which may be old, and brings each operation to the owner.
+//! A client's handle: it has a map, which may be stale, and routes each operation to the owner of
+//! its key.
 //!
-//! All compute servers are in this process, so that bringing it there is a call; the client's endpoint does
-//! the remote operations, on behalf of the owner.
+//! All compute servers are in this process, so routing an operation to one is a function call. The
+//! client's endpoint performs the remote operations for the owner.
 //!
 //! *Invariant* (`docs/internals/cache.md`)
-//! - C26. While an operation of a handle waits at one compute server, the handle settles what it is in doubt about at the others: the
-//!   two handles of a pair could wait for each other.
+//! - C26. While an operation of a handle waits at one compute server, the handle settles what it
+//!   has in doubt at the others. Otherwise two handles could wait for each other.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
@@ -29,24 +30,24 @@ use std::ops::Bound;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 
-/// A client's handle.
+/// A client's handle on the index.
 #[derive(Debug)]
 pub struct RoutedIndex<F: Fabric, L: Layout> {
     pub(super) pool: Arc<ComputePool<L>>,
     pub(super) pages: Rc<PageClient<F, L>>,
     pub(super) root: GlobalAddr,
-    /// The map that this client goes by.
+    /// The client's copy of the map. It may be stale.
     route: RefCell<Arc<PartitionMap<L::Key>>>,
     pub(super) parts: Vec<OwnerHandle<F, L>>,
 }
 
-/// How long an operation waits for keys that move.
+/// How long an operation waits for keys that are moving.
 const LONGEST_MOVE_NS: u64 = 10_000_000_000;
-/// The first wait, and the longest, between two looks at the map.
+/// The first and the longest pause before looking for a newer map.
 const SHORTEST_WAIT_NS: u64 = 1_000;
 const LONGEST_WAIT_NS: u64 = 1_000_000;
 
-/// How long an operation goes on waiting.
+/// How long an operation keeps waiting for a newer map.
 #[derive(Debug)]
 pub(super) struct Patience {
     until_ns: u64,
@@ -70,7 +71,8 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         Ok(Self { pool: Arc::clone(pool), pages, root, route, parts })
     }
 
-    /// The index on a compute server, for tests and tools: it does not ask who owns what.
+    /// The index on one compute server, for tests and tools. It does not check which server owns a
+    /// key.
     ///
     /// # Panics
     /// If there is no such compute server.
@@ -78,18 +80,18 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         &self.parts[usize::from(compute_server)].index
     }
 
-    /// The owner of `key`, as far as this client knows.
+    /// The owner of `key` in this client's map.
     fn owner(&self, key: &L::Key) -> u16 {
         self.route.borrow().owner_of(key)
     }
 
-    /// Goes by the newest map from now on.
+    /// Switches to the newest map.
     pub(super) fn learn_map(&self) {
         *self.route.borrow_mut() = self.pool.map();
     }
 
-    /// Settles what this handle is in doubt about at any compute server, as far as that can be done now: others may wait for it there,
-    /// while this handle's operations go elsewhere.
+    /// Settles what this handle has in doubt at any compute server, as far as possible now. Other
+    /// handles may wait for it at a compute server that this handle's operations no longer visit.
     async fn settle_some(&self) {
         for part in &self.parts {
             part.index.settle_some().await;
@@ -97,8 +99,9 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         self.pages.doubtful().set(self.parts.iter().any(|part| part.index.has_doubts()));
     }
 
-    /// Does `work`, and settles meanwhile what this handle is in doubt about (C26): another handle may wait for that at another compute
-    /// server, and this one for what the other is in doubt about.
+    /// Does `work` and meanwhile settles what this handle has in doubt (C26). Otherwise this handle
+    /// could wait for another one at one compute server while that one waits for this handle at
+    /// another.
     pub(super) async fn while_settling<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut settling: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
@@ -124,7 +127,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         }
     }
 
-    /// What comes before each operation.
+    /// The steps before each operation.
     #[inline]
     async fn begin(&self) {
         self.pages.fabric().charge(Work::Client).await;
@@ -133,7 +136,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         }
     }
 
-    /// The part of the owner of `key`, who accepts the operation.
+    /// Finds the owner of `key`, which has accepted the operation.
     #[inline]
     async fn find_owner(&self, key: &L::Key) -> Result<&DexIndex<F, L>, IndexError> {
         self.begin().await;
@@ -159,7 +162,8 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         }
     }
 
-    /// Does an operation at the owner of `key`, and again at another if the key moves meanwhile.
+    /// Runs an operation at the owner of `key`, and again at the new owner if the key moves
+    /// meanwhile.
     async fn at_owner<'a, T, W: Future<Output = Result<T, RemoteError>>>(
         &'a self,
         key: &L::Key,
@@ -184,7 +188,8 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         Patience { until_ns, wait_ns: SHORTEST_WAIT_NS }
     }
 
-    /// Goes by the newest map, after a wait: keys that move are nobody's for a while.
+    /// Switches to the newest map, after a pause if there is no newer one yet: keys that are moving
+    /// have no owner for a while.
     pub(super) async fn wait_for_map(&self, patience: &mut Patience) -> Result<(), IndexError> {
         let fabric = self.pages.fabric();
         let before = self.route.borrow().epoch();
@@ -195,7 +200,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         if fabric.now_ns() >= patience.until_ns {
             return Err(IndexError::Contended { retries: 0 });
         }
-        self.settle_some().await; // the move may be waiting for this very handle
+        self.settle_some().await; // the move may be waiting for this handle
         fabric.counters().count_retry();
         fabric.sleep(patience.wait_ns).await;
         patience.wait_ns = (patience.wait_ns * 2).min(LONGEST_WAIT_NS);
@@ -203,23 +208,24 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         Ok(())
     }
 
-    /// New nodes go to one memory server more from now on, the next one of those that are there and not used: those above the
-    /// placement level in turn, those below when their own is nearly full. For all handles of the index in this process.
+    /// Lets new nodes go to one more memory server, the next one that is reachable and unused.
+    /// Nodes above the placement level go to it in turn with the others; nodes below it do when
+    /// their own memory server is nearly full. Applies to all handles of the index in this process.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if all are used.
+    /// [`IndexError::InvalidArgument`] if all memory servers are in use.
     pub fn add_memory_server(&self) -> Result<Reshaped, IndexError> {
         if !self.pool.memory().add_one() {
-            return Err(IndexError::InvalidArgument("there is no memory server that is not used"));
+            return Err(IndexError::InvalidArgument("every memory server is already in use"));
         }
         let started_ns = self.pages.fabric().now_ns();
         Ok(Reshaped { started_ns, ..Reshaped::default() })
     }
 
-    /// The value of a key from the compute server of this number, whoever owns it.
+    /// Looks a key up at a given compute server.
     ///
     /// # Errors
-    /// [`IndexError::NotOwner`] if another one does.
+    /// [`IndexError::NotOwner`] if another compute server owns the key.
     ///
     /// # Panics
     /// If there is no such compute server.
@@ -256,7 +262,7 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
         let mut rest = scan.clone();
         let mut patience = None;
         while records.len() < scan.limit {
-            // As of one map: another operation of this handle may learn a newer one meanwhile.
+            // Take both from one map: another operation of this handle may switch maps meanwhile.
             let (owner, expected) = {
                 let map = self.route.borrow();
                 let owner = map.owner_of_start(&rest);
@@ -275,11 +281,12 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
                         false => break,
                     }
                 }
-                // Its range was another one, or became it: from here on again, by the newest map.
+                // The owner's range differs from the map's, or has changed: continue from here with
+                // the newest map.
                 Ok(_) | Err(RemoteError::Moved) => {}
                 Err(error) => return Err(error.into()),
             }
-            // It may not even have begun where the scan was.
+            // These records may not even begin where the scan was.
             records.truncate(had);
             self.wait_for_map(patience.get_or_insert_with(|| self.patience())).await?;
         }
@@ -314,7 +321,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         for part in &self.parts {
             match self.while_settling(part.index.collect()).await {
-                // Who has taken the keys over collects there.
+                // The compute server that takes the keys over collects there.
                 Ok(()) | Err(RemoteError::Moved) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -344,8 +351,8 @@ impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
         }
     }
 
-    /// Balancing is for the whole index. What is dirty is written back by a handle on a compute server's endpoint for that
-    /// one, by another handle for all.
+    /// Balancing covers the whole index. A handle on a compute server's endpoint writes back the
+    /// dirty nodes of that compute server, any other handle those of all.
     async fn background(
         &self,
         work: Background,
@@ -373,7 +380,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
     }
 }
 
-/// Lets a scan go on behind a range in which it has found everything; whether there can be more.
+/// Advances a scan past a range that it has completed. Returns whether there can be more records.
 pub(super) fn go_behind<K: Clone + Ord>(
     rest: &mut Scan<K>,
     range: OwnedRange<K>,

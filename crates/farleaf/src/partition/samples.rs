@@ -1,16 +1,16 @@
-//! What is asked of a compute server, by samples: how many, and a few of the keys, each with an equal chance.
+//! Load of a compute server, by samples: how many operations, and a random selection of their keys.
 //!
-//! Handles count operations for themselves and come here with one in so many, so that operations share no cache line for
-//! this. Memory is bounded, however long nobody looks.
+//! Handles count operations for themselves and report only one in many here, so that operations
+//! share no cache line for this. Memory is bounded even if the samples are never taken.
 //!
 //! *Thread safety*: any number of threads.
 
 use farleaf_fabric::sync::{Mutex, lock};
 
-/// Keys that are kept of each window.
+/// Number of keys kept per window.
 const KEPT: usize = 1024;
 
-/// The samples of one compute server since somebody looked last.
+/// The samples of one compute server since they were last taken.
 #[derive(Debug)]
 pub struct LoadSamples<K>(Mutex<Reservoir<K>>);
 
@@ -21,12 +21,12 @@ struct Reservoir<K> {
     random: u64,
 }
 
-/// What was asked of one compute server.
+/// The sampled load of one compute server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load<K> {
-    /// How many operations were sampled.
+    /// Number of sampled operations.
     pub samples: u64,
-    /// The keys of some of them, ascending; a key that is asked for often is there often.
+    /// The keys of some of them, ascending. A frequent key occurs several times.
     pub keys: Vec<K>,
 }
 
@@ -43,7 +43,7 @@ impl<K> Default for LoadSamples<K> {
 }
 
 impl<K: Clone + Ord> LoadSamples<K> {
-    /// An operation on `key`.
+    /// Records a sampled operation on `key`.
     #[cold]
     pub fn note(&self, key: &K) {
         let mut reservoir = lock(&self.0);
@@ -52,7 +52,7 @@ impl<K: Clone + Ord> LoadSamples<K> {
             reservoir.keys.push(key.clone());
             return;
         }
-        // The n-th sample replaces one of those that are kept with a probability of KEPT / n (Vitter's algorithm R).
+        // The n-th sample replaces a kept one with probability KEPT / n (Vitter's algorithm R).
         let mut random = reservoir.random;
         random ^= random << 13;
         random ^= random >> 7;
@@ -64,7 +64,7 @@ impl<K: Clone + Ord> LoadSamples<K> {
         }
     }
 
-    /// What was asked since the last time.
+    /// Returns the load since the last call and starts a new window.
     pub fn take(&self) -> Load<K> {
         let (samples, mut keys) = {
             let mut reservoir = lock(&self.0);

@@ -1,7 +1,8 @@
-//! One thread of a compute server: it answers what clients elsewhere ask ([`crate::wire::ClientRequest`]).
+//! One thread of a compute server: it answers the requests of clients in other processes
+//! ([`crate::wire::ClientRequest`]).
 //!
-//! Any number of asks are answered at the same time, each in a task of the thread. The threads of a compute server share
-//! its cache and nothing else.
+//! Any number of requests may be in flight, each in a task of this thread. The threads of a compute
+//! server share its cache and nothing else.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -24,17 +25,17 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
 use std::rc::Rc;
 
-/// One operation in so many tells what the load is.
+/// One operation in this many is a load sample.
 const SAMPLED_ONE_IN: u32 = 64;
-/// How long a compute server has halted at the longest that hears nothing more.
+/// A compute server serves again by itself after it has been halted for this long.
 const LONGEST_HALT_NS: u64 = 20_000_000_000;
-/// How much of that must be left when a tree is replaced.
+/// How much of that time must be left when a tree is replaced.
 const HALT_LEFT_NS: u64 = 10_000_000_000;
-/// How long operations under way are waited for, and how often it is looked whether they have ended.
+/// Drain timeout and poll interval.
 const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
 const DRAIN_LOOK_NS: u64 = 100_000;
 
-/// How often memory servers are asked whether they are there.
+/// Interval at which memory servers are probed.
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
 
 /// One thread of a compute server.
@@ -46,7 +47,7 @@ pub struct Worker<F: Fabric, L: Layout> {
     part: OwnerHandle<F, L>,
 }
 
-/// What a client is told of an error.
+/// Maps an error to the code that a client is sent.
 pub fn error_code(error: &IndexError) -> ErrorCode {
     match error {
         IndexError::Indeterminate(_) => ErrorCode::Indeterminate,
@@ -61,10 +62,10 @@ pub fn error_code(error: &IndexError) -> ErrorCode {
 }
 
 impl<F: Fabric, L: Layout> Worker<F, L> {
-    /// A thread of `server`, which reaches the memory servers over `fabric`.
+    /// Opens a thread of `server` that reaches the memory servers over `fabric`.
     ///
     /// # Errors
-    /// [`IndexError`] if the memory servers hold no index, or cannot be reached.
+    /// [`IndexError`] if the memory servers hold no index or cannot be reached.
     pub async fn open(server: &Arc<ComputeServer<L>>, fabric: F) -> Result<Self, IndexError> {
         let (pages, root, placement_level) = open_pool(fabric).await?;
         let pages = Rc::new(pages);
@@ -73,7 +74,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         Ok(Self { pages, root, placement_level, part })
     }
 
-    /// What the cache did for this thread.
+    /// What the cache has done for this thread.
     pub fn cache_counters(&self) -> CacheCounters {
         self.part.index.cache_counters()
     }
@@ -83,12 +84,14 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         self.pages.fabric()
     }
 
-    /// Writes nodes back that have been dirty for long, until `ended`; does nothing if the cache has no limit to their age.
+    /// Writes back nodes that have been dirty for long, until `ended`. Does nothing if the cache
+    /// has no limit on their age.
     pub async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         self.part.index.write_back_by_age(ended).await;
     }
 
-    /// Asks every memory server again and again whether it is there, until `ended`; once for a compute server is enough.
+    /// Probes every memory server again and again until `ended`. One task per compute server is
+    /// enough.
     pub async fn watch_memory_servers(&self, ended: &dyn Fn() -> bool) {
         let (fabric, detector) = (self.fabric(), self.part.server.detector());
         while !ended() {
@@ -114,7 +117,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     fn not_owner(&self, key: &L::Key) -> ClientResponse<L> {
         let map = self.map();
         match map.owner_of(key) {
-            // It was, when this was asked: the key is about to come or go.
+            // By the map this server owns the key, but it refused the operation: the key is moving
+            // to or from it.
             owner if owner == self.part.server.number() => {
                 ClientResponse::Error(ErrorCode::Unavailable)
             }
@@ -122,7 +126,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         }
     }
 
-    /// Answers what may come at any time. [`ClientRequest::LoadBegin`] and what follows it is for [`Worker::load`].
+    /// Answers any request except [`ClientRequest::LoadBegin`] and those that follow it, which are
+    /// for [`Worker::load`].
     pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         self.fabric().charge(Work::Client).await;
         match ask {
@@ -148,7 +153,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         }
         let told = self.serve(ask).await;
         match told {
-            // It is in a cache, and perhaps nowhere else any more.
+            // The change is in this cache and may never reach the pool.
             ClientResponse::Done | ClientResponse::Edited(_)
                 if is_change && !detector.all_there() =>
             {
@@ -183,7 +188,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         }
     }
 
-    /// The answer to what has failed.
+    /// The response to a request that failed.
     fn no(&self, error: &IndexError) -> ClientResponse<L> {
         if let IndexError::Fabric(error) | IndexError::Indeterminate(error) = error {
             self.part.server.detector().learn(error);
@@ -210,7 +215,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             let edit = LeafEdit { key, action: Action::Upsert(value) };
             match self.part.index.execute(edit).await {
                 Ok(_) => {}
-                // Those before have been set: whoever asks sets them again.
+                // The records before this one have been set. The client sets them again at the new
+                // owner.
                 Err(RemoteError::Moved) => return self.not_owner(key),
                 Err(error) => return self.no(&error.into()),
             }
@@ -228,7 +234,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         let mut records = Records::new();
         let range = match self.part.index.scan(&scan, &mut records).await {
             Ok(range) if range == map.range_of(me) => range,
-            // As of a map that this thread has not seen yet.
+            // The range belongs to a map that this thread has not seen yet.
             Ok(_) | Err(RemoteError::Moved) => {
                 return ClientResponse::Error(ErrorCode::Unavailable);
             }
@@ -242,10 +248,11 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         ClientResponse::Records { records, next }
     }
 
-    /// Stops serving, waits for what is under way, and writes everything back.
+    /// Stops serving, waits for the operations in flight, and writes everything back.
     ///
     /// # Errors
-    /// [`IndexError`] if something cannot be written, or operations do not end. It has halted all the same.
+    /// [`IndexError`] if something cannot be written, or if operations do not end in time. The
+    /// compute server is halted nevertheless.
     pub async fn halt(&self) -> Result<(), IndexError> {
         let (fabric, server) = (self.fabric(), &self.part.server);
         server.halt(fabric.now_ns().saturating_add(LONGEST_HALT_NS));
@@ -259,10 +266,11 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         Ok(self.part.index.flush().await?)
     }
 
-    /// Serves again, with nothing in the cache.
+    /// Serves again, starting with an empty cache.
     ///
     /// # Errors
-    /// [`IndexError`] if the root cannot be read; nobody is served then.
+    /// [`IndexError`] if dirty nodes cannot be written or the root cannot be read. The compute
+    /// server stays halted then.
     pub async fn resume(&self) -> Result<(), IndexError> {
         match self.part.server.begin_resume(u64::MAX - 1) {
             Some(resuming) => {
@@ -274,13 +282,14 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         }
     }
 
-    /// Forgets the tree that was, when all of it is written back: who asked to halt may have failed to do so.
+    /// Drops the cached tree after writing it back, in case the halt before failed to do that.
     async fn begin_anew(&self) -> Result<(), RemoteError> {
         self.part.index.flush().await?;
         self.part.index.forget().await
     }
 
-    /// Serves again if nobody has said so for too long: whoever asked to halt may be dead.
+    /// Serves again if the halt has lasted too long, because the client that asked for it may be
+    /// dead.
     async fn resume_if_due(&self) -> bool {
         let Some(resuming) = self.part.server.begin_resume(self.fabric().now_ns()) else {
             return false;
@@ -294,11 +303,11 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         }
     }
 
-    /// Builds a tree from the records that `next` gives, and replaces the empty one by it when there are no more;
-    /// returns how many there were.
+    /// Builds a tree from the records that `next` returns, and replaces the empty tree by it at the
+    /// end. Returns the number of records.
     ///
     /// # Errors
-    /// [`IndexError`]; unless the outcome is unknown, the index is as it was.
+    /// [`IndexError`]. Unless the outcome is unknown, the index is unchanged.
     pub async fn load(
         &self,
         fill: f64,
@@ -336,12 +345,13 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         outcome
     }
 
-    /// A tree is replaced only while nobody is served, and for some time to come.
+    /// A tree may be replaced only while the compute server is halted and will stay so for
+    /// [`HALT_LEFT_NS`].
     fn check_halted(&self) -> Result<(), IndexError> {
         let until_ns = self.fabric().now_ns().saturating_add(HALT_LEFT_NS);
         match self.part.server.has_halted(until_ns) {
             true => Ok(()),
-            false => Err(IndexError::InvalidArgument("a tree is replaced while nobody is served")),
+            false => Err(IndexError::InvalidArgument("halt the server before replacing its tree")),
         }
     }
 }
