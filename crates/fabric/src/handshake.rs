@@ -120,7 +120,7 @@ pub struct Token(Box<[u8]>);
 
 /// A token is too short to be secure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the token has {bytes} bytes; use at least {}", Token::MIN_BYTES)]
+#[error("a token of {bytes} bytes is too short; use at least {}", Token::MIN_BYTES)]
 pub struct TokenTooShort {
     /// Length of the rejected token, in bytes.
     pub bytes: usize,
