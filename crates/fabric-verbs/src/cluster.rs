@@ -100,8 +100,7 @@ impl VerbsCluster {
     }
 
     /// A driver that opens and drives endpoints on the calling thread: for long-running programs
-    /// with an
-    /// [`farleaf_fabric::executor::Executor`] of their own.
+    /// with an [`farleaf_fabric::executor::Executor`] of their own.
     ///
     /// # Errors
     /// The operating system's error if there are no more file descriptors.

@@ -21,7 +21,7 @@ use farleaf_fabric::sync::Arc;
 use std::collections::VecDeque;
 use std::io;
 
-/// Limit on consecutive requests; the last of them is signaled.
+/// At least one request in this many is signaled.
 const TOLD: usize = 16;
 /// Bit that marks a receive in a work request's id.
 const RECEIVED: u64 = 1 << 63;

@@ -92,8 +92,7 @@ impl ShmCluster {
     }
 
     /// A driver that opens and drives endpoints on the calling thread: for long-running programs
-    /// with an
-    /// [`crate::executor::Executor`] of their own.
+    /// with an [`crate::executor::Executor`] of their own.
     ///
     /// # Errors
     /// [`ShmError::System`] if there are no more file descriptors.
