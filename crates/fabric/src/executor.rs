@@ -434,9 +434,7 @@ mod tests {
                 Some(Waker::from(Arc::new(Unpark(self.0.clone()))))
             }
             fn wait(&self, _ns: u64) {
-                self.1
-                    .recv_timeout(Duration::from_secs(30))
-                    .expect("the executor unparks its driver");
+                self.1.recv_timeout(Duration::from_secs(30)).expect("the executor unparks it");
             }
         }
         let (unpark, parked) = channel();
