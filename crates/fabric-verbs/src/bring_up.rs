@@ -1,6 +1,6 @@
-//! What is said over the TCP connection by which an RDMA connection is brought up, after the handshake: 64 bytes a
-//! message, all numbers little-endian. The connection stays open as long as the RDMA connection is wanted: its end tells each
-//! side that the other is gone, and a fence goes over it.
+//! The messages on the TCP connection that brings up an RDMA connection, after the handshake: 64
+//! bytes each, all numbers little-endian. The TCP connection stays open as long as the RDMA
+//! connection is in use: its end tells each side that the other is gone, and it carries fences.
 //!
 //! ```text
 //!  0 kind  u8         4 lid    u16       16 gid   16 bytes
@@ -15,7 +15,7 @@
 
 use farleaf_fabric::handshake::{HandshakeMessage, MESSAGE_BYTES};
 
-/// What carries a device's packets.
+/// The network under a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Link {
@@ -27,18 +27,18 @@ pub(crate) enum Link {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct End {
     pub(crate) link: Link,
-    /// The code of the longest packet.
+    /// Code of the maximum packet size (MTU).
     pub(crate) mtu: u8,
     /// How many READs and atomics it serves at a time.
     pub(crate) reads: u8,
     pub(crate) lid: u16,
     pub(crate) pair: u32,
-    /// Where the numbers of its packets start.
+    /// Its first packet sequence number.
     pub(crate) psn: u32,
     pub(crate) gid: [u8; 16],
 }
 
-/// The memory that a server lends.
+/// The memory that a server makes accessible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lent {
     pub(crate) rkey: u32,
@@ -46,16 +46,16 @@ pub(crate) struct Lent {
     pub(crate) bytes: u64,
 }
 
-/// What is said.
+/// A message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     /// An endpoint wants to connect.
     Offer(End),
-    /// The server is ready for it.
+    /// The server's pair is connected and its memory is accessible.
     Answer(End, Lent),
-    /// Shut `compute_server` out.
+    /// Fence `compute_server`.
     Fence { id: u64, compute_server: u16 },
-    /// That is done.
+    /// The fence is complete.
     Fenced { id: u64 },
 }
 
@@ -124,7 +124,7 @@ impl Control {
         message
     }
 
-    /// What `message` says, if it says anything.
+    /// Decodes `message`; `None` if it is invalid.
     pub(crate) fn decode(message: &HandshakeMessage) -> Option<Self> {
         let word = |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("8 bytes"));
         match message[0] {

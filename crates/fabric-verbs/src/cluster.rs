@@ -1,5 +1,5 @@
-//! The client side of a whole cluster: addresses, the token, the device, what is known of the servers' epochs; and the
-//! provider, which starts the servers too.
+//! The client side of a whole cluster: addresses, the token, the device, and the known epochs of
+//! the servers. Also the provider, which starts the servers too.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -16,28 +16,29 @@ use farleaf_fabric::{Provider, RpcService, ServerId};
 use std::io;
 use std::net::SocketAddr;
 
-/// What the client side is like; and the servers, where the provider starts them.
+/// Configuration of the client side, and of the servers that the provider starts.
 #[derive(Clone, Debug)]
 pub struct VerbsConfig {
-    /// The longest that an operation may take, in nanoseconds.
+    /// Time limit of an operation, in nanoseconds.
     pub timeout_ns: u64,
-    /// The longest that it may take to connect over TCP with the handshake, and to be answered after that, in nanoseconds.
+    /// Time limit to connect over TCP including the handshake, and again for the answer that
+    /// follows, in nanoseconds.
     pub connect_timeout_ns: u64,
-    /// How many operations an endpoint may have in flight.
+    /// Limit on an endpoint's operations in flight.
     pub depth: usize,
-    /// How many messages of calls an endpoint may have under way to a server; no more than the servers grant.
+    /// Limit on an endpoint's call messages in flight to a server; at most what the servers grant.
     pub window: usize,
-    /// How often a thread whose tasks all wait looks for completions before it blocks.
+    /// How often a thread with only waiting tasks polls for completions before it blocks.
     pub looks_before_waiting: u32,
     /// Runs all clients of one call on one thread instead of a thread for each.
     pub one_client_thread: bool,
-    /// Where randomness starts.
+    /// Seed of the random numbers.
     pub seed: u64,
     /// The clients' device.
     pub device: DeviceChoice,
-    /// How long they bear servers that do not answer.
+    /// When clients give up servers that do not answer.
     pub patience: Patience,
-    /// What the servers are like that the provider starts.
+    /// Configuration of the servers that the provider starts.
     pub server: VerbsServerConfig,
 }
 
@@ -58,7 +59,7 @@ impl Default for VerbsConfig {
     }
 }
 
-/// What all endpoints of a cluster share.
+/// The state that all endpoints of a cluster share.
 #[derive(Debug)]
 pub struct Shared {
     pub(crate) config: VerbsConfig,
@@ -67,20 +68,21 @@ pub struct Shared {
     pub(crate) memory: Memory,
 }
 
-/// Memory servers over RDMA, as their clients see them.
+/// Memory servers over RDMA, seen from their clients.
 #[derive(Debug)]
 pub struct VerbsCluster {
     shared: Arc<Shared>,
-    /// Those that the provider has started; none if they are elsewhere.
+    /// The servers that the provider has started; empty if they run elsewhere.
     servers: Vec<VerbsServer>,
 }
 
 impl VerbsCluster {
-    /// The client side of servers elsewhere, numbered in the order of the addresses of their entrances. Connects to none yet:
-    /// an endpoint connects to a server when it first has something to send there.
+    /// The client side of servers elsewhere, numbered in the order of their entrances' `addresses`.
+    /// Connects to none yet: an endpoint connects to a server when it first has something to send
+    /// there.
     ///
     /// # Errors
-    /// [`Missing`], which says in one line what is missing for RDMA.
+    /// [`Missing`], which states in one line what is missing for RDMA.
     pub fn connect(
         addresses: Vec<SocketAddr>,
         token: &Token,
@@ -97,11 +99,11 @@ impl VerbsCluster {
         Ok(Self { shared: Arc::new(shared), servers: Vec::new() })
     }
 
-    /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
-    /// an [`farleaf_fabric::executor::Executor`] of their own.
+    /// A driver that opens and drives endpoints on the calling thread: for long-running programs
+    /// with an [`farleaf_fabric::executor::Executor`] of their own.
     ///
     /// # Errors
-    /// What the operating system says if there are no more file descriptors.
+    /// The operating system's error if there are no more file descriptors.
     pub fn driver(&self) -> io::Result<VerbsDriver> {
         VerbsDriver::new(&self.shared)
     }
@@ -111,7 +113,7 @@ impl VerbsCluster {
         &self.servers
     }
 
-    /// The epoch that `server` had when somebody of this cluster connected to it first.
+    /// The epoch that `server` had when an endpoint of this cluster first connected to it.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
         self.shared.peers.known_epoch(server)
     }
@@ -120,18 +122,19 @@ impl VerbsCluster {
 impl Provider for VerbsConfig {
     type Cluster<S: RpcService> = VerbsCluster;
 
-    /// Starts the servers in this process: connections are brought up over the loopback interface, all else goes through
-    /// the device.
+    /// Starts the servers in this process: connections are brought up over the loopback interface,
+    /// and everything else goes through the device.
     ///
     /// # Panics
-    /// If RDMA cannot be used here ([`crate::probe`] says why beforehand), or if there are no sockets or threads to be had.
+    /// If RDMA cannot be used here ([`crate::probe`] tells why), or if the system has no more
+    /// sockets or threads.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> VerbsCluster {
         let started = start_on_loopback(services, |listener, number, service, token| {
             let config = VerbsServerConfig { number, ..self.server.clone() };
             VerbsServer::start(listener, service, token, config)
         });
         let (token, servers) =
-            started.unwrap_or_else(|error| panic!("a server does not start: {error}"));
+            started.unwrap_or_else(|error| panic!("cannot start a memory server: {error}"));
         let addresses = servers.iter().map(VerbsServer::local_address).collect();
         let cluster = VerbsCluster::connect(addresses, &token, self.clone());
         let cluster = cluster.unwrap_or_else(|missing| panic!("{missing}"));
@@ -150,7 +153,7 @@ impl EndpointCluster for VerbsCluster {
         self.shared.config.one_client_thread
     }
 
-    /// Stops one that the provider has started; others are not within reach.
+    /// Stops a server that the provider has started; does nothing for others.
     fn kill(&self, server: ServerId) {
         if let Some(server) = self.servers.get(server.index()) {
             server.stop();

@@ -1,4 +1,4 @@
-//! Which device is used, by which port and address; and what is missing if there is none.
+//! Chooses the device, port and address to use, and reports what is missing if there is none.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -17,12 +17,12 @@ use thiserror::Error;
 pub struct DeviceChoice {
     /// The file name of libibverbs.
     pub library: String,
-    /// The device's name; the first one if there is none.
+    /// The device's name; `None` for the first one.
     pub device: Option<String>,
     /// Its port, counted from 1.
     pub port: u8,
-    /// The place of its address in the port's table. If there is none, the first RoCE v2 address that stands for one of
-    /// IPv4, or else the first other RoCE v2 address; on InfiniBand, 0.
+    /// Index of its address in the port's table. If `None`: the first RoCE v2 address that maps an
+    /// IPv4 address, else the first RoCE v2 address; on InfiniBand, 0.
     pub address_index: Option<u32>,
 }
 
@@ -32,7 +32,7 @@ impl Default for DeviceChoice {
     }
 }
 
-/// Why RDMA cannot be used here; each says what to do about it in one line.
+/// Why RDMA cannot be used here; each message states the remedy in one line.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Missing {
@@ -41,9 +41,9 @@ pub enum Missing {
         "no RDMA: {library} cannot be loaded ({why}); Debian has it in libibverbs1 and ibverbs-providers"
     )]
     Library {
-        /// Its file name.
+        /// The library's file name.
         library: String,
-        /// What the loader says.
+        /// The loader's error.
         why: String,
     },
     /// There is no RDMA device at all.
@@ -51,12 +51,12 @@ pub enum Missing {
         "no RDMA: there is no device (is there a NIC, or rdma_rxe, and its driver for libibverbs?)"
     )]
     AnyDevice,
-    /// There is none of that name.
+    /// There is no device of that name.
     #[error("no RDMA: there is no device {name}, only {there}", there = .there.join(", "))]
     Device {
-        /// The name that was looked for.
+        /// The requested name.
         name: String,
-        /// Those that there are.
+        /// The names of the existing devices.
         there: Vec<String>,
     },
     /// The port is down.
@@ -67,7 +67,7 @@ pub enum Missing {
         /// Its port.
         port: u8,
     },
-    /// The port has no address that is of use.
+    /// The port has no usable address.
     #[error(
         "no RDMA: port {port} of {device} has no RoCE v2 address (give its network interface an IPv4 address)"
     )]
@@ -83,27 +83,27 @@ pub enum Missing {
         /// The device.
         device: String,
     },
-    /// So much memory cannot be locked.
+    /// The memory cannot be registered, often because of the limit on locked memory.
     #[error(
         "no RDMA: {bytes} bytes of memory cannot be registered ({why}); the limit of locked memory is {limit} (ulimit -l)",
         limit = match .limit { Some(bytes) => format!("{bytes} bytes"), None => "unlimited".into() }
     )]
     LockedMemory {
-        /// How much was asked for.
+        /// The requested size.
         bytes: usize,
-        /// The process's limit.
+        /// The process's limit on locked memory; `None` if unlimited.
         limit: Option<u64>,
-        /// What the operating system says.
+        /// The operating system's error.
         why: io::Error,
     },
-    /// Something else does not work.
+    /// Another step failed.
     #[error("no RDMA: {what} of {device}: {why}")]
     Broken {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
-        /// What the operating system says.
+        /// The operating system's error.
         why: io::Error,
     },
 }
@@ -114,7 +114,7 @@ impl From<Missing> for io::Error {
     }
 }
 
-/// What can be used.
+/// A usable device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The device's name.
@@ -125,10 +125,10 @@ pub struct Found {
     pub address: Ipv6Addr,
 }
 
-/// Says whether RDMA can be used here, with `bytes` bytes of registered memory.
+/// Checks whether RDMA can be used here with `bytes` bytes of registered memory.
 ///
 /// # Errors
-/// [`Missing`], which says in one line what is missing.
+/// [`Missing`], which states in one line what is missing.
 pub fn probe(choice: &DeviceChoice, bytes: usize) -> Result<Found, Missing> {
     let adapter = Adapter::open(choice)?;
     let region = Region::new(bytes.next_multiple_of(4096).max(4096));
@@ -146,24 +146,24 @@ pub fn probe(choice: &DeviceChoice, bytes: usize) -> Result<Found, Missing> {
     })
 }
 
-/// The most that a device can do of what is used here.
+/// The device's limits that matter here.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Requests in one queue.
     pub(crate) requests: usize,
     /// Completions in one queue.
     pub(crate) completions: usize,
-    /// Places in a shared receive queue.
+    /// Entries of a shared receive queue.
     pub(crate) shared_receives: usize,
-    /// READs and atomics of a peer that it serves at a time.
+    /// READs and atomics that it serves for a peer at a time.
     pub(crate) served_reads: u8,
-    /// READs and atomics that it has under way at a time.
+    /// READs and atomics that it issues at a time.
     pub(crate) own_reads: u8,
     /// Bytes of one request.
     pub(crate) message_bytes: usize,
 }
 
-/// An open device with what is needed to connect by it.
+/// An open device, with what is needed to connect through it.
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) domain: Arc<Domain>,
@@ -234,7 +234,7 @@ impl Adapter {
         self.domain.context()
     }
 
-    /// Registers all of `region`, for peers too if it is `shared`.
+    /// Registers all of `region`; with access for peers if `shared`.
     pub(crate) fn register(
         &self,
         region: Arc<Region>,
@@ -247,7 +247,7 @@ impl Adapter {
         })
     }
 
-    /// What the other side must know of `pair`, whose requests start at number `psn`.
+    /// The end of `pair` that the other side must know; its packet numbers start at `psn`.
     pub(crate) fn end(&self, pair: &QueuePair, psn: u32) -> End {
         End {
             link: self.link,
@@ -260,7 +260,7 @@ impl Adapter {
         }
     }
 
-    /// Connects `pair`, whose own end is `own`, to `peer`. It can send and receive then.
+    /// Connects `pair`, with own end `own`, to `peer`. Afterwards the pair can send and receive.
     pub(crate) fn connect(
         &self,
         pair: &QueuePair,
@@ -270,7 +270,9 @@ impl Adapter {
         serves: bool,
     ) -> io::Result<()> {
         if own.link != peer.link {
-            return Err(io::Error::other("one side is InfiniBand, the other is not"));
+            return Err(io::Error::other(
+                "cannot connect: one side is InfiniBand, the other Ethernet",
+            ));
         }
         let remote = ffi::ACCESS_REMOTE_READ | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_ATOMIC;
         let init = ffi::QpAttr {
@@ -313,7 +315,7 @@ impl Adapter {
             sq_psn: own.psn,
             max_rd_atomic: self.limits.own_reads.min(peer.reads).max(1),
             timeout: patience.acknowledgement_timer.clamp(1, 31),
-            // 7 would mean for ever.
+            // 7 would mean retrying for ever.
             retry_cnt: patience.retries.min(6),
             rnr_retry: patience.retries.min(6),
             ..Default::default()
@@ -328,22 +330,22 @@ impl Adapter {
     }
 }
 
-/// How long a connection bears a peer that does not answer.
+/// When a connection gives up a peer that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// After 4.096 µs × 2^this without an acknowledgement, a request is sent again; 1 to 31.
+    /// A request without an acknowledgement after 4.096 µs × 2^this is sent again; 1 to 31.
     pub acknowledgement_timer: u8,
-    /// How often it is sent again before the connection counts as lost; at most 6.
+    /// Number of such retries before the connection counts as lost; at most 6.
     pub retries: u8,
-    /// The code of how long a peer waits that was told that there is no place for its message: 12 is 0.64 ms, 20 is
-    /// 10.24 ms.
+    /// Code of how long a sender waits after a receiver-not-ready reply: 12 is 0.64 ms, 20 is 10.24
+    /// ms.
     pub receiver_not_ready_timer: u8,
 }
 
 impl Default for Patience {
-    /// A peer that does not answer is given up after 3.8 s, before operations run into their deadlines. That is long, for the
-    /// sake of machines that stop now and then, as virtual ones do; the end of a process is told at once over the
-    /// connection that brought this one up.
+    /// Gives up a peer that does not answer after 3.8 s, before operations reach their deadlines.
+    /// This is long enough for machines that pause now and then, as virtual ones do. The end of a
+    /// process is noticed at once, by the TCP connection that brought this one up.
     fn default() -> Self {
         Self { acknowledgement_timer: 17, retries: 6, receiver_not_ready_timer: 20 }
     }
@@ -356,7 +358,7 @@ fn no_device(wanted: Option<&str>, there: Vec<String>) -> Missing {
     }
 }
 
-/// One entry of a port's table of addresses.
+/// One entry of a port's address table.
 #[derive(Clone, Copy, Debug)]
 struct Address {
     index: u32,
@@ -364,7 +366,8 @@ struct Address {
     is_roce_v2: bool,
 }
 
-/// The port's addresses. Of which kind each is, only the file system of the kernel tells in all versions.
+/// The port's addresses. Only sysfs tells the type of each in all versions of the kernel and the
+/// library.
 fn addresses(context: &Context, port: u8, of_port: &ffi::PortAttr) -> Vec<Address> {
     let count = u32::try_from(of_port.gid_tbl_len).unwrap_or(0).min(256);
     let of_index = |index| {
@@ -399,7 +402,8 @@ mod tests {
         assert!(line.contains("libibverbs-that-nobody-has.so.1") && !line.contains('\n'), "{line}");
     }
 
-    /// Where there is neither library nor device, the probe says so; where there is a device, it finds it.
+    /// On a host without library or device, the probe reports that; on a host with a device, it
+    /// finds it.
     #[test]
     fn what_is_here_is_told() {
         let has_device =

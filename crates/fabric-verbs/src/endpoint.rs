@@ -21,31 +21,31 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// An endpoint that is dropped waits so long for what it has posted, in nanoseconds: longer than a
-/// device tries.
+/// A dropped endpoint waits this long for its posted operations, in nanoseconds: longer than a
+/// device retries.
 const LINGER_NS: u64 = 5_000_000_000;
-/// How long it looks at a time.
+/// Length of one wait.
 const LINGER_TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// Operations carried out by the devices.
+/// The transport: operations executed by RDMA devices.
 #[derive(Debug)]
 pub struct Verbs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) known: RefCell<Known>,
-    /// What atomics find is left in these: one word for each operation that may be in flight.
+    /// The results of atomics land here: one word for each operation that may be in flight.
     words: BufferPool,
 }
 
-/// How far an operation is.
+/// Progress of an operation.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Where the device leaves what an atomic finds.
+    /// The word in which the device leaves an atomic's result.
     pub(crate) found: Option<Buffer>,
-    /// Bytes of a call's request that messages have been made for.
+    /// Bytes of a call's request already put into messages.
     pub(crate) sent: usize,
-    /// What has come of its reply.
+    /// The part of its reply that has arrived.
     pub(crate) reply: Message,
-    /// Bytes of the reply that have been asked for, and all of them, once the first piece is there.
+    /// Bytes of the reply requested so far, and its total size, known from its first piece.
     pub(crate) asked: usize,
     pub(crate) whole: usize,
 }
@@ -113,14 +113,14 @@ impl Transport for Verbs {
     fn begin(&self, body: &Body) -> Result<Progress, FabricError> {
         let mut progress = Progress::default();
         if let Body::CompareSwap { .. } | Body::FetchAdd { .. } = body {
-            // There are as many words as operations may be in flight.
+            // There is a word for each operation that may be in flight.
             let word = self.words.take(8).ok_or(FabricError::NoBuffer { bytes: 8 })?;
             progress.found = Some(word);
         }
         Ok(progress)
     }
 
-    /// The device may still be about a verb.
+    /// The device may still access a verb's buffer.
     fn breaks_off(&self, slot: &Slot<Progress>) -> bool {
         slot.body.is_verb()
     }
@@ -129,7 +129,7 @@ impl Transport for Verbs {
         reset_link(endpoint, server).await
     }
 
-    /// What was posted is given the time that it needs.
+    /// Gives posted operations time to complete.
     fn linger(endpoint: &Inner<Self>) {
         if std::thread::panicking() {
             return;
@@ -139,7 +139,7 @@ impl Transport for Verbs {
         while endpoint.is_busy() && endpoint.resources.now_ns() < until_ns {
             if !endpoint.arm() {
                 let mut fds = [PollFd::new(&*endpoint.reactor.source, PollFlags::IN)];
-                // An interruption only makes the wait shorter.
+                // An interruption only shortens the wait.
                 let _ = poll(&mut fds, Some(&LINGER_TURN));
                 endpoint.reactor.take_told();
             }

@@ -1,9 +1,9 @@
-//! The entrance of a server: the thread that lets endpoints in over TCP, connects their queue
-//! pairs, and shuts them.
+//! The entrance of a server: the thread that admits endpoints over TCP, connects their queue pairs,
+//! and destroys these.
 //!
-//! *Invariants*: E2. a gate that has been closed is one whose queue pair is gone, before anybody is
-//! told so (F9, F10). E3. what is no message of this protocol closes its connection, and nothing
-//! else.
+//! *Invariants*: E2. the queue pair behind a closed gate is gone before any client is told that the
+//! gate was closed (F9, F10). E3. input that is not a message of this protocol closes its
+//! connection, and nothing else.
 //!
 //! *Thread safety*: one thread.
 
@@ -16,13 +16,12 @@ use farleaf_fabric::sync::{Arc, Ordering};
 use std::io::{self, Write};
 use std::net::TcpListener;
 
-/// An endpoint that was let in.
+/// An admitted endpoint.
 #[derive(Debug)]
 struct Guest {
     gate: Arc<Gate>,
     gather: Gather,
-    /// Its lane and the number of its queue pair, from the moment when it has said what to connect
-    /// to.
+    /// Its lane and the number of its queue pair, once it has sent its offer.
     pair: Option<(usize, u32)>,
 }
 
@@ -73,8 +72,8 @@ impl Entrance {
         }
     }
 
-    /// Destroys the queue pairs of the connections whose gates have been closed, and closes them,
-    /// but for the one at `except`.
+    /// Destroys the queue pairs behind closed gates, and closes their connections except the one at
+    /// `except`.
     fn sweep(&mut self, except: Place) {
         for place in self.acceptor.shut_out() {
             if place != except {
@@ -87,7 +86,7 @@ impl Entrance {
         }
     }
 
-    /// Something has happened on a socket.
+    /// Handles an event on a socket.
     fn visit(&mut self, place: Place) {
         match self.acceptor.hear(place) {
             Greeting::Pending | Greeting::Ended => return,
@@ -117,23 +116,23 @@ impl Entrance {
         }
     }
 
-    /// Lets a peer in that has proven itself, when what its last connection had is gone; whether
-    /// its connection goes on.
+    /// Admits a peer that has proven itself, after the queue pair of its last connection is gone.
+    /// Returns whether its connection lives on.
     fn let_in(&mut self, place: Place, peer: Identity, fences: u64) -> bool {
         let Some((gate, fences)) = self.acceptor.admit(place, peer, fences) else { return false };
         self.sweep(place);
         self.acceptor.welcome(place, fences, Guest { gate, gather: Gather::default(), pair: None })
     }
 
-    /// Sends one message; whether the connection goes on. A socket that has no room for it is one
-    /// that is not read from: it is given up.
+    /// Sends one message; returns whether the connection lives on. A socket without room for the
+    /// message belongs to a peer that does not read, so its connection is closed.
     fn say(&mut self, place: Place, message: &[u8]) -> bool {
         let admitted = self.acceptor.admitted(place);
         admitted.is_some_and(|(socket, _)| socket.write_all(message).is_ok())
     }
 
-    /// Connects a queue pair to that of an endpoint that has been let in; whether its connection
-    /// goes on.
+    /// Connects a new queue pair to that of an admitted endpoint; returns whether its connection
+    /// lives on.
     fn connect(&mut self, place: Place, peer: End) -> bool {
         let Some((_, guest)) = self.acceptor.admitted(place) else { return false };
         let Ok(psn) = draw_epoch() else { return false };
@@ -153,7 +152,7 @@ impl Entrance {
         }
     }
 
-    /// Shuts a compute server out; whether the connection that asks for it goes on.
+    /// Fences a compute server; returns whether the requesting connection lives on.
     fn fence(&mut self, place: Place, id: u64, compute_server: u16) -> bool {
         self.shared.listener.gates.fence(compute_server);
         self.sweep(place);

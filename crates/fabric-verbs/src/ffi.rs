@@ -1,11 +1,12 @@
-//! What libibverbs looks like from outside: the layouts of its public structures, as far as they are used here, and
-//! its functions, found at run time.
+//! The interface of libibverbs: the layouts of its public structures, as far as they are used here,
+//! and its functions, found at run time.
 //!
-//! Sizes and offsets were taken from a C program that includes `infiniband/verbs.h` of rdma-core 44 on x86-64; they are
-//! part of the library's binary interface, the same since its version 1.1, and asserted below. What is only ever
-//! handled by the library is opaque.
+//! Sizes and offsets were taken from a C program that includes `infiniband/verbs.h` of rdma-core 44
+//! on x86-64. They are part of the library's binary interface, unchanged since its version 1.1, and
+//! asserted below. Structures that only the library accesses are opaque.
 //!
-//! *Thread safety*: plain data and function pointers; libibverbs itself may be called from any thread.
+//! *Thread safety*: plain data and function pointers; libibverbs itself may be called from any
+//! thread.
 #![expect(unsafe_code, reason = "the functions of a C library")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -28,7 +29,7 @@ pub(crate) type PostSrq = unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut 
 pub(crate) type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
 pub(crate) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
 
-/// An open device. The functions of the data path are not exported: they are in this table.
+/// An open device. The functions of the data path are not exported; this table has them.
 #[repr(C)]
 pub(crate) struct Context {
     device: *mut Device,
@@ -51,7 +52,7 @@ const _: () = assert!(offset_of!(Context, post_send) == 8 + 200);
 const _: () = assert!(offset_of!(Context, post_recv) == 8 + 208);
 const _: () = assert!(offset_of!(Context, cmd_fd) == 264);
 
-/// What a device can do.
+/// Attributes of a device.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(crate) struct DeviceAttr {
@@ -77,7 +78,8 @@ const _: () = assert!(offset_of!(DeviceAttr, max_qp_init_rd_atom) == 156);
 const _: () = assert!(offset_of!(DeviceAttr, atomic_cap) == 164);
 const _: () = assert!(offset_of!(DeviceAttr, max_srq_wr) == 216);
 
-/// What a port is like. The library fills only what its caller's version knew: zero it first.
+/// Attributes of a port. The library fills only the fields that its caller's version knew: zero it
+/// first.
 #[repr(C, align(4))]
 #[derive(Clone, Copy)]
 pub(crate) struct PortAttr {
@@ -117,7 +119,7 @@ const _: () = assert!(size_of::<Mr>() == 48);
 const _: () = assert!(offset_of!(Mr, lkey) == 36);
 const _: () = assert!(offset_of!(Mr, rkey) == 40);
 
-/// Where events of completion queues are told.
+/// The channel that reports events of completion queues.
 #[repr(C)]
 pub(crate) struct CompChannel {
     context: *mut Context,
@@ -128,7 +130,7 @@ const _: () = assert!(size_of::<CompChannel>() == 16);
 
 opaque!(Cq);
 
-/// A queue pair; only its number is looked at.
+/// A queue pair; only its number is read.
 #[repr(C)]
 pub(crate) struct Qp {
     before_qp_num: [u8; 52],
@@ -136,7 +138,7 @@ pub(crate) struct Qp {
 }
 const _: () = assert!(offset_of!(Qp, qp_num) == 52);
 
-/// A completion. After an error only `wr_id`, `status` and `qp_num` mean anything.
+/// A completion. After an error, only `wr_id`, `status` and `qp_num` are valid.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wc {
@@ -168,7 +170,7 @@ pub(crate) struct Sge {
 }
 const _: () = assert!(size_of::<Sge>() == 16);
 
-/// A request of the sending side. `remote` is a union in C: of READ and WRITE (address, key), and of atomics
+/// A send request. `remote` is a union in C: of READ and WRITE (address, key), and of atomics
 /// (address, two operands, key).
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -232,7 +234,7 @@ pub(crate) const WR_CMP_AND_SWP: c_int = 5;
 pub(crate) const WR_FETCH_AND_ADD: c_int = 6;
 pub(crate) const SEND_SIGNALED: u32 = 2;
 
-/// A request of the receiving side.
+/// A receive request.
 #[repr(C)]
 pub(crate) struct RecvWr {
     pub(crate) wr_id: u64,
@@ -363,18 +365,19 @@ pub(crate) const ACCESS_REMOTE_ATOMIC: c_int = 1 << 3;
 
 macro_rules! functions {
     ($($field:ident: $symbol:literal, fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The exported functions that are used here.
+        /// The exported functions used here.
         pub(crate) struct Functions {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Functions {
-            /// Finds them all in `library`, which must stay loaded as long as they are used.
+            /// Finds the functions in `library`, which must stay loaded as long as they are used.
             pub(crate) fn find(library: &libloading::Library) -> Result<Self, libloading::Error> {
                 Ok(Self {
                     $($field: {
                         type Function = unsafe extern "C" fn($($argument),*) $(-> $result)?;
-                        // SAFETY: the function of this name has this signature in every libibverbs.so.1.
+                        // SAFETY: the function of this name has this signature in every
+                        // libibverbs.so.1.
                         let found = unsafe {
                             library.get::<Function>(concat!($symbol, "\0").as_bytes())
                         };

@@ -1,11 +1,14 @@
-//! A server thread with its queues: the calls of the endpoints that fell to it. One-sided verbs pass it by.
+//! A server thread with its queues, which serves the calls of the endpoints assigned to it.
+//! One-sided verbs do not pass through it.
 //!
-//! *Invariants*: N1. a place is lent to the device, or in work, or being sent from; it changes hands under the lock.
-//! N2. there are places for all messages that the endpoints of the lane may have under way, and as many again for answers whose
-//! completion is not known yet. N3. a queue pair is destroyed only after it has failed and its completions have been taken, and
-//! no completion of it is left when its number can be given to another. N4. a call of a pair that is gone is not answered.
+//! *Invariants*: N1. a place is lent to the device, in use by a call, or being sent from; it
+//! changes state under the lock. N2. there are places for all messages that the endpoints of the
+//! lane may have in flight, and as many again for answers whose completion has not been seen. N3. a
+//! queue pair is destroyed only after it has been moved to the error state and its completions have
+//! been taken; no completion of it is left when its number can be reused. N4. a call of a pair that
+//! is gone is not answered.
 //!
-//! *Thread safety*: [`Lane::serve`] runs on one thread; the rest is for any.
+//! *Thread safety*: [`Lane::serve`] runs on one thread; any thread may call the rest.
 
 use crate::bring_up::End;
 use crate::device::{Adapter, Missing, Patience};
@@ -22,36 +25,36 @@ use std::io;
 
 /// Completions taken at a time.
 const COMPLETIONS: usize = 32;
-/// So many messages wait for the lane's thread before it takes more completions.
+/// Limit on queued messages; at this many, the lane's thread takes no more completions.
 const READY: usize = 256;
-/// The mark of a SEND in the id of a request; what has no mark is a receive.
+/// Bit that marks a SEND in a work request's id; without it, the id is that of a receive.
 const SENT: u64 = 1 << 63;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// The device may put a message there.
     Lent,
-    /// Somebody works on its message.
+    /// A thread is handling its message.
     Working,
-    /// Its answer is on its way over this pair.
+    /// Its answer is being sent over this pair.
     Sending { pair: u32 },
 }
 
 #[derive(Debug)]
 struct Session {
     pair: QueuePair,
-    /// Tells it from another of the same number.
+    /// Distinguishes the session from an earlier one with the same pair number.
     serial: u64,
     compute_server: u16,
-    /// Answers whose completion is not known.
+    /// Answers without a completion yet.
     sending: usize,
-    /// A request that has not come whole.
+    /// A request that has not arrived completely.
     gathering: Option<(u64, Message)>,
-    /// Replies whose pieces have not all been asked for, the oldest first.
+    /// Replies with pieces that the client has not asked for yet, the oldest first.
     kept: VecDeque<(u64, Message)>,
 }
 
-/// A message that has come.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
 struct Ready {
     place: usize,
@@ -59,7 +62,7 @@ struct Ready {
     bytes: usize,
 }
 
-/// A whole request.
+/// A complete request.
 #[derive(Debug)]
 struct Call {
     place: usize,
@@ -73,7 +76,7 @@ struct Call {
 #[derive(Debug, Default)]
 struct State {
     sessions: BTreeMap<u32, Session>,
-    /// Each has the places of one session.
+    /// Each chunk has the places of one session.
     chunks: Vec<Places>,
     places: Vec<(u32, Place)>,
     /// How many places the sessions need.
@@ -90,9 +93,9 @@ pub(crate) struct Lane {
     completions: Arc<Completions>,
     receives: Arc<SharedReceives>,
     wake: WakeFd,
-    /// Messages that an endpoint may have under way.
+    /// Limit on an endpoint's messages in flight.
     window: usize,
-    /// How many sessions there may be.
+    /// Limit on sessions.
     sessions: usize,
     patience: Patience,
     state: Mutex<State>,
@@ -110,11 +113,13 @@ impl Lane {
     ) -> io::Result<Self> {
         let window = window.max(1);
         let limits = adapter.limits;
-        // Each place is received into, or sent from.
+        // Each place needs a receive and a completion for its answer.
         let places = limits.shared_receives.min(limits.completions / 2);
         let sessions = sessions.max(1).min(places / (2 * window));
         if sessions == 0 || limits.requests < 2 * window {
-            return Err(io::Error::other("the device has no room for so wide a window"));
+            return Err(io::Error::other(
+                "the window is larger than the device's queues allow; configure a smaller one",
+            ));
         }
         let places = sessions * 2 * window;
         let channel = Channel::new(adapter.context())?;
@@ -135,16 +140,16 @@ impl Lane {
         })
     }
 
-    /// Calls that have come.
+    /// Calls received so far.
     pub(crate) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Connects an endpoint; the number of its pair here, and what it must know.
+    /// Connects an endpoint to a new queue pair; returns the pair's end, for the endpoint.
     pub(crate) fn open(&self, peer: End, psn: u32, compute_server: u16) -> io::Result<End> {
         let mut state = lock(&self.state);
         if state.sessions.len() >= self.sessions {
-            return Err(io::Error::other("there are as many endpoints as there may be"));
+            return Err(io::Error::other("the lane has reached its limit of endpoints"));
         }
         self.lend_more(&mut state)?;
         let room = Room { sends: 2 * self.window, receives: 0 };
@@ -166,7 +171,7 @@ impl Lane {
         Ok(own)
     }
 
-    /// Makes places for one more session, if there are not enough.
+    /// Adds places for one more session, unless there are enough.
     fn lend_more(&self, state: &mut State) -> Result<(), Missing> {
         let count = 2 * self.window;
         if state.places.len() >= state.needed + count {
@@ -191,7 +196,8 @@ impl Lane {
         debug_assert!(posted.is_ok(), "lending a place: {posted:?}");
     }
 
-    /// Shuts an endpoint out. When this returns, nothing that it sent takes effect any more.
+    /// Shuts an endpoint out. When this returns, its queue pair is gone and none of its waiting
+    /// messages will be handled.
     pub(crate) fn close(&self, pair: u32) {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
@@ -220,7 +226,7 @@ impl Lane {
         self.wake.wake();
     }
 
-    /// Answers calls until it is stopped.
+    /// Answers calls until the lane is stopped.
     pub(crate) fn serve<S: RpcService>(&self, service: &S, stripe: usize) {
         let cpu = InlineCpu::new(stripe);
         while let Some(call) = self.next() {
@@ -232,7 +238,7 @@ impl Lane {
         }
     }
 
-    /// The next call, or nothing once the lane has been stopped.
+    /// The next call, or `None` once the lane has been stopped.
     fn next(&self) -> Option<Call> {
         let mut armed = false;
         while !self.stopped.load(Ordering::Acquire) {
@@ -247,11 +253,12 @@ impl Lane {
                 }
             }
             drop(state);
-            // What has come before the queue was armed tells nothing: look once more before waiting.
+            // Messages that came before the queue was armed raise no event, so poll once more
+            // before waiting.
             if armed {
                 self.wait();
             } else {
-                self.completions.arm().expect("a queue of the server works");
+                self.completions.arm().expect("a completion queue can be armed");
             }
             armed = !armed;
         }
@@ -269,11 +276,12 @@ impl Lane {
         while self.channel.next_event().is_some() {}
     }
 
-    /// Takes completions until there are none, or `enough` messages wait.
+    /// Takes completions until there are none left, or `enough` messages wait.
     fn take_completions(&self, state: &mut State, enough: usize) {
         let mut found = [Wc::default(); COMPLETIONS];
         while state.ready.len() < enough {
-            let count = self.completions.poll(&mut found).expect("a queue of the server works");
+            let count =
+                self.completions.poll(&mut found).expect("a completion queue can be polled");
             for done in &found[..count] {
                 let place = done.wr_id as u32 as usize;
                 if done.wr_id & SENT == 0 {
@@ -303,7 +311,7 @@ impl Lane {
         }
     }
 
-    /// Looks at a message: a whole request, or something that is answered here.
+    /// Handles a message: returns a complete request, or answers it here.
     fn digest(&self, state: &mut State, ready: Ready) -> Option<Call> {
         let Ready { place, pair, bytes } = ready;
         let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
@@ -313,7 +321,7 @@ impl Lane {
             return None;
         };
         let Some(header) = places.header(within, bytes) else {
-            // Who does not speak as agreed is not answered; its connection is lost.
+            // A message without a valid header breaks its sender's connection and gets no answer.
             session.pair.fail();
             self.lend(state, place);
             return None;
@@ -361,7 +369,7 @@ impl Lane {
         None
     }
 
-    /// Keeps a reply until its pieces have been asked for.
+    /// Keeps a reply until the client has asked for all its pieces.
     fn keep(&self, state: &mut State, pair: u32, id: u64, reply: Message) {
         if let Some(session) = state.sessions.get_mut(&pair) {
             if session.kept.len() >= self.window {
@@ -390,7 +398,7 @@ impl Lane {
         }
     }
 
-    /// Sends an answer from the place that its request came to.
+    /// Sends an answer from the place that received the request.
     fn send(&self, state: &mut State, pair: u32, place: usize, header: &Header, whole: &[u8]) {
         let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
         let Some(session) = state.sessions.get_mut(&pair) else {
@@ -399,7 +407,7 @@ impl Lane {
         let local = state.chunks[chunk].put(within, header, whole);
         let generation = u64::from(state.places[place].0);
         let wr_id = SENT | generation << 32 | place as u64;
-        // An endpoint that keeps to its window never has so many answers on their way (N2).
+        // An endpoint that respects its window never has this many answers in flight (N2).
         let is_within = session.sending < 2 * self.window;
         state.batch.push(wr_id, Operation::Send, local, true);
         if is_within && session.pair.post(&mut state.batch).is_ok() {

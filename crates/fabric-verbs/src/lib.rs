@@ -1,9 +1,11 @@
-//! `verbs`: memory servers over RDMA (InfiniBand, RoCE), on reliable connections through rdma-core's libibverbs, which
-//! is loaded at run time: this crate builds and starts without it, and [`probe`] says what is missing.
+//! `verbs`: memory servers over RDMA (InfiniBand, RoCE), on reliable connections through
+//! rdma-core's libibverbs. The library is loaded at run time: this crate builds and starts without
+//! it, and [`probe`] reports what is missing.
 //!
-//! READ, WRITE, CAS and FETCH-ADD are done by the devices alone, on the server's registered region; calls are
-//! messages between both sides' memory ([`VerbsServer`] has threads for them). Connections are brought up over
-//! TCP, with the same handshake as the provider `tcp`. `docs/internals/verbs.md` has the reasons.
+//! The devices alone execute READ, WRITE, CAS and FETCH-ADD, on the server's registered region.
+//! Calls are messages between both sides' memory, served by threads of [`VerbsServer`]. Connections
+//! are brought up over TCP, with the same handshake as the provider `tcp`.
+//! `docs/internals/verbs.md` has the reasons.
 //!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 

@@ -1,12 +1,12 @@
-//! What goes to one server and comes from there: verbs and calls over a queue pair, fences over the
-//! socket beside it.
+//! The traffic with one server: verbs and calls over a queue pair, fences over the TCP connection
+//! beside it.
 //!
-//! Posting only notes what is to be done. It goes to the device when the endpoint's tasks all wait:
-//! one list, and so one doorbell, for each server.
+//! Posting only queues an operation. The queue goes to the device when all tasks of the endpoint
+//! wait: one list, and so one doorbell, for each server.
 //!
 //! *Invariants*: K3. verbs are posted to the device in the order in which they were posted here
-//! (F3). K6. what is outside the server's region is not posted; the device there would refuse it,
-//! at the price of the connection.
+//! (F3). K6. an access outside the server's region is not posted; the device there would refuse it
+//! and break the connection.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -27,19 +27,19 @@ use std::net::TcpStream;
 
 type Slots = farleaf_fabric::endpoint::Slots<Progress>;
 
-/// What is to be done at a server, and the queue pair that it is done over.
+/// The queued operations for a server, and the queue pair that carries them.
 #[derive(Debug, Default)]
 pub struct Queues {
-    /// There is one from the moment when the server is told of it.
+    /// Present once the offer has been sent to the server.
     wire: Option<Box<Wire>>,
     gather: Gather,
-    /// Verbs that are to be posted, in posting order.
+    /// Verbs to be posted, in posting order.
     verbs: VecDeque<u64>,
-    /// Calls whose requests have not been sent whole, and those whose replies have not been asked
-    /// for whole.
+    /// Calls with parts of their requests still to be sent, and calls with parts of their replies
+    /// still to be asked for.
     calls: VecDeque<u64>,
     asks: VecDeque<u64>,
-    /// Fences that are to be sent.
+    /// Fences to be sent.
     fences: VecDeque<u64>,
     events: Vec<Event>,
 }
@@ -60,7 +60,7 @@ impl Carrier<Verbs> for Queues {
         [&self.verbs, &self.calls, &self.fences].iter().any(|queue| !queue.is_empty())
     }
 
-    /// Makes a queue pair and tells the server of it.
+    /// Creates a queue pair and offers it to the server.
     fn welcomed(
         &mut self,
         socket: &mut TcpStream,
@@ -91,7 +91,7 @@ impl Carrier<Verbs> for Queues {
             return Err(Lost);
         };
         let shared = &around.transport.shared;
-        // If it cannot be connected, this attempt has failed like one that was refused.
+        // If connecting fails, the attempt fails like a refused one.
         let connected = wire.connect(&shared.adapter, peer, lent, shared.config.patience);
         connected.map(|()| Ready::Now).map_err(|_| Lost)
     }
@@ -117,7 +117,7 @@ impl Carrier<Verbs> for Queues {
         }
     }
 
-    /// Takes completions.
+    /// Handles completions; returns whether there were any.
     fn poll(&mut self, slots: &mut Slots, around: &Around<'_, Verbs>) -> Result<bool, Lost> {
         let Some(wire) = &mut self.wire else { return Ok(false) };
         let mut events = std::mem::take(&mut self.events);
@@ -143,7 +143,7 @@ impl Carrier<Verbs> for Queues {
         if polled { Ok(advanced) } else { Err(Lost) }
     }
 
-    /// Posts what is to be posted, as far as there is room, by one doorbell.
+    /// Posts the queued operations, as far as there is room, with one doorbell.
     fn send(
         &mut self,
         socket: &mut TcpStream,
@@ -197,8 +197,8 @@ impl Carrier<Verbs> for Queues {
         if good { Ok(()) } else { Err(Lost) }
     }
 
-    /// Has the next completion told, if any is to come; whether it was not to be told already, so
-    /// that one that has come before must be looked for.
+    /// Arms the completion queue if completions are outstanding. Returns whether it was not armed
+    /// before; the caller must then poll for completions that came earlier.
     fn arm(&mut self) -> bool {
         self.wire.as_mut().is_some_and(|wire| wire.is_busy() && wire.arm())
     }
@@ -209,12 +209,12 @@ impl Carrier<Verbs> for Queues {
         }
     }
 
-    /// Whether requests are under way.
+    /// Whether requests are in flight.
     fn is_busy(&self) -> bool {
         self.wire.as_ref().is_some_and(|wire| wire.has_flights())
     }
 
-    /// The queue pair goes: only then may buffers be other tasks'.
+    /// Drops the queue pair, so that other tasks may reuse its buffers.
     fn let_go_of_buffers(&mut self) {
         self.wire = None;
     }
@@ -226,7 +226,7 @@ impl Carrier<Verbs> for Queues {
     }
 }
 
-/// Adds a verb to the batch, if it is one that can be done.
+/// Adds a verb to the batch if it is valid.
 #[inline]
 fn post_verb(
     wire: &mut Wire,
@@ -263,7 +263,7 @@ fn post_verb(
     Ok(())
 }
 
-/// Takes a message about a call; `false` if the server does not speak as agreed.
+/// Handles a message about a call; returns `false` if the server violates the protocol.
 fn take_message(
     wire: &mut Wire,
     place: usize,
@@ -277,7 +277,7 @@ fn take_message(
         return false;
     }
     let id = header.id;
-    // A call that has ended already finds no slot.
+    // A call that has ended has no slot any more.
     let Some(slot) = slots.pending(id) else { return true };
     let (server, call) = (slot.server, &mut slot.progress);
     if !matches!(slot.body, Body::Call(_)) {

@@ -1,8 +1,10 @@
-//! Which memory of the compute server the device may reach: scratch buffers, and whatever else operations lend, such as
-//! arenas of frames. A region is registered when it is lent first, once for all endpoints of a cluster.
+//! Registers the memory of the compute server that the device may access: scratch buffers, and
+//! other memory that operations lend, such as frame arenas. A region is registered when it is first
+//! lent, once for all endpoints of a cluster.
 //!
-//! *Invariants*: R1. what is registered stays mapped until the device has let go of it. R2. a registration that nobody can
-//! lend any more, because all others have dropped the region, goes when the next region is registered.
+//! *Invariants*: R1. registered memory stays mapped until the device has released it. R2. a
+//! registration that can no longer be used, because all other references to the region are gone, is
+//! dropped when the next region is registered.
 //!
 //! *Thread safety*: [`Memory`] is for any number of threads; [`Known`] belongs to one endpoint.
 
@@ -15,7 +17,7 @@ use farleaf_fabric::{Buffer, Region};
 #[derive(Debug, Default)]
 pub(crate) struct Memory(Mutex<Vec<Arc<Registration>>>);
 
-/// Whether anybody but its registration has the region.
+/// Whether the region has references besides its registration.
 fn is_of_use(registration: &Arc<Registration>) -> bool {
     Arc::strong_count(registration.region()) > 1
 }
@@ -33,14 +35,14 @@ impl Memory {
     }
 }
 
-/// What one endpoint has lent so far.
+/// The registrations that one endpoint has used so far.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     list: Vec<Arc<Registration>>,
 }
 
 impl Known {
-    /// What the device must be told of `buffer`.
+    /// The address, length and key of `buffer` for the device.
     #[inline]
     pub(crate) fn local(
         &mut self,

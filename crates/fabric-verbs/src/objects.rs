@@ -1,12 +1,13 @@
-//! The objects of libibverbs, each owned by one value: a safe face for the rest of the crate.
+//! The objects of libibverbs, each owned by one value: a safe interface for the rest of the crate.
 //!
-//! *Invariants*: J1. an object is destroyed before those that it was made of: each holds them. J2. a device touches only
-//! registered memory, and what is registered is a [`Region`], whose words are atomics that nobody holds a `&[u8]`
-//! over; a [`Registration`] keeps its region until the device has let go of it. So no request, however wrong, makes the device
-//! touch anything else: keys are checked by the device. J3. each event of a completion queue is acknowledged when it is
-//! taken, so destroying one never waits.
+//! *Invariants*: J1. an object is destroyed before the objects that it was created from: each holds
+//! a reference to them. J2. a device touches only registered memory, which is always a [`Region`]:
+//! its words are atomics, and no code holds a `&[u8]` over them. A [`Registration`] keeps its
+//! region until the device has released it. The device checks keys, so no request, however wrong,
+//! makes it touch anything else. J3. each event of a completion queue is acknowledged when it is
+//! taken, so destroying a queue never waits.
 //!
-//! *Thread safety*: any number of threads, as libibverbs promises.
+//! *Thread safety*: any number of threads, as libibverbs guarantees.
 #![expect(unsafe_code, reason = "the functions of a C library")]
 
 use crate::ffi;
@@ -18,14 +19,14 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 
-/// libibverbs, loaded.
+/// The loaded libibverbs.
 pub(crate) struct Library {
     functions: ffi::Functions,
-    /// Never unloaded: its drivers leave things behind in the process.
+    /// Never unloaded, because its drivers keep state in the process.
     _library: ManuallyDrop<libloading::Library>,
 }
 
-/// What an `int` result of the library says.
+/// Converts an `int` result of the library.
 fn check(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
@@ -34,32 +35,33 @@ fn check(result: c_int) -> io::Result<()> {
     }
 }
 
-/// What a pointer result of the library says.
+/// Converts a pointer result of the library.
 fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
 
 impl Library {
-    /// Loads `name`, or says why that cannot be.
+    /// Loads `name`; the error states why that failed.
     pub(crate) fn load(name: &str) -> Result<Arc<Self>, String> {
-        // SAFETY: what runs when libibverbs is loaded asks for nothing that a Rust program does not have.
+        // SAFETY: the initializers of libibverbs need nothing that a Rust program does not have.
         let library = unsafe { libloading::Library::new(name) };
         let library = library.map_err(|error| error.to_string())?;
         let functions = ffi::Functions::find(&library).map_err(|error| error.to_string())?;
         Ok(Arc::new(Self { functions, _library: ManuallyDrop::new(library) }))
     }
 
-    /// Opens the device called `name`, or the first one; or the names of those that there are, if it is not among them.
+    /// Opens the device called `name`, or the first one; the inner error has the names of all
+    /// devices if there is no such device.
     pub(crate) fn open(
         self: &Arc<Self>,
         name: Option<&str>,
     ) -> io::Result<Result<Context, Vec<String>>> {
         let mut count = 0;
-        // SAFETY: the library writes the number of devices to where it is told.
+        // SAFETY: the library writes the number of devices to `count`.
         let list = unsafe { (self.functions.get_device_list)(&raw mut count) };
         if list.is_null() {
             let error = io::Error::last_os_error();
-            // A kernel that knows nothing of RDMA has no devices.
+            // 38 is ENOSYS: a kernel without RDMA support has no devices.
             return match error.raw_os_error() {
                 Some(38) => Ok(Err(Vec::new())),
                 _ => Err(error),
@@ -68,23 +70,23 @@ impl Library {
         let mut names = Vec::new();
         let mut opened = None;
         for index in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has so many devices.
+            // SAFETY: the list has `count` entries.
             let place = unsafe { list.add(index) };
-            // SAFETY: the place is within the list, which has not been freed.
+            // SAFETY: the entry is within the list, which has not been freed.
             let device = unsafe { *place };
-            // SAFETY: the device is one of the list, which has not been freed.
+            // SAFETY: the device is from the list, which has not been freed.
             let found = unsafe { (self.functions.get_device_name)(device) };
-            // SAFETY: it is the device's name, which lives as long as the list does.
+            // SAFETY: the device's name is valid as long as the list.
             let found = unsafe { CStr::from_ptr(found) }.to_string_lossy().into_owned();
             if name.is_none_or(|name| name == found) {
-                // SAFETY: the device is one of the list, which has not been freed.
+                // SAFETY: the device is from the list, which has not been freed.
                 opened = Some((unsafe { (self.functions.open_device)(device) }, found));
                 break;
             }
             names.push(found);
         }
         let error = io::Error::last_os_error();
-        // SAFETY: the list is freed once; an open device outlives it.
+        // SAFETY: the list is freed only here; an open device outlives it.
         unsafe { (self.functions.free_device_list)(list) };
         let Some((raw, name)) = opened else { return Ok(Err(names)) };
         let raw = NonNull::new(raw).ok_or(error)?;
@@ -106,7 +108,7 @@ pub(crate) struct Context {
 
 impl Context {
     fn new(library: Arc<Library>, raw: NonNull<ffi::Context>, name: String) -> io::Result<Self> {
-        // SAFETY: the context is open, and its table of functions does not change after that.
+        // SAFETY: the context is open, and its function table no longer changes.
         let table = unsafe { raw.as_ref() };
         let missing = || io::Error::from(io::ErrorKind::Unsupported);
         Ok(Self {
@@ -125,27 +127,27 @@ impl Context {
         &self.library.functions
     }
 
-    /// What the device can do.
+    /// The device's attributes.
     pub(crate) fn attributes(&self) -> io::Result<ffi::DeviceAttr> {
         let mut found = std::mem::MaybeUninit::<ffi::DeviceAttr>::zeroed();
         let (raw, into) = (self.raw.as_ptr(), found.as_mut_ptr());
         // SAFETY: the context is open, and `into` has the size that the library writes.
         check(unsafe { (self.functions().query_device)(raw, into) })?;
-        // SAFETY: all of it was zeros or was written, and any bits are good for its integers.
+        // SAFETY: all bytes are zero or written, and any bits are valid for its integers.
         Ok(unsafe { found.assume_init() })
     }
 
-    /// What its port `port` is like.
+    /// The attributes of port `port`.
     pub(crate) fn port(&self, port: u8) -> io::Result<ffi::PortAttr> {
         let mut found = std::mem::MaybeUninit::<ffi::PortAttr>::zeroed();
         let (raw, into) = (self.raw.as_ptr(), found.as_mut_ptr());
         // SAFETY: the context is open, and `into` is no smaller than what the library writes.
         check(unsafe { (self.functions().query_port)(raw, port, into) })?;
-        // SAFETY: all of it was zeros or was written, and any bits are good for its integers.
+        // SAFETY: all bytes are zero or written, and any bits are valid for its integers.
         Ok(unsafe { found.assume_init() })
     }
 
-    /// The address at place `index` of its port's table.
+    /// The address at `index` of the port's table.
     pub(crate) fn gid(&self, port: u8, index: u32) -> io::Result<[u8; 16]> {
         let mut gid = [0; 16];
         let index = c_int::try_from(index).map_err(io::Error::other)?;
@@ -158,12 +160,12 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it is open, and everything that was made of it is gone (J1).
+        // SAFETY: the context is open, and everything created from it is gone (J1).
         let _ = unsafe { (self.functions().close_device)(self.raw.as_ptr()) };
     }
 }
 
-/// A protection domain: memory and queue pairs of one domain may meet.
+/// A protection domain: requests of its queue pairs may only use memory of the same domain.
 pub(crate) struct Domain {
     context: Arc<Context>,
     raw: NonNull<ffi::Pd>,
@@ -183,12 +185,12 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: it is allocated, and nothing that was made of it is left (J1).
+        // SAFETY: the domain is allocated, and everything created from it is gone (J1).
         let _ = unsafe { (self.context.functions().dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
-/// A region that the device may reach.
+/// A region that the device may access.
 pub(crate) struct Registration {
     domain: Arc<Domain>,
     raw: NonNull<ffi::Mr>,
@@ -198,16 +200,18 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Registers all of `region`, for peers too if it is `shared`. Its pages stay in memory from now on.
+    /// Registers all of `region`; with access for peers if `shared`. Its pages are pinned from now
+    /// on.
     pub(crate) fn new(domain: &Arc<Domain>, region: Arc<Region>, shared: bool) -> io::Result<Self> {
         let remote = ffi::ACCESS_REMOTE_READ | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_ATOMIC;
         let access = ffi::ACCESS_LOCAL_WRITE | if shared { remote } else { 0 };
         let words = region.words().as_ptr().cast_mut();
         let (pd, bytes) = (domain.raw.as_ptr(), region.bytes());
-        // SAFETY: the domain is allocated; the words are mapped, and stay so as long as the registration has its region (J2).
+        // SAFETY: the domain is allocated; the words are mapped, and stay so as long as the
+        // registration holds its region (J2).
         let raw = unsafe { (domain.context.functions().reg_mr)(pd, words.cast(), bytes, access) };
         let raw = made(raw)?;
-        // SAFETY: what was just made can be read.
+        // SAFETY: the library has just returned this valid object.
         let found = unsafe { raw.as_ref() };
         let (lkey, rkey) = (found.lkey, found.rkey);
         Ok(Self { domain: Arc::clone(domain), raw, region, lkey, rkey })
@@ -225,21 +229,23 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: it is registered, and this is the only time that it is given up. The region goes after it.
+        // SAFETY: the memory is registered, and deregistered only here. The region is dropped after
+        // it.
         let result = unsafe { (self.domain.context.functions().dereg_mr)(self.raw.as_ptr()) };
         if result != 0 {
-            // The device may still reach the memory: it must not be used for anything else.
+            // The device may still access the memory, so leak it: it must never be reused.
             std::mem::forget(Arc::clone(&self.region));
         }
     }
 }
 
-/// Where words are, as the device knows it.
+/// The address of words, as the device knows it.
 pub(crate) fn address_of(words: &[farleaf_fabric::sync::AtomicU64]) -> u64 {
     words.as_ptr().addr() as u64
 }
 
-/// Where completion queues tell that something has come; readable when they have.
+/// The channel on which completion queues report events; its descriptor is readable while there are
+/// any.
 pub struct Channel {
     context: Arc<Context>,
     raw: NonNull<ffi::CompChannel>,
@@ -256,17 +262,18 @@ impl Channel {
         Ok(channel)
     }
 
-    /// The token of a queue that has told something, if one has.
+    /// The token of a queue with an event, if there is one.
     pub(crate) fn next_event(&self) -> Option<u64> {
         let (mut cq, mut token) = (null_mut(), null_mut());
         let functions = self.context.functions();
-        // SAFETY: the channel is there, and does not block; the library writes two pointers.
+        // SAFETY: the channel exists and does not block; the library writes two pointers.
         let result =
             unsafe { (functions.get_cq_event)(self.raw.as_ptr(), &raw mut cq, &raw mut token) };
         if result != 0 {
             return None;
         }
-        // SAFETY: a queue that is being destroyed waits for its events that were taken to be acknowledged.
+        // SAFETY: the event has been taken but not acknowledged, so the queue has not been
+        // destroyed.
         unsafe { (functions.ack_cq_events)(cq, 1) };
         Some(token.addr() as u64)
     }
@@ -274,7 +281,7 @@ impl Channel {
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel can be read.
+        // SAFETY: the channel exists.
         let fd = unsafe { self.raw.as_ref() }.fd;
         // SAFETY: the descriptor is open as long as the channel lives.
         unsafe { BorrowedFd::borrow_raw(fd) }
@@ -283,7 +290,7 @@ impl AsFd for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: it is there, and no queue tells it anything any more (J1).
+        // SAFETY: the channel exists, and no queue uses it any more (J1).
         let _ = unsafe { (self.context.functions().destroy_comp_channel)(self.raw.as_ptr()) };
     }
 }
@@ -301,37 +308,37 @@ impl Completions {
         let room = c_int::try_from(room).map_err(io::Error::other)?;
         let token = std::ptr::without_provenance_mut(token as usize);
         let (raw_context, raw_channel) = (context.raw.as_ptr(), channel.raw.as_ptr());
-        // SAFETY: the device is open and the channel there; the token is only ever handed back.
+        // SAFETY: device and channel exist; the library never dereferences the token.
         let raw =
             unsafe { (context.functions().create_cq)(raw_context, room, token, raw_channel, 0) };
         Ok(Arc::new(Self { channel: Arc::clone(channel), raw: made(raw)? }))
     }
 
-    /// Takes completions; how many there were.
+    /// Takes completions; returns their number.
     #[inline]
     pub(crate) fn poll(&self, into: &mut [ffi::Wc]) -> io::Result<usize> {
         let room = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
         let first = into.as_mut_ptr();
-        // SAFETY: the queue is there, and `into` has room for so many.
+        // SAFETY: the queue exists, and `into` has room for `room` completions.
         let count = unsafe { (self.channel.context.poll_cq)(self.raw.as_ptr(), room, first) };
-        usize::try_from(count).map_err(|_| io::Error::other("a completion queue is broken"))
+        usize::try_from(count).map_err(|_| io::Error::other("cannot poll a completion queue"))
     }
 
-    /// Asks for an event when the next completion comes. What has come before tells nothing: poll again.
+    /// Requests an event for the next completion. Earlier completions raise none: poll again.
     pub(crate) fn arm(&self) -> io::Result<()> {
-        // SAFETY: the queue is there.
+        // SAFETY: the queue exists.
         check(unsafe { (self.channel.context.notify_cq)(self.raw.as_ptr(), 0) })
     }
 }
 
 impl Drop for Completions {
     fn drop(&mut self) {
-        // SAFETY: it is there, and no queue pair uses it any more (J1).
+        // SAFETY: the queue exists, and no queue pair uses it any more (J1).
         let _ = unsafe { (self.channel.context.functions().destroy_cq)(self.raw.as_ptr()) };
     }
 }
 
-/// Registered memory that one request is about.
+/// The local memory of one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local {
     pub(crate) address: u64,
@@ -357,7 +364,7 @@ fn receive(
     check(post(&raw mut request, &raw mut bad))
 }
 
-/// A queue of places for messages that any queue pair of a server thread receives.
+/// A queue of places for messages, shared by the queue pairs of a server thread.
 pub(crate) struct SharedReceives {
     domain: Arc<Domain>,
     raw: NonNull<ffi::Srq>,
@@ -377,7 +384,8 @@ impl SharedReceives {
     /// Lends a place for one message; its completion has `id`.
     pub(crate) fn post(&self, local: Local, id: u64) -> io::Result<()> {
         receive(local, id, |request, bad| {
-            // SAFETY: the queue is there, and the library reads a list of one request, which does not move.
+            // SAFETY: the queue exists, and the library reads a list of one request, which does not
+            // move.
             unsafe { (self.domain.context.post_srq_recv)(self.raw.as_ptr(), request, bad) }
         })
     }
@@ -385,12 +393,12 @@ impl SharedReceives {
 
 impl Drop for SharedReceives {
     fn drop(&mut self) {
-        // SAFETY: it is there, and no queue pair uses it any more (J1).
+        // SAFETY: the queue exists, and no queue pair uses it any more (J1).
         let _ = unsafe { (self.domain.context.functions().destroy_srq)(self.raw.as_ptr()) };
     }
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operation {
     Send,
@@ -418,7 +426,7 @@ impl Batch {
         self.requests.is_empty()
     }
 
-    /// Adds a request; its completion has `id`, if it is `told`.
+    /// Adds a request. Its completion has `id`; it is only reported if `told`.
     pub(crate) fn push(&mut self, id: u64, operation: Operation, local: Local, told: bool) {
         let (opcode, remote) = match operation {
             Operation::Send => (ffi::WR_SEND, ffi::SendWr::EMPTY.remote),
@@ -437,7 +445,7 @@ impl Batch {
         self.elements.push(local.element());
     }
 
-    /// Has the last one's completion told.
+    /// Requests a completion for the last request.
     pub(crate) fn tell_last(&mut self) {
         if let Some(last) = self.requests.last_mut() {
             last.send_flags |= ffi::SEND_SIGNALED;
@@ -460,7 +468,7 @@ pub(crate) struct Room {
     pub(crate) receives: usize,
 }
 
-/// A reliable connection's end.
+/// One end of a reliable connection.
 pub(crate) struct QueuePair {
     domain: Arc<Domain>,
     raw: NonNull<ffi::Qp>,
@@ -493,9 +501,9 @@ impl QueuePair {
             sq_sig_all: 0,
         };
         let (functions, pd) = (domain.context.functions(), domain.raw.as_ptr());
-        // SAFETY: the domain and both queues are there, and the pair keeps them (J1).
+        // SAFETY: the domain and both queues exist, and the pair holds references to them (J1).
         let raw = made(unsafe { (functions.create_qp)(pd, &raw mut wanted) })?;
-        // SAFETY: what was just made can be read, and its number does not change.
+        // SAFETY: the library has just returned this valid object, and its number does not change.
         let number = unsafe { raw.as_ref() }.qp_num;
         Ok(Self {
             domain: Arc::clone(domain),
@@ -506,23 +514,23 @@ impl QueuePair {
         })
     }
 
-    /// Sets the attributes that `mask` names.
+    /// Sets the attributes that `mask` selects.
     pub(crate) fn modify(&self, mut attributes: ffi::QpAttr, mask: c_int) -> io::Result<()> {
         let functions = self.domain.context.functions();
-        // SAFETY: the pair is there; the library reads the attributes.
+        // SAFETY: the pair exists; the library reads the attributes.
         check(unsafe { (functions.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask) })
     }
 
-    /// Ends it: what is under way is given up, nothing more is received.
+    /// Moves the pair to the error state: requests in flight are flushed, nothing more is received.
     pub(crate) fn fail(&self) {
         let attributes = ffi::QpAttr { qp_state: ffi::QPS_ERR, ..Default::default() };
-        // A pair that cannot even fail is destroyed all the same.
+        // If this fails, destroying the pair ends it anyway.
         let _ = self.modify(attributes, ffi::QP_STATE);
     }
 
-    /// Posts all of `batch`, by one doorbell, and empties it.
+    /// Posts all of `batch` with one doorbell, and empties it.
     ///
-    /// After an error some of it may be under way: give the connection up.
+    /// After an error, some of the requests may be in flight: give up the connection.
     pub(crate) fn post(&self, batch: &mut Batch) -> io::Result<()> {
         let count = batch.requests.len();
         let (first, elements) = (batch.requests.as_mut_ptr(), batch.elements.as_mut_ptr());
@@ -536,7 +544,8 @@ impl QueuePair {
         let mut posted = Ok(());
         if count > 0 {
             let mut bad = null_mut();
-            // SAFETY: the pair is there, and the library reads a list that ends, of requests with one element each.
+            // SAFETY: the pair exists, and the library reads a null-terminated list of requests
+            // with one element each.
             posted = check(unsafe {
                 (self.domain.context.post_send)(self.raw.as_ptr(), first, &raw mut bad)
             });
@@ -549,7 +558,8 @@ impl QueuePair {
     /// Lends a place for one message; its completion has `id`.
     pub(crate) fn post_receive(&self, local: Local, id: u64) -> io::Result<()> {
         receive(local, id, |request, bad| {
-            // SAFETY: the pair is there, and the library reads a list of one request, which does not move.
+            // SAFETY: the pair exists, and the library reads a list of one request, which does not
+            // move.
             unsafe { (self.domain.context.post_recv)(self.raw.as_ptr(), request, bad) }
         })
     }
@@ -557,16 +567,16 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: it is there, and this is the only time that it is destroyed.
+        // SAFETY: the pair exists, and is destroyed only here.
         let _ = unsafe { (self.domain.context.functions().destroy_qp)(self.raw.as_ptr()) };
     }
 }
 
 macro_rules! any_thread {
     ($($name:ident)*) => {$(
-        // SAFETY: libibverbs lets any thread use its objects; they are owned by this value alone.
+        // SAFETY: libibverbs allows its objects on any thread; this value alone owns the object.
         unsafe impl Send for $name {}
-        // SAFETY: libibverbs locks what several threads use at once.
+        // SAFETY: libibverbs locks what several threads use concurrently.
         unsafe impl Sync for $name {}
 
         impl std::fmt::Debug for $name {
@@ -579,7 +589,7 @@ macro_rules! any_thread {
 
 any_thread!(Context Domain Registration Channel Completions SharedReceives QueuePair);
 
-// SAFETY: batches hold pointers only while one is being posted.
+// SAFETY: a batch has valid pointers only while `QueuePair::post` runs.
 unsafe impl Send for Batch {}
 
 impl std::fmt::Debug for Library {

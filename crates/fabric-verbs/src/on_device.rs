@@ -1,5 +1,6 @@
-//! What only the crate itself can ask of a device: requests that no endpoint would post. Run in a virtual machine where there
-//! is no device: `scripts/soft-roce-vm` with the binary of the unit tests and `--ignored`.
+//! Tests of requests that no endpoint would post, which only the crate itself can make. On a host
+//! without a device, run them in a virtual machine: `scripts/soft-roce-vm` with the binary of the
+//! unit tests and `--ignored`.
 
 use crate::bring_up::Lent;
 use crate::device::{Adapter, DeviceChoice, Patience};
@@ -12,7 +13,7 @@ use farleaf_fabric::sync::{Arc, Ordering};
 
 const BYTES: u64 = 8192;
 
-/// A server's memory and thread, and what an endpoint needs to reach them.
+/// A server's memory and lane, and what an endpoint needs to reach them.
 struct Both {
     adapter: Arc<Adapter>,
     lane: Lane,
@@ -40,11 +41,11 @@ impl Both {
         self.connect_to().0
     }
 
-    /// With the number of the pair on the other side.
+    /// Also returns the number of the pair on the other side.
     fn connect_to(&self) -> (Wire, u32) {
         let mut wire = Wire::new(&self.adapter, &self.channel, 7, 64, 4, 1).unwrap();
         let peer = self.lane.open(wire.own(), 2, 0).unwrap();
-        // A pair that has failed does not answer: nobody waits for it for long here.
+        // A failed pair does not answer, so keep its retries short.
         let patience = Patience { acknowledgement_timer: 12, ..Patience::default() };
         wire.connect(&self.adapter, peer, self.lent(), patience).unwrap();
         (wire, peer.pair)
@@ -59,7 +60,7 @@ impl Both {
     }
 }
 
-/// Polls until something comes: what, or that the connection is broken.
+/// Polls until there are events, or the connection breaks.
 fn next(wire: &mut Wire) -> Result<Vec<Event>, String> {
     let mut events = Vec::new();
     while events.is_empty() {
@@ -68,8 +69,8 @@ fn next(wire: &mut Wire) -> Result<Vec<Event>, String> {
     Ok(events)
 }
 
-/// A request with a wrong key, or outside the region, breaks its connection and reaches nothing; the next connection is as
-/// good as ever, over the same memory.
+/// A request with a wrong key, or outside the region, breaks its connection and reaches no memory.
+/// The next connection works as before, over the same memory.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn wrong_requests_reach_nothing() {
@@ -90,7 +91,7 @@ fn wrong_requests_reach_nothing() {
         wire.ring().unwrap();
         // 10: the peer's device refuses the access.
         assert_eq!(next(&mut wire), Err("status 10".into()), "{at:#x} by {key:#x}");
-        // What comes after it is not done: 5, flushed.
+        // Later requests are not executed: 5, flushed.
         let (right, local) = both.write(base, rkey);
         wire.push(2, right, local);
         if wire.ring().is_ok() {
@@ -108,7 +109,8 @@ fn wrong_requests_reach_nothing() {
     assert_eq!(words[16].load(Ordering::Relaxed), 0);
 }
 
-/// Requests that are not told of are settled by those after them, in order; the queue fills and empties.
+/// Unsignaled requests are settled by the completions of later ones, in order; the queue fills and
+/// empties.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn what_completes_settles_what_was_before() {
@@ -139,7 +141,8 @@ fn what_completes_settles_what_was_before() {
     assert!(words[..68].iter().all(|word| word.load(Ordering::Relaxed) == 20));
 }
 
-/// Whoever does not speak as agreed loses its connection, and nobody else does; its places are lent again.
+/// A client that violates the protocol loses its connection; other clients keep theirs, and its
+/// places are lent again.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn garbage_costs_its_sender_the_connection() {

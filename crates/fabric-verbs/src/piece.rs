@@ -1,8 +1,9 @@
-//! The bytes of calls: messages of one size at most, each sent by a SEND into a place that the receiver has lent.
+//! The bytes of calls: messages of bounded size, each sent by a SEND into a place that the receiver
+//! has lent.
 //!
-//! A request or a reply that is longer than one message travels in pieces. Every message of an endpoint gets exactly
-//! one message of the server in return: so the endpoint, which has a bounded number of them under way, bounds both
-//! directions, and neither side ever lacks a place for what comes.
+//! A request or a reply that is longer than one message travels in pieces. The server answers every
+//! message of an endpoint with exactly one message. So the endpoint, which bounds its messages in
+//! flight, bounds both directions, and neither side ever lacks a place for an incoming message.
 //!
 //! ```text
 //!  0 id     u64   of the call, in every message about it
@@ -19,16 +20,16 @@
 //!
 //! *Thread safety*: plain values.
 
-/// The size of a message, and of the places for one, in bytes.
+/// Size of a message, and of the place for one, in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 /// Bytes before the piece.
 pub(crate) const HEADER_BYTES: usize = 24;
-/// The most bytes of a piece.
+/// Maximum size of a piece, in bytes.
 pub(crate) const PIECE_BYTES: usize = MESSAGE_BYTES - HEADER_BYTES;
 
 const _: () = assert!(HEADER_BYTES.is_multiple_of(8) && MESSAGE_BYTES.is_multiple_of(8));
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -40,7 +41,7 @@ pub(crate) enum Kind {
     Gone = 6,
 }
 
-/// What stands before the piece.
+/// The fields before the piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) id: u64,
@@ -56,18 +57,17 @@ impl Header {
         Self { id, kind, whole: 0, first: 0, length: 0 }
     }
 
-    /// The header of the piece that begins at `first` of `whole` bytes.
+    /// The header of the piece at `first` of `whole` bytes.
     pub(crate) fn piece(id: u64, kind: Kind, whole: usize, first: usize) -> Self {
         let length = (whole - first).min(PIECE_BYTES);
         Self { id, kind, whole: whole as u32, first: first as u32, length: length as u32 }
     }
 
-    /// Where the piece ends in the whole.
+    /// End of the piece within the whole.
     pub(crate) fn end(&self) -> usize {
         self.first as usize + self.length as usize
     }
 
-    /// As words.
     pub(crate) fn encode(&self) -> [u64; HEADER_BYTES / 8] {
         [
             self.id,
@@ -76,7 +76,7 @@ impl Header {
         ]
     }
 
-    /// The header of a message of `bytes` bytes, if it is one.
+    /// Decodes the header of a message of `bytes` bytes; `None` if it is invalid.
     pub(crate) fn decode(words: [u64; HEADER_BYTES / 8], bytes: usize) -> Option<Self> {
         let kind = match words[1] as u32 {
             1 => Kind::Request,

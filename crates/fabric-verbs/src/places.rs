@@ -1,6 +1,7 @@
 //! Places: registered memory for messages, one message each.
 //!
-//! *Thread safety*: the words are atomics; who may touch which place is up to the owner of the places.
+//! *Thread safety*: the words are atomics; the owner of the places decides which thread uses which
+//! place.
 
 use crate::device::{Adapter, Missing};
 use crate::objects::{Local, Registration, address_of};
@@ -15,7 +16,7 @@ const HEADER_WORDS: usize = HEADER_BYTES / 8;
 pub(crate) struct Places(Registration);
 
 impl Places {
-    /// Places for `count` messages.
+    /// Allocates and registers places for `count` messages.
     pub(crate) fn new(adapter: &Adapter, count: usize) -> Result<Self, Missing> {
         let bytes = (count * MESSAGE_BYTES).next_multiple_of(4096);
         let region = Region::new(bytes).map_err(|why| Missing::Broken {
@@ -40,9 +41,10 @@ impl Places {
         Local { address, bytes: bytes as u32, lkey: self.0.lkey }
     }
 
-    /// Puts a message into a place: `header`, and the piece of `whole` that it says. What to send.
+    /// Writes a message into a place: `header`, and the piece of `whole` that it describes. Returns
+    /// the memory to send.
     pub(crate) fn put(&self, place: usize, header: &Header, whole: &[u8]) -> Local {
-        // A message without a piece may speak of any place in what it is about.
+        // Without a piece, `first` may point anywhere.
         let piece = match header.length {
             0 => &[],
             _ => &whole[header.first as usize..header.end()],
@@ -59,14 +61,14 @@ impl Places {
         self.local(place, HEADER_BYTES + piece.len())
     }
 
-    /// The header of a message of `bytes` bytes, if it is one.
+    /// The header of a message of `bytes` bytes; `None` if it is invalid.
     pub(crate) fn header(&self, place: usize, bytes: usize) -> Option<Header> {
         let words = self.words(place);
         let header = std::array::from_fn(|index| words[index].load(Ordering::Relaxed));
         Header::decode(header, bytes)
     }
 
-    /// Adds the piece that is in a place to `whole`, bytes that grow at their end.
+    /// Appends the piece in a place to `whole`.
     pub(crate) fn append_to(
         &self,
         place: usize,

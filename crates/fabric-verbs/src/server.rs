@@ -1,10 +1,12 @@
-//! A memory server over RDMA: its region, registered; threads that answer calls; and the entrance, a thread that brings
-//! connections up over TCP and shuts them.
+//! A memory server over RDMA: its registered region, the threads that answer calls, and the
+//! entrance, a thread that opens and closes connections over TCP.
 //!
-//! *Invariants*: S1. connections, those among them that have not proven themselves, and the memory of each are bounded. S2. a
-//! queue pair serves as long as its connection to the entrance is open and its gate is. S3. an endpoint is welcomed again only
-//! after the queue pair of its last connection is gone (F9); a fence is answered only after those of its compute server are
-//! (F10). S4. after `stop` nothing takes effect any more, and no thread is left.
+//! *Invariants*: S1. the number of connections, the number of those that have not proven
+//! themselves, and the memory of each are bounded. S2. a queue pair serves as long as its
+//! connection to the entrance and its gate are open. S3. an endpoint is welcomed again only after
+//! the queue pair of its last connection is gone (F9); a fence is acknowledged only after the queue
+//! pairs of its compute server are gone (F10). S4. after `stop`, nothing takes effect any more and
+//! no thread is left.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
@@ -21,26 +23,26 @@ use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
-/// What a server is like.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct VerbsServerConfig {
     /// Its number among the memory servers.
     pub number: u16,
-    /// Whom it lets in.
+    /// The roles of clients that it accepts.
     pub accepts: &'static [Role],
     /// Threads that answer calls.
     pub threads: usize,
-    /// How many endpoints may be connected; fewer if the device has no room for so many.
+    /// Limit on connected endpoints; fewer if the device has no room for so many.
     pub connections: usize,
-    /// How many connections may be in their handshake: one more closes the oldest.
+    /// Limit on connections in their handshake; one more closes the oldest.
     pub half_open: usize,
-    /// The longest that it may take to bring a connection up, in nanoseconds.
+    /// Time limit to bring a connection up, in nanoseconds.
     pub handshake_timeout_ns: u64,
-    /// How many messages of calls an endpoint may have under way; the same on both sides.
+    /// Limit on an endpoint's call messages in flight; must be the same on both sides.
     pub window: usize,
-    /// The device.
+    /// The RDMA device.
     pub device: DeviceChoice,
-    /// How long it bears endpoints that do not answer.
+    /// When the server gives up endpoints that do not answer.
     pub patience: Patience,
 }
 
@@ -60,19 +62,19 @@ impl Default for VerbsServerConfig {
     }
 }
 
-/// Messages of calls that an endpoint may have under way to a server, unless said otherwise.
+/// Default limit on an endpoint's call messages in flight to a server.
 pub(crate) const WINDOW: usize = 16;
 
-/// What a server has done so far.
+/// Counters of a server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerbsServerCounters {
-    /// Connections that are open now, handshakes included.
+    /// Open connections, handshakes included.
     pub connections: u64,
-    /// Connections that were let in.
+    /// Connections that were admitted.
     pub welcomed: u64,
-    /// Connections that were not: refused, evicted or too slow.
+    /// Connections that were refused, evicted or too slow.
     pub refused: u64,
-    /// Calls. One-sided verbs pass a server by, and nobody there counts them.
+    /// Calls. One-sided verbs bypass the server and are not counted here.
     pub requests: u64,
 }
 
@@ -86,7 +88,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// What endpoints are told of the region.
+    /// The region's key, address and size, which endpoints need to access it.
     pub(crate) fn lent(&self) -> Lent {
         let memory = &self.memory;
         let bytes = memory.region().bytes() as u64;
@@ -94,7 +96,7 @@ impl Shared {
     }
 }
 
-/// A server that runs; dropping it stops it.
+/// A running server; dropping it stops it.
 #[derive(Debug)]
 pub struct VerbsServer {
     address: SocketAddr,
@@ -103,11 +105,11 @@ pub struct VerbsServer {
 }
 
 impl VerbsServer {
-    /// Serves the endpoints that connect to `listener`; what follows goes over the RDMA device.
+    /// Serves the endpoints that connect to `listener`; after that, they use the RDMA device.
     ///
     /// # Errors
-    /// What is missing for RDMA ([`crate::Missing`]), or what the operating system says: no more threads or file
-    /// descriptors, or no entropy.
+    /// What is missing for RDMA ([`crate::Missing`]), or the operating system's error: no more
+    /// threads or file descriptors, or no entropy.
     pub fn start<S: RpcService>(
         listener: TcpListener,
         service: Arc<S>,
@@ -150,17 +152,17 @@ impl VerbsServer {
         Ok(server)
     }
 
-    /// Where its entrance listens.
+    /// Address of its entrance.
     pub fn local_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Who it is, with the epoch that it drew when it started.
+    /// Its identity, with the epoch that it drew when it started.
     pub fn identity(&self) -> Identity {
         self.shared.listener.identity
     }
 
-    /// What it has done so far.
+    /// A snapshot of its counters.
     pub fn counters(&self) -> VerbsServerCounters {
         let Shared { listener, lanes, .. } = &*self.shared;
         VerbsServerCounters {
@@ -171,7 +173,7 @@ impl VerbsServer {
         }
     }
 
-    /// Shuts the entrance and every connection, and waits until all threads have ended.
+    /// Closes the entrance and every connection, and joins all threads.
     pub fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
         self.shared.wake.wake();

@@ -1,12 +1,13 @@
-//! A link's end of an RDMA connection: the queue pair with its own completion queue, what is under way on it, and the places for
-//! messages of calls.
+//! A link's end of an RDMA connection: the queue pair with its own completion queue, the requests
+//! in flight on it, and the places for call messages.
 //!
-//! *Invariants*: I1. every request of the send queue is counted from its post to its completion; most are not told of,
-//! but what completes says that all before it have. The last one of each batch is told, and one of at least every
-//! `TOLD` before it, so the queue never fills with what nobody will hear of. I2. the completion queue has room for
-//! every request of both sides. I3. there is a place for every answer: a message leaves only with a free number of the window, and
-//! the number is free again when the message is known to have been sent and has been answered. I4. when this is gone,
-//! the device touches nothing of what was lent any more.
+//! *Invariants*: I1. every request of the send queue is counted from its post to its completion.
+//! Most requests are unsignaled; a completion also completes all requests before it. The last
+//! request of each batch is signaled, and so is at least one in `TOLD` before it, so the queue
+//! never fills with requests that will not be reported. I2. the completion queue has room for every
+//! request of both sides. I3. there is a place for every answer: a message leaves only with a free
+//! number of the window, and the number becomes free when the message is known to be sent and has
+//! been answered. I4. once this value is dropped, the device touches none of the lent memory.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -20,14 +21,14 @@ use farleaf_fabric::sync::Arc;
 use std::collections::VecDeque;
 use std::io;
 
-/// At most so many requests in a row are not told of.
+/// At least one request in this many is signaled.
 const TOLD: usize = 16;
-/// The mark of a receive in the id of a request.
+/// Bit that marks a receive in a work request's id.
 const RECEIVED: u64 = 1 << 63;
 /// Completions taken at a time.
 const COMPLETIONS: usize = 32;
 
-/// What one request of the send queue was for.
+/// The purpose of a request in the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flight {
     /// The operation with this id.
@@ -36,43 +37,44 @@ enum Flight {
     Message(usize),
 }
 
-/// What has come.
+/// A result of polling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The operation with this id is done.
     Done(u64),
-    /// A message of so many bytes is in this place; give the place back.
+    /// A message of `bytes` bytes is in this place; the caller must give the place back.
     Message { place: usize, bytes: usize },
 }
 
 #[derive(Debug)]
 pub(crate) struct Wire {
-    // First: everything else may go only after the device has let go of it (I4).
+    // Declared first, so dropped first: the device must release the other fields' memory (I4).
     pair: QueuePair,
     completions: Arc<Completions>,
     pub(crate) places: Places,
     own: End,
     pub(crate) lent: Lent,
-    /// How many requests the send queue takes.
+    /// Capacity of the send queue.
     room: usize,
-    /// What is under way, in posting order; the number of the first.
+    /// Requests in flight, in posting order; `first_flight` is the number of the first.
     flights: VecDeque<Flight>,
     first_flight: u64,
     batch: Batch,
-    /// Requests since the last one that is told of.
+    /// Requests since the last signaled one.
     untold: usize,
     window: usize,
-    /// For each number of the window, whether its message is known to have been sent, and answered.
+    /// For each number of the window: whether its message is known to be sent, and whether it has
+    /// been answered.
     numbers: Vec<(bool, bool)>,
     free_numbers: Vec<usize>,
-    /// Numbers of messages that are to be answered, in the order in which they will be.
+    /// Numbers of unanswered messages, in the order of their answers.
     awaited: VecDeque<usize>,
     armed: bool,
 }
 
 impl Wire {
-    /// A queue pair that is not connected yet, with room for `depth` verbs and `window` messages; its events carry
-    /// `token`.
+    /// A queue pair that is not connected yet, with room for `depth` verbs and `window` messages.
+    /// Its events carry `token`.
     pub(crate) fn new(
         adapter: &Adapter,
         channel: &Arc<Channel>,
@@ -107,7 +109,7 @@ impl Wire {
         })
     }
 
-    /// This end.
+    /// This end, for the server.
     pub(crate) fn own(&self) -> End {
         self.own
     }
@@ -143,9 +145,9 @@ impl Wire {
         self.has_room() && !self.free_numbers.is_empty()
     }
 
-    /// Adds a message to the batch: `header`, and the piece of `whole` that it says.
+    /// Adds a message to the batch: `header`, and the piece of `whole` that it describes.
     pub(crate) fn push_message(&mut self, header: &Header, whole: &[u8]) {
-        let number = self.free_numbers.pop().expect("somebody has looked whether there is one");
+        let number = self.free_numbers.pop().expect("the caller has checked `has_number`");
         let local = self.places.put(self.window + number, header, whole);
         self.numbers[number] = (false, false);
         self.awaited.push_back(number);
@@ -163,7 +165,7 @@ impl Wire {
         self.batch.push(id, operation, local, told);
     }
 
-    /// Posts the batch, if there is one, by one doorbell.
+    /// Posts the batch with one doorbell, unless it is empty.
     #[inline]
     pub(crate) fn ring(&mut self) -> io::Result<()> {
         if self.batch.is_empty() {
@@ -174,7 +176,7 @@ impl Wire {
         self.pair.post(&mut self.batch)
     }
 
-    /// Tells `events` what has come, in order.
+    /// Appends what has completed to `events`, in order.
     ///
     /// # Errors
     /// The connection is broken.
@@ -199,7 +201,7 @@ impl Wire {
         }
     }
 
-    /// The requests up to number `last` are done.
+    /// Completes the requests up to number `last`.
     fn settle(&mut self, last: u64, events: &mut Vec<Event>) {
         while self.first_flight <= last {
             let Some(flight) = self.flights.pop_front() else { return };
@@ -214,7 +216,7 @@ impl Wire {
         }
     }
 
-    /// An answer has come; `false` if nothing was to be answered.
+    /// Records an answer; returns `false` if no message was waiting for one.
     pub(crate) fn answered(&mut self) -> bool {
         let Some(number) = self.awaited.pop_front() else { return false };
         self.numbers[number].1 = true;
@@ -233,23 +235,23 @@ impl Wire {
         self.pair.post_receive(self.places.whole(place), RECEIVED | place as u64)
     }
 
-    /// Whether anything is to come.
+    /// Whether completions or answers are outstanding.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         !self.flights.is_empty() || !self.awaited.is_empty()
     }
 
-    /// Whether requests are under way.
+    /// Whether requests are in flight.
     pub(crate) fn has_flights(&self) -> bool {
         !self.flights.is_empty()
     }
 
-    /// Has the next completion told; whether it was not to be told already.
+    /// Arms the completion queue; returns whether it was not armed before.
     pub(crate) fn arm(&mut self) -> bool {
         !std::mem::replace(&mut self.armed, true) && self.completions.arm().is_ok()
     }
 
-    /// A completion has been told.
+    /// Records that an event has arrived.
     pub(crate) fn disarm(&mut self) {
         self.armed = false;
     }

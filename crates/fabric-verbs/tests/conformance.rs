@@ -1,5 +1,5 @@
-//! The suite of all providers, over a device. Run in a virtual machine where there is none:
-//! `scripts/soft-roce-vm` with this test's binary and `--ignored`.
+//! The conformance suite of all providers, over a device. On a host without one, run it in a
+//! virtual machine: `scripts/soft-roce-vm` with this test's binary and `--ignored`.
 
 use farleaf_fabric::conformance;
 use farleaf_fabric_verbs::{VerbsConfig, VerbsServerConfig};

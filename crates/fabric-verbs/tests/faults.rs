@@ -1,6 +1,6 @@
-//! What becomes of operations over RDMA when servers stop, start anew or go silent, endpoints are fenced, and memory
-//! comes and goes. Run in a virtual machine where there is no device: `scripts/soft-roce-vm` with this test's binary and
-//! `--ignored`.
+//! The outcome of operations over RDMA when servers stop, restart or go silent, endpoints are
+//! fenced, and memory comes and goes. On a host without a device, run it in a virtual machine:
+//! `scripts/soft-roce-vm` with this test's binary and `--ignored`.
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
@@ -42,7 +42,6 @@ fn connect(server: &VerbsServer, token: &Token, config: VerbsConfig) -> VerbsClu
     VerbsCluster::connect(vec![server.local_address()], token, config).unwrap()
 }
 
-/// Runs one task to its end.
 fn run<T>(driver: &VerbsDriver, future: impl Future<Output = T>) -> T {
     let result = RefCell::new(None);
     let mut executor = Executor::new();
@@ -72,7 +71,8 @@ fn the_probe_finds_the_device() {
     assert!(matches!(probe(&nowhere, 4096).unwrap_err(), Missing::Broken { .. }));
 }
 
-/// Decision 031: what a restarted server held is gone, and so is what its clients knew.
+/// Decision 031: the memory of a restarted server is gone, so its clients must not use what they
+/// knew.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn a_restarted_server_is_another_server() {
@@ -92,20 +92,20 @@ fn a_restarted_server_is_another_server() {
     let _second = start_at(address, TestService::new(REGION_BYTES), &token);
     run(&driver, async {
         let restarted = Err(FabricError::Restarted { server: SERVER });
-        // The link may still wait after an attempt that failed while nobody was there.
+        // The link may still be pausing after an attempt that failed while no server was there.
         let mut found = word(&fabric, 8).await;
         if found == Err(LOST) {
             found = word(&fabric, 8).await;
         }
         assert_eq!(found, restarted);
-        assert_eq!(word(&fabric, 8).await, restarted, "for ever");
+        assert_eq!(word(&fabric, 8).await, restarted, "the server stays refused");
         assert_eq!(fabric.reset(SERVER).await, Err(FabricError::Restarted { server: SERVER }));
         let later = driver.open(1, 1).unwrap();
-        assert_eq!(word(&later, 8).await, restarted, "for endpoints that are opened later too");
+        assert_eq!(word(&later, 8).await, restarted, "endpoints opened later are refused too");
     });
 }
 
-/// A service whose calls wait until they are let go.
+/// A service with calls that wait until `go` is set.
 struct Slow {
     region: Arc<Region>,
     go: AtomicBool,
@@ -137,8 +137,8 @@ impl RpcService for Slow {
     async fn after_reply<C: Cpu>(&self, _cpu: &C) {}
 }
 
-/// F7: calls run into their deadlines while the server works on one; one-sided verbs go on, and so do calls afterwards. Late
-/// answers find nobody.
+/// F7: calls time out while the server works on one; one-sided verbs still work, and so do calls
+/// afterwards. Late answers find no waiting call.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn slow_calls_time_out_and_verbs_go_on() {
@@ -151,7 +151,7 @@ fn slow_calls_time_out_and_verbs_go_on() {
     let fabric = driver.open(0, 0).unwrap();
     let message = |byte: u8, bytes: usize| Message::from_vec(vec![byte; bytes]);
     run(&driver, async {
-        // More than the window, and one in pieces.
+        // More calls than the window, and one in pieces.
         let calls: Vec<_> = (0..40).map(|i| fabric.call(SERVER, message(i, 20))).collect();
         let large = fabric.call(SERVER, message(77, MAX_MESSAGE_BYTES));
         while service.called.load(Ordering::Acquire) == 0 {
@@ -175,8 +175,8 @@ fn slow_calls_time_out_and_verbs_go_on() {
     });
 }
 
-/// F10: an endpoint of a compute server that was taken for dead is cut off, with what it had under way; others go on, and so
-/// do those that it opens later.
+/// F10: an endpoint of a compute server that was declared dead is cut off, with its operations in
+/// flight. Other endpoints still work, and so do those that the compute server opens later.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn a_fenced_endpoint_is_cut_off() {
@@ -203,13 +203,13 @@ fn a_fenced_endpoint_is_cut_off() {
         }
         assert!(done <= settled, "{done} are known of {settled}");
         for _ in 0..3 {
-            assert_eq!(word(&dead, 0).await, Err(LOST), "it stays out");
+            assert_eq!(word(&dead, 0).await, Err(LOST), "it stays fenced");
         }
         other.sleep(50_000_000).await;
-        assert_eq!(word(&other, 0).await, Ok(settled), "nothing comes late");
+        assert_eq!(word(&other, 0).await, Ok(settled), "no operation takes effect late");
         let later = driver.open(7, 2).unwrap();
         assert_eq!(later.fetch_add(at(0), 1).await, Ok(settled));
-        // Who shuts itself out is told that it is done.
+        // A compute server that fences itself still gets the acknowledgement.
         later.fence(SERVER, 7).await.unwrap();
         assert_eq!(word(&later, 0).await, Err(LOST));
     });
@@ -218,7 +218,7 @@ fn a_fenced_endpoint_is_cut_off() {
     });
 }
 
-/// Somebody without the token gets no queue pair; somebody who says nothing is not waited for.
+/// A client without the token gets no queue pair; the server does not wait for a silent client.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn strangers_are_not_let_in() {
@@ -250,7 +250,7 @@ fn strangers_are_not_let_in() {
     drop(silent);
 }
 
-/// A server of another transport lets nobody in by this one.
+/// A server of another transport does not admit clients of this one.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn a_tcp_server_is_no_verbs_server() {
@@ -264,8 +264,8 @@ fn a_tcp_server_is_no_verbs_server() {
     cluster.run_one(|fabric| async move { assert_eq!(word(&fabric, 0).await, Err(LOST)) });
 }
 
-/// Arenas that operations lend are registered when they are used first, and given up when nobody has them any more; queues
-/// that are shorter than what is posted fill and empty.
+/// Arenas that operations lend are registered on first use, and released when no operation uses
+/// them any more; queues that are shorter than the posted list fill and empty.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn arenas_come_and_go() {
@@ -305,11 +305,14 @@ fn arenas_come_and_go() {
         }
         assert_eq!(word(&fabric, 0).await, Ok(30 * 900));
         assert_eq!(word(&fabric, 8).await, Ok(30 * 20));
-        // Two more arenas, and the last one is gone.
+        // Registering two more arenas releases the last one.
         for _ in 0..2 {
             let arena = Arc::new(Region::new(4096).unwrap());
             fabric.read(at(0), Buffer::over(arena, 0, 8)).await.unwrap();
         }
-        assert!(last.is_some_and(|last| last.upgrade().is_none()), "a registration too many");
+        assert!(
+            last.is_some_and(|last| last.upgrade().is_none()),
+            "an unused arena is still registered"
+        );
     });
 }

@@ -1,5 +1,5 @@
-//! Every index design over a device, against `BTreeMap`. Run in a virtual machine where there is no device:
-//! `scripts/soft-roce-vm` with this test's binary and `--ignored`.
+//! Every index design over a device, against `BTreeMap`. On a host without a device, run it in a
+//! virtual machine: `scripts/soft-roce-vm` with this test's binary and `--ignored`.
 
 use farleaf::cache::{CacheOptions, OffloadName};
 use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -12,10 +12,10 @@ use farleaf::partition::Dex;
 use farleaf::server::MemoryServerConfig;
 use farleaf_fabric_verbs::VerbsConfig;
 
-/// Tiny pages make high trees of few keys, and most operations restructure something.
+/// Tiny pages make tall trees from few keys, so most operations restructure something.
 type Tiny = Fixed8<16>;
 
-/// Little memory: all of it stays in place as long as the device may reach it.
+/// Little memory, because all of it is pinned while it is registered.
 fn servers() -> MemoryServerConfig {
     MemoryServerConfig { pool_bytes: 8 << 20, chunk_bytes: 1 << 14, ..Default::default() }
 }
@@ -56,7 +56,7 @@ fn hybrid_on_verbs() {
 #[ignore = "needs an RDMA device"]
 fn dex_on_verbs() {
     let provider = &VerbsConfig::default();
-    // As few frames as a cache can have: nearly every node that is asked for has to be brought.
+    // The fewest frames that a cache can have: nearly every access fetches a node.
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
     let options = DexOptions {
         chunk_nodes_log2: 4,
@@ -67,7 +67,8 @@ fn dex_on_verbs() {
     conformance::run::<Tiny, Dex, _>(&setup);
 }
 
-/// Whatever misses a node is left to memory servers, where the processor works on words that devices reach too.
+/// Operations that miss a node are offloaded to memory servers, where the processor works on words
+/// that devices access too.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn dex_offloading_on_verbs() {

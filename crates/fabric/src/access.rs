@@ -1,11 +1,11 @@
-//! The check of an address, where the memory is: the same for every provider that has the region at
-//! hand (contract F5).
+//! Checks an address where the memory is; shared by all providers that have access to the region
+//! (contract F5).
 
 use crate::region::Region;
 use crate::sync::AtomicU64;
 use crate::{FabricError, GlobalAddr};
 
-/// Says whether `bytes` bytes at `at` can be a verb's business at all, whatever server it names.
+/// Checks whether a verb may access `bytes` bytes at `at` at all, on whatever server.
 ///
 /// # Errors
 /// [`FabricError::Unaligned`] if not.
@@ -17,7 +17,7 @@ pub fn check_alignment(at: GlobalAddr, bytes: usize) -> Result<(), FabricError> 
     Err(FabricError::Unaligned { at, bytes })
 }
 
-/// The words that a verb is about, of a server that may lend no memory.
+/// The words that a verb accesses, on a server that may have no memory.
 #[inline]
 pub(crate) fn check_lent(
     memory: Option<&Region>,
@@ -33,7 +33,7 @@ pub(crate) fn check_lent(
     }
 }
 
-/// The words of `region` that a verb is about.
+/// The words of `region` that a verb accesses.
 #[inline]
 pub(crate) fn check_access(
     region: &Region,

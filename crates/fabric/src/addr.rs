@@ -33,7 +33,7 @@ impl ServerId {
         self.0
     }
 
-    /// The server's number, to index with.
+    /// The server's number, as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -64,7 +64,7 @@ const _: () = assert!(size_of::<GlobalAddr>() == 8);
 const _: () = assert!(OFFSET_BITS + 15 + 1 == 64);
 
 impl GlobalAddr {
-    /// No address.
+    /// The null address.
     pub const NULL: Self = Self(0);
 
     /// The first offset that an address cannot name.
@@ -79,12 +79,12 @@ impl GlobalAddr {
         Self(((server.0 as u64) << OFFSET_BITS) | offset)
     }
 
-    /// The address that a word of a page or a message holds.
+    /// The address in a word of a page or a message.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// The word that stands for this address in pages and messages.
+    /// The word that represents this address in pages and messages.
     pub const fn to_bits(self) -> u64 {
         self.0
     }
@@ -94,7 +94,7 @@ impl GlobalAddr {
         self.0 == 0
     }
 
-    /// Whether the word is a compute-side frame reference and not an address of the pool.
+    /// Whether the word is a compute-side frame reference instead of an address of the pool.
     pub const fn is_swizzled(self) -> bool {
         self.0 & SWIZZLED != 0
     }

@@ -1,11 +1,11 @@
-//! Buffers: the registered memory that READs land in and WRITEs leave from.
+//! Buffers: the registered memory for the data of READs and WRITEs.
 //!
-//! A buffer is lent to an operation and comes back with its completion. The operation owns it in
-//! between: dropping a future in flight keeps the buffer out of use until the fabric is done with it,
-//! because the fabric's side of the operation still holds it.
+//! A buffer is lent to an operation and returned with its completion. Meanwhile, the operation owns
+//! it. Dropping a future in flight does not free the buffer: the fabric's side of the operation
+//! holds it until the fabric is done with it.
 //!
-//! *Thread safety*: a buffer belongs to one endpoint's thread; its words are atomics because the fabric
-//! may be writing them.
+//! *Thread safety*: a buffer belongs to one endpoint's thread; its words are atomics because the
+//! fabric may be writing them.
 
 use crate::region::{Region, RegionError, copy_words};
 use crate::sync::{Arc, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-/// A piece of registered memory, a whole number of words.
+/// A part of registered memory, a whole number of words.
 pub struct Buffer {
     memory: Arc<Region>,
     first_word: usize,
@@ -22,8 +22,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `words` words from word `first_word` on of `memory`; nobody takes them back on drop.
-    /// An arena of frames lends its frames this way.
+    /// `words` words of `memory` from word `first_word` on; dropping the buffer returns them to no
+    /// pool. An arena of frames lends its frames this way.
     ///
     /// # Panics
     /// If the words are not all inside `memory`.
@@ -35,7 +35,7 @@ impl Buffer {
         Self { memory, first_word, words, home: None }
     }
 
-    /// The memory that it is a piece of, for providers that must register it.
+    /// The memory that contains it, for providers that must register it.
     #[inline]
     pub fn memory(&self) -> &Arc<Region> {
         &self.memory
@@ -97,7 +97,7 @@ impl fmt::Debug for Buffer {
 struct PoolInner {
     memory: Arc<Region>,
     slot_words: usize,
-    /// First words of the slots that nobody holds.
+    /// First words of the free slots.
     free: RefCell<Vec<usize>>,
 }
 
@@ -109,7 +109,7 @@ impl BufferPool {
     /// A pool of `slots` buffers of up to `slot_bytes` bytes each (rounded up to whole words).
     ///
     /// # Errors
-    /// [`RegionError`] if the memory is not to be had.
+    /// [`RegionError`] if the memory cannot be allocated.
     pub fn new(slots: usize, slot_bytes: usize) -> Result<Self, RegionError> {
         let slot_words = slot_bytes.div_ceil(8);
         let memory = Arc::new(Region::new((slots * slot_words * 8).next_multiple_of(4096))?);
@@ -117,8 +117,8 @@ impl BufferPool {
         Ok(Self(Rc::new(PoolInner { memory, slot_words, free: RefCell::new(free) })))
     }
 
-    /// A buffer of `bytes` bytes with whatever content it had, or `None` if `bytes` is no positive
-    /// multiple of 8, larger than a slot, or every slot is lent.
+    /// A buffer of `bytes` bytes with unspecified content. `None` if `bytes` is not a positive
+    /// multiple of 8 or is larger than a slot, or if no slot is free.
     pub fn take(&self, bytes: usize) -> Option<Buffer> {
         let words = bytes / 8;
         if words == 0 || !bytes.is_multiple_of(8) || words > self.0.slot_words {
@@ -129,7 +129,7 @@ impl BufferPool {
         Some(Buffer { memory, first_word, words, home: Some(Rc::clone(&self.0)) })
     }
 
-    /// How many buffers can still be taken.
+    /// Number of buffers that can still be taken.
     pub fn available(&self) -> usize {
         self.0.free.borrow().len()
     }

@@ -1,12 +1,11 @@
-//! What a server answers: the memory that verbs reach, and calls that are answered at once or
-//! later.
+//! A server's service: the memory that verbs access, and calls that are answered at once or later.
 //!
-//! [`Calls`] is *the* service of a server. An [`RpcService`] is the simple case, which answers
-//! every call before its handler ends. A compute server cannot: it waits for the network, and
-//! answers through a [`ReplySink`] from a thread of its own.
+//! [`Calls`] is *the* service of a server. An [`RpcService`] is the simple case, which answers every
+//! call before its handler ends. A compute server cannot, because it waits for the network: it
+//! answers through a [`ReplySink`] from one of its own threads.
 //!
-//! *Thread safety*: [`Calls`] is called by every thread of its server; a [`ReplySink`] may go to
-//! any thread.
+//! *Thread safety*: every thread of the server calls [`Calls`]; a [`ReplySink`] may go to any
+//! thread.
 
 use crate::handshake::Identity;
 use crate::sync::{Arc, ObjectArc};
@@ -14,18 +13,17 @@ use crate::{Cpu, Message, Region, RpcService};
 use std::fmt;
 use std::future::Future;
 
-/// What a server answers with, over the memory it lends, if any.
+/// A server's service, and the memory it makes accessible, if any.
 pub trait Calls: Send + Sync + 'static {
-    /// The memory that verbs reach; without any, all of them are out of bounds.
+    /// The memory that verbs access; `None` makes every verb out of bounds.
     fn memory(&self) -> Option<&Arc<Region>>;
 
-    /// Answers one request, whatever its bytes are: at once, by leaving the answer in
-    /// [`Call::reply`], or later, through [`Call::later`]. Runs on a thread that serves others too:
-    /// it must not block.
+    /// Answers one request, whatever its bytes: at once, by writing [`Call::reply`], or later,
+    /// through [`Call::later`]. Must not block, because its thread serves other connections too.
     fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) -> impl Future<Output = ()>;
 
-    /// Housekeeping after an answer that was given at once has left, on the thread that served it:
-    /// a bounded piece of work, or nothing.
+    /// Housekeeping after an immediate answer has been sent, on the thread that served it: a
+    /// bounded amount of work, or none.
     fn after_answer<C: Cpu>(&self, cpu: &C) -> impl Future<Output = ()> {
         let _ = cpu;
         async {}
@@ -51,11 +49,11 @@ impl<S: RpcService> Calls for S {
 
 /// One request.
 pub struct Call<'a> {
-    /// The endpoint that asks.
+    /// The endpoint that sent it.
     pub peer: Identity,
-    /// What it asks.
+    /// The bytes of the request.
     pub request: &'a [u8],
-    /// The answer, empty at first; sent when the call returns, unless it is answered later.
+    /// The answer, empty at first; sent when the call returns, unless it will be answered later.
     pub reply: &'a mut Message,
     defer: &'a mut dyn FnMut() -> ReplySink,
 }
@@ -71,7 +69,7 @@ impl fmt::Debug for Call<'_> {
 }
 
 impl<'a> Call<'a> {
-    /// One that a host has received; `defer` is called if it is answered later, and says where to.
+    /// A call that a host has received. `defer` makes the sink for a later answer.
     #[inline]
     pub fn new(
         peer: Identity,
@@ -82,38 +80,38 @@ impl<'a> Call<'a> {
         Self { peer, request, reply, defer }
     }
 
-    /// The way to answer later, from any thread.
+    /// Defers the answer; it can be sent from any thread.
     pub fn later(self) -> ReplySink {
         (self.defer)()
     }
 }
 
-/// What takes the answers that come later, and brings them to those who asked.
+/// Takes later answers and delivers them to the callers.
 pub trait Answers: fmt::Debug + Send + Sync {
     /// Takes the answer to the call of `ticket`, from any thread; `None` if there will be none.
     fn answer(&self, ticket: Ticket, reply: Option<Message>);
 }
 
-/// Which of a host's calls an answer belongs to: what the host makes of it.
+/// Identifies one of a host's calls; the host defines its meaning.
 pub type Ticket = [u64; 2];
 
-/// Where the answer to one call goes. Dropped unanswered, it tells the caller that there will be no
-/// answer: the caller does not know then whether its request was carried out.
+/// Takes the answer to one call. If it is dropped without an answer, the caller is told that there
+/// will be none, and does not know whether its request was carried out.
 #[derive(Debug)]
 #[must_use = "a call waits for its answer"]
 pub struct ReplySink {
     answers: ObjectArc<dyn Answers>,
-    /// Taken when the answer is on its way.
+    /// Taken once the answer has been handed over.
     ticket: Option<Ticket>,
 }
 
 impl ReplySink {
-    /// That of one call of a host.
+    /// The sink of one call of a host.
     pub fn new(answers: ObjectArc<dyn Answers>, ticket: Ticket) -> Self {
         Self { answers, ticket: Some(ticket) }
     }
 
-    /// Sends the answer. If the caller's connection is gone, so is the answer.
+    /// Sends the answer; it is discarded if the caller's connection is gone.
     pub fn send(mut self, reply: Message) {
         if let Some(ticket) = self.ticket.take() {
             self.answers.answer(ticket, Some(reply));

@@ -1,6 +1,7 @@
-//! The client threads of clusters in real time: what [`crate::Cluster::run`] is there, whatever the provider.
+//! Runs the client threads of clusters in real time: [`crate::Cluster::run`] for all such
+//! providers.
 //!
-//! *Thread safety*: plain functions; what runs on a thread stays there.
+//! *Thread safety*: plain functions; the clients of a thread stay on it.
 
 use crate::executor::{Driver, Executor};
 use crate::sync::thread::{ScopedJoinHandle, scope};
@@ -8,8 +9,8 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
 
-/// Runs a client for each of `compute_servers`, each on a thread of its own or all on the calling one. `run_thread` is
-/// given the numbers and compute servers of the clients of one thread.
+/// Runs a client for each of `compute_servers`, each on a thread of its own or all on the calling
+/// thread. `run_thread` gets the numbers and compute servers of one thread's clients.
 pub fn run_on_threads<T: Send>(
     compute_servers: &[u16],
     on_one_thread: bool,
@@ -30,7 +31,8 @@ pub fn run_on_threads<T: Send>(
     })
 }
 
-/// Runs the clients of one thread over the endpoints that `open` gives for compute server and number.
+/// Runs the clients of one thread over the endpoints that `open` returns for compute server and
+/// number.
 ///
 /// # Panics
 /// If an operation never ends.
@@ -50,6 +52,6 @@ pub fn run_here<F, T, Fut: Future<Output = T>>(
             *result.borrow_mut() = Some(value);
         });
     }
-    assert!(executor.run(driver), "every operation ends, at its deadline at the latest");
+    assert!(executor.run(driver), "an operation did not end by its deadline");
     results.iter().map(|result| result.borrow_mut().take()).collect()
 }

@@ -1,8 +1,9 @@
-//! What time it is in a cluster that runs in real time.
+//! The clock of a cluster that runs in real time.
 //!
-//! Under shuttle nothing takes time but waiting: a thread whose tasks all wait gives its turn away again and again, and
-//! time passes a little each time. So waiting is no more than places in the schedule, and a schedule can be
-//! played again; but who waits longer lets others do more, or those who back off would meet for ever.
+//! Under shuttle, only waiting takes time: a thread with only waiting tasks keeps yielding, and
+//! time advances a little with each yield. So waiting is only a sequence of scheduling points, and
+//! a schedule can be replayed. A longer wait still lets other threads do more; otherwise, threads
+//! that back off would collide for ever.
 //!
 //! *Thread safety*: any number of threads; clones are the same clock.
 
@@ -29,14 +30,15 @@ impl Clock {
         Self { started }
     }
 
-    /// Nanoseconds since it started.
+    /// Nanoseconds since the clock started.
     pub fn now_ns(&self) -> u64 {
         #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
         let now = Instant::now();
         u64::try_from(now.duration_since(self.started).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Called when all tasks of the thread wait, the first of them for `at_ns`. Time passes by itself.
+    /// Called when all tasks of the thread wait, the first of them until `at_ns`. Real time passes
+    /// by itself.
     pub(crate) fn all_wait(&self, _at_ns: Option<u64>) {}
 }
 
@@ -47,13 +49,13 @@ impl Clock {
         Self { now_ns: Arc::new(AtomicU64::new(0)) }
     }
 
-    /// Nanoseconds since it started.
+    /// Nanoseconds since the clock started.
     pub fn now_ns(&self) -> u64 {
         self.now_ns.load(Ordering::Relaxed)
     }
 
     pub(crate) fn all_wait(&self, at_ns: Option<u64>) {
-        /// A wait of a few microseconds is long enough for an operation of another.
+        /// A wait of a few microseconds must be long enough for another thread's operation.
         const TURN_NS: u64 = 100;
         thread::yield_now();
         while at_ns.is_some_and(|at_ns| self.now_ns() < at_ns) {

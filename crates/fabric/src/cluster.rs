@@ -4,25 +4,25 @@ use crate::sync::Arc;
 use crate::{Fabric, RpcService, ServerId};
 use std::future::Future;
 
-/// Makes clusters: a provider with its settings.
+/// Creates clusters: a provider with its settings.
 pub trait Provider {
-    /// What [`Provider::start`] makes.
+    /// The clusters that [`Provider::start`] creates.
     type Cluster<S: RpcService>: Cluster;
 
     /// Starts a cluster with one memory server per service, numbered in their order.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> Self::Cluster<S>;
 }
 
-/// Memory servers that run, and the compute side that can be run against them.
+/// Running memory servers, and clients that can be run against them.
 pub trait Cluster {
-    /// The endpoints' type.
+    /// The type of the endpoints.
     type Fabric: Fabric;
 
-    /// Runs one client per element of `compute_servers`, each over an endpoint of its own on that
-    /// compute server, and all at the same time; returns when all have ended, with their results in the
-    /// same order. `None` stands for a client that died with its compute server.
+    /// Runs one client per element of `compute_servers`, each over its own endpoint of that compute
+    /// server, all at the same time. Returns when all have ended, with their results in the same
+    /// order. `None` stands for a client that died with its compute server.
     ///
-    /// Can be called again: the memory servers go on.
+    /// Can be called again: the memory servers keep running.
     fn run<T, Fut>(
         &self,
         compute_servers: &[u16],
@@ -32,7 +32,7 @@ pub trait Cluster {
         T: Send,
         Fut: Future<Output = T>;
 
-    /// One client on compute server 0.
+    /// Runs one client on compute server 0.
     ///
     /// # Panics
     /// If its compute server dies.
@@ -45,7 +45,7 @@ pub trait Cluster {
         results.pop().flatten().expect("the only client ends")
     }
 
-    /// Stops a memory server for good, as a crash would: what is sent to it from now on ends as
+    /// Stops a memory server for good, as a crash would: later operations on it end as
     /// indeterminate.
     fn kill_memory_server(&self, server: ServerId);
 }

@@ -1,10 +1,11 @@
-//! Per-endpoint counters: what each index operation cost on the network.
+//! Per-endpoint counters: what each index operation costs on the network.
 //!
-//! Always on. Counted when an operation is posted, whatever becomes of it: a retry costs again. The
-//! payload is counted, not the transport's headers; an RPC counts its request and its reply.
+//! They are always on. An operation is counted when it is posted, whatever its outcome: a retry
+//! costs again. Counters cover the payload, not the transport's headers; an RPC counts its request
+//! and its reply.
 //!
-//! *Thread safety*: a set of counters belongs to one endpoint and one thread; it fills cache lines of
-//! its own, and readers on other threads get a [`CounterSnapshot`].
+//! *Thread safety*: a set of counters belongs to one endpoint and one thread, and has cache lines
+//! of its own; other threads read a [`CounterSnapshot`].
 
 use std::cell::Cell;
 use std::ops::{AddAssign, Sub};
@@ -16,12 +17,12 @@ macro_rules! counters {
         #[repr(align(128))]
         pub struct Counters { $($name: Cell<u64>),* }
 
-        /// Counters at one moment, or a difference or a sum of such.
+        /// Counter values at one moment, or a difference or a sum of such values.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct CounterSnapshot { $($(#[$doc])* pub $name: u64),* }
 
         impl Counters {
-            /// The counters now.
+            /// The current values.
             pub fn snapshot(&self) -> CounterSnapshot {
                 CounterSnapshot { $($name: self.$name.get()),* }
             }
@@ -55,9 +56,9 @@ counters! {
     bytes_written,
     /// Requests and replies of RPCs, in bytes.
     rpc_bytes,
-    /// Operations done again by the index, because another got in between or an outcome was unknown.
+    /// Operations that the index retried, because of a conflict or an unknown outcome.
     retries,
-    /// Doorbells: what is posted between two waits goes out together and counts once.
+    /// Doorbells: the operations posted between two waits are sent together and count once.
     doorbells,
     /// Operations that ended as indeterminate.
     indeterminate,
@@ -96,7 +97,7 @@ impl Counters {
         add(&self.rpc_bytes, reply_bytes);
     }
 
-    /// Counts an operation that the index does again.
+    /// Counts an operation that the index retries.
     pub fn count_retry(&self) {
         add(&self.retries, 1);
     }
@@ -106,7 +107,7 @@ impl Counters {
         add(&self.doorbells, 1);
     }
 
-    /// Counts an operation whose outcome is unknown.
+    /// Counts an operation with an unknown outcome.
     pub fn count_indeterminate(&self) {
         add(&self.indeterminate, 1);
     }
@@ -118,7 +119,7 @@ impl CounterSnapshot {
         self.reads + self.writes + self.atomics + self.rpcs
     }
 
-    /// All payload bytes, both ways. An atomic moves 8.
+    /// All payload bytes, in both directions. An atomic moves 8.
     pub fn bytes(&self) -> u64 {
         self.bytes_read + self.bytes_written + self.rpc_bytes + 8 * self.atomics
     }

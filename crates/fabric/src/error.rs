@@ -1,16 +1,16 @@
-//! What an operation over the fabric can come to.
+//! The errors of operations over the fabric.
 
 use crate::addr::{GlobalAddr, ServerId};
 use crate::handshake::HandshakeError;
 use thiserror::Error;
 
-/// Why nobody knows whether an operation happened.
+/// Why the outcome of an operation is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Uncertainty {
-    /// No completion came before the deadline; the operation may still happen, later.
+    /// No completion arrived before the deadline; the operation may still happen later.
     TimedOut,
-    /// The server was reached, but does not know what became of the operation further on.
+    /// The server was reached, but does not know the outcome itself.
     NotKnownThere,
     /// The connection broke or the peer died with the operation in flight.
     ConnectionLost,
@@ -26,64 +26,64 @@ impl std::fmt::Display for Uncertainty {
     }
 }
 
-/// An operation's outcome when it is not success.
+/// Why an operation did not succeed.
 ///
-/// Everything but [`FabricError::Indeterminate`] says that the operation did **not** happen.
+/// Every error except [`FabricError::Indeterminate`] means that the operation did **not** happen.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FabricError {
     /// The bytes are not all inside the server's region.
     #[error("{bytes} bytes at {at} are outside the region of {region_bytes} bytes")]
     OutOfBounds {
-        /// The first byte asked for.
+        /// The first byte requested.
         at: GlobalAddr,
-        /// How many bytes.
+        /// The length in bytes.
         bytes: usize,
-        /// The region's size.
+        /// The region's size in bytes.
         region_bytes: usize,
     },
-    /// Address or length is no multiple of 8.
+    /// Address or length is not a multiple of 8.
     #[error("{bytes} bytes at {at}: address and length must be multiples of 8")]
     Unaligned {
-        /// The first byte asked for.
+        /// The first byte requested.
         at: GlobalAddr,
-        /// How many bytes.
+        /// The length in bytes.
         bytes: usize,
     },
-    /// There is no memory server of this number.
+    /// There is no memory server with this number.
     #[error("there is no server {0}")]
     NoSuchServer(ServerId),
     /// A request or a reply is longer than [`crate::MAX_MESSAGE_BYTES`].
     #[error("an RPC message of {bytes} bytes is too large")]
     MessageTooLarge {
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// The endpoint has as many operations in flight as it may have.
+    /// The endpoint has reached its limit of operations in flight.
     #[error("the endpoint already has {depth} operations in flight")]
     QueueFull {
-        /// The bound.
+        /// The limit.
         depth: usize,
     },
-    /// The endpoint has no scratch buffer of that size left.
+    /// The endpoint has no free scratch buffer of that size.
     #[error("no buffer of {bytes} bytes is free")]
     NoBuffer {
-        /// The size asked for.
+        /// The requested size.
         bytes: usize,
     },
-    /// The server is not the one that was there before: it was restarted, and what its memory held is
-    /// gone. So is what this endpoint knows about it; it stays away from that server.
+    /// The server has been restarted, and the content of its memory is lost. What this endpoint
+    /// knew about it is invalid, so it does not use that server any more.
     #[error("server {server} was restarted, and what it held is gone")]
     Restarted {
         /// The server.
         server: ServerId,
     },
-    /// The server does not let this endpoint in, or is none.
+    /// The server refuses this endpoint, or is not the expected server.
     #[error("server {server} cannot be used: {why}")]
     NotLetIn {
         /// The server.
         server: ServerId,
-        /// Why not.
+        /// The reason.
         why: HandshakeError,
     },
     /// The server could not be reached, and nothing of the operation was sent.
@@ -92,10 +92,10 @@ pub enum FabricError {
         /// The server.
         server: ServerId,
     },
-    /// Nobody knows whether the operation happened, or will.
+    /// It is unknown whether the operation happened, or will.
     #[error("the outcome of an operation on server {server} is unknown: {why}")]
     Indeterminate {
-        /// The server it was sent to.
+        /// The server that the operation was sent to.
         server: ServerId,
         /// Why it is unknown.
         why: Uncertainty,

@@ -1,14 +1,16 @@
 //! The poll-mode executor: one thread, many tasks, woken one by one.
 //!
-//! A completion wakes the one task that waits for it, and only that task is polled. When no task can
-//! go on, the executor asks its [`Driver`] for progress: a real provider looks at its timers or blocks
-//! until another thread wakes a task, the simulator lets virtual time pass to its next event. A driver with
-//! sockets blocks on these itself ([`Driver::wait`]).
+//! A completion wakes the one task that waits for it, and only that task is polled. When no task is
+//! ready, the executor asks its [`Driver`] for progress. A real provider checks its timers or
+//! blocks until another thread wakes a task; the simulator advances virtual time to its next event.
+//! A driver with sockets blocks on these itself ([`Driver::wait`]).
 //!
-//! *Invariants*: X1. a task is polled only after it was spawned or woken. X2. tasks are polled in the
-//! order in which they were woken. X3. a task of a killed group is dropped and never polled again.
+//! *Invariants*: X1. a task is polled only after it was spawned or woken. X2. tasks are polled in
+//! the order in which they were woken. X3. a task of a killed group is dropped and never polled
+//! again.
 //!
-//! *Thread safety*: tasks stay on the executor's thread (they are `!Send`); wakers may go anywhere.
+//! *Thread safety*: tasks stay on the executor's thread (they are `!Send`); wakers may go to any
+//! thread.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -17,21 +19,22 @@ use std::sync::{Arc, Condvar};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-// Wakers cross threads outside of what the model checker looks at, and need a condition variable.
+// Wakers cross threads outside the code that the model checker covers, and need a condition
+// variable.
 type StdMutex<T> = std::sync::Mutex<T>;
 type StdAtomicBool = std::sync::atomic::AtomicBool;
 
 use std::sync::atomic::Ordering;
 
-/// A task that a driver asks to have spawned.
+/// A task that a driver asks the executor to spawn.
 pub type BoxTask = Pin<Box<dyn Future<Output = ()>>>;
 
-/// What a driver asks of its executor.
+/// A driver's requests to its executor.
 #[derive(Default)]
 pub struct Requests {
-    /// Tasks to start, each with its group.
+    /// Tasks to spawn, each with its group.
     pub spawn: Vec<(u32, BoxTask)>,
-    /// Groups whose tasks die at once.
+    /// Groups to kill at once.
     pub kill: Vec<u32>,
 }
 
@@ -44,39 +47,39 @@ impl std::fmt::Debug for Requests {
     }
 }
 
-/// What came of asking a driver for progress.
+/// The result of asking a driver for progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Something happened; look for tasks that can go on.
+    /// Something happened; check for ready tasks.
     Advanced,
-    /// Nothing yet: another thread will wake a task, or `ns` will pass, whichever is first.
+    /// Nothing yet: wait until another thread wakes a task or `ns` nanoseconds pass.
     Wait {
-        /// When to ask again at the latest.
+        /// The longest wait before asking again, in nanoseconds.
         ns: u64,
     },
     /// Nothing will ever happen again.
     Stuck,
 }
 
-/// What moves an executor's tasks on when none of them can.
+/// Makes progress when none of an executor's tasks is ready.
 pub trait Driver {
-    /// Called before each look at the ready tasks; hands over spawned and killed tasks.
+    /// Called before each check for ready tasks; returns tasks to spawn and groups to kill.
     fn requests(&self) -> Option<Requests>;
 
     /// Called when no task is ready.
     fn progress(&self) -> Progress;
 
-    /// Ends a [`Driver::wait`] from any thread, or the next one if there is none. A driver without it
-    /// leaves the waiting to the executor.
+    /// A waker that ends a [`Driver::wait`] from any thread, or the next one if none is in
+    /// progress. A driver without it leaves the waiting to the executor.
     fn unparker(&self) -> Option<Waker> {
         None
     }
 
-    /// Called after [`Progress::Wait`] if there is an [`Driver::unparker`]: blocks for `ns` at most.
+    /// Called after [`Progress::Wait`] if there is a [`Driver::unparker`]: blocks for at most `ns`.
     fn wait(&self, _ns: u64) {}
 }
 
-/// The tasks that can go on, in the order in which they were woken.
+/// The ready tasks, in the order in which they were woken.
 struct ReadyQueue {
     state: StdMutex<ReadyTasks>,
     woken: Condvar,
@@ -85,10 +88,10 @@ struct ReadyQueue {
 #[derive(Default)]
 struct ReadyTasks {
     tasks: VecDeque<Arc<TaskHandle>>,
-    /// Whether the executor's thread is blocked on `woken`: a notification costs a system call, and
+    /// Whether the executor's thread is blocked on `woken`. Notifying costs a system call, and
     /// almost every wake comes from the thread itself.
     sleeping: bool,
-    /// Wakes a driver that waits itself.
+    /// Wakes a driver that does its own waiting.
     unparker: Option<Waker>,
 }
 
@@ -131,7 +134,7 @@ struct Task<'a> {
     future: Pin<Box<dyn Future<Output = ()> + 'a>>,
 }
 
-/// Tasks that share one thread.
+/// Runs tasks on one thread.
 pub struct Executor<'a> {
     tasks: Vec<Option<Task<'a>>>,
     vacant: Vec<usize>,
@@ -152,9 +155,9 @@ impl std::fmt::Debug for Executor<'_> {
     }
 }
 
-/// The longest that an idle executor sleeps before it looks again.
+/// Maximum sleep of an idle executor.
 const LONGEST_WAIT_NS: u64 = 100_000_000;
-/// Below this, an idle executor gives its core away instead of sleeping.
+/// An idle executor yields its core instead of sleeping for less than this.
 const SHORT_WAIT_NS: u64 = 100_000;
 
 impl<'a> Executor<'a> {
@@ -187,21 +190,21 @@ impl<'a> Executor<'a> {
         self.live += 1;
     }
 
-    /// Runs until no task of `group` is left, and says whether they all ended (or were killed); `false`
-    /// means that nothing can move them any more.
+    /// Runs until no task of `group` is left. Returns `true` if all have ended or were killed,
+    /// `false` if the rest can make no progress any more.
     pub fn run_group(&mut self, group: u32, driver: &impl Driver) -> bool {
         self.run_groups(|of_task| of_task == group, driver)
     }
 
-    /// Runs until no task is left whose group is one of `groups`; `false` if nothing can move the rest
-    /// any more. Tasks of other groups go on meanwhile, and are left as they are.
+    /// Runs until no task is left of the groups selected by `groups`; returns `false` if the rest
+    /// can make no progress any more. Tasks of other groups run meanwhile, and stay as they are.
     pub fn run_groups(&mut self, groups: impl Fn(u32) -> bool, driver: &impl Driver) -> bool {
         self.run_while(driver, |executor| {
             executor.tasks.iter().flatten().any(|task| groups(task.group))
         })
     }
 
-    /// Runs until no task is left; `false` if nothing can move the rest any more.
+    /// Runs until no task is left; returns `false` if the rest can make no progress any more.
     pub fn run(&mut self, driver: &impl Driver) -> bool {
         self.run_while(driver, |executor| executor.live > 0)
     }
@@ -211,7 +214,7 @@ impl<'a> Executor<'a> {
         let mut ended = true;
         loop {
             ended |= self.serve(driver);
-            // A scan over the tasks is only worth it when one has ended.
+            // The scan over the tasks is only worth it after one has ended.
             if ended && !go_on(self) {
                 return true;
             }
@@ -238,7 +241,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Does what the driver asks; says whether tasks may have been killed.
+    /// Carries out the driver's requests; returns whether tasks may have been killed.
     fn serve(&mut self, driver: &impl Driver) -> bool {
         let Some(requests) = driver.requests() else { return false };
         let killed = !requests.kill.is_empty();
@@ -262,7 +265,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Polls the woken task; says whether it ended.
+    /// Polls the woken task; returns whether it ended.
     fn poll(&mut self, handle: &Arc<TaskHandle>) -> bool {
         let slot = &mut self.tasks[handle.index];
         let Some(task) = slot.as_mut() else { return false };
@@ -431,7 +434,7 @@ mod tests {
                 Some(Waker::from(Arc::new(Unpark(self.0.clone()))))
             }
             fn wait(&self, _ns: u64) {
-                self.1.recv_timeout(Duration::from_secs(30)).expect("it is unparked");
+                self.1.recv_timeout(Duration::from_secs(30)).expect("the executor unparks it");
             }
         }
         let (unpark, parked) = channel();

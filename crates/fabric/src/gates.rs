@@ -1,10 +1,12 @@
-//! Who is in: the connections that a server has let in, by endpoint, and what has been fenced; for every provider whose
-//! clients come from elsewhere.
+//! Gates: the admitted connections of a server, by endpoint, and its fences. Shared by all
+//! providers that accept clients from other processes.
 //!
-//! *Invariants*: G1. a request is carried out only while its connection's gate is held and open. G2. of one endpoint at most
-//! one gate is open: who lets its next connection in, first closes the last. So once an endpoint has been welcomed again,
-//! everything that it sent before has been applied or never will be (F9). G3. a fence closes all gates of its compute server, and
-//! whoever was among them and comes back is refused (F10). G4. a gate is taken with no other gate held.
+//! *Invariants*: G1. a request is carried out only while its connection's gate is held and open.
+//! G2. an endpoint has at most one open gate: admitting its next connection first closes the gate
+//! of the last one. So once an endpoint has been welcomed again, everything that it sent before has
+//! been applied or never will be (F9). G3. a fence closes all gates of its compute server, and an
+//! endpoint behind one of these gates is refused when it returns (F10). G4. a gate is taken with no
+//! other gate held.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -15,7 +17,7 @@ use std::collections::BTreeMap;
 /// One connection's right to have its requests carried out.
 #[derive(Debug)]
 pub struct Gate {
-    /// Whose it is.
+    /// Identity of the peer.
     pub peer: Identity,
     open: Mutex<bool>,
 }
@@ -28,7 +30,7 @@ impl Gate {
         open.then_some(open)
     }
 
-    /// Waits until no request is being carried out, and lets no more in.
+    /// Waits for the requests being carried out, and admits no more.
     fn close(&self) {
         *lock(&self.open) = false;
     }
@@ -37,7 +39,7 @@ impl Gate {
 #[derive(Debug, Default)]
 struct State {
     gates: Vec<Arc<Gate>>,
-    /// How often each compute server has been fenced, if at all.
+    /// How often each compute server has been fenced; absent if never.
     fences: BTreeMap<u16, u64>,
 }
 
@@ -56,18 +58,20 @@ pub struct Gates {
 }
 
 impl Gates {
-    /// Lets a connection of `peer` in, which knows of `fences`; its gate and what its next connection
-    /// must know. Everything that an earlier connection of it brought has been applied or will never be.
+    /// Admits a connection of `peer`, which sent `fences`. Returns its gate and the fence count
+    /// that its next connection must send. Everything that an earlier connection of this peer sent
+    /// has then been applied or never will be.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if its compute server was fenced since it came first.
+    /// [`Refusal::Fenced`] if its compute server was fenced since the peer's first connection.
     pub fn admit(&self, peer: Identity, fences: u64) -> Result<(Arc<Gate>, u64), Refusal> {
         let mut state = lock(&self.state);
         let known = match peer.role {
             Role::ComputeServer => state.fences.get(&peer.number).copied().unwrap_or(0),
             _ => 0,
         };
-        // Who knows of more has them from another life of this server, and sees that by the epoch.
+        // A higher count is from an earlier life of this server; the peer detects that by the
+        // epoch.
         if fences != NO_FENCES && fences < known {
             return Err(Refusal::Fenced);
         }
@@ -79,7 +83,8 @@ impl Gates {
         Ok((gate, known))
     }
 
-    /// Shuts out what endpoints `compute_server` has now. Whether there was any.
+    /// Fences `compute_server`: closes the gates of all its current endpoints. Returns whether it
+    /// had any.
     pub fn fence(&self, compute_server: u16) -> bool {
         let mut state = lock(&self.state);
         *state.fences.entry(compute_server).or_insert(0) += 1;
@@ -91,7 +96,7 @@ impl Gates {
         !out.is_empty()
     }
 
-    /// The connection has ended.
+    /// Removes the gate of a connection that has ended.
     pub fn leave(&self, gate: &Arc<Gate>) {
         lock(&self.state).gates.retain(|other| !Arc::ptr_eq(other, gate));
     }
@@ -126,10 +131,10 @@ mod tests {
         assert!(gates.fence(1));
         assert!(gate.enter().is_none() && bystander.enter().is_some());
         assert_eq!(gates.admit(endpoint(1, 10), fences).unwrap_err(), Refusal::Fenced);
-        // An endpoint that comes for the first time is let in, and may come back.
+        // A new endpoint of the same compute server is admitted, and may reconnect.
         let (gate, fences) = gates.admit(endpoint(1, 12), NO_FENCES).unwrap();
         assert!(gate.enter().is_some());
         assert!(gates.admit(endpoint(1, 12), fences).is_ok());
-        assert!(!gates.fence(9), "nobody was there");
+        assert!(!gates.fence(9), "compute server 9 had no endpoint");
     }
 }

@@ -1,7 +1,8 @@
-//! The handshake of every connection that leaves the process: who is there, in which version, and
-//! whether both know the same token. On bytes alone, so that any transport can carry it.
+//! The handshake of every connection that leaves the process. It tells each side the identity and
+//! the protocol version of the other, and whether both hold the same token. It works on bytes
+//! alone, so any transport can carry it.
 //!
-//! Four messages of 64 bytes, all numbers little-endian:
+//! There are four messages of 64 bytes; all numbers are little-endian:
 //!
 //! ```text
 //!  0 magic        "FARLEAF!"            16 epoch   the sender's, drawn when it started
@@ -18,23 +19,26 @@
 //!                      ◀─  welcome(HMAC)       or, at any point, a refusal
 //! ```
 //!
-//! A proof is the HMAC-SHA256, keyed with the token, of the hello, the challenge and the proving
-//! message's own header: so of both nonces, both roles, numbers and epochs, and of which side proves.
+//! A proof is the HMAC-SHA256, keyed with the token, of the hello, the challenge and the header of
+//! the proving message. It therefore covers both nonces, both roles, numbers and epochs, and the
+//! side that proves.
 //!
-//! *Epochs* tell a server that was restarted from the one before it; the epoch of an endpoint of a compute
-//! server names that endpoint, so that a server knows its second connection from a second endpoint.
-//! *Fences*: how often the server has fenced that compute server. A welcome says it, and the hello of each later
-//! connection of that endpoint repeats it ([`NO_FENCES`] in the first): who is behind was fenced since, and stays out
-//! (F10), without a list of endpoints.
+//! *Epochs* distinguish a restarted server from the previous one. The epoch of an endpoint of a
+//! compute server names that endpoint, so a server can tell a second connection from a second
+//! endpoint. *Fences*: how often the server has fenced that compute server. A welcome carries this
+//! count, and the hello of each later connection of that endpoint repeats it ([`NO_FENCES`] in the
+//! first). An endpoint with a lower count has been fenced in the meantime and is refused (F10); the
+//! server needs no list of endpoints.
 //!
-//! *Invariants*: H1. the initiator proves first, and a wrong proof is answered by a refusal that says
-//! nothing else: nobody without the token sees a keyed hash that was made by the responder. H2. the two sides' proofs
-//! differ in the kind of message that they cover, so neither can be sent back. H3. proofs are compared in
-//! constant time. H4. whatever comes in, at most one message is kept, and after an error
-//! the handshake is over. H5. it ends by its deadline.
+//! *Invariants*: H1. the initiator proves first, and the reply to a wrong proof is a refusal that
+//! reveals nothing else: a peer without the token never sees a keyed hash made by the responder.
+//! H2. the two sides' proofs cover different message kinds, so neither can be reflected. H3. proofs
+//! are compared in constant time. H4. whatever arrives, at most one message is kept, and an error
+//! ends the handshake. H5. the handshake ends by its deadline.
 //!
-//! It authenticates the peer at the beginning; it neither hides nor seals what follows. Networks where somebody may
-//! change packets on the way need a tunnel below.
+//! The handshake authenticates the peer when the connection opens. It neither encrypts nor
+//! authenticates what follows: a network on which an attacker can change packets needs a tunnel
+//! below.
 //!
 //! *Thread safety*: plain values.
 
@@ -44,16 +48,16 @@ use std::fmt;
 use std::io;
 use thiserror::Error;
 
-/// The protocol's version: of the handshake and of everything that follows it.
+/// Version of the protocol: of the handshake and of everything that follows it.
 pub const PROTOCOL_VERSION: u16 = 2;
 
-/// The length of every message, in bytes.
+/// Length of every message, in bytes.
 pub const MESSAGE_BYTES: usize = 64;
 
-/// One message.
+/// One message of the handshake.
 pub type HandshakeMessage = [u8; MESSAGE_BYTES];
 
-/// What a peer knows of fences before its first welcome.
+/// Fence count that a peer sends before its first welcome.
 pub const NO_FENCES: u64 = u64::MAX;
 
 const MAGIC: [u8; 8] = *b"FARLEAF!";
@@ -79,54 +83,55 @@ fn draw(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Draws the epoch of a server that starts, or of an endpoint that is opened.
+/// Draws the epoch of a starting server or of an opened endpoint.
 ///
 /// # Errors
-/// What the operating system says if it has no entropy.
+/// The operating system's error if it cannot provide entropy.
 pub fn draw_epoch() -> io::Result<u64> {
     let mut bytes = [0; 8];
     draw(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// A number that is used once, for one handshake.
+/// A number that is used for one handshake only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonce([u8; PAYLOAD_BYTES]);
 
 impl Nonce {
-    /// A fresh one.
+    /// Draws a random nonce.
     ///
     /// # Errors
-    /// What the operating system says if it has no entropy.
+    /// The operating system's error if it cannot provide entropy.
     pub fn draw() -> io::Result<Self> {
         let mut bytes = [0; PAYLOAD_BYTES];
         draw(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// This very one, for tests that repeat themselves.
+    /// A fixed nonce, for repeatable tests.
     pub const fn from_bytes(bytes: [u8; PAYLOAD_BYTES]) -> Self {
         Self(bytes)
     }
 }
 
-/// The secret that all servers and clients of one cluster share. It is never sent, and never printed.
+/// The secret shared by all servers and clients of one cluster. It is never sent and never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Box<[u8]>);
 
-/// A token is too short to keep anybody out.
+/// A token is too short to be secure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("a token of {bytes} bytes: it must have {} at least", Token::MIN_BYTES)]
+#[error("a token of {bytes} bytes is too short; use at least {}", Token::MIN_BYTES)]
 pub struct TokenTooShort {
-    /// Its length.
+    /// Length of the rejected token, in bytes.
     pub bytes: usize,
 }
 
 impl Token {
-    /// The least length, in bytes. Who sees a handshake can try tokens on it at leisure: draw it at random.
+    /// Minimum length, in bytes. An eavesdropper can try tokens offline against a recorded
+    /// handshake, so draw the token at random.
     pub const MIN_BYTES: usize = 16;
 
-    /// The token that consists of `bytes`.
+    /// Makes a token of `bytes`.
     ///
     /// # Errors
     /// [`TokenTooShort`] if there are fewer than [`Token::MIN_BYTES`].
@@ -137,17 +142,17 @@ impl Token {
         Ok(Self(bytes.into()))
     }
 
-    /// A fresh token of 32 random bytes.
+    /// Draws a token of 32 random bytes.
     ///
     /// # Errors
-    /// What the operating system says if it has no entropy.
+    /// The operating system's error if it cannot provide entropy.
     pub fn draw() -> io::Result<Self> {
         let mut bytes = [0; 32];
         draw(&mut bytes)?;
         Ok(Self(bytes.into()))
     }
 
-    /// The keyed hash of what both sides said first and of the header of what proves it.
+    /// The keyed hash over the hello, the challenge and the header of the proving message.
     fn mac(
         &self,
         hello: &HandshakeMessage,
@@ -176,7 +181,7 @@ impl fmt::Debug for Token {
 pub enum Role {
     /// A program that uses compute servers.
     Client = 1,
-    /// A compute server; towards memory servers, one endpoint of it.
+    /// A compute server; to a memory server, one endpoint of it.
     ComputeServer = 2,
     /// A memory server.
     MemoryServer = 3,
@@ -203,31 +208,31 @@ impl fmt::Display for Role {
     }
 }
 
-/// Who a peer is.
+/// Identity of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// What it is.
+    /// Its role.
     pub role: Role,
-    /// Its number among those of its role.
+    /// Its number among the peers of its role.
     pub number: u16,
-    /// What it drew when it started ([`draw_epoch`]).
+    /// The epoch that it drew when it started ([`draw_epoch`]).
     pub epoch: u64,
 }
 
-/// Why a peer is not let in; the initiator is told.
+/// Why a responder refuses a peer; sent to the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It speaks another version.
+    /// The peer speaks another version.
     Version = 1,
-    /// It has another token.
+    /// The peer has another token.
     Token = 2,
-    /// A peer of its role has no business here.
+    /// The server does not accept peers of this role.
     Role = 3,
-    /// There are as many connections as there may be.
+    /// The server has reached its limit of connections.
     Full = 4,
-    /// Its compute server has been fenced since it came first (F10).
+    /// The peer's compute server has been fenced since the peer's first connection (F10).
     Fenced = 5,
 }
 
@@ -238,7 +243,7 @@ impl Refusal {
             .find(|refusal| *refusal as u16 == number)
     }
 
-    /// The message that says so.
+    /// Encodes the refusal as a message.
     pub fn message(self) -> HandshakeMessage {
         let mut message = [0; MESSAGE_BYTES];
         message[..8].copy_from_slice(&MAGIC);
@@ -254,9 +259,9 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Self::Version => "the versions differ",
             Self::Token => "the tokens differ",
-            Self::Role => "this role has no business there",
-            Self::Full => "it has as many connections as it may have",
-            Self::Fenced => "this compute server was taken for dead and shut out",
+            Self::Role => "it does not accept this role",
+            Self::Full => "it has reached its limit of connections",
+            Self::Fenced => "this compute server was declared dead and fenced",
         })
     }
 }
@@ -265,23 +270,23 @@ impl fmt::Display for Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// What came is no message of this protocol, or not the one that was due.
+    /// The peer sent something that is not a message of this protocol, or not the expected one.
     #[error("the peer does not speak this protocol")]
     Garbage,
     /// The peer speaks another version.
     #[error("the peer speaks version {theirs} of the protocol, this is version {PROTOCOL_VERSION}")]
     Version {
-        /// The peer's.
+        /// The peer's version.
         theirs: u16,
     },
-    /// The peer's proof is not that of the token.
+    /// The peer's proof does not match the token.
     #[error("the peer has another token")]
     Token,
-    /// The peer is of a role that is not let in.
-    #[error("a {0} has no business here")]
+    /// This side does not accept peers of that role.
+    #[error("connections from a {0} are not accepted here")]
     Role(Role),
-    /// The peer that answers is not the one that was looked for.
-    #[error("there is {role} {number}, which is not what was looked for", role = .0.role, number = .0.number)]
+    /// Another peer answered than the initiator expected.
+    #[error("{role} {number} answered instead of the expected peer; check the address", role = .0.role, number = .0.number)]
     OtherPeer(Identity),
     /// The peer refused.
     #[error("the peer refused: {0}")]
@@ -292,7 +297,8 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// What the responder tells the peer before it closes; `None` is nothing at all.
+    /// The refusal that the responder sends before it closes the connection; `None` to send
+    /// nothing.
     pub fn refusal(self) -> Option<Refusal> {
         match self {
             Self::Version { .. } => Some(Refusal::Version),
@@ -303,7 +309,7 @@ impl HandshakeError {
     }
 }
 
-/// What a message's header says.
+/// The decoded header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     kind: u8,
@@ -325,14 +331,14 @@ impl Header {
         message
     }
 
-    /// The header of a message that must be of `kind`.
+    /// Decodes the header of a message that must be of `kind`.
     fn decode(message: &HandshakeMessage, kind: u8) -> Result<Self, HandshakeError> {
         let word = |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("8 bytes"));
         let half = |at: usize| u16::from_le_bytes([message[at], message[at + 1]]);
         if message[..8] != MAGIC {
             return Err(HandshakeError::Garbage);
         }
-        // What a refusal looks like is the same in every version.
+        // A refusal has the same encoding in every version, so decode it before comparing versions.
         if message[10] == REFUSAL && kind != HELLO && kind != PROOF {
             let refusal = Refusal::from_number(half(14)).ok_or(HandshakeError::Garbage)?;
             return Err(HandshakeError::Refused(refusal));
@@ -350,25 +356,25 @@ impl Header {
     }
 }
 
-/// What the initiator looks for.
+/// The peer that the initiator expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The role of the peer.
+    /// The role of the expected peer.
     pub role: Role,
-    /// Its number.
+    /// The number of the expected peer.
     pub number: u16,
 }
 
-/// How the initiator goes on.
+/// The initiator's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitiatorStep {
     /// Send this, and wait for the next message.
     Send(HandshakeMessage),
     /// The connection is open.
     Open {
-        /// Who is on the other side.
+        /// Identity of the peer.
         peer: Identity,
-        /// What the next hello to the same server must say.
+        /// The fence count to send in the next hello to the same server.
         fences: u64,
     },
 }
@@ -385,8 +391,8 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// Begins a handshake that must end by `deadline_ns`. `fences` is what the last welcome of this peer
-    /// said, or [`NO_FENCES`].
+    /// Begins a handshake that must end by `deadline_ns`. `fences` is the count from this peer's
+    /// last welcome, or [`NO_FENCES`].
     pub fn new(
         token: &Token,
         me: Identity,
@@ -400,17 +406,17 @@ impl Initiator {
         Self { token: token.clone(), wanted, header, hello, challenge: None, deadline_ns }
     }
 
-    /// The first message.
+    /// The initiator's first message.
     pub fn hello(&self) -> &HandshakeMessage {
         &self.hello
     }
 
-    /// When the handshake must have ended.
+    /// Deadline of the handshake.
     pub fn deadline_ns(&self) -> u64 {
         self.deadline_ns
     }
 
-    /// Takes the peer's next message.
+    /// Processes the peer's next message.
     ///
     /// # Errors
     /// [`HandshakeError`]: close the connection.
@@ -444,7 +450,7 @@ impl Initiator {
 
     fn check_peer(&self, peer: Identity) -> Result<(), HandshakeError> {
         let looked_for = peer.role == self.wanted.role && peer.number == self.wanted.number;
-        // Somebody who plays our own messages back to us.
+        // A peer with our own role and epoch is reflecting our messages.
         let myself =
             peer.role == self.header.identity.role && peer.epoch == self.header.identity.epoch;
         if !looked_for || myself {
@@ -454,21 +460,21 @@ impl Initiator {
     }
 }
 
-/// How the responder goes on.
+/// The responder's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponderStep {
     /// Send this, and wait for the next message.
     Send(HandshakeMessage),
-    /// The peer knows the token: let it in ([`Responder::welcome`]), or refuse it.
+    /// The peer holds the token: admit it ([`Responder::welcome`]) or refuse it.
     Proven {
-        /// Who it is.
+        /// Identity of the peer.
         peer: Identity,
-        /// What its hello said.
+        /// The fence count from its hello.
         fences: u64,
     },
 }
 
-/// The side that is connected to.
+/// The side that accepts the connection.
 #[derive(Clone, Debug)]
 pub struct Responder {
     token: Token,
@@ -480,7 +486,7 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// Awaits a hello from a peer of one of the roles that it `accepts`.
+    /// Waits for a hello from a peer of one of the roles in `accepts`.
     pub fn new(
         token: &Token,
         me: Identity,
@@ -493,12 +499,12 @@ impl Responder {
         Self { token: token.clone(), accepts, challenge, header, hello: None, deadline_ns }
     }
 
-    /// When the handshake must have ended.
+    /// Deadline of the handshake.
     pub fn deadline_ns(&self) -> u64 {
         self.deadline_ns
     }
 
-    /// Takes the peer's next message.
+    /// Processes the peer's next message.
     ///
     /// # Errors
     /// [`HandshakeError`]: send its [`HandshakeError::refusal`], if any, and close the connection.
@@ -528,10 +534,11 @@ impl Responder {
         Ok(ResponderStep::Proven { peer: said.identity, fences: said.fences })
     }
 
-    /// The last message, after [`ResponderStep::Proven`]; `fences` comes back with the peer's next hello.
+    /// The last message, sent after [`ResponderStep::Proven`]. The peer repeats `fences` in its
+    /// next hello.
     ///
     /// # Panics
-    /// If the peer has not even said hello.
+    /// If no hello has been received yet.
     pub fn welcome(&self, fences: u64) -> HandshakeMessage {
         let hello = self.hello.as_ref().expect("a welcome comes after the proof");
         let header = Header { kind: WELCOME, fences, ..self.header };
@@ -542,7 +549,7 @@ impl Responder {
     }
 }
 
-/// Gathers one message from pieces of any size, and never more than that.
+/// Assembles one message from pieces of any size, and never buffers more than one.
 #[derive(Clone, Debug)]
 pub struct Gather {
     bytes: HandshakeMessage,
@@ -556,18 +563,19 @@ impl Default for Gather {
 }
 
 impl Gather {
-    /// Where the next bytes go; never empty.
+    /// The space for the next bytes; never empty.
     pub fn missing(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }
 
-    /// Says that `bytes` bytes have come; the message, if it is whole now. Then it begins anew.
+    /// Records that `bytes` more bytes have arrived. Returns the message once it is complete, and
+    /// then starts over.
     ///
     /// # Panics
-    /// If more have come than were missing.
+    /// If more bytes arrived than were missing.
     pub fn arrived(&mut self, bytes: usize) -> Option<HandshakeMessage> {
         self.filled += bytes;
-        assert!(self.filled <= MESSAGE_BYTES, "no more than was asked for");
+        assert!(self.filled <= MESSAGE_BYTES, "more bytes arrived than the message was missing");
         (self.filled == MESSAGE_BYTES).then(|| {
             self.filled = 0;
             self.bytes
@@ -629,13 +637,13 @@ mod tests {
         let proof = proof(&mut left, &challenge);
         let error = right.receive(&proof, 0).unwrap_err();
         assert_eq!((error, error.refusal()), (HandshakeError::Token, Some(Refusal::Token)));
-        // A server that lets everybody in is not believed either.
+        // The initiator does not trust a server that admits every peer.
         assert_eq!(left.receive(&right.welcome(0), 0), Err(HandshakeError::Token));
         let refused = left.receive(&Refusal::Token.message(), 0);
         assert_eq!(refused, Err(HandshakeError::Refused(Refusal::Token)));
     }
 
-    /// Every bit of every message counts: of what is changed on the way, nothing is believed.
+    /// Every bit of every message is covered: a change to any of them is detected.
     #[test]
     fn no_bit_can_be_changed() {
         let key = token(7);
@@ -668,13 +676,14 @@ mod tests {
         let (mut left, mut right) = (initiator(&key), responder(&key));
         let challenge = sent(right.receive(left.hello(), 0).unwrap());
         let proof = proof(&mut left, &challenge);
-        // Its own proof, as it is or dressed up as a welcome, is none of the other side.
+        // Reflecting a peer's own proof, unchanged or disguised as a welcome, does not
+        // authenticate.
         assert_eq!(left.receive(&proof, 0), Err(HandshakeError::Garbage));
         let mut dressed = challenge;
         dressed[10] = WELCOME;
         dressed[HEADER_BYTES..].copy_from_slice(&proof[HEADER_BYTES..]);
         assert_eq!(left.receive(&dressed, 0), Err(HandshakeError::Token));
-        // A peer that looks for one of its own kind does not talk to itself.
+        // A peer that expects another peer of its own role does not accept its own messages.
         let wanted = Wanted { role: Role::ComputeServer, number: 3 };
         let mut alone = Initiator::new(&key, ENDPOINT, 0, wanted, Nonce::from_bytes([1; 32]), 9);
         let mut echo = *alone.hello();

@@ -1,11 +1,12 @@
-//! The fabric: everything that a machine boundary means, behind one trait.
+//! The fabric: everything that crosses a machine boundary, behind one trait.
 //!
-//! Verbs, RPC, time and randomness go through [`Fabric`]; a server is one of [`Calls`], and a memory server the simple case, an
-//! [`RpcService`] over a [`Region`]. The providers [`local`], [`tcp`], [`shm`] and [`sim`] implement the same contract
-//! (`docs/internals/coherence.md`), and [`conformance`] is the suite that each of them passes.
+//! Verbs, RPC, time and randomness go through [`Fabric`]. A server implements [`Calls`]; a memory
+//! server is the simple case, an [`RpcService`] over a [`Region`]. The providers [`local`],
+//! [`tcp`], [`shm`] and [`sim`] implement the same contract (`docs/internals/coherence.md`), and
+//! [`conformance`] is the suite that each of them passes.
 //!
-//! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared by
-//! everyone and is only ever touched word by word, atomically.
+//! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared
+//! by all threads and is only accessed word by word, atomically.
 
 mod access;
 mod addr;

@@ -1,15 +1,15 @@
-//! What every listener does before it serves: accepting, the handshake, the bounds on both, and who
-//! is in.
+//! What every listener does before it serves: accept connections, run the handshake, bound both,
+//! and track the admitted peers.
 //!
-//! A [`Listener`] is what the threads of a server share; each has an [`Acceptor`] of its own, with
-//! an epoll instance and the connections that fell to it. A thread accepts by itself if its
-//! acceptor has the listening socket: one of them may have it and hand the connections out, or
-//! each.
+//! The threads of a server share a [`Listener`]; each thread has an [`Acceptor`] of its own, with
+//! an epoll instance and its share of the connections. A thread accepts by itself if its acceptor
+//! has the listening socket: either one thread has it and hands the connections out, or each has
+//! it.
 //!
-//! *Invariants*: A1. connections, those among them that are not settled yet, and the memory of each
-//! are bounded: until a peer has proven itself, it costs one message. A2. what is no message of the
-//! handshake closes its connection, and nothing else. A3. a place names one connection: what comes
-//! late for one that has ended finds none.
+//! *Invariants*: A1. the number of connections, the number of those not settled yet, and the memory
+//! of each are bounded: until a peer has proven itself, it costs one message. A2. input that is not
+//! a message of the handshake closes its connection, and nothing else. A3. a place names one
+//! connection: a late event for a connection that has ended finds none.
 //!
 //! *Thread safety*: a [`Listener`] is for any number of threads, an [`Acceptor`] belongs to one.
 
@@ -28,47 +28,47 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::thread::JoinHandle;
 
-/// What events carry that are of no connection.
+/// Token of events from the listening socket, which belong to no connection.
 pub const LISTENER: u64 = u64::MAX;
-/// The thread's [`WakeFd`].
+/// Token of events from the thread's [`WakeFd`].
 pub const WAKE: u64 = u64::MAX - 1;
-/// Events that are taken, and connections that are accepted, at a time.
+/// Limit on events, and on accepted connections, per turn.
 const EVENTS: usize = 256;
-/// After an error that says that there is too little of something, nothing is accepted for so long.
+/// Pause in accepting after an error that reports a lack of resources.
 const ACCEPT_PAUSE_NS: u64 = 20_000_000;
 
-/// Which connection of an acceptor: its slot, and the generation of what is in it.
+/// Names a connection of an acceptor: its slot, and the generation of the slot's content.
 pub type Place = (u32, u32);
 
-/// What events of a connection carry.
+/// The epoll token of a connection's events.
 pub fn token_of((slot, generation): Place) -> u64 {
     u64::from(generation) << 32 | u64::from(slot)
 }
 
-/// The place that an event is about, if it is about a connection.
+/// The place of an event's connection, if the event is about a connection.
 pub fn place_of(token: u64) -> Place {
     (token as u32, (token >> 32) as u32)
 }
 
-/// Which roles a listener lets in, and how many connections.
+/// Which roles a listener accepts, and how many connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The roles that it lets in.
+    /// The accepted roles.
     pub accepts: &'static [Role],
-    /// How many connections there may be.
+    /// Maximum number of connections.
     pub connections: usize,
-    /// How many of a thread's connections may be unsettled: one more closes the oldest.
+    /// Maximum number of unsettled connections of a thread; one more closes the oldest.
     pub half_open: usize,
-    /// The longest that it may take to settle, in nanoseconds.
+    /// Time a connection has to settle, in nanoseconds.
     pub handshake_timeout_ns: u64,
 }
 
-/// What the threads of a server share.
+/// The state that the threads of a server share.
 #[derive(Debug)]
 pub struct Listener {
-    /// The server.
+    /// The server's identity.
     pub identity: Identity,
-    /// Who is in.
+    /// Gates of the admitted connections.
     pub gates: Gates,
     /// The server's clock.
     pub clock: Clock,
@@ -80,7 +80,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// One without connections.
+    /// A listener without connections.
     pub fn new(identity: Identity, token: &Token, bounds: Bounds) -> Self {
         Self {
             identity,
@@ -94,17 +94,17 @@ impl Listener {
         }
     }
 
-    /// Connections that are open now, handshakes included.
+    /// Number of open connections, handshakes included.
     pub fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed) as u64
     }
 
-    /// Connections that were let in.
+    /// Number of connections that were admitted.
     pub fn welcomed(&self) -> u64 {
         self.welcomed.load(Ordering::Relaxed)
     }
 
-    /// Connections that were not: refused, evicted or too slow.
+    /// Number of connections that were refused, evicted or too slow.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -114,12 +114,12 @@ impl Listener {
     }
 }
 
-/// A connection whose peer was let in.
+/// A connection with an admitted peer.
 pub trait Admitted: Debug {
     /// Its right to have requests carried out.
     fn gate(&self) -> &Arc<Gate>;
 
-    /// Whether nothing has to follow in time any more.
+    /// Whether the connection has no deadline left to meet.
     fn is_settled(&self) -> bool {
         true
     }
@@ -134,7 +134,7 @@ enum State<C> {
 #[derive(Debug)]
 struct Peer<C> {
     socket: TcpStream,
-    /// When it must be settled.
+    /// Deadline for the connection to settle.
     deadline_ns: u64,
     state: State<C>,
 }
@@ -145,16 +145,17 @@ struct Slot<C> {
     peer: Option<Peer<C>>,
 }
 
-/// Where a connection is that has something to say.
+/// State of a connection after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Greeting {
-    /// In its handshake.
+    /// The handshake goes on.
     Pending,
-    /// Its peer has proven itself, and is to be let in.
+    /// The peer has proven itself; the server must admit or refuse it. The number is its fence
+    /// count.
     Proven(Identity, u64),
-    /// Let in.
+    /// The peer is admitted.
     Admitted,
-    /// It has ended, or had before.
+    /// The connection has ended, now or earlier.
     Ended,
 }
 
@@ -163,7 +164,7 @@ pub enum Greeting {
 pub struct Acceptor<C> {
     epoll: OwnedFd,
     socket: Option<TcpListener>,
-    /// When the socket is looked at again, if it is not.
+    /// When to accept again after a pause.
     accept_again_ns: Option<u64>,
     listener: Arc<Listener>,
     slots: Vec<Slot<C>>,
@@ -173,10 +174,10 @@ pub struct Acceptor<C> {
 }
 
 impl<C: Admitted> Acceptor<C> {
-    /// One without connections, which accepts at `socket`, if it has one, and is woken by `wake`.
+    /// An acceptor without connections. It accepts at `socket`, if given, and `wake` wakes it.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub fn new(
         listener: &Arc<Listener>,
         socket: Option<TcpListener>,
@@ -198,7 +199,7 @@ impl<C: Admitted> Acceptor<C> {
         })
     }
 
-    /// Waits until something happens or a deadline comes; what has happened, each with its token.
+    /// Waits for an event or the next deadline. Fills `events`, each with its token.
     pub fn wait(&self, events: &mut Vec<Event>) {
         let timeout = self.timeout().map(timespec);
         events.clear();
@@ -210,7 +211,7 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// How long nothing needs to be done, in nanoseconds, if no socket has anything.
+    /// Time to the next deadline, in nanoseconds; `None` if there is none.
     fn timeout(&self) -> Option<u64> {
         let deadline = self.half_open.front().and_then(|&place| self.deadline_ns(place));
         let next = [deadline, self.accept_again_ns].into_iter().flatten().min()?;
@@ -227,7 +228,7 @@ impl<C: Admitted> Acceptor<C> {
         slot.peer.as_mut().filter(|_| slot.generation == generation)
     }
 
-    /// When a connection must be settled, if it is not.
+    /// The deadline of a connection that has not settled.
     fn deadline_ns(&self, place: Place) -> Option<u64> {
         let peer = self.peer(place)?;
         match &peer.state {
@@ -236,7 +237,7 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// Closes what took too long, and looks at the listening socket again.
+    /// Refuses connections that missed their deadline, and resumes accepting after a pause.
     pub fn expire(&mut self) {
         while let Some(&place) = self.half_open.front() {
             match self.deadline_ns(place) {
@@ -258,10 +259,10 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// Accepts connections and counts them. `keep` gives back those that stay with this thread, and
-    /// hands over the others, to be adopted elsewhere.
+    /// Accepts connections and counts them. `keep` returns those that stay with this thread, and
+    /// hands over the others for adoption by another.
     pub fn accept(&mut self, mut keep: impl FnMut(TcpStream) -> Option<TcpStream>) {
-        // Not for ever: those who are connected already want their turn.
+        // Bounded, so that the connected clients get their turn.
         for _ in 0..EVENTS {
             let Some(socket) = &self.socket else { return };
             let socket = match socket.accept() {
@@ -293,7 +294,7 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// Takes a connection that has been counted already.
+    /// Takes over a connection that has already been counted.
     pub fn adopt(&mut self, socket: TcpStream) {
         let most = self.listener.bounds.half_open.max(1);
         if self.half_open.len() >= most {
@@ -335,7 +336,7 @@ impl<C: Admitted> Acceptor<C> {
         self.close(place);
     }
 
-    /// Ends a connection; what it was, if its peer was in.
+    /// Ends a connection; returns its state if its peer was admitted.
     pub fn close(&mut self, place: Place) -> Option<C> {
         self.peer(place)?;
         let slot = &mut self.slots[place.0 as usize];
@@ -352,13 +353,13 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// All connections.
+    /// The places of all connections.
     pub fn places(&self) -> Vec<Place> {
         let slots = (0..).zip(&self.slots);
         slots.filter(|(_, it)| it.peer.is_some()).map(|(slot, it)| (slot, it.generation)).collect()
     }
 
-    /// The connections whose gates have been closed.
+    /// The connections with closed gates.
     pub fn shut_out(&self) -> Vec<Place> {
         let is_shut_out = |place: &Place| match self.peer(*place).map(|peer| &peer.state) {
             Some(State::Admitted(admitted)) => admitted.gate().enter().is_none(),
@@ -367,8 +368,8 @@ impl<C: Admitted> Acceptor<C> {
         self.places().into_iter().filter(is_shut_out).collect()
     }
 
-    /// Something has happened on a socket: goes on with the handshake, if that is where the
-    /// connection is.
+    /// Continues a connection's handshake after an event on its socket, if the handshake is not
+    /// over.
     pub fn hear(&mut self, place: Place) -> Greeting {
         loop {
             let now_ns = self.listener.clock.now_ns();
@@ -382,7 +383,8 @@ impl<C: Admitted> Acceptor<C> {
                 Heard::End => break,
             };
             match responder.receive(&message, now_ns) {
-                // A socket that has sent nothing yet has room for a message: if not, it is closed.
+                // The send buffer is empty, so there is room for a message; if not, close the
+                // connection.
                 Ok(ResponderStep::Send(answer)) => {
                     if peer.socket.write_all(&answer).is_err() {
                         break;
@@ -392,7 +394,7 @@ impl<C: Admitted> Acceptor<C> {
                     return Greeting::Proven(peer, fences);
                 }
                 Err(error) => {
-                    // Counted first: who reads the refusal finds it counted.
+                    // Count first: a client that reads the refusal must find it counted.
                     self.listener.count_refused();
                     if let (Some(refusal), Some(peer)) = (error.refusal(), self.peer_mut(place)) {
                         let _ = peer.socket.write(&refusal.message());
@@ -405,9 +407,9 @@ impl<C: Admitted> Acceptor<C> {
         Greeting::Ended
     }
 
-    /// Lets a peer in that has proven itself: its gate, and what its welcome says. Everything that
-    /// an earlier connection of it brought has been applied or will never be. If it is refused, its
-    /// connection has ended.
+    /// Admits a peer that has proven itself. Returns its gate and the fence count for its welcome.
+    /// Everything that an earlier connection of this peer sent has then been applied or never will
+    /// be. If the peer is refused, its connection has ended.
     pub fn admit(&mut self, place: Place, peer: Identity, fences: u64) -> Option<(Arc<Gate>, u64)> {
         match self.listener.gates.admit(peer, fences) {
             Ok(admitted) => Some(admitted),
@@ -422,13 +424,13 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// Welcomes a peer that was let in. Whether its connection goes on.
+    /// Sends the welcome to an admitted peer. Returns whether the connection lives on.
     pub fn welcome(&mut self, place: Place, fences: u64, admitted: C) -> bool {
         let welcome = match self.peer(place).map(|peer| &peer.state) {
             Some(State::Handshake { responder, .. }) => responder.welcome(fences),
             _ => return false,
         };
-        // Counted before anybody is told.
+        // Count before the client learns of it.
         self.listener.welcomed.fetch_add(1, Ordering::Relaxed);
         let Some(peer) = self.peer_mut(place) else { return false };
         let welcomed = peer.socket.write_all(&welcome).is_ok();
@@ -439,7 +441,7 @@ impl<C: Admitted> Acceptor<C> {
         welcomed
     }
 
-    /// A connection whose peer was let in.
+    /// A connection with an admitted peer.
     pub fn admitted(&mut self, place: Place) -> Option<(&mut TcpStream, &mut C)> {
         let peer = self.peer_mut(place)?;
         match &mut peer.state {
@@ -448,10 +450,10 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// Has a connection reported for other reasons.
+    /// Changes the events that a connection is watched for.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub fn watch_for(&self, place: Place, flags: EventFlags) -> io::Result<()> {
         let Some(peer) = self.peer(place) else { return Ok(()) };
         let data = EventData::new_u64(token_of(place));
@@ -464,20 +466,20 @@ impl<C: Admitted> Acceptor<C> {
 pub struct Threads(Mutex<Vec<JoinHandle<()>>>);
 
 impl Threads {
-    /// Starts one.
+    /// Starts a thread.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let thread = std::thread::Builder::new().name(name).spawn(body)?;
         lock(&self.0).push(thread);
         Ok(())
     }
 
-    /// Waits until all have ended, which they have been told to.
+    /// Joins all threads; they must have been told to stop.
     ///
     /// # Panics
-    /// If one of them has panicked, and the caller has not.
+    /// If one of them has panicked, unless the caller is panicking already.
     pub fn join(&self) {
         for thread in lock(&self.0).drain(..) {
             if thread.join().is_err() && !std::thread::panicking() {

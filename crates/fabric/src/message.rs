@@ -5,5 +5,5 @@ use smallvec::SmallVec;
 /// An RPC message; point operations fit in it without an allocation.
 pub type Message = SmallVec<[u8; 64]>;
 
-/// No request and no reply is longer: who has more to say says it in several.
+/// Maximum length of a request or a reply; longer content must be split into several.
 pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;

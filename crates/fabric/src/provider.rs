@@ -1,6 +1,6 @@
-//! What providers that run in real time are built of, for those that live in crates of their own.
+//! Building blocks of providers that run in real time, for providers in other crates.
 //!
-//! *Thread safety*: each says its own.
+//! *Thread safety*: see each item.
 
 pub use crate::access::check_alignment;
 pub use crate::clients::{run_here, run_on_threads};

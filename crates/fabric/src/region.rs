@@ -1,16 +1,18 @@
-//! A region: the memory that one server lends to the fabric.
+//! A region: the memory that one server makes available over the fabric.
 //!
-//! *Invariants*: the words are never unmapped or moved while the region lives, and start as zeros.
+//! *Invariants*: the words are never unmapped or moved while the region lives, and are zero at
+//! first.
 //!
-//! *Thread safety*: every access is an atomic access of one aligned 8-byte word, `Relaxed` unless said
-//! otherwise; nobody ever forms `&[u8]` over a region. That is the whole promise of a READ or a WRITE:
-//! a longer copy may mix old and new words.
+//! *Thread safety*: every access is an atomic access to one aligned 8-byte word, `Relaxed` unless
+//! stated otherwise; no code forms a `&[u8]` over a region. A READ or a WRITE promises no more than
+//! that: a longer copy may mix old and new words.
 //!
-//! A region that other processes map ([`Backing::Shared`]) is a memfd whose size is sealed, so that an access inside a
-//! mapping finds memory whatever another process does to the file. Who has it mapped can change every
-//! word at any time, and can give pages back to the operating system (they read as zeros then); it cannot make
-//! an access of ours fault, with one exception: pages of a huge-page region that are given back so, while
-//! the system has no other huge page left. So a memfd goes only to those who know the token.
+//! A region that other processes map ([`Backing::Shared`]) is a memfd with a sealed size, so an
+//! access inside a mapping finds memory whatever another process does to the file. A process that
+//! has mapped it can change every word at any time, and can give pages back to the operating system
+//! (they then read as zeros). It cannot make our accesses fault, with one exception: pages of a
+//! huge-page region that it gives back while the system has no other huge page left. So a memfd is
+//! only handed to peers that hold the token.
 
 use crate::sync::AtomicU64;
 use thiserror::Error;
@@ -25,49 +27,49 @@ pub(crate) use copying::copy_words;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use copying::{load_bytes, store_bytes};
 
-/// What a region's memory is.
+/// Kind of memory behind a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
     /// Private to this process.
     #[default]
     Private,
-    /// A file in memory that other processes of this host can be given, to map it too.
+    /// A file in memory, which can be handed to other processes of this host for mapping.
     Shared {
-        /// Whether huge pages are tried first; the system has them only if its administrator reserved them. Without,
-        /// they are asked for as an advice.
+        /// Whether to try huge pages first; the system has them only if its administrator reserved
+        /// them. Otherwise, huge pages are only requested as a hint.
         huge_pages: bool,
     },
 }
 
-/// Why a region was not to be had.
+/// Why a region could not be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RegionError {
-    /// The size is zero, no multiple of 4 KiB, or more than an address can name.
+    /// The size is zero, not a multiple of 4 KiB, or larger than an address can name.
     #[error(
         "a region of {bytes} bytes: the size must be a positive multiple of 4096, at most 2^48"
     )]
     BadSize {
-        /// The size asked for.
+        /// The requested size.
         bytes: usize,
     },
     /// The operating system refused the mapping.
     #[error("cannot map {bytes} bytes for a region: {source}")]
     Map {
-        /// The size asked for.
+        /// The requested size.
         bytes: usize,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The file that another process gave is not one that can be relied upon.
+    /// The file handed over by another process is not a sealed memfd of the announced size.
     #[error("the file of a shared region is not a sealed memfd of {bytes} bytes")]
     NotSealed {
-        /// The size it should have.
+        /// The announced size.
         bytes: usize,
     },
 }
 
-/// Zeroed memory that is accessed word by word; pages of the operating system are taken when touched.
+/// Zeroed memory, accessed word by word. The operating system allocates pages on first touch.
 pub struct Region {
     #[cfg(not(any(loom, shuttle)))]
     mapping: Mapping,
@@ -76,7 +78,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// A private region of `bytes` bytes, a multiple of 4096. Memory is taken as it is touched.
+    /// A private region of `bytes` bytes, a multiple of 4096. Memory is allocated on first touch.
     ///
     /// # Errors
     /// [`RegionError`] if the size is not usable or the operating system refuses.
@@ -84,7 +86,8 @@ impl Region {
         Self::with_backing(bytes, Backing::Private)
     }
 
-    /// A region of `bytes` bytes, a multiple of 4096. Memory is taken as it is touched; reserved huge pages at once.
+    /// A region of `bytes` bytes, a multiple of 4096. Memory is allocated on first touch, except
+    /// reserved huge pages, which are allocated at once.
     ///
     /// # Errors
     /// [`RegionError`] if the size is not usable or the operating system refuses.
@@ -96,8 +99,8 @@ impl Region {
         return Ok(Self::on_the_heap(bytes, backing));
     }
 
-    /// The region of another process, whose memfd came from there. It must be sealed as those of
-    /// [`Backing::Shared`] are, and have the size that the other process said.
+    /// Maps the region of another process by its memfd. The memfd must be sealed like those of
+    /// [`Backing::Shared`], and have the size that the other process announced.
     ///
     /// # Errors
     /// [`RegionError`] if the file is anything else, or the operating system refuses.
@@ -107,7 +110,7 @@ impl Region {
         Ok(Self { mapping: Mapping::of_memfd(memfd, bytes)? })
     }
 
-    /// The file to give to other processes, if the region is a shared one.
+    /// The file to hand to other processes, if the region is shared.
     #[cfg(not(any(loom, shuttle)))]
     pub fn memfd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.mapping.memfd()
@@ -117,7 +120,7 @@ impl Region {
     fn on_the_heap(bytes: usize, _backing: Backing) -> Self {
         #[cfg(loom)]
         let zero = || AtomicU64::new(0);
-        // A region is most of what a run sets up: its words are copies of one that the compiler has made.
+        // Creating a region dominates the setup of a run, so its words are copied from a constant.
         #[cfg(shuttle)]
         let zero = || const { AtomicU64::new(0) };
         Self { storage: (0..bytes / 8).map(|_| zero()).collect() }
@@ -148,8 +151,8 @@ impl Region {
     }
 }
 
-/// Asks the processor to bring all of `what` close, in parallel, before it is read bit by bit. A search in a
-/// page else waits for one cache line at a time.
+/// Asks the processor to load all cache lines of `what` in parallel, before they are read one by
+/// one. Without it, a search in a page waits for one cache line after another.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(what: &T) {
     #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle))))]

@@ -1,5 +1,5 @@
-//! What every endpoint has in real time, whatever carries its operations: counters, scratch
-//! buffers, randomness, timers, and the account of what is in flight.
+//! The parts of an endpoint in real time that do not depend on its transport: counters, scratch
+//! buffers, randomness, timers, and the number of operations in flight.
 //!
 //! *Thread safety*: one thread.
 
@@ -13,46 +13,45 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-/// The largest scratch buffer, in bytes.
+/// Size of the largest scratch buffer, in bytes.
 const BUFFER_BYTES: usize = 4096;
 
-/// What the endpoints of a cluster are like.
+/// Settings of a cluster's endpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// What they are.
+    /// Their role.
     pub role: Role,
-    /// How many memory servers there are.
+    /// Number of memory servers.
     pub memory_servers: u16,
-    /// How many operations an endpoint may have in flight.
+    /// Limit on an endpoint's operations in flight.
     pub depth: usize,
-    /// The longest that an operation may take, in nanoseconds.
+    /// Time limit of an operation, in nanoseconds.
     pub timeout_ns: u64,
-    /// Where randomness starts.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
 /// The part of an endpoint that is the same over every transport.
 #[derive(Debug)]
 pub struct Resources {
-    /// What the endpoint has done so far.
+    /// The endpoint's counters.
     pub counters: Counters,
     /// The clock, and the tasks of the thread that wait on it.
     pub timers: Rc<Timers>,
-    /// Operations that count against the depth.
+    /// Number of operations in flight that count against the depth.
     pub in_flight: Cell<usize>,
-    /// Whether something was posted since the last wait: what follows shares its doorbell.
+    /// Whether something was posted since the last wait: later operations then share its doorbell.
     pub batch_open: Cell<bool>,
-    /// What the endpoint is like.
+    /// The endpoint's settings.
     pub settings: Settings,
-    /// The compute server, or the client, that it belongs to.
+    /// The compute server or client that it belongs to.
     pub compute_server: u16,
     buffers: BufferPool,
     rng: RefCell<SmallRng>,
 }
 
 impl Resources {
-    /// That of an endpoint which has done nothing yet; `number` tells its random stream from those
-    /// of others.
+    /// The resources of a new endpoint; `number` selects its random stream.
     ///
     /// # Errors
     /// [`RegionError`] if there is no memory for scratch buffers.
@@ -75,12 +74,12 @@ impl Resources {
         })
     }
 
-    /// What time it is.
+    /// The current time.
     pub fn now_ns(&self) -> u64 {
         self.timers.now_ns()
     }
 
-    /// Counts the doorbell of the batch that an operation opens, if it does.
+    /// Counts a doorbell if an operation opens a batch.
     #[inline]
     pub fn ring(&self) {
         if !self.batch_open.replace(true) {
@@ -88,13 +87,13 @@ impl Resources {
         }
     }
 
-    /// Ends the batch: its task waits.
+    /// Ends the batch, because its task waits.
     #[inline]
     pub fn close_batch(&self) {
         self.batch_open.set(false);
     }
 
-    /// Whether one more operation may be in flight (F6).
+    /// Checks whether one more operation may be in flight (F6).
     ///
     /// # Errors
     /// [`FabricError::QueueFull`] if not.
@@ -107,13 +106,13 @@ impl Resources {
         Ok(())
     }
 
-    /// Counts an operation that is in flight from now on.
+    /// Counts an operation as in flight.
     #[inline]
     pub fn enter(&self) {
         self.in_flight.set(self.in_flight.get() + 1);
     }
 
-    /// Counts an operation that is no longer in flight.
+    /// Counts an operation as no longer in flight.
     #[inline]
     pub fn leave(&self) {
         self.in_flight.set(self.in_flight.get() - 1);

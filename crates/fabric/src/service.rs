@@ -1,4 +1,4 @@
-//! The memory server's side of the fabric: the RPC service, and the processor that it runs on.
+//! A memory server's side of the fabric: the RPC service and the processor that runs it.
 
 use crate::Message;
 use crate::region::Region;
@@ -7,29 +7,29 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-/// A kind of compute work, charged where the code does it. Real providers let the work itself take its
-/// time; the simulator lets [`CostModel::ns`] pass in virtual time.
+/// A kind of compute work, charged by the code that does it. On real providers, the work simply
+/// takes its time; the simulator lets [`CostModel::ns`] pass in virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Work {
-    /// A client makes a request or digests a completion, and what surrounds an operation there.
+    /// A client prepares a request or handles a completion, including its share of the operation.
     Client,
     /// A server thread takes a request from its queue, decodes it, and posts the reply.
     Dispatch,
-    /// One node is searched.
+    /// A search in one node.
     VisitNode,
-    /// One record or separator of a node is changed.
+    /// A change of one record or separator in a node.
     ChangeNode,
     /// A node is split, merged or rebalanced with another.
     RestructureNode,
-    /// So many records are copied out of or into leaves.
+    /// Copying this many records out of or into leaves.
     CopyRecords(u32),
     /// A wait for another thread's latch.
     Spin,
 }
 
-/// How long each kind of work takes, in nanoseconds; `docs/internals/cost-model.md` says where the
-/// figures come from.
+/// The cost of each kind of work, in nanoseconds; `docs/internals/cost-model.md` has the sources of
+/// these figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// [`Work::Client`].
@@ -63,7 +63,7 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// How long `work` takes.
+    /// The cost of `work`, in nanoseconds.
     pub fn ns(&self, work: Work) -> u64 {
         match work {
             Work::Client => self.client_ns,
@@ -77,27 +77,28 @@ impl CostModel {
     }
 }
 
-/// A rule that a simulated cluster can be told to break. What the number means is for those above the fabric.
+/// A rule that a simulated cluster can be told to break. The code above the fabric defines what the
+/// numbers mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule(u16);
 
 impl Rule {
-    /// The rule of this number.
+    /// The rule with this number.
     pub const fn new(number: u16) -> Self {
         Self(number)
     }
 }
 
-/// The processor that a memory server's code runs on.
+/// The processor that runs a memory server's code.
 ///
-/// The code of a server never waits for the network or the clock: it charges its work, and waits for
-/// nothing but latches of its own server.
+/// Server code never waits for the network or the clock: it charges its work, and waits only for
+/// latches of its own server.
 pub trait Cpu {
-    /// Accounts for work. In the simulator other threads of the server run meanwhile; elsewhere this
-    /// is free and never suspends.
+    /// Accounts for work. In the simulator, other threads of the server run meanwhile; elsewhere
+    /// this is free and never suspends.
     fn charge(&self, work: Work) -> impl Future<Output = ()>;
 
-    /// Lets the holder of a latch go on; `attempt` counts the waits for one latch from 0.
+    /// Lets the holder of a latch run; `attempt` counts the waits for one latch from 0.
     fn pause(&self, attempt: u32) -> impl Future<Output = ()>;
 
     /// Whether this processor's code breaks a rule on purpose; see [`crate::Fabric::breaks`].
@@ -107,19 +108,19 @@ pub trait Cpu {
         false
     }
 
-    /// A small number that tells apart threads that run at the same time, to spread counters over
-    /// cache lines. Two threads may share it.
+    /// A small number that distinguishes concurrent threads, used to spread counters over cache
+    /// lines. Two threads may share it.
     fn stripe(&self) -> usize;
 }
 
-/// The calling thread as a memory server's processor: nothing is charged, nothing ever suspends.
+/// The calling thread as a memory server's processor: charges nothing and never suspends.
 #[derive(Clone, Copy, Debug)]
 pub struct InlineCpu {
     stripe: usize,
 }
 
 impl InlineCpu {
-    /// The calling thread, with a number that tells it from others that run at the same time.
+    /// The calling thread, with a number that distinguishes it from concurrent ones.
     pub const fn new(stripe: usize) -> Self {
         Self { stripe }
     }
@@ -131,7 +132,7 @@ impl Cpu for InlineCpu {
 
     #[inline]
     async fn pause(&self, attempt: u32) {
-        // The holder may wait for this core: after a few spins, give it away.
+        // The holder may be waiting for this core: after a few spins, yield it.
         if attempt < 16 {
             std::hint::spin_loop();
         } else {
@@ -149,15 +150,15 @@ impl Cpu for InlineCpu {
     }
 }
 
-/// What a memory server answers with, over the memory it lends.
+/// A memory server's RPC service, and the memory it makes accessible.
 ///
 /// *Thread safety*: `handle` runs on several server threads at once.
 pub trait RpcService: Send + Sync + 'static {
-    /// The memory that one-sided verbs reach.
+    /// The memory that one-sided verbs access.
     fn region(&self) -> &Arc<Region>;
 
-    /// Answers one request from compute server `client`. `reply` comes empty. Any bytes may come in:
-    /// what is not a valid request gets a reply that says so.
+    /// Answers one request from compute server `client`. `reply` is empty at first. The request may
+    /// be any bytes: the reply to an invalid request reports the error.
     fn handle<C: Cpu>(
         &self,
         cpu: &C,
@@ -166,12 +167,13 @@ pub trait RpcService: Send + Sync + 'static {
         reply: &mut Message,
     ) -> impl Future<Output = ()>;
 
-    /// Housekeeping after a reply has been sent, on the thread that served it: a bounded piece of work,
-    /// or nothing.
+    /// Housekeeping after a reply has been sent, on the thread that served it: a bounded amount of
+    /// work, or none.
     fn after_reply<C: Cpu>(&self, cpu: &C) -> impl Future<Output = ()>;
 }
 
-/// The result of a future that never suspends, as every future over [`InlineCpu`] is.
+/// Runs a future that never suspends, such as every future over [`InlineCpu`], and returns its
+/// result.
 ///
 /// # Panics
 /// If the future suspends after all.

@@ -1,4 +1,4 @@
-//! TCP sockets as providers want them: nothing waits to be sent, and who has vanished is found out.
+//! TCP sockets set up for providers: data is sent at once, and a vanished peer is detected.
 //!
 //! *Thread safety*: free functions.
 
@@ -9,14 +9,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// What a connection must bear, idle or not, before its peer is taken for gone. Operations have deadlines of
-/// their own; this is so that a connection which will never carry anything again does not stay.
+/// How long a silent connection, idle or not, is kept before its peer is considered gone.
+/// Operations have deadlines of their own; this limit removes connections that will never carry
+/// anything again.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// Sets a socket up: nothing waits for more to send, and a peer that vanished without a word is found out.
+/// Sets up a socket: sends data at once, and detects a vanished peer.
 ///
 /// # Errors
-/// What the operating system says.
+/// The operating system's error.
 pub fn prepare_socket(socket: &impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -27,10 +28,11 @@ pub fn prepare_socket(socket: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Begins to connect, without waiting for it: the socket can be written to once it is connected, or has an error.
+/// Begins to connect, without waiting: the socket becomes writable once it is connected or has an
+/// error.
 ///
 /// # Errors
-/// What the operating system says at once.
+/// The operating system's immediate error.
 pub fn connect_socket(address: SocketAddr) -> io::Result<TcpStream> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -46,18 +48,18 @@ pub fn connect_socket(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(TcpStream::from(socket))
 }
 
-/// What a socket had to say.
+/// The result of reading a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// A whole message of the handshake, or of that length.
+    /// A complete message of the handshake, or another of the same length.
     Message(HandshakeMessage),
-    /// No more for now.
+    /// No complete message yet.
     Nothing,
-    /// Nothing ever again.
+    /// The connection has ended.
     End,
 }
 
-/// Reads until a message is whole.
+/// Reads until a message is complete.
 pub fn next_message(mut socket: impl Read, gather: &mut Gather) -> Heard {
     loop {
         match socket.read(gather.missing()) {

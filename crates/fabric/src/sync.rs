@@ -1,8 +1,10 @@
-//! The one way to `std::sync`: under `--cfg loom` or `--cfg shuttle` the types of a model scheduler stand in.
+//! The only access to `std::sync`: with `--cfg loom` or `--cfg shuttle`, a model scheduler's types
+//! replace it.
 //!
-//! Everything that is shared between threads is built from what this module exports, so the same code
-//! runs under real threads and under a model scheduler. Loom tries every order of small models; shuttle tries
-//! random orders of whole operations, over the local provider, all of them sequentially consistent.
+//! Everything that threads share is built from the exports of this module, so the same code runs
+//! under real threads and under a model scheduler. Loom tries every order of small models. Shuttle
+//! tries random orders of whole operations over the local provider, all of them sequentially
+//! consistent.
 
 #[cfg(loom)]
 pub use loom::sync::{
@@ -25,7 +27,7 @@ pub use std::sync::{
 /// Holds trait objects, which the model schedulers' own `Arc` cannot.
 pub use std::sync::Arc as ObjectArc;
 
-/// Threads, and giving one's turn to others: under shuttle nothing else makes it look at who waits for whom.
+/// Threads and yielding; under shuttle, a thread that waits for another must yield.
 pub mod thread {
     #[cfg(shuttle)]
     pub use shuttle::thread::{ScopedJoinHandle, scope, yield_now};
@@ -34,10 +36,10 @@ pub mod thread {
     pub use std::thread::{ScopedJoinHandle, scope, yield_now};
 }
 
-/// Locks `mutex`, whatever happened to a thread that held it before.
+/// Locks `mutex`, even if a thread panicked while holding it.
 ///
-/// The data behind our mutexes is whole at every step (queues and free lists), so a poisoned lock
-/// says nothing that the panic itself did not.
+/// The data behind our mutexes (queues and free lists) is consistent at every step, so a poisoned
+/// lock adds no information to the panic itself.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.lock() {
         Ok(guard) => guard,

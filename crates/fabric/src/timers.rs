@@ -1,4 +1,4 @@
-//! The timers of one client thread: tasks that wait for a moment of the cluster's clock.
+//! The timers of one client thread: tasks that wait for a time of the cluster's clock.
 //!
 //! *Thread safety*: one thread.
 
@@ -9,18 +9,18 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::task::Waker;
 
-/// The clock of one client thread and the tasks that wait on it.
+/// The clock of one client thread, and the tasks that wait on it.
 #[derive(Debug)]
 pub struct Timers {
     clock: Clock,
-    /// Deadlines in nanoseconds, with the place of their waker.
+    /// Deadlines in nanoseconds, each with the index of its waker.
     heap: RefCell<BinaryHeap<Reverse<(u64, usize)>>>,
     wakers: RefCell<Vec<Option<Waker>>>,
     vacant: RefCell<Vec<usize>>,
 }
 
 impl Timers {
-    /// None yet, on `clock`.
+    /// Timers on `clock`, without waiting tasks.
     pub fn new(clock: Clock) -> Self {
         Self {
             clock,
@@ -30,12 +30,12 @@ impl Timers {
         }
     }
 
-    /// What time it is.
+    /// The current time.
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()
     }
 
-    /// Wakes `waker` once `at_ns` has come.
+    /// Wakes `waker` at time `at_ns`.
     pub fn wake_at(&self, at_ns: u64, waker: Waker) {
         let mut wakers = self.wakers.borrow_mut();
         let place = self.vacant.borrow_mut().pop().unwrap_or_else(|| {
@@ -46,7 +46,7 @@ impl Timers {
         self.heap.borrow_mut().push(Reverse((at_ns, place)));
     }
 
-    /// Wakes what is due.
+    /// Wakes the tasks that are due.
     pub fn progress(&self) -> Progress {
         let mut heap = self.heap.borrow_mut();
         self.clock.all_wait(heap.peek().map(|&Reverse((at_ns, _))| at_ns));

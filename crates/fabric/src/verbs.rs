@@ -1,13 +1,13 @@
-//! The trait that everything above the network is generic over.
+//! The trait that all code above the network is generic over.
 
 use crate::{Buffer, Counters, FabricError, GlobalAddr, Message, Rule, ServerId, Work};
 use std::future::Future;
 
 /// One endpoint of a compute server: verbs, RPC, time and randomness.
 ///
-/// *Posting and completion are separate.* A verb is posted by the call itself, in the order of the
-/// calls; the future it returns only waits for the completion. What is posted between two waits is one
-/// batch and costs one doorbell:
+/// *Posting and completion are separate.* The call itself posts a verb, in the order of the calls;
+/// the future it returns only waits for the completion. Verbs posted between two waits form one
+/// batch and cost one doorbell:
 ///
 /// ```ignore
 /// let left = fabric.read(a, fabric.buffer(1024)?);
@@ -15,34 +15,34 @@ use std::future::Future;
 /// let (left, right) = (left.await?, right.await?);
 /// ```
 ///
-/// # Contract, whatever the provider
+/// # Contract, for every provider
 /// - F1. READ and WRITE are atomic per aligned 8-byte word and nothing more.
 /// - F2. CAS and FETCH-ADD are atomic against each other.
-/// - F3. What one endpoint posts to one server takes effect in posting order for WRITE→WRITE,
-///   WRITE→CAS, WRITE→FETCH-ADD and WRITE→READ. For any other pair, await the first.
-/// - F4. Nothing is promised across servers or across endpoints, but that a completed WRITE is visible
-///   to every operation posted later, by anyone.
-/// - F5. Addresses are checked where the memory is: outside a region, or unaligned, is an error to the
-///   caller and no access.
+/// - F3. Operations posted by one endpoint to one server take effect in posting order for
+///   WRITE→WRITE, WRITE→CAS, WRITE→FETCH-ADD and WRITE→READ. For any other pair, await the first.
+/// - F4. Nothing is promised across servers or across endpoints, except that a completed WRITE is
+///   visible to every operation that any endpoint posts later.
+/// - F5. Addresses are checked where the memory is: an address outside a region, or an unaligned
+///   one, is an error to the caller and causes no access.
 /// - F6. At most [`Fabric::depth`] operations are in flight; one more is refused, not queued.
-/// - F7. An operation that ran into its deadline or lost its connection is `Indeterminate`: it may have
-///   happened, and may still happen later. Every other error says that it did not happen.
-/// - F8. A dropped future does not take its operation back, and the buffer stays with the operation
+/// - F7. An operation that ran into its deadline or lost its connection is `Indeterminate`: it may
+///   have happened, and may still happen later. Every other error means that it did not happen.
+/// - F8. Dropping a future does not cancel its operation, and the buffer stays with the operation
 ///   until that ends.
-/// - F9. After [`Fabric::reset`], each verb that this endpoint posted to that server before has taken
-///   effect (in part, if it is a WRITE) or never will. Calls are not concerned.
-/// - F10. After [`Fabric::fence`], nothing that the endpoints which that compute server had until then
-///   ever posted to that memory server takes effect any more.
+/// - F9. After [`Fabric::reset`], each verb that this endpoint posted to that server before has
+///   taken effect (in part, if it is a WRITE) or never will. Calls are not covered.
+/// - F10. After [`Fabric::fence`], nothing that the fenced compute server's endpoints of that
+///   moment ever posted to that memory server takes effect any more.
 ///
 /// *Thread safety*: a handle and its clones are one endpoint, used by one thread.
 pub trait Fabric: Clone + 'static {
     /// A posted operation; resolves when it completes.
     type Op<T: 'static>: Future<Output = Result<T, FabricError>> + 'static;
 
-    /// READs as many bytes as `into` has from `at`.
+    /// READs from `at` as many bytes as `into` holds.
     fn read(&self, at: GlobalAddr, into: Buffer) -> Self::Op<Buffer>;
 
-    /// WRITEs the whole of `from` to `at`, and gives the buffer back.
+    /// WRITEs the whole of `from` to `at`, and returns the buffer.
     fn write(&self, at: GlobalAddr, from: Buffer) -> Self::Op<Buffer>;
 
     /// Sets the word at `at` to `new` if it is `expected`; resolves to the value found.
@@ -54,16 +54,17 @@ pub trait Fabric: Clone + 'static {
     /// Sends `request` to `server`'s [`crate::RpcService`]; resolves to its reply.
     fn call(&self, server: ServerId, request: Message) -> Self::Op<Message>;
 
-    /// Reconnects this endpoint to `server` (F9): whoever does not know what became of a verb can reset,
-    /// look, and know. What is in flight ends, as indeterminate unless its completion is on its way.
+    /// Reconnects this endpoint to `server` (F9). Afterwards, a client that does not know the
+    /// outcome of a verb can read and find out. Operations in flight end, as indeterminate unless
+    /// their completions have arrived.
     ///
     /// # Errors
     /// [`FabricError::Indeterminate`] if the server cannot be reached; nothing is settled then.
     fn reset(&self, server: ServerId) -> impl Future<Output = Result<(), FabricError>>;
 
-    /// Shuts the endpoints that `compute_server` has now out of memory server `server`, for ever (F10).
-    /// For a compute server that is taken for dead: if it lives after all, its operations there end as
-    /// indeterminate, and those that it sends over endpoints that it opens later are served.
+    /// Permanently fences the current endpoints of `compute_server` at memory server `server`
+    /// (F10). For a compute server that was declared dead: if it is alive after all, its operations
+    /// there end as indeterminate, while endpoints that it opens later are served.
     ///
     /// # Errors
     /// [`FabricError::Indeterminate`] if the memory server cannot be reached.
@@ -76,34 +77,36 @@ pub trait Fabric: Clone + 'static {
     /// A scratch buffer of `bytes` bytes from the endpoint's registered memory.
     ///
     /// # Errors
-    /// [`FabricError::NoBuffer`] if the size is no positive multiple of 8, or all are lent.
+    /// [`FabricError::NoBuffer`] if the size is not a positive multiple of 8, or no buffer is free.
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError>;
 
-    /// Accounts for compute time on this endpoint's thread. Only the simulator lets it pass.
+    /// Accounts for compute time on this endpoint's thread. Only in the simulator does it pass
+    /// time.
     fn charge(&self, work: Work) -> impl Future<Output = ()>;
 
-    /// Waits, letting other tasks of the thread go on; 0 only lets them go first.
+    /// Waits while other tasks of the thread run; with 0, it only yields to them.
     fn sleep(&self, ns: u64) -> impl Future<Output = ()>;
 
-    /// Nanoseconds since the cluster started; never goes back.
+    /// Nanoseconds since the cluster started; never decreases.
     fn now_ns(&self) -> u64;
 
-    /// 64 random bits, from the seed that the cluster was started with.
+    /// 64 random bits, from the cluster's seed.
     fn random(&self) -> u64;
 
-    /// What this endpoint has done so far.
+    /// This endpoint's counters.
     fn counters(&self) -> &Counters;
 
-    /// How many memory servers there are; they are numbered from 0.
+    /// Number of memory servers; they are numbered from 0.
     fn memory_servers(&self) -> u16;
 
     /// The compute server that this endpoint belongs to, counted from 0.
     fn compute_server(&self) -> u16;
 
-    /// How many operations may be in flight.
+    /// Limit on operations in flight.
     fn depth(&self) -> usize;
 
-    /// Whether this endpoint's code breaks a rule on purpose. Only the simulator ever says so, to show that its checkers notice.
+    /// Whether this endpoint's code breaks a rule on purpose. Only the simulator ever returns
+    /// `true`, to show that its checkers notice.
     #[inline(always)]
     fn breaks(&self, rule: Rule) -> bool {
         let _ = rule;

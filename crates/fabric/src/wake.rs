@@ -1,4 +1,4 @@
-//! An eventfd: what ends another thread's wait in epoll.
+//! An eventfd, which ends another thread's wait in epoll.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -11,21 +11,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub struct WakeFd(OwnedFd);
 
 impl WakeFd {
-    /// One that wakes nobody yet.
+    /// An eventfd that has not been signaled.
     ///
     /// # Errors
-    /// What the operating system says if there are no more file descriptors.
+    /// The operating system's error if there are no more file descriptors.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Ends the wait, or the next one.
+    /// Ends the wait in progress, or else the next one.
     pub fn wake(&self) {
-        // It can only fail by being full, and then it wakes all the same.
+        // Writing only fails if the counter is full, and then the descriptor is readable anyway.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Forgets all wakes so far.
+    /// Clears all wakes so far.
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }

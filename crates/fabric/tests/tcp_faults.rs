@@ -1,5 +1,6 @@
-//! What becomes of operations over the provider `tcp` when connections break, servers stop or start anew, and
-//! what is on its way comes late. A proxy between client and server holds back and cuts.
+//! The outcome of operations over the provider `tcp` when connections break, servers stop or
+//! restart, and messages are delayed. A proxy between client and server delays messages and cuts
+//! connections.
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
 
 use farleaf_fabric::conformance::TestService;
@@ -47,7 +48,6 @@ fn start<S: Calls>(service: Arc<S>, token: &Token, io_threads: usize) -> TcpServ
     TcpServer::start(listener, service, token, config).unwrap()
 }
 
-/// Runs one task to its end.
 fn run<T: 'static>(driver: &TcpDriver, future: impl Future<Output = T>) -> T {
     let result = std::cell::RefCell::new(None);
     let mut executor = Executor::new();
@@ -75,12 +75,12 @@ async fn word(fabric: &TcpFabric, offset: u64) -> Result<u64, FabricError> {
     Ok(fabric.read(at(offset), fabric.buffer(8)?).await?.get(0))
 }
 
-/// How many scratch buffers can be had.
+/// The number of free scratch buffers.
 fn free_buffers(fabric: &TcpFabric) -> usize {
     (0..).map_while(|_| fabric.buffer(8).ok()).collect::<Vec<_>>().len()
 }
 
-/// Stands between clients and a server.
+/// A proxy between clients and a server.
 struct Proxy {
     address: SocketAddr,
     state: Arc<ProxyState>,
@@ -94,11 +94,11 @@ struct ProxyState {
 
 #[derive(Default)]
 struct ProxyInner {
-    /// Both ends of each connection, in the order in which they came.
+    /// Both ends of each connection, in the order in which they were accepted.
     connections: Vec<(TcpStream, TcpStream)>,
-    /// Nothing that comes over connections before this one goes on to the server.
+    /// Connections with a lower number forward nothing to the server.
     held_before: usize,
-    /// Bytes that are held.
+    /// Number of bytes being held.
     holding: usize,
 }
 
@@ -129,13 +129,13 @@ impl Proxy {
         Self { address, state }
     }
 
-    /// Holds back what clients send over the connections that there are.
+    /// Holds back what clients send over the existing connections.
     fn hold(&self) {
         let mut inner = self.state.inner.lock().unwrap();
         inner.held_before = inner.connections.len();
     }
 
-    /// Waits until something is held back.
+    /// Waits until the proxy holds bytes.
     fn wait_until_holding(&self) {
         let inner = self.state.inner.lock().unwrap();
         let nothing = |inner: &mut ProxyInner| inner.holding == 0;
@@ -143,7 +143,7 @@ impl Proxy {
         assert!(waited.unwrap().0.holding > 0, "nothing was sent");
     }
 
-    /// Lets go on what was held back.
+    /// Forwards what was held back.
     fn release(&self) {
         self.state.inner.lock().unwrap().held_before = 0;
         self.state.changed.notify_all();
@@ -166,7 +166,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, state: &ProxyState, number: O
             let mut inner = state.inner.lock().unwrap();
             inner.holding += count;
             state.changed.notify_all();
-            // The end of a connection is held back too: the server learns of it last.
+            // Hold back the end of a connection too, so that the server notices it last.
             while number < inner.held_before {
                 inner = state.changed.wait(inner).unwrap();
             }
@@ -179,7 +179,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, state: &ProxyState, number: O
     }
 }
 
-/// A client over a proxy.
+/// Connects a client through a proxy.
 fn over_proxy(server: &TcpServer, token: &Token, config: TcpConfig) -> (Proxy, TcpCluster) {
     let proxy = Proxy::start(server.local_address());
     let cluster = TcpCluster::connect(vec![proxy.address], token, config);
@@ -210,7 +210,7 @@ fn a_cut_connection_ends_what_is_in_flight_and_is_made_again() {
                 assert_eq!(read.await.unwrap_err(), LOST);
                 assert_eq!(swap.await.unwrap_err(), LOST);
                 assert_eq!(call.await.unwrap_err(), LOST);
-                assert_eq!(free_buffers(&fabric), fabric.depth(), "all buffers are back");
+                assert_eq!(free_buffers(&fabric), fabric.depth(), "all buffers are free again");
                 proxy.release();
                 assert_eq!(word(&fabric, 0).await, Ok(round), "the next operation connects again");
                 assert_eq!(fabric.counters().snapshot().indeterminate, 5 * round);
@@ -220,8 +220,8 @@ fn a_cut_connection_ends_what_is_in_flight_and_is_made_again() {
     assert_eq!(server.counters().welcomed, 11);
 }
 
-/// F3: what was posted to come after a WRITE does not come without it, though the connection has been made again
-/// in between; not before somebody has seen that the WRITE was lost.
+/// F3: an operation posted after a WRITE does not take effect without it, even if the endpoint has
+/// reconnected in between, until a task has seen that the WRITE was lost.
 #[test]
 fn nothing_comes_without_the_write_before_it() {
     let token = Token::draw().unwrap();
@@ -240,18 +240,23 @@ fn nothing_comes_without_the_write_before_it() {
             proxy.cut();
             assert_eq!(read.await.unwrap_err(), LOST);
             proxy.release();
-            // An unlock that belongs to the WRITE, posted by somebody who has not looked what became of it.
+            // An unlock that belongs to the WRITE, posted before any task has seen the WRITE's
+            // outcome.
             assert_eq!(fabric.compare_swap(at(64), 0, 1).await, Err(LOST));
             assert_eq!(&fabric.call(SERVER, TestService::echo(b"")).await.unwrap()[..], b"");
             assert_eq!(fabric.compare_swap(at(64), 0, 1).await, Err(LOST));
             assert_eq!(write.await.unwrap_err(), LOST);
             assert_eq!(word(&fabric, 64).await, Ok(0));
-            assert_eq!(fabric.compare_swap(at(64), 0, 1).await, Ok(0), "now it is known");
+            assert_eq!(
+                fabric.compare_swap(at(64), 0, 1).await,
+                Ok(0),
+                "the loss of the WRITE has been seen"
+            );
         }
     });
 }
 
-/// F9: what an old connection still brings, after the new one is there, is discarded.
+/// F9: once the new connection is open, what still arrives over the old one is discarded.
 #[test]
 fn after_a_reset_nothing_late_takes_effect() {
     for io_threads in [1, 3] {
@@ -285,7 +290,8 @@ fn after_a_reset_nothing_late_takes_effect() {
     }
 }
 
-/// F10: who is fenced stays out with what it has sent and with what it sends, for ever; who comes later does not.
+/// F10: a fenced endpoint is shut out for ever, with what it has sent and with what it will send;
+/// an endpoint opened later is not.
 #[test]
 fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
     for io_threads in [1, 3] {
@@ -318,7 +324,7 @@ fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
             assert_eq!(late.await.unwrap_err(), LOST);
             for _ in 0..5 {
                 let refused = zombie.fetch_add(at(0), 1).await;
-                assert_eq!(refused, Err(LOST), "who was fenced stays out");
+                assert_eq!(refused, Err(LOST), "a fenced endpoint stays fenced");
                 assert!(zombie.reset(SERVER).await.is_err());
             }
             fill(&bystander, 128, 1, 2).await.unwrap();
@@ -326,16 +332,17 @@ fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
             fill(&heir, 8, 1, 7).await.unwrap();
         });
         run(&other, async {
-            assert_eq!(word(&survivor, 0).await, Ok(1), "nothing of the zombie took effect");
+            assert_eq!(word(&survivor, 0).await, Ok(1), "no operation of the zombie took effect");
             assert_eq!(word(&survivor, 8).await, Ok(7));
-            // Who fences itself hears that it is done, and is out.
+            // An endpoint that fences its own compute server gets the acknowledgement, and is then
+            // fenced.
             survivor.fence(SERVER, 2).await.unwrap();
             assert_eq!(word(&survivor, 0).await, Err(LOST));
         });
     }
 }
 
-/// A memory server that comes back has lost its memory: nobody goes on with it as if nothing had happened.
+/// A restarted memory server has lost its memory, so no client may continue with what it knew.
 #[test]
 fn a_server_that_was_restarted_is_another() {
     let token = Token::draw().unwrap();
@@ -350,7 +357,7 @@ fn a_server_that_was_restarted_is_another() {
     server.stop();
     run(&driver, async {
         assert_eq!(word(&fabric, 0).await, Err(LOST));
-        assert_eq!(word(&fabric, 0).await, Err(LOST), "nobody is there");
+        assert_eq!(word(&fabric, 0).await, Err(LOST), "no server is listening");
     });
     let again = start_at(address, CountingService::default(), &token, 1);
     let restarted = FabricError::Restarted { server: SERVER };
@@ -359,24 +366,24 @@ fn a_server_that_was_restarted_is_another() {
             assert_eq!(fabric.fetch_add(at(0), 1).await, Err(restarted.clone()));
             assert_eq!(fabric.reset(SERVER).await, Err(restarted.clone()));
         }
-        // Nor does an endpoint that never met the old one: its program did.
+        // A new endpoint is refused too, because its process knew the old server.
         let late = driver.open(0, 1).unwrap();
         assert_eq!(late.fetch_add(at(0), 1).await, Err(restarted.clone()));
     });
     assert_eq!(cluster.known_epoch(SERVER), epoch);
-    assert_eq!(again.counters().requests, 0, "nothing was asked of the new one");
+    assert_eq!(again.counters().requests, 0, "the new server got no requests");
     let anew = TcpCluster::connect(vec![address], &token, TcpConfig::default());
     anew.run_one(|fabric| async move {
         assert_eq!(&fabric.call(SERVER, Message::new()).await.unwrap()[..], 0_u64.to_le_bytes());
     });
 }
 
-/// A service whose answers another thread gives, or nobody.
+/// A service whose calls another thread answers, or no thread at all.
 #[derive(Default)]
 struct CountingService {
     kept: Mutex<Vec<(Vec<u8>, ReplySink)>>,
     arrived: Condvar,
-    /// Answers at once instead, with how many have been kept.
+    /// Keeps calls for a later answer. Otherwise, answers at once with the number of kept calls.
     later: bool,
 }
 
@@ -425,19 +432,19 @@ fn who_does_not_answer_runs_into_the_deadline() {
                     assert_eq!(call.await.unwrap_err(), TIMED_OUT);
                 }
                 assert_eq!(fabric.counters().snapshot().indeterminate, 8 * round);
-                // The answers come after all, and are nobody's.
+                // The answers arrive after all, and match no waiting call.
                 for (_, reply) in service.take(8) {
                     reply.send(Message::from_slice(b"late"));
                 }
                 let error = fabric.fetch_add(at(0), 1).await.unwrap_err();
                 let outside = FabricError::OutOfBounds { at: at(0), bytes: 8, region_bytes: 0 };
-                assert_eq!(error, outside, "the connection goes on");
+                assert_eq!(error, outside, "the connection still works");
             }
         }
     });
     assert_eq!(server.counters().welcomed, 1);
 
-    // Somebody accepts and never says a word.
+    // A server that accepts connections and never sends a byte.
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = silent.local_addr().unwrap();
     let cluster = TcpCluster::connect(vec![address], &token, config.clone());
@@ -449,7 +456,11 @@ fn who_does_not_answer_runs_into_the_deadline() {
     let config = TcpConfig { connect_timeout_ns: 50_000_000, timeout_ns: 20_000_000_000, ..config };
     let cluster = TcpCluster::connect(vec![address], &token, config);
     cluster.run_one(|fabric| async move {
-        assert_eq!(fill(&fabric, 0, 8, 1).await.unwrap_err(), LOST, "it never came to be");
+        assert_eq!(
+            fill(&fabric, 0, 8, 1).await.unwrap_err(),
+            LOST,
+            "the connection was never established"
+        );
         assert!(fabric.reset(SERVER).await.is_err());
     });
 }
@@ -475,7 +486,7 @@ fn answers_may_come_later_from_any_thread_in_any_order() {
             let mut answered = 0;
             while answered < CALLS {
                 let mut calls = service.take(1);
-                assert!(calls.len() <= 16, "no more wait than may");
+                assert!(calls.len() <= 16, "more calls wait than allowed");
                 calls.reverse();
                 for (request, reply) in calls {
                     answered += 1;
@@ -508,7 +519,8 @@ fn answers_may_come_later_from_any_thread_in_any_order() {
     assert_eq!(server.counters().requests, CALLS as u64);
 }
 
-/// Verbs that are larger than any buffer on the way go in pieces, in their order, and are refused as a whole.
+/// Verbs that are larger than the buffers of a connection travel in pieces, in order, and are
+/// refused as a whole.
 #[test]
 fn large_verbs_go_in_pieces() {
     const BYTES: usize = (3 << 20) + 8;
@@ -536,12 +548,12 @@ fn large_verbs_go_in_pieces() {
         let first = (place.offset() - 4096) / 8 + 1;
         assert!(
             (0..512).all(|index| untouched.get(index) == first + index as u64),
-            "no piece landed"
+            "a piece of the refused WRITE took effect"
         );
     });
 }
 
-/// A thread that waits for its sockets is woken for its tasks all the same.
+/// Another thread can wake a task of a thread that waits for its sockets.
 #[test]
 fn another_thread_wakes_a_waiting_client() {
     let cluster = TcpConfig::default().start(vec![TestService::new(REGION_BYTES)]);
@@ -587,7 +599,7 @@ fn a_stopped_server_leaves_no_thread_and_no_connection() {
         assert_eq!(server.counters().connections, 5);
         server.stop();
         assert_eq!(server.counters().connections, 0);
-        assert!(TcpStream::connect(address).is_err(), "nobody listens");
+        assert!(TcpStream::connect(address).is_err(), "the listener is still open");
         run(&driver, async {
             for endpoint in &endpoints {
                 assert_eq!(word(endpoint, 0).await, Err(LOST));

@@ -1,19 +1,19 @@
-//! The life of a connection that is made when it is needed, lost, and made again: without a socket,
-//! so that every transport can carry it.
+//! The life cycle of a connection that is opened on demand, lost, and reopened. It has no socket,
+//! so every transport can use it.
 //!
 //! ```text
-//!            wanted                told            let in             ready
+//!            wanted             connected         welcomed            ready
 //!  closed ──────────▶ connecting ──────▶ greeting ───────▶ preparing ──────▶ open
 //!    ▲                     └────────────────┴─────────────────┴───────────────┤
-//!    └──────────────── failed: the next attempt waits ◀───────────────────────┘ lost: the next one does not
+//!    └──── failed: back off before the next attempt; lost: reconnect at once ◀┘
 //! ```
 //!
-//! *Invariants*: K1. it is opened when something is to be sent, or after a reset, and by nothing
-//! else; each attempt has a deadline, and after one that failed the next waits, twice as long each
-//! time up to a bound. K4. a WRITE that was lost with the connection keeps later verbs from going
-//! over the next one, until the task that waits for it has learnt of it: nothing that was meant to
-//! come after a WRITE comes without it (F3). K5. it opens only to a server of the epoch that the
-//! cluster knows. K2 and K3 are those of its link ([`super::dial`]).
+//! *Invariants*: K1. it is opened when something is to be sent, or after a reset, and for no other
+//! reason. Each attempt has a deadline. After a failed attempt the next one waits, twice as long
+//! each time up to a bound. K4. a WRITE that was lost with the connection blocks later verbs from
+//! the next connection until the task that waits for the WRITE has seen its outcome: nothing that
+//! was meant to follow a WRITE takes effect without it (F3). K5. it opens only to a server with the
+//! epoch that the cluster knows. K2 and K3 are those of its link ([`super::dial`]).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -27,11 +27,11 @@ use crate::{FabricError, ServerId};
 use std::io;
 use std::task::{Context, Poll, Waker};
 
-/// How long to wait after the first attempt that failed, and at most, in nanoseconds.
+/// Pauses after the first failed attempt, and at most, in nanoseconds.
 const FIRST_BACKOFF_NS: u64 = 1_000_000;
 const LONGEST_BACKOFF_NS: u64 = 200_000_000;
 
-/// Where a connection is in its life.
+/// State of a connection.
 #[derive(Debug)]
 enum State {
     Closed,
@@ -41,60 +41,60 @@ enum State {
     Open,
 }
 
-/// The same, for those who look.
+/// The state without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// There is none.
+    /// There is no connection.
     Closed,
     /// The socket is being connected.
     Connecting,
-    /// The handshake is under way.
+    /// The handshake is in progress.
     Greeting,
-    /// The server has let us in, and the transport has yet to be made ready.
+    /// The server has admitted us; the transport still has to be prepared.
     Preparing,
-    /// Operations go over it.
+    /// Operations can use it.
     Open,
 }
 
-/// What came of a message of the handshake.
+/// The result of a handshake message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Greeted {
-    /// Send this.
+    /// Send this reply.
     Send(HandshakeMessage),
-    /// The server has let us in.
+    /// The server has admitted us.
     Welcome,
 }
 
-/// How often a connection had opened, and failed to, at one moment.
+/// Numbers of successful and failed attempts at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attempts {
     opened: u64,
     failed: u64,
 }
 
-/// The life of a connection to one server.
+/// The life cycle of a connection to one server.
 #[derive(Debug)]
 pub(super) struct Connection {
     server: ServerId,
     state: State,
-    /// What the next hello says.
+    /// The fence count for the next hello.
     fences: u64,
     /// A reset waits for it to open, though nothing is to be sent.
     wanted: bool,
-    /// Attempts that failed in a row, and when the next one may be made.
+    /// Consecutive failed attempts, and the time of the next one.
     failures: u32,
     retry_at_ns: u64,
-    /// WRITEs may have been lost whose tasks have not learnt of it (K4).
+    /// WRITEs may have been lost that their tasks do not know of yet (K4).
     is_tainted: bool,
     attempts: Attempts,
     last_error: Option<FabricError>,
-    /// Why it will never open again.
+    /// The error that keeps it from ever opening again.
     dead: Option<FabricError>,
     waiters: Vec<Waker>,
 }
 
 impl Connection {
-    /// One that is closed.
+    /// A closed connection.
     pub(super) fn new(server: ServerId) -> Self {
         Self {
             server,
@@ -116,7 +116,7 @@ impl Connection {
         self.server
     }
 
-    /// Where it is in its life.
+    /// Its current phase.
     #[inline]
     pub(super) fn phase(&self) -> Phase {
         match self.state {
@@ -128,10 +128,11 @@ impl Connection {
         }
     }
 
-    /// Whether an operation may be posted.
+    /// Checks whether an operation may be posted.
     ///
     /// # Errors
-    /// The server is another by now, or a verb could come without a WRITE that was to come before it.
+    /// The server has been restarted, or a verb could take effect without a WRITE that it must
+    /// follow.
     #[inline]
     pub(super) fn admit<P: Default>(
         &mut self,
@@ -150,7 +151,7 @@ impl Connection {
         Ok(())
     }
 
-    /// When it must be looked at again, if nothing happens before.
+    /// When it must be checked again if nothing happens before.
     pub(super) fn deadline_ns(&self, has_work: bool) -> Option<u64> {
         match &self.state {
             State::Closed if self.wanted || has_work => Some(self.retry_at_ns),
@@ -162,18 +163,17 @@ impl Connection {
         }
     }
 
-    /// Whether its deadline has come: a closed one is to be opened, one that is being opened has
-    /// failed.
+    /// Whether its deadline has passed: a closed connection must be opened, an attempt has failed.
     pub(super) fn is_due(&self, has_work: bool, now_ns: u64) -> bool {
         self.deadline_ns(has_work).is_some_and(|at_ns| at_ns <= now_ns)
     }
 
-    /// A socket is being connected.
+    /// Records that a socket is being connected.
     pub(super) fn connecting(&mut self, deadline_ns: u64) {
         self.state = State::Connecting { deadline_ns };
     }
 
-    /// The socket is connected: the message to begin with.
+    /// Begins the handshake once the socket is connected; returns the first message.
     ///
     /// # Errors
     /// There is no entropy.
@@ -191,8 +191,8 @@ impl Connection {
         Ok(hello)
     }
 
-    /// Takes a message of the handshake. `is_known` says whether an epoch is that of the server
-    /// that the cluster knows.
+    /// Handles a message of the handshake. `is_known` checks whether an epoch is that of the server
+    /// known to the cluster.
     ///
     /// # Errors
     /// The attempt has failed.
@@ -215,7 +215,7 @@ impl Connection {
                 self.fences = fences;
                 Ok(Greeted::Welcome)
             }
-            // An endpoint that was fenced learns no more than that it is cut off (F10).
+            // A fenced endpoint only learns that it is cut off (F10).
             Err(HandshakeError::TimedOut | HandshakeError::Refused(Refusal::Fenced)) => {
                 Err(lost(server))
             }
@@ -223,12 +223,12 @@ impl Connection {
         }
     }
 
-    /// The transport is being made ready.
+    /// Records that the transport is being prepared.
     pub(super) fn preparing(&mut self, deadline_ns: u64) {
         self.state = State::Preparing { deadline_ns };
     }
 
-    /// Operations can go over it.
+    /// Records that operations can use it.
     pub(super) fn open(&mut self) {
         self.state = State::Open;
         self.failures = 0;
@@ -237,7 +237,7 @@ impl Connection {
         self.waiters.drain(..).for_each(Waker::wake);
     }
 
-    /// It is lost, or cannot be made: the next attempt waits in the second case.
+    /// Records a loss or a failed attempt; after a failed attempt, the next one backs off.
     pub(super) fn fail(&mut self, now_ns: u64, error: &FabricError) {
         if matches!(self.state, State::Open) {
             self.retry_at_ns = 0;
@@ -253,21 +253,20 @@ impl Connection {
         self.close();
     }
 
-    /// It has ended.
     fn close(&mut self) {
         self.state = State::Closed;
         self.is_tainted = true;
     }
 
-    /// It is to be closed and opened anew, with nothing lost: a task that resets knows that what
-    /// was posted may not have happened.
+    /// Closes it so that it is reopened, without taint: a task that resets knows that posted
+    /// operations may not have happened.
     pub(super) fn reset(&mut self) {
         self.close();
         self.is_tainted = false;
         self.wanted = self.dead.is_none();
     }
 
-    /// How often it has opened, and failed to, before a reset.
+    /// The attempts so far, for use with [`Self::poll_opened`].
     ///
     /// # Errors
     /// It will never open again.
@@ -278,7 +277,7 @@ impl Connection {
         }
     }
 
-    /// Whether it has opened since `before`, or why not.
+    /// Whether it has opened since `before`, or the error if an attempt has failed since.
     pub(super) fn poll_opened(
         &mut self,
         before: Attempts,
@@ -299,8 +298,8 @@ impl Connection {
 mod tests {
     use super::*;
 
-    /// Each attempt that fails makes the next one wait longer, up to a bound; a lost connection is
-    /// made again at once.
+    /// Each failed attempt makes the next one wait longer, up to a bound; a lost connection is
+    /// reopened at once.
     #[test]
     fn attempts_back_off() {
         let mut connection = Connection::new(ServerId::new(0));

@@ -1,9 +1,8 @@
-//! A link that is brought up over a TCP socket: the life of a `Connection` with the socket that it
-//! is without.
+//! A link that is brought up over a TCP socket: it gives a `Connection` the socket that this lacks.
 //!
-//! *Invariants*: K2. when the connection ends, the transport lets go of all buffers first, and then
-//! every operation that was posted over it and has not ended, ends. K3. the transport is told of
-//! operations in the order in which they were posted (F3).
+//! *Invariants*: K2. when the connection ends, the transport first releases all buffers; then every
+//! operation that was posted over it and has not ended, ends. K3. the transport gets operations in
+//! the order in which they were posted (F3).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -18,18 +17,18 @@ use std::future::poll_fn;
 use std::io::Write;
 use std::net::TcpStream;
 
-/// A transport whose connections are brought up over TCP sockets.
+/// A transport with connections that are brought up over TCP sockets.
 pub trait Dials: Transport {
     /// The servers of its cluster.
     fn peers(&self) -> &Peers;
 }
 
-/// How far a wire is after a step of bringing it up.
+/// The state of a wire after a step of bringing it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// Operations can go over it.
+    /// Operations can use it.
     Now,
-    /// The server has yet to answer.
+    /// The server still has to answer.
     Later,
 }
 
@@ -37,21 +36,21 @@ pub enum Ready {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
 
-/// What a transport does with the connection to one server, once it is brought up.
+/// A transport's use of the connection to one server, once it is brought up.
 pub trait Carrier<X: Dials>: Debug {
-    /// Takes an operation that was posted; whether it is time to drive the link.
+    /// Queues a posted operation; returns whether the link should be driven now.
     fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>) -> bool;
 
     /// Whether anything is to be sent.
     fn has_work(&self) -> bool;
 
-    /// The server has let us in.
+    /// The server has admitted us.
     ///
     /// # Errors
     /// The attempt has failed.
     fn welcomed(&mut self, socket: &mut TcpStream, around: &Around<'_, X>) -> Result<Ready, Lost>;
 
-    /// The answer to what [`Carrier::welcomed`] has sent, if it has to wait for one.
+    /// Handles the answer to the message of [`Carrier::welcomed`], if there is one.
     ///
     /// # Errors
     /// The attempt has failed.
@@ -64,7 +63,7 @@ pub trait Carrier<X: Dials>: Debug {
         Err(Lost)
     }
 
-    /// Takes what the socket of the open connection has.
+    /// Handles input on the socket of the open connection.
     ///
     /// # Errors
     /// The connection is lost.
@@ -75,7 +74,7 @@ pub trait Carrier<X: Dials>: Debug {
         around: &Around<'_, X>,
     ) -> Result<(), Lost>;
 
-    /// Takes what has come without the socket; whether anything has.
+    /// Polls for completions that do not come over the socket; returns whether there were any.
     ///
     /// # Errors
     /// The connection is lost.
@@ -88,7 +87,7 @@ pub trait Carrier<X: Dials>: Debug {
         Ok(false)
     }
 
-    /// Sends what is to be sent, as far as there is room.
+    /// Sends the queued operations, as far as there is room.
     ///
     /// # Errors
     /// The connection is lost.
@@ -112,10 +111,10 @@ pub trait Carrier<X: Dials>: Debug {
         false
     }
 
-    /// The connection has ended, or is about to: lets go of the buffers of operations.
+    /// Releases the buffers of operations; the connection has ended, or is about to.
     fn let_go_of_buffers(&mut self) {}
 
-    /// Forgets what was to be sent.
+    /// Drops the queued operations.
     fn clear(&mut self);
 }
 
@@ -123,15 +122,16 @@ pub trait Carrier<X: Dials>: Debug {
 #[derive(Debug)]
 pub struct Dialled<W> {
     connection: Connection,
-    // Before the socket: its end tells the server that this side is done.
+    // Declared before the socket, so dropped first: the socket's end tells the server that this
+    // side is done.
     wire: W,
-    /// There is one unless the connection is closed.
+    /// `Some` unless the connection is closed.
     socket: Option<TcpStream>,
     gather: Gather,
 }
 
 impl<W> Dialled<W> {
-    /// One that is closed.
+    /// A closed link.
     pub fn new(server: ServerId, wire: W) -> Self {
         Self { connection: Connection::new(server), wire, socket: None, gather: Gather::default() }
     }
@@ -185,14 +185,14 @@ impl<W> Dialled<W> {
         };
         self.gather = Gather::default();
         let watched = around.watch_for(socket, EventFlags::IN);
-        // A server that is full says so and closes: what it has said can still be read.
+        // A full server sends a refusal and closes; the refusal can still be read.
         let _ = socket.write_all(&hello);
         if watched.is_err() {
             self.fail(slots, around, self.lost());
         }
     }
 
-    /// Takes what the server says until the connection is open.
+    /// Handles the server's messages until the connection is open.
     fn bring_up<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
     where
         W: Carrier<X>,
@@ -245,7 +245,7 @@ impl<W> Dialled<W> {
         }
     }
 
-    /// Sends what is to be sent over the open connection.
+    /// Sends the queued operations over the open connection.
     fn send<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
     where
         W: Carrier<X>,
@@ -266,7 +266,7 @@ impl<W> Dialled<W> {
         }
     }
 
-    /// Takes what has come without the socket; whether anything has.
+    /// Polls for completions that do not come over the socket; returns whether there were any.
     fn poll<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) -> bool
     where
         W: Carrier<X>,
@@ -277,7 +277,7 @@ impl<W> Dialled<W> {
         })
     }
 
-    /// The connection is lost, or cannot be made.
+    /// Handles a lost connection or a failed attempt.
     fn fail<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
@@ -290,7 +290,7 @@ impl<W> Dialled<W> {
         self.end(slots, around, &error);
     }
 
-    /// Ends all that was posted over the connection, which is closed.
+    /// Ends all operations that were posted over the connection, which is closed.
     fn end<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
@@ -305,8 +305,8 @@ impl<W> Dialled<W> {
         around.give_up_all(slots, self.connection.server(), error);
     }
 
-    /// Closes the connection, takes what has come, ends what is left of its operations, and opens
-    /// it anew.
+    /// Takes what has arrived, closes the connection, ends its remaining operations, and reopens
+    /// it.
     fn begin_reset<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
@@ -402,7 +402,7 @@ impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
 }
 
 /// [`crate::Fabric::reset`] over dialled links: closes the connection and opens it again. The
-/// server lets an endpoint in again only when nothing of its last connection can take effect any
+/// server readmits an endpoint only when no operation of its last connection can take effect any
 /// more (F9).
 pub async fn reset_link<X, W>(endpoint: &Inner<X>, server: ServerId) -> Result<(), FabricError>
 where

@@ -1,12 +1,12 @@
-//! What moves the tasks of a client thread on: its endpoints, the sockets of their links, and its
-//! timers; and nothing that spins for long.
+//! Drives the tasks of a client thread: its endpoints, the sockets of their links, and its timers.
+//! It never spins for long.
 //!
 //! *Invariants*: D1. tasks are woken only by [`Driver::progress`], never while the thread waits, so
-//! a wake of the thread's own costs no system call. D2. before it waits, everything that was posted
-//! has been sent, as far as the transport takes it, and every link from which something is to come
-//! has been armed and then driven once more. D3. it waits no longer than to the nearest deadline.
+//! a wake by the thread itself costs no system call. D2. before the thread waits, everything posted
+//! has been sent, as far as the transport accepts it, and every link that expects something has
+//! been armed and then driven once more. D3. the thread waits at most until the nearest deadline.
 //!
-//! *Thread safety*: one thread; the unparker may go anywhere.
+//! *Thread safety*: one thread; the unparker may go to any thread.
 
 use super::{Endpoint, Inner, Transport};
 use crate::clients::{run_here, run_on_threads};
@@ -24,22 +24,22 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::task::{Wake, Waker};
 
-/// Events that are not of links.
+/// Tokens of events that do not belong to links.
 const WAKE: u64 = u64::MAX;
 const SOURCE: u64 = u64::MAX - 1;
 const EVENTS: usize = 128;
 
-/// How a thread whose tasks all wait looks for what has come.
+/// How a thread with only waiting tasks polls for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Looks {
-    /// How often before it blocks.
+    /// Number of polls before it blocks.
     pub before_waiting: u32,
-    /// Whether what comes is in memory: looking is driving, not a system call.
+    /// Whether completions appear in memory: polling then means driving the links, without a system
+    /// call.
     pub in_memory: bool,
-    /// How often timers may be due before the sockets are looked at all the same.
+    /// How many times timers may be due in a row before the sockets are polled anyway.
     pub unheard: u32,
-    /// Below this, a thread with nothing to do gives its core away instead of sleeping, in
-    /// nanoseconds.
+    /// An idle thread yields its core instead of sleeping for less than this, in nanoseconds.
     pub short_wait_ns: u64,
 }
 
@@ -57,17 +57,17 @@ impl Wake for Unparker {
 
 /// The sockets and timers of one client thread.
 pub struct Reactor<X: Transport> {
-    /// What it waits with.
+    /// The thread's epoll instance.
     pub epoll: OwnedFd,
-    /// What the transport has it wait for beside sockets.
+    /// The transport's other source of events, beside sockets.
     pub source: X::Source,
     pub(super) timers: Rc<Timers>,
     unparker: Arc<Unparker>,
     endpoints: RefCell<Vec<Weak<Inner<X>>>>,
     events: RefCell<[epoll::Event; EVENTS]>,
-    /// How many of `events` have not been looked at.
+    /// Number of `events` that have not been handled.
     waiting_events: Cell<usize>,
-    /// How often timers were due since the sockets were looked at.
+    /// How many times timers were due since the sockets were polled.
     unheard: Cell<u32>,
 }
 
@@ -79,7 +79,7 @@ impl<X: Transport> std::fmt::Debug for Reactor<X> {
     }
 }
 
-/// A duration as the system takes it.
+/// A duration as a `Timespec`.
 pub(crate) fn timespec(ns: u64) -> Timespec {
     let billion = 1_000_000_000;
     Timespec { tv_sec: (ns / billion).cast_signed(), tv_nsec: (ns % billion).cast_signed() }
@@ -106,7 +106,7 @@ impl<X: Transport> Reactor<X> {
         })
     }
 
-    /// Looks at what can be waited for, for `ns` at most.
+    /// Polls for events, waiting at most `ns`.
     fn look(&self, ns: u64) {
         self.unheard.set(0);
         let mut events = self.events.borrow_mut();
@@ -117,7 +117,7 @@ impl<X: Transport> Reactor<X> {
         }
     }
 
-    /// Tells links what the transport's source has for them.
+    /// Disarms the links for which the transport's source has events.
     pub fn take_told(&self) {
         while let Some(token) = X::told(&self.source) {
             if let Some(endpoint) = self.endpoint((token >> 16) as usize) {
@@ -126,7 +126,7 @@ impl<X: Transport> Reactor<X> {
         }
     }
 
-    /// Hands the events over to their endpoints; whether there were any.
+    /// Passes the events to their endpoints; returns whether there were any.
     fn dispatch(&self) -> bool {
         let count = self.waiting_events.take();
         for event in &self.events.borrow()[..count] {
@@ -158,7 +158,7 @@ impl<X: Transport> Reactor<X> {
         }
     }
 
-    /// Lets all endpoints go on; whether anything has come, and the nearest deadline.
+    /// Drives all endpoints; returns whether anything has arrived, and the nearest deadline.
     fn drive(&self) -> (bool, u64) {
         let (mut advanced, mut nearest_ns) = (false, u64::MAX);
         self.each(|endpoint| {
@@ -185,24 +185,24 @@ pub struct EndpointDriver<X: Transport> {
 }
 
 impl<X: Transport> EndpointDriver<X> {
-    /// One without endpoints.
+    /// A driver without endpoints.
     ///
     /// # Errors
-    /// What the operating system says if there are no more file descriptors.
+    /// The operating system's error if there are no more file descriptors.
     pub fn new(cluster: &Arc<X::Cluster>) -> io::Result<Self> {
         let reactor = Rc::new(Reactor::<X>::new(cluster)?);
         Ok(Self { reactor, looks: X::looks(cluster), cluster: Arc::clone(cluster) })
     }
 
-    /// Opens an endpoint of `compute_server`; `number` tells its random stream from those of
-    /// others.
+    /// Opens an endpoint of `compute_server`; `number` selects its random stream.
     ///
-    /// Over `tcp` and `verbs` it connects to a server when it first has something to send there.
-    /// Over `shm` it blocks its thread until each server has answered; a server that is gone does
-    /// not keep it from being opened, and what is sent there ends as indeterminate.
+    /// Over `tcp` and `verbs`, the endpoint connects to a server when it first has something to
+    /// send there. Over `shm`, opening blocks the thread until each server has answered. A server
+    /// that is gone does not prevent opening; operations on it end as indeterminate.
     ///
     /// # Errors
-    /// There is no entropy or no memory; over `shm`, a server that is there does not answer in time, or has no room.
+    /// There is no entropy or no memory. Over `shm`: a running server does not answer in time, or
+    /// has reached its limits.
     pub fn open(&self, compute_server: u16, number: usize) -> Result<Endpoint<X>, X::Error> {
         let mut endpoints = self.reactor.endpoints.borrow_mut();
         let vacant = endpoints.iter().position(|endpoint| endpoint.strong_count() == 0);
@@ -229,7 +229,7 @@ impl<X: Transport> Driver for EndpointDriver<X> {
         let (came, mut nearest_ns) = reactor.drive();
         advanced |= came;
         let Progress::Wait { ns } = reactor.timers.progress() else {
-            // Tasks that only ever yield must not keep the sockets waiting.
+            // Tasks that keep yielding must not starve the sockets.
             let unheard = reactor.unheard.get() + 1;
             reactor.unheard.set(unheard);
             if unheard >= looks.unheard {
@@ -277,13 +277,13 @@ impl<X: Transport> Driver for EndpointDriver<X> {
     }
 }
 
-/// A cluster whose clients reach it over endpoints of one transport: all that it must say to be a
+/// A cluster that clients reach over endpoints of one transport; everything needed to implement
 /// [`Cluster`].
 pub trait EndpointCluster {
     /// The transport.
     type Transport: Transport<Error: std::fmt::Debug>;
 
-    /// What all endpoints share.
+    /// The state that all endpoints share.
     fn shared(&self) -> &Arc<<Self::Transport as Transport>::Cluster>;
 
     /// Whether all clients of one call run on one thread, instead of a thread for each.

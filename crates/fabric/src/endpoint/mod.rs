@@ -1,12 +1,13 @@
-//! Endpoints: what every provider that reaches servers over a connection has in common, and what a
-//! transport adds.
+//! Endpoints: what all providers that reach servers over a connection share, and what a transport
+//! adds.
 //!
 //! An [`Endpoint`] has slots for posted operations, ids, deadlines, doorbells, counters and
 //! buffers, and implements [`Fabric`] once for all transports. A [`Transport`] carries the
-//! operations: over a [`Link`] to each server, which is told what was posted, driven when the
-//! thread's tasks all wait, and asked when it must be driven again. [`EndpointDriver`] is the loop
-//! of a client thread. `connection.rs` is the life of a connection that is lost and made again,
-//! without a socket; [`dial`] gives it one. `docs/decisions/042-one-endpoint.md` has the reasons.
+//! operations, over a [`Link`] to each server. A link gets posted operations, is driven when the
+//! thread's tasks all wait, and tells when it must be driven again. [`EndpointDriver`] is the loop
+//! of a client thread. `connection.rs` has the life cycle of a connection that is lost and
+//! reopened, without a socket; [`dial`] adds the socket. `docs/decisions/042-one-endpoint.md` has
+//! the reasons.
 //!
 //! *Thread safety*: an endpoint and its driver belong to one thread.
 
@@ -39,43 +40,43 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// What carries the operations of an endpoint; one value for each endpoint.
+/// Carries the operations of an endpoint; each endpoint has a value of its own.
 pub trait Transport: Debug + Sized + 'static {
-    /// What all endpoints of a cluster share.
+    /// The state that all endpoints of a cluster share.
     type Cluster: Debug + Send + Sync;
-    /// Why an endpoint cannot be opened.
+    /// The error of opening an endpoint.
     type Error: From<io::Error>;
-    /// What a client thread waits for beside sockets.
+    /// A source of events that a client thread waits for, beside sockets.
     type Source: Debug;
-    /// How far the transport has come with an operation.
+    /// The transport's progress with an operation.
     type Progress: Debug + Default;
     /// A connection to one server.
     type Link: Link<Self>;
-    /// A READ that is carried out when its future is polled.
+    /// A READ that is executed when its future is polled.
     type HeldRead: HeldRead;
 
-    /// What endpoints of this cluster are like.
+    /// Settings of this cluster's endpoints.
     fn settings(cluster: &Self::Cluster) -> Settings;
 
-    /// How their threads wait.
+    /// How this cluster's client threads poll and wait.
     fn looks(cluster: &Self::Cluster) -> Looks;
 
-    /// What a thread's timers go by.
+    /// The clock of the thread's timers.
     fn clock(cluster: &Self::Cluster) -> &crate::clock::Clock;
 
-    /// Opens what a client thread waits for beside sockets, and has `epoll` report it as `token`.
+    /// Opens the thread's other source of events, and makes `epoll` report it as `token`.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     fn source(cluster: &Self::Cluster, epoll: &OwnedFd, token: u64) -> io::Result<Self::Source>;
 
-    /// The token of a link for which the source has something, if there is another.
+    /// The token of the next link with an event from the source, if there is one.
     fn told(source: &Self::Source) -> Option<u64> {
         let _ = source;
         None
     }
 
-    /// The transport of an endpoint and its links, one for each server; `token` is that of the
+    /// Opens an endpoint's transport and its links, one for each server; `token` is that of the
     /// first.
     ///
     /// # Errors
@@ -87,7 +88,7 @@ pub trait Transport: Debug + Sized + 'static {
         token: u64,
     ) -> Result<(Self, Vec<Self::Link>), Self::Error>;
 
-    /// What the transport notes of an operation that is about to be posted.
+    /// The transport's initial progress for an operation that is about to be posted.
     ///
     /// # Errors
     /// Why it cannot be posted.
@@ -96,14 +97,14 @@ pub trait Transport: Debug + Sized + 'static {
         Ok(Self::Progress::default())
     }
 
-    /// What is said of an operation that ends without a completion.
+    /// The error to report for an operation that ends without a completion.
     fn ended(&self, error: FabricError, slot: &Slot<Self::Progress>) -> FabricError {
         let _ = slot;
         error
     }
 
-    /// Whether the operation's deadline breaks its connection: what comes after it must not be done
-    /// without it (F3), or its buffer is still lent.
+    /// Whether a timeout of the operation ends its connection: because later operations must not
+    /// take effect without it (F3), or because its buffer is still lent.
     fn breaks_off(&self, slot: &Slot<Self::Progress>) -> bool;
 
     /// Counts the doorbell of a verb.
@@ -112,21 +113,21 @@ pub trait Transport: Debug + Sized + 'static {
         resources.ring();
     }
 
-    /// READs.
+    /// Posts a READ.
     #[inline]
     fn read(endpoint: &Rc<Inner<Self>>, at: GlobalAddr, into: Buffer) -> Op<Buffer, Self> {
         let bytes = into.bytes();
         endpoint.post_verb(at, bytes, Body::Read { at, into }, Body::into_buffer)
     }
 
-    /// WRITEs.
+    /// Posts a WRITE.
     #[inline]
     fn write(endpoint: &Rc<Inner<Self>>, at: GlobalAddr, from: Buffer) -> Op<Buffer, Self> {
         let bytes = from.bytes();
         endpoint.post_verb(at, bytes, Body::Write { at, from }, Body::into_buffer)
     }
 
-    /// Compares and swaps.
+    /// Posts a CAS.
     #[inline]
     fn compare_swap(
         endpoint: &Rc<Inner<Self>>,
@@ -137,7 +138,7 @@ pub trait Transport: Debug + Sized + 'static {
         endpoint.post_verb(at, 8, Body::CompareSwap { at, expected, new }, Body::into_value)
     }
 
-    /// Fetches and adds.
+    /// Posts a FETCH-ADD.
     #[inline]
     fn fetch_add(endpoint: &Rc<Inner<Self>>, at: GlobalAddr, delta: u64) -> Op<u64, Self> {
         endpoint.post_verb(at, 8, Body::FetchAdd { at, delta }, Body::into_value)
@@ -158,7 +159,8 @@ pub trait Transport: Debug + Sized + 'static {
         endpoint.post(server, Body::Fence { compute_server }, |_| ())
     }
 
-    /// The endpoint is dropped: what was posted happens, whether a future waits for it or not (F8).
+    /// Called when the endpoint is dropped: posted operations take effect, whether or not a future
+    /// waits for them (F8).
     fn linger(endpoint: &Inner<Self>) {
         endpoint.drive();
     }
@@ -166,58 +168,58 @@ pub trait Transport: Debug + Sized + 'static {
 
 /// A connection of an endpoint to one server.
 pub trait Link<X: Transport>: Debug {
-    /// Whether an operation may be posted; `is_verb` if it is a one-sided one.
+    /// Checks whether an operation may be posted; `is_verb` if it is one-sided.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it may not.
     fn admit(&mut self, is_verb: bool, slots: &Slots<X::Progress>) -> Result<(), FabricError>;
 
-    /// Takes an operation that was posted.
+    /// Queues a posted operation.
     fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>, around: &Around<'_, X>);
 
-    /// Goes on without having heard from the socket. Whether anything has come.
+    /// Makes progress without a socket event. Returns whether anything has arrived.
     fn drive(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) -> bool;
 
-    /// Something has happened on the socket.
+    /// Handles an event on the socket.
     fn visit(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>);
 
-    /// When it must be driven again, if nothing happens before.
+    /// When it must be driven again if nothing happens before.
     fn deadline_ns(&self) -> Option<u64>;
 
-    /// The thread is about to block: whether this must be driven once more before it does.
+    /// Prepares for blocking the thread; returns whether the link must be driven once more before.
     fn arm(&mut self) -> bool {
         false
     }
 
-    /// The thread's source has something for it.
+    /// Called when the thread's source has an event for the link.
     fn disarm(&mut self) {}
 
-    /// Whether an endpoint that is dropped should wait for it.
+    /// Whether a dropped endpoint should wait for the link.
     fn is_busy(&self) -> bool {
         false
     }
 
-    /// Lets go of the buffers of operations that are about to end without a completion.
+    /// Releases the buffers of operations that are about to end without a completion.
     fn let_go_of_buffers(&mut self) {}
 
-    /// An operation that was posted here ran into its deadline: the connection ends.
+    /// Ends the connection, because an operation posted on it has timed out.
     fn break_off(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>);
 }
 
-/// What surrounds a link.
+/// The surroundings of a link.
 #[derive(Debug)]
 pub struct Around<'a, X: Transport> {
     /// The endpoint's transport.
     pub transport: &'a X,
-    /// What the thread waits with.
+    /// The thread's reactor.
     pub reactor: &'a Reactor<X>,
     /// The rest of the endpoint.
     pub resources: &'a Resources,
-    /// What events of this link are reported as.
+    /// The token of this link's events.
     pub token: u64,
-    /// The endpoint.
+    /// Identity of the endpoint.
     pub me: Identity,
-    /// What time it is.
+    /// The current time.
     pub now_ns: u64,
 }
 
@@ -230,7 +232,7 @@ impl<X: Transport> Around<'_, X> {
         }
     }
 
-    /// Ends all operations towards `server` without a completion.
+    /// Ends all operations on `server` without a completion.
     pub fn give_up_all(
         &self,
         slots: &mut Slots<X::Progress>,
@@ -242,10 +244,10 @@ impl<X: Transport> Around<'_, X> {
         }
     }
 
-    /// Has `socket` reported from now on.
+    /// Starts watching `socket`.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub fn watch(
         &self,
         socket: &impl std::os::fd::AsFd,
@@ -255,10 +257,10 @@ impl<X: Transport> Around<'_, X> {
         Ok(epoll::add(&self.reactor.epoll, socket, data, flags)?)
     }
 
-    /// Has `socket`, which is watched, reported for other reasons.
+    /// Changes the events that a watched `socket` is watched for.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub fn watch_for(
         &self,
         socket: &impl std::os::fd::AsFd,
@@ -269,7 +271,7 @@ impl<X: Transport> Around<'_, X> {
     }
 }
 
-/// The outcome of an operation is unknown: its connection is lost.
+/// The error of an operation with unknown outcome, because its connection was lost.
 pub fn lost(server: ServerId) -> FabricError {
     FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost }
 }
@@ -284,16 +286,17 @@ impl<X: Transport> Clone for Endpoint<X> {
     }
 }
 
-/// What the clones of an endpoint and its operations share.
+/// The state that the clones of an endpoint and its operations share.
 #[derive(Debug)]
 pub struct Inner<X: Transport> {
-    // First: links may hold what lends buffers to a device, and buffers may go only after those.
+    // Declared first, so dropped first: links may hold the device's registrations of buffers, which
+    // must go before the buffers.
     pub(crate) core: RefCell<Core<X>>,
     /// The endpoint's transport.
     pub transport: X,
     /// The rest of the endpoint.
     pub resources: Resources,
-    /// What the thread waits with.
+    /// The thread's reactor.
     pub reactor: Rc<Reactor<X>>,
     index: usize,
     me: Identity,
@@ -303,7 +306,7 @@ pub struct Inner<X: Transport> {
 pub(crate) struct Core<X: Transport> {
     pub(crate) links: Vec<X::Link>,
     pub(crate) slots: Slots<X::Progress>,
-    /// No operation has to end before this.
+    /// A lower bound on the deadlines of all operations.
     nearest_deadline_ns: u64,
 }
 
@@ -341,7 +344,7 @@ impl<X: Transport> Inner<X> {
         }
     }
 
-    /// Does something with the link to `server`.
+    /// Runs `act` on the link to `server`.
     ///
     /// # Errors
     /// [`FabricError::NoSuchServer`].
@@ -357,19 +360,19 @@ impl<X: Transport> Inner<X> {
         Ok(act(link, &mut core.slots, &around))
     }
 
-    /// Something has happened on the socket of a link.
+    /// Handles an event on the socket of a link.
     fn visit(&self, link: u16) {
         let server = ServerId::new(link);
         let _ = self.with_link(server, |link, slots, around| link.visit(slots, around));
     }
 
-    /// The thread's source has something for a link.
+    /// Handles an event of the thread's source for a link.
     fn disarm(&self, link: u16) {
         let _ = self.with_link(ServerId::new(link), |link, _, _| link.disarm());
     }
 
-    /// Takes what has come, sends what is posted and ends what is overdue. Whether anything has
-    /// come, and when it must be called again, if nothing happens before.
+    /// Takes completions, sends posted operations and ends overdue ones. Returns whether anything
+    /// has arrived, and when it must be called again if nothing happens before.
     pub fn drive(&self) -> (bool, u64) {
         let core = &mut *self.core.borrow_mut();
         let now_ns = self.resources.now_ns();
@@ -385,7 +388,8 @@ impl<X: Transport> Inner<X> {
         (advanced, nearest_ns.min(core.nearest_deadline_ns))
     }
 
-    /// The thread is about to block: whether this must be driven once more before it does.
+    /// Prepares for blocking the thread; returns whether the endpoint must be driven once more
+    /// before.
     pub fn arm(&self) -> bool {
         let mut armed = false;
         for link in &mut self.core.borrow_mut().links {
@@ -394,12 +398,12 @@ impl<X: Transport> Inner<X> {
         armed
     }
 
-    /// Whether an endpoint that is dropped should wait.
+    /// Whether a dropped endpoint should wait.
     pub fn is_busy(&self) -> bool {
         self.core.borrow().links.iter().any(Link::is_busy)
     }
 
-    /// Ends the operations whose deadline has come.
+    /// Ends the operations that are past their deadlines.
     #[cold]
     fn expire(&self, core: &mut Core<X>, now_ns: u64) {
         let due: Vec<_> = core
@@ -412,7 +416,7 @@ impl<X: Transport> Inner<X> {
         let mut broken: Vec<_> = broken.map(|(_, server, _)| server.index()).collect();
         broken.sort_unstable();
         broken.dedup();
-        // Before the operations end: their buffers are other tasks' then.
+        // Before the operations end, because other tasks may then reuse their buffers.
         broken.iter().for_each(|&link| core.links[link].let_go_of_buffers());
         for &(id, server, _) in &due {
             let error = FabricError::Indeterminate { server, why: Uncertainty::TimedOut };
@@ -425,7 +429,7 @@ impl<X: Transport> Inner<X> {
         core.nearest_deadline_ns = deadlines.min().unwrap_or(u64::MAX);
     }
 
-    /// Posts an operation; `finish` takes the value out of it when it has ended.
+    /// Posts an operation; `finish` extracts its value when it has ended.
     fn post<T>(self: &Rc<Self>, server: ServerId, body: Body, finish: fn(Body) -> T) -> Op<T, X> {
         let core = &mut *self.core.borrow_mut();
         let Some(link) = core.links.get_mut(server.index()) else {

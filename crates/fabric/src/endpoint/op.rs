@@ -12,16 +12,16 @@ use std::task::{Context, Poll};
 
 const ONCE: &str = "a completed operation is not polled again";
 
-/// A READ that is carried out when its future is polled first, by transports that map the memory.
+/// A READ that is executed when its future is first polled, for transports that map the memory.
 pub trait HeldRead: std::fmt::Debug {
-    /// Carries it out, if its connection still exists.
+    /// Executes the READ; `None` if its connection is gone.
     fn copy(&mut self) -> Option<Buffer>;
 
-    /// What it ends as if its connection does not.
+    /// The error of the READ if its connection is gone.
     fn lost(&self) -> FabricError;
 }
 
-/// What transports have that carry nothing out themselves.
+/// For transports without held READs.
 #[derive(Debug)]
 pub enum NoHeldRead {}
 
@@ -44,17 +44,16 @@ pub struct Op<T, X: Transport> {
 
 #[derive(Debug)]
 enum State<T, X: Transport> {
-    // Not one `Result`: what moves a value and an error through the same places does so in pieces,
-    // and reading those as a whole afterwards stalls the processor until the copy before has been
-    // fetched from memory.
+    // Not one `Result`: moving a value or an error through the same memory copies it in pieces, and
+    // reading these as a whole stalls the processor until the pieces have left its store buffer.
     Done(Option<T>),
     Failed(Option<FabricError>),
-    /// `finish` makes the result of the buffer.
+    /// `finish` turns the buffer into the result.
     Held {
         read: X::HeldRead,
         finish: fn(Buffer) -> T,
     },
-    /// `finish` takes the value out of the ended operation.
+    /// `finish` extracts the value from the ended operation.
     Posted {
         endpoint: Rc<Inner<X>>,
         id: u64,
@@ -63,7 +62,7 @@ enum State<T, X: Transport> {
 }
 
 impl<T, X: Transport> Op<T, X> {
-    /// An operation that was done when it was posted.
+    /// An operation that completed when it was posted.
     #[inline(always)]
     pub fn done(value: T) -> Self {
         Self { state: State::Done(Some(value)) }
@@ -76,7 +75,7 @@ impl<T, X: Transport> Op<T, X> {
         Self { state: State::Failed(Some(error)) }
     }
 
-    /// A READ that is carried out later.
+    /// A READ that is executed later.
     #[inline(always)]
     pub fn held(read: X::HeldRead, finish: fn(Buffer) -> T) -> Self {
         Self { state: State::Held { read, finish } }
@@ -109,11 +108,13 @@ impl<T, X: Transport> Future for Op<T, X> {
                 let mut core = endpoint.core.borrow_mut();
                 match core.slots.poll(*id, context.waker(), &endpoint.resources) {
                     None => return Poll::Pending,
-                    Some((body, outcome)) => (body, outcome.expect("it has ended"), *finish),
+                    Some((body, outcome)) => {
+                        (body, outcome.expect("an ended operation has an outcome"), *finish)
+                    }
                 }
             }
         };
-        // The slot is another operation's from now on: dropping this must not abandon it.
+        // The slot may be reused from now on: dropping this future must not abandon it.
         self.state = State::Done(None);
         Poll::Ready(outcome.map(|()| finish(body)))
     }

@@ -1,5 +1,5 @@
-//! The servers of a cluster as its clients know them: where they are, what they prove to be, and
-//! whether they have been restarted since.
+//! The servers of a cluster as its clients know them: their addresses, the identity that they must
+//! prove, and whether they have been restarted.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -10,32 +10,32 @@ use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
-/// What a server that was restarted is to those who knew the one before it.
+/// How clients treat a restarted server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerStarts {
-    /// Another server: its memory is not what it was.
+    /// As another server: its memory is not what it was.
     Once,
-    /// The same: clients of compute servers know nothing that a restart could make wrong.
+    /// As the same server: clients of compute servers keep no state that a restart invalidates.
     Again,
 }
 
-/// What the servers of a cluster are to its clients.
+/// How clients see the servers of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct PeersConfig {
-    /// What they must prove to be.
+    /// The role that they must prove.
     pub role: Role,
-    /// What one is that was restarted.
+    /// How to treat a restarted one.
     pub starts: ServerStarts,
-    /// The longest that it may take to connect to one, in nanoseconds.
+    /// Time limit to connect to one, in nanoseconds.
     pub connect_timeout_ns: u64,
 }
 
 /// The servers of a cluster.
 #[derive(Debug)]
 pub struct Peers {
-    /// Where each server is, from the next connection on.
+    /// Address of each server, used from the next connection on.
     addresses: Vec<Mutex<SocketAddr>>,
-    /// The epoch of each server, 0 as long as nothing has connected to it.
+    /// The epoch of each server, 0 until an endpoint has connected to it.
     epochs: Vec<AtomicU64>,
     config: PeersConfig,
     token: Token,
@@ -43,7 +43,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Servers that nothing has connected to yet, numbered in the order of their addresses.
+    /// Servers without connections yet, numbered in the order of `addresses`.
     pub fn new(addresses: Vec<SocketAddr>, token: &Token, config: PeersConfig) -> Self {
         Self {
             epochs: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -54,17 +54,17 @@ impl Peers {
         }
     }
 
-    /// How many there are.
+    /// The number of servers.
     pub fn count(&self) -> u16 {
         u16::try_from(self.addresses.len()).unwrap_or(ServerId::LIMIT)
     }
 
-    /// What they are to their clients.
+    /// How clients see them.
     pub fn config(&self) -> &PeersConfig {
         &self.config
     }
 
-    /// What both sides know.
+    /// The token shared by clients and servers.
     pub fn token(&self) -> &Token {
         &self.token
     }
@@ -74,19 +74,19 @@ impl Peers {
         &self.clock
     }
 
-    /// Where a server is.
+    /// The address of a server.
     pub fn address(&self, server: ServerId) -> SocketAddr {
         *lock(&self.addresses[server.index()])
     }
 
-    /// Says that a server is at another address from the next connection on.
+    /// Records a server's new address, used from the next connection on.
     pub fn relocate(&self, server: ServerId, address: SocketAddr) {
         if let Some(place) = self.addresses.get(server.index()) {
             *lock(place) = address;
         }
     }
 
-    /// Whether `epoch` is that of the `server` that this cluster knows.
+    /// Whether `epoch` is the known one of `server`; the first epoch becomes the known one.
     pub fn is_known(&self, server: ServerId, epoch: u64) -> bool {
         let known = &self.epochs[server.index()];
         if self.config.starts == ServerStarts::Again {
@@ -99,18 +99,18 @@ impl Peers {
         }
     }
 
-    /// The epoch of `server`, once something of this cluster has connected to it.
+    /// The known epoch of `server`, once an endpoint of this cluster has connected to it.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
         let epoch = self.epochs.get(server.index())?.load(Ordering::Acquire);
         (epoch != 0).then_some(epoch)
     }
 }
 
-/// Starts a server for each service in this process, on sockets of the loopback interface; the
-/// token, and the servers.
+/// Starts a server for each service in this process, on sockets of the loopback interface. Returns
+/// the token and the servers.
 ///
 /// # Errors
-/// What the operating system says, or `start`, which is given the socket and the number of each.
+/// The operating system's error, or that of `start`, which gets the socket and the number of each.
 pub fn start_on_loopback<S, T>(
     services: Vec<Arc<S>>,
     start: impl Fn(TcpListener, u16, Arc<S>, &Token) -> io::Result<T>,

@@ -1,10 +1,10 @@
-//! Posted operations: the slots that they live in until they have ended.
+//! Posted operations: the slots that hold them until they have ended.
 //!
 //! *Invariants*: O1. an operation's buffer stays in its slot until the transport is done with it,
-//! whether its future still exists or not (F8). O2. a slot is used again only when its operation
-//! has ended and its future has taken the result or is gone; with each use its generation, and so
-//! the id on the wire, is another: what comes late for an operation that has ended finds no slot.
-//! O3. `outcome` is set once.
+//! whether or not its future still exists (F8). O2. a slot is reused only when its operation has
+//! ended and its future has taken the result or is gone. Each use changes its generation, and so
+//! the id on the wire: a late completion for an operation that has ended finds no slot. O3.
+//! `outcome` is set once.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -12,37 +12,37 @@ use crate::resources::Resources;
 use crate::{Buffer, FabricError, GlobalAddr, Message, ServerId};
 use std::task::Waker;
 
-/// What an operation is to do, and later what came of it.
+/// The parameters of an operation, and later its result.
 #[derive(Debug)]
 pub enum Body {
     /// A READ.
     Read {
-        /// From where.
+        /// The source.
         at: GlobalAddr,
-        /// Into what.
+        /// The destination.
         into: Buffer,
     },
     /// A WRITE.
     Write {
-        /// To where.
+        /// The destination.
         at: GlobalAddr,
-        /// What.
+        /// The data.
         from: Buffer,
     },
     /// A CAS.
     CompareSwap {
         /// The word.
         at: GlobalAddr,
-        /// What it must be.
+        /// The value it must have.
         expected: u64,
-        /// What it becomes then.
+        /// The value to set.
         new: u64,
     },
     /// A FETCH-ADD.
     FetchAdd {
         /// The word.
         at: GlobalAddr,
-        /// What is added.
+        /// The value to add.
         delta: u64,
     },
     /// The value that an atomic found.
@@ -51,7 +51,7 @@ pub enum Body {
     Call(Message),
     /// A fence.
     Fence {
-        /// The compute server that is shut out.
+        /// The compute server to fence.
         compute_server: u16,
     },
     /// The slot is free.
@@ -92,17 +92,17 @@ impl Body {
     }
 }
 
-/// One operation. `P` is how far its transport has come with it.
+/// One operation. `P` is its transport's progress.
 #[derive(Debug)]
 pub struct Slot<P> {
     generation: u32,
-    /// What it is to do.
+    /// Its parameters or result.
     pub body: Body,
-    /// How far its transport has come.
+    /// Its transport's progress.
     pub progress: P,
-    /// Where.
+    /// The server that it is sent to.
     pub server: ServerId,
-    /// When it must have ended.
+    /// Its deadline.
     pub deadline_ns: u64,
     outcome: Option<Result<(), FabricError>>,
     waker: Option<Waker>,
@@ -121,7 +121,7 @@ impl<P> Slot<P> {
     }
 }
 
-/// An operation that has ended, taken out of its slot.
+/// An ended operation, taken out of its slot.
 pub(super) type Ended = (Body, Option<Result<(), FabricError>>);
 
 /// An endpoint's operations. Ids are `[generation:32][slot:32]`.
@@ -174,20 +174,20 @@ impl<P: Default> Slots<P> {
         u64::from(self.slots[slot as usize].generation) << 32 | u64::from(slot)
     }
 
-    /// The operation of this id, if it is under way.
+    /// The operation with this id, if it has not ended.
     #[inline]
     pub fn pending(&mut self, id: u64) -> Option<&mut Slot<P>> {
         let slot = self.slots.get_mut(id as u32 as usize)?;
         (u64::from(slot.generation) == id >> 32 && slot.is_pending()).then_some(slot)
     }
 
-    /// The operation of this id, which its future still holds.
+    /// The operation with this id, which its future still holds.
     #[inline]
     fn held(&mut self, id: u64) -> &mut Slot<P> {
         &mut self.slots[id as u32 as usize]
     }
 
-    /// All operations that are under way, with their ids.
+    /// All operations that have not ended, with their ids.
     pub fn iter_pending(&self) -> impl Iterator<Item = (u64, &Slot<P>)> {
         self.slots
             .iter()
@@ -196,13 +196,13 @@ impl<P: Default> Slots<P> {
             .map(|(index, slot)| (u64::from(slot.generation) << 32 | index as u64, slot))
     }
 
-    /// The operations towards `server` that are under way.
+    /// The operations on `server` that have not ended.
     pub(super) fn pending_at(&self, server: ServerId) -> Vec<u64> {
         let theirs = self.iter_pending().filter(|(_, slot)| slot.server == server);
         theirs.map(|(id, _)| id).collect()
     }
 
-    /// Whether some task has yet to learn that the outcome of its WRITE to `server` is unknown.
+    /// Whether the outcome of a WRITE to `server` is unknown and its task has not seen that yet.
     pub(super) fn has_unnoticed_write(&self, server: ServerId) -> bool {
         self.slots.iter().any(|slot| {
             slot.server == server
@@ -211,8 +211,7 @@ impl<P: Default> Slots<P> {
         })
     }
 
-    /// Ends an operation that is under way: sets its outcome and wakes its task. Counts an unknown
-    /// outcome.
+    /// Ends an operation: sets its outcome and wakes its task. Counts an unknown outcome.
     #[inline]
     pub fn end(&mut self, id: u64, outcome: Result<(), FabricError>, resources: &Resources) {
         if matches!(outcome, Err(FabricError::Indeterminate { .. })) {
@@ -227,7 +226,7 @@ impl<P: Default> Slots<P> {
         }
     }
 
-    /// What came of an operation whose future looks at it, or `None` and `waker` is kept.
+    /// The result of an ended operation; otherwise stores `waker` and returns `None`.
     #[inline]
     pub(super) fn poll(&mut self, id: u64, waker: &Waker, resources: &Resources) -> Option<Ended> {
         let slot = self.held(id);
@@ -241,7 +240,7 @@ impl<P: Default> Slots<P> {
         Some(self.free(id, resources))
     }
 
-    /// The future of an operation is gone: what was posted happens all the same (F8).
+    /// Called when an operation's future is dropped: the operation still takes effect (F8).
     pub(super) fn abandon(&mut self, id: u64, resources: &Resources) {
         let slot = self.held(id);
         slot.abandoned = true;
@@ -252,8 +251,8 @@ impl<P: Default> Slots<P> {
 
     fn free(&mut self, id: u64, resources: &Resources) -> Ended {
         let slot = self.held(id);
-        // A fence that has ended is still one: nothing else changes the kind of a body to or from
-        // it.
+        // Whether a body counts never changes: no other kind of body becomes a fence, or the
+        // reverse.
         if Slot::<P>::is_counted(&slot.body) {
             resources.leave();
         }

@@ -17,7 +17,7 @@ use crate::{
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// What all endpoints of a cluster share.
+/// The state that all endpoints of a cluster share.
 #[derive(Debug)]
 pub(super) struct Shared<S> {
     pub(super) config: LocalConfig,
@@ -43,9 +43,9 @@ struct Endpoint<S> {
     resources: Rc<Resources>,
     me: Identity,
     cpu: InlineCpu,
-    /// When the endpoint's link has sent all that was posted.
+    /// When the endpoint's link has sent everything posted so far.
     link_free_ns: Cell<u64>,
-    /// Whether completions come only after other tasks of the thread had a turn.
+    /// Whether completions wait until other tasks of the thread have run.
     held_back: bool,
     timed: bool,
 }
@@ -86,7 +86,7 @@ impl<S: Calls> LocalFabric<S> {
         &self.endpoint.resources.counters
     }
 
-    /// Counts the doorbell of the batch that this operation opens, if it does.
+    /// Counts a doorbell if this operation opens a batch.
     #[inline]
     fn ring(&self) {
         if !self.endpoint.resources.batch_open.replace(self.endpoint.held_back) {
@@ -114,14 +114,14 @@ impl<S: Calls> LocalFabric<S> {
         Ok(found)
     }
 
-    /// The words that a verb is about, checked where the memory is.
+    /// The words that a verb accesses, checked where the memory is.
     fn memory(&self, at: GlobalAddr, bytes: usize) -> Result<&[AtomicU64], FabricError> {
         check_alignment(at, bytes)?;
         let memory = self.server(at.server())?.service.memory();
         check_lent(memory.map(|region| &**region), at, bytes)
     }
 
-    /// When an operation with a payload of `bytes` completes.
+    /// Completion time of an operation with a payload of `bytes`.
     fn due_ns(&self, bytes: usize) -> u64 {
         if !self.endpoint.timed {
             return 0;
@@ -139,7 +139,7 @@ impl<S: Calls> LocalFabric<S> {
         sent_ns.saturating_add(config.network_latency_ns)
     }
 
-    /// The operation is done: completes at once, or when the network model says.
+    /// Completes an executed operation at once, or at the time given by the network model.
     #[inline]
     fn complete<T>(&self, result: Result<T, FabricError>, bytes: usize) -> LocalOp<T> {
         if !self.endpoint.held_back || result.is_err() {
@@ -224,7 +224,7 @@ impl<S: Calls> Fabric for LocalFabric<S> {
         self.complete(Ok(reply), bytes + reply_bytes)
     }
 
-    /// Verbs take effect when they are posted: there is never anything left to settle.
+    /// Verbs take effect when they are posted, so nothing needs settling.
     async fn reset(&self, server: ServerId) -> Result<(), FabricError> {
         self.reach(server)?;
         self.sleep(self.endpoint.shared.config.network_latency_ns).await;
@@ -287,7 +287,7 @@ impl<S: Calls> LocalFabric<S> {
         }
     }
 
-    /// A request of `bytes` bytes whose reply will be in `slot`.
+    /// A call of `bytes` bytes with its reply expected in `slot`.
     fn on_server(&self, slot: Arc<ReplySlot>, server: ServerId, bytes: usize) -> LocalOp<Message> {
         let endpoint = Rc::clone(&self.endpoint.resources);
         endpoint.enter();

@@ -1,8 +1,8 @@
 //! `local`: memory servers in this process.
 //!
-//! Verbs are atomics and word copies on the servers' regions, done by the caller when it posts. RPCs run
-//! inline in the caller, or on a bounded number of threads per memory server. With a network model,
-//! each completion is held back for as long as a NIC would have taken.
+//! Verbs are atomics and word copies on the servers' regions, executed by the caller when it posts
+//! them. RPCs run inline in the caller, or on a bounded number of threads per memory server. With a
+//! network model, each completion is delayed for as long as a NIC would take.
 //!
 //! *Thread safety*: the cluster is shared by all client threads; an endpoint belongs to one.
 
@@ -24,23 +24,23 @@ use std::future::Future;
 use std::rc::Rc;
 use threads::ServerThreads;
 
-/// What a local cluster is like.
+/// Configuration of a local cluster.
 #[derive(Clone, Debug)]
 pub struct LocalConfig {
     /// Threads per memory server that serve RPCs; 0 runs them inline in the caller.
     pub server_threads: usize,
-    /// How long a round trip takes, in nanoseconds; 0 completes at once.
+    /// Round-trip time, in nanoseconds; 0 completes at once.
     pub network_latency_ns: u64,
-    /// How fast an endpoint's link is, in bytes per second; 0 is without limit.
+    /// Bandwidth of an endpoint's link, in bytes per second; 0 for no limit.
     pub bandwidth_bytes_per_s: u64,
-    /// Runs all clients of one call on one thread, each giving way to the others at every operation,
+    /// Runs all clients of one call on one thread, each yielding to the others at every operation,
     /// instead of a thread for each.
     pub one_client_thread: bool,
-    /// The longest that an RPC on a server thread may take, in nanoseconds.
+    /// Time limit of an RPC on a server thread, in nanoseconds.
     pub timeout_ns: u64,
-    /// How many operations an endpoint may have in flight.
+    /// Limit on an endpoint's operations in flight.
     pub depth: usize,
-    /// Where randomness starts.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct LocalCluster<S: Calls> {
     shared: Arc<Shared<S>>,
 }
 
-/// One memory server, as the clients of this process see it.
+/// One memory server, seen from the clients of this process.
 #[derive(Debug)]
 struct LocalServer<S> {
     service: Arc<S>,

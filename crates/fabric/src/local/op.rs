@@ -21,14 +21,14 @@ pub struct LocalOp<T> {
 pub(super) enum State<T> {
     /// Completed when posted.
     Ready(Option<Result<T, FabricError>>),
-    /// Done, but the completion is held back until `due_ns`, and for one poll at least.
+    /// Executed, but the completion is delayed until `due_ns`, and for at least one poll.
     HeldBack {
         result: Option<Result<T, FabricError>>,
         due_ns: u64,
         armed: bool,
         endpoint: Rc<Resources>,
     },
-    /// On its way through a server thread; `finish` makes the result of the reply.
+    /// Being served by a server thread; `finish` turns the reply into the result.
     OnServer {
         slot: Arc<ReplySlot>,
         finish: fn(Message) -> T,
@@ -60,7 +60,7 @@ impl<T> Future for LocalOp<T> {
                 let due = *due_ns == 0 || endpoint.timers.now_ns() >= *due_ns;
                 match (std::mem::replace(armed, true), due) {
                     (true, true) => return Poll::Ready(take(result)),
-                    // Even what is done already lets the thread's other tasks go first.
+                    // Even an executed operation first lets the thread's other tasks run.
                     (false, true) => context.waker().wake_by_ref(),
                     (false, false) => endpoint.timers.wake_at(*due_ns, context.waker().clone()),
                     (true, false) => {}

@@ -1,7 +1,8 @@
-//! The threads of a local memory server: a bounded number of them over one bounded queue of requests.
+//! The threads of a local memory server: a bounded number of them over one bounded queue of
+//! requests.
 //!
-//! They block on the queue: with as few cores as tests have, a server that spins starves the client
-//! that it waits for.
+//! They block on the queue. With as few cores as test machines have, a spinning server would starve
+//! the client that it waits for.
 
 use crate::handshake::Identity;
 use crate::sync::{Arc, Mutex, ObjectArc, lock};
@@ -13,10 +14,10 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use std::task::Waker;
 use std::thread::JoinHandle;
 
-/// Requests that may wait for a thread of one memory server.
+/// Limit on requests that wait for a thread of one memory server.
 const QUEUE_DEPTH: usize = 4096;
 
-/// Where a server thread leaves its reply, or the thread that answers later.
+/// Holds the reply of a server thread, or of the thread that answers later.
 #[derive(Debug)]
 pub(super) struct ReplySlot {
     server: ServerId,
@@ -24,17 +25,18 @@ pub(super) struct ReplySlot {
 }
 
 impl ReplySlot {
-    /// One without a reply of `server`.
+    /// A slot for a reply of `server`.
     pub(super) fn new(server: ServerId) -> Arc<Self> {
         Arc::new(Self { server, state: Mutex::new(ReplyState::default()) })
     }
 
-    /// The way to answer later.
+    /// A sink to answer later.
     pub(super) fn sink(slot: &Arc<Self>) -> ReplySink {
         ReplySink::new(ObjectArc::new(Later(Arc::clone(slot))), [0; 2])
     }
 
-    /// Leaves the reply, and wakes the task that waits for it; without one nobody knows what became of the call.
+    /// Stores the reply, and wakes the task that waits for it. `None` makes the outcome
+    /// indeterminate.
     fn answer(&self, reply: Option<Message>) {
         let result = match reply {
             Some(reply) if reply.len() > MAX_MESSAGE_BYTES => {
@@ -77,7 +79,7 @@ pub(super) struct Request {
     slot: Arc<ReplySlot>,
 }
 
-/// The running threads; dropping them lets each finish what it has and joins it.
+/// The running threads; dropping this lets them serve the queued requests, and joins them.
 #[derive(Debug)]
 pub(super) struct ServerThreads {
     queue: Option<Sender<Request>>,

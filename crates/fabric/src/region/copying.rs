@@ -1,13 +1,14 @@
-//! Copying words: what a READ and a WRITE come down to where the memory is mapped.
+//! Copies words: the work of a READ or a WRITE where the memory is mapped.
 //!
-//! *Invariants*: each aligned 8-byte word is read by one access and written by one access, so a copy may be a mixture of old
-//! and new words but no word of it is. The order of the words is not promised.
+//! *Invariants*: each aligned 8-byte word is read by one access and written by one access, so a
+//! copy may mix old and new words, but no word of it is mixed. The order of the words is
+//! unspecified.
 //!
-//! *Thread safety*: any threads, on any words, at the same time.
+//! *Thread safety*: any threads, on any words, concurrently.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// From this length on, the processor's own copying is the faster one.
+/// From this length on, the processor's string copy is faster.
 const STRING_WORDS: usize = 32;
 
 /// Copies `from` to `to`, word by word.
@@ -27,20 +28,20 @@ pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
 
 const STRING: bool = cfg!(all(target_arch = "x86_64", not(any(loom, shuttle, miri))));
 
-/// The same with `rep movsq`, which keeps far more cache misses in flight than a loop can, whose loads and stores fill the
-/// window of instructions that the processor looks ahead over: at 1 KB it is 2 to 3 times as fast on memory
-/// that is in no cache.
+/// Copies with `rep movsq`. It keeps far more cache misses in flight than a loop can, because a
+/// loop's loads and stores fill the processor's reorder window. At 1 KB it is 2 to 3 times as fast
+/// on memory that is in no cache.
 ///
-/// It is as atomic as the loop: the instruction is defined as so many moves of one quadword, and those are
-/// atomic because they are aligned. What a processor may do otherwise when it takes several at a time is to
-/// change their order among each other; they keep their place among the stores before and after (Intel's manual, volume 3A,
-/// "Fast-String Operation and Out-of-Order Stores"). For the compiler it is a block of relaxed loads and stores, like
-/// any other it does not look into.
+/// It is as atomic as the loop: the instruction is defined as a sequence of quadword moves, which
+/// are atomic because they are aligned. A processor that moves several at a time may only change
+/// their order among each other; they stay ordered with the stores before and after (Intel's
+/// manual, volume 3A, "Fast-String Operation and Out-of-Order Stores"). To the compiler it is an
+/// opaque block of relaxed loads and stores.
 #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
 #[inline]
 fn copy_string(from: &[AtomicU64], to: &[AtomicU64]) {
-    // SAFETY: both slices have `from.len()` aligned words, which may be read and written through shared
-    // references because they are atomics; the direction flag is clear between blocks of assembly.
+    // SAFETY: both slices have `from.len()` aligned words, which are atomics and may be read and
+    // written through shared references; the direction flag is clear between blocks of assembly.
     unsafe {
         std::arch::asm!(
             "rep movsq",
@@ -54,7 +55,7 @@ fn copy_string(from: &[AtomicU64], to: &[AtomicU64]) {
 
 #[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle, miri)))))]
 fn copy_string(_from: &[AtomicU64], _to: &[AtomicU64]) {
-    unreachable!("there is no such instruction")
+    unreachable!("`rep movsq` is only used on x86-64")
 }
 
 /// Copies words out as bytes, little-endian, in ascending order.
@@ -70,7 +71,7 @@ pub(crate) fn load_bytes(from: &[AtomicU64], to: &mut [u8]) {
     }
 }
 
-/// Copies bytes, little-endian, into words, in ascending order; each word changes at once.
+/// Copies bytes, little-endian, into words, in ascending order; each word is written by one store.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -110,7 +111,7 @@ mod tests {
         }
     }
 
-    /// Copies from and to places that are aligned differently, while the words change.
+    /// Copies between places with different alignments, while other threads change the words.
     #[test]
     fn no_word_is_torn() {
         const ROUNDS: u64 = 20_000;

@@ -1,7 +1,7 @@
 //! The mapping behind a region: anonymous and private, or a sealed memfd.
 //!
-//! *Invariants*: the mapping holds `words` aligned words from `start` on until it is dropped, and every access
-//! to it anywhere goes through `AtomicU64`.
+//! *Invariants*: the mapping holds `words` aligned words from `start` on until it is dropped, and
+//! every access to it anywhere goes through `AtomicU64`.
 //!
 //! *Thread safety*: shared access is atomic word access.
 
@@ -18,10 +18,10 @@ use std::ptr::NonNull;
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// The size is settled for ever, and so is that it is: an access inside the mapping finds the file.
+/// Seals that fix the file's size, so that an access inside the mapping always finds the file.
 const SIZE_IS_SETTLED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// Huge pages that can be reserved come in this size on every system that we know.
+/// Size of the huge pages that can be reserved, on every system that we know.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 pub(super) struct Mapping {
@@ -31,7 +31,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Zeros; `bytes` is a positive multiple of 4096.
+    /// Maps zeroed memory; `bytes` is a positive multiple of 4096.
     pub(super) fn new(bytes: usize, backing: Backing) -> Result<Self, RegionError> {
         match backing {
             Backing::Private => Self::private(bytes),
@@ -55,15 +55,16 @@ impl Mapping {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
         let memfd = memfd_create("farleaf-region", flags).map_err(refused)?;
         ftruncate(&memfd, bytes as u64).map_err(refused)?;
-        // The last one keeps a peer from sealing against writing, which would shut out later clients.
+        // `SEAL` keeps a peer from sealing the file against writing, which would shut out later
+        // clients.
         fcntl_add_seals(&memfd, SIZE_IS_SETTLED | SealFlags::SEAL).map_err(refused)?;
         Self::map_file(memfd, bytes, huge)
     }
 
-    /// Maps a memfd that came from another process, once it is certain that it cannot shrink.
+    /// Maps a memfd from another process, after checking that it cannot shrink.
     pub(super) fn of_memfd(memfd: OwnedFd, bytes: usize) -> Result<Self, RegionError> {
         let sealed = fcntl_get_seals(&memfd).is_ok_and(|seals| seals.contains(SIZE_IS_SETTLED));
-        // The size is looked at after the seals: from then on it stays what it is.
+        // Check the size after the seals: from then on it cannot change.
         let sized =
             sealed && fstat(&memfd).is_ok_and(|file| usize::try_from(file.st_size) == Ok(bytes));
         if !sized {
@@ -73,11 +74,11 @@ impl Mapping {
     }
 
     fn map_file(memfd: OwnedFd, bytes: usize, huge: MemfdFlags) -> Result<Self, RegionError> {
-        // Huge pages are taken now: later there may be none, and that would be a fault.
+        // Allocate huge pages now: if there were none left later, an access would fault.
         let flags =
             if huge.is_empty() { MapFlags::SHARED | MapFlags::NORESERVE } else { MapFlags::SHARED };
-        // SAFETY: a fresh mapping at an address of the kernel's choice; the file is as long as the mapping and
-        // cannot shrink, and all access is atomic, here as in the other processes.
+        // SAFETY: a fresh mapping at an address of the kernel's choice; the file is as long as the
+        // mapping and cannot shrink, and all access is atomic, here as in the other processes.
         let mapped = unsafe { mmap(std::ptr::null_mut(), bytes, READ_WRITE, flags, &memfd, 0) };
         Self::adopt(mapped, bytes, Some(memfd))
     }
@@ -88,8 +89,8 @@ impl Mapping {
         memfd: Option<OwnedFd>,
     ) -> Result<Self, RegionError> {
         let start = mapped.map_err(|errno| RegionError::Map { bytes, source: errno.into() })?;
-        // Tree walks touch a new page at every step: huge pages save most of the TLB misses. A kernel
-        // without them says no, and nothing is lost.
+        // Tree walks touch a new page at every step; huge pages avoid most of the TLB misses. A
+        // kernel without them refuses the advice, which does no harm.
         // SAFETY: the range is the mapping just made, and the advice changes no content.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or(RegionError::BadSize { bytes })?;
@@ -102,8 +103,8 @@ impl Mapping {
 
     #[inline]
     pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping holds `words` aligned words, initialised by the kernel, lives as long as
-        // `self`, and every access to it anywhere goes through `AtomicU64`.
+        // SAFETY: the mapping holds `words` aligned words, initialized by the kernel, lives as long
+        // as `self`, and every access to it anywhere goes through `AtomicU64`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }
@@ -116,9 +117,9 @@ impl Drop for Mapping {
     }
 }
 
-// SAFETY: the value owns its mapping; all access is through atomics.
+// SAFETY: the value owns its mapping; all access goes through atomics.
 unsafe impl Send for Mapping {}
-// SAFETY: as above: shared access is atomic word access.
+// SAFETY: shared access is atomic word access.
 unsafe impl Sync for Mapping {}
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Memory servers of this host, as a process that uses them sees them.
+//! The memory servers of this host, seen from a process that uses them.
 
 use super::connection::{Hello, greet};
 use super::endpoint::{Shm, ShmDriver};
@@ -14,11 +14,11 @@ use crate::{Region, RpcService, ServerId};
 use rustix::event::{EventfdFlags, eventfd};
 use std::path::{Path, PathBuf};
 
-/// The way to memory servers that are processes of this host.
+/// A connection of this process to memory servers that are processes of this host.
 #[derive(Debug)]
 pub struct ShmCluster {
     pub(super) process: Arc<Listening>,
-    /// Memory servers that were started for services of this process.
+    /// Memory servers started for services of this process.
     own: Mutex<Vec<Option<ShmServer>>>,
     folder: Option<Folder>,
 }
@@ -27,7 +27,7 @@ impl ShmCluster {
     /// Connects to the memory servers at `paths`, numbered in their order, and maps their regions.
     ///
     /// # Errors
-    /// [`ShmError`] if one of them cannot be reached, has another token or number, or has no room.
+    /// [`ShmError`] if a server cannot be reached, refuses, or has another token or number.
     pub fn connect<P: AsRef<Path>>(
         paths: &[P],
         token: &Token,
@@ -69,7 +69,7 @@ impl ShmCluster {
         })
     }
 
-    /// Starts a memory server for each service in this process, and connects to them.
+    /// Starts a memory server in this process for each service, and connects to them.
     pub(super) fn start<S: RpcService>(
         config: &ShmConfig,
         services: Vec<Arc<S>>,
@@ -91,8 +91,8 @@ impl ShmCluster {
         Ok(cluster)
     }
 
-    /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
-    /// an [`crate::executor::Executor`] of their own.
+    /// A driver that opens and drives endpoints on the calling thread: for long-running programs
+    /// with an [`crate::executor::Executor`] of their own.
     ///
     /// # Errors
     /// [`ShmError::System`] if there are no more file descriptors.
@@ -100,8 +100,8 @@ impl ShmCluster {
         Ok(ShmDriver::new(&self.process)?)
     }
 
-    /// The epoch that `server` drew when it started. One that is started again at the same place has another, and memory
-    /// of its own.
+    /// The epoch that `server` drew when it started. A server restarted at the same path has
+    /// another epoch, and memory of its own.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
         Some(self.process.servers.get(server.index())?.epoch)
     }
@@ -118,7 +118,7 @@ impl EndpointCluster for ShmCluster {
         self.process.config.one_client_thread
     }
 
-    /// Stops a memory server of this process. One of another process is only given up.
+    /// Stops a memory server of this process. A server of another process is only disconnected.
     fn kill(&self, server: ServerId) {
         if server.index() < self.process.servers.len() {
             self.process.lose(server);
@@ -128,7 +128,7 @@ impl EndpointCluster for ShmCluster {
     }
 }
 
-/// A folder of our own for sockets, removed when it is dropped.
+/// A temporary folder for sockets, removed on drop.
 #[derive(Debug)]
 struct Folder(PathBuf);
 

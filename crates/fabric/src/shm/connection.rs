@@ -1,9 +1,9 @@
-//! An endpoint's connection to one memory server: the gate before its verbs, and the rings for its
-//! calls.
+//! An endpoint's connection to one memory server: the gate in front of its verbs, and the rings for
+//! its calls.
 //!
-//! *Invariants*: C1. a request goes on whether its future waits or not (F8). C2. requests that
+//! *Invariants*: C1. a request proceeds whether or not its future waits (F8). C2. requests that
 //! found the ring full wait in `backlog`, in order and at most as many as the endpoint's depth;
-//! every reply makes room, so what takes replies sends them after. C3. a connection that was lost
+//! every reply makes room, so taking replies sends waiting requests. C3. a connection that was lost
 //! stays lost: its gate is closed and its calls have ended.
 //!
 //! *Thread safety*: the endpoint's thread.
@@ -28,7 +28,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// What a connection begins with.
+/// Parameters of a new connection.
 pub(super) struct Hello<'a> {
     pub(super) server: ServerId,
     pub(super) path: &'a Path,
@@ -37,7 +37,7 @@ pub(super) struct Hello<'a> {
     pub(super) timeout_ns: u64,
 }
 
-/// A connection that the server has let in.
+/// A connection that the server has admitted.
 pub(super) struct Opened {
     pub(super) socket: OwnedFd,
     pub(super) peer: Identity,
@@ -46,8 +46,8 @@ pub(super) struct Opened {
     pub(super) bytes: u64,
 }
 
-/// Connects, shows the token, and asks for what this connection is for. Blocks its thread, but not
-/// beyond the deadline.
+/// Connects, proves the token, and states the purpose of the connection. Blocks the calling thread
+/// until the deadline at the latest.
 pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result<Opened, ShmError> {
     let server = hello.server;
     let deadline_ns = clock.now_ns().saturating_add(hello.timeout_ns);
@@ -55,7 +55,7 @@ pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE | Errno::NOENT => {
             ShmError::Gone(server)
         }
-        Errno::AGAIN => ShmError::TimedOut(server), // nobody accepts connections
+        Errno::AGAIN => ShmError::TimedOut(server), // the server does not accept connections
         errno => errno.into(),
     };
     let wait = |socket: &OwnedFd| {
@@ -98,16 +98,16 @@ pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result
     }
 }
 
-/// The way to one server's memory, for verbs.
+/// An endpoint's access to one server's memory, for verbs.
 #[derive(Debug)]
 pub(super) struct Reach {
     pub(super) region: Arc<Region>,
     pub(super) gate: Arc<Gate>,
-    /// How often it was reset.
+    /// How often the connection was reset.
     pub(super) resets: Cell<u64>,
 }
 
-/// The way to one server's service, for calls.
+/// An endpoint's access to one server's service, for calls.
 #[derive(Debug)]
 pub(super) struct Connection {
     server: ServerId,
@@ -115,7 +115,7 @@ pub(super) struct Connection {
     process: Arc<Listening>,
     socket: OwnedFd,
     rings: Rings,
-    /// Requests that no reply has come for.
+    /// Requests without a reply yet.
     awaited: usize,
 }
 
@@ -145,7 +145,8 @@ impl Connection {
         let purpose = Packet::OpenEndpoint { process: known.process };
         let opened = greet(&hello, purpose, &process.clock)?;
         if opened.peer.epoch != known.epoch {
-            // Another server sits there now; the memory that we have mapped belongs to none.
+            // Another server listens there now; the memory that we have mapped belongs to no
+            // server.
             process.lose(server);
             return Err(ShmError::Gone(server));
         }
@@ -169,13 +170,13 @@ impl Connection {
         &self.socket
     }
 
-    /// What its endpoint's verbs need.
+    /// The state that the endpoint's verbs need.
     pub(super) fn reach(&self) -> Reach {
         let region = Arc::clone(&self.process.servers[self.server.index()].region);
         Reach { region, gate: Arc::clone(&self.gate), resets: Cell::new(0) }
     }
 
-    /// Takes the replies that are there; says whether there were any.
+    /// Takes the replies in the ring; returns whether there were any.
     fn take_replies(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) -> bool {
         let mut any = false;
         let mut message = Message::new();
@@ -209,7 +210,7 @@ impl Connection {
         any
     }
 
-    /// Nothing is sent any more, and nothing awaited.
+    /// Ends the connection: drops waiting requests and fails outstanding calls.
     fn lose(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) {
         self.gate.close();
         self.rings.backlog.clear();
@@ -222,7 +223,7 @@ impl Connection {
 #[derive(Debug)]
 pub struct ShmLink {
     pub(super) server: ServerId,
-    /// None if it could not be reached.
+    /// `None` if the server could not be reached.
     pub(super) connection: Option<Connection>,
 }
 
@@ -245,7 +246,7 @@ impl Link<Shm> for ShmLink {
         let Some(connection) = &mut self.connection else { return };
         let body = slots.pending(id).map(|slot| &mut slot.body);
         let Some(Body::Call(request)) = body else { return };
-        // It is sent even if its deadline comes before there is room.
+        // The request is sent even if its deadline passes before the ring has room.
         connection.rings.backlog.push_back((id, std::mem::take(request)));
         connection.awaited += 1;
         if connection.rings.send(&connection.socket).is_err() {
@@ -260,10 +261,10 @@ impl Link<Shm> for ShmLink {
     fn visit(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) {
         let Some(connection) = &mut self.connection else { return };
         if socket::receive(&connection.socket).is_err() {
-            // Replies that came before the end count.
+            // Replies that arrived before the end still count.
             connection.take_replies(slots, around);
             connection.lose(slots, around);
-            // Its end would be reported for ever.
+            // Otherwise epoll would report the end again and again.
             let _ = epoll::delete(&around.reactor.epoll, &connection.socket);
         }
     }
@@ -272,7 +273,7 @@ impl Link<Shm> for ShmLink {
         None
     }
 
-    /// The server knows then that this thread sleeps, if it owes a reply.
+    /// If calls are outstanding, announces to the server that this thread sleeps.
     fn arm(&mut self) -> bool {
         let awaits = |connection: &&Connection| connection.awaited > 0;
         self.connection.as_ref().filter(awaits).is_some_and(|it| !it.rings.replies.may_sleep())
@@ -366,7 +367,7 @@ mod tests {
         }
     }
 
-    /// Each of these costs the one who does it the connection, and nobody else anything.
+    /// Each of these faults closes the faulty endpoint, and affects no other.
     #[test]
     fn a_ring_that_makes_no_sense_closes_its_endpoint_and_no_other() {
         let cluster = cluster();
@@ -388,14 +389,14 @@ mod tests {
             vandal.with(|connection| {
                 vandalism(&mut connection.rings.requests);
                 socket::wake(&connection.socket);
-                // Its tasks learn of it when the server has shut it out.
+                // Its tasks notice after the server has shut it out.
                 assert!(socket::wait_readable(&connection.socket, 1 << 40).unwrap());
             });
             assert_eq!(vandal.echo(), Err(lost(SERVER)), "{what}");
             assert!(vandal.is_closed());
             assert_eq!(&bystander.echo().unwrap()[..], b"hello", "after {what}");
         }
-        // Whatever comes of this one, it is not the bystander's business.
+        // Whatever the outcome here, the bystander must not be affected.
         let vandal = Client::of(&cluster);
         for _ in 0..100 {
             vandal.with(|connection| {
@@ -464,7 +465,7 @@ mod tests {
         assert!(!cluster.process.is_lost(ServerId::new(0)));
     }
 
-    /// Those who connect and say nothing are turned away in time, and keep nobody out for longer.
+    /// Silent connections are closed in time, and do not block other clients for longer.
     #[test]
     fn silent_connections_are_bounded_in_number_and_time() {
         let mut config = ShmConfig::default();

@@ -1,10 +1,10 @@
-//! Endpoints over shared memory: verbs are carried out here, calls go to the server.
+//! Endpoints over shared memory: verbs are executed here, calls go to the server.
 //!
-//! WRITEs and atomics are done when they are posted. A READ that was posted asks for the memory to
-//! come closer and copies it when its future is polled first. So the READs of a batch wait for
-//! memory together; one after the other, each would wait alone.
+//! WRITEs and atomics take effect when they are posted. Posting a READ only prefetches the memory;
+//! the copy is made when its future is first polled. So the cache misses of a batch of READs
+//! overlap; otherwise each READ would wait for its own.
 //!
-//! *Thread safety*: one thread; others only close its gates.
+//! *Thread safety*: one thread; other threads only close its gates.
 
 use super::connection::{Connection, Reach, ShmLink};
 use super::process::Listening;
@@ -26,15 +26,15 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::Poll;
 
-/// Operations on mapped memory, and calls through rings.
+/// The transport: verbs on mapped memory, and calls through rings.
 #[derive(Debug)]
 pub struct Shm {
     process: Arc<Listening>,
-    /// By the servers' numbers; those that could not be reached are missing.
+    /// By server number; `None` for servers that could not be reached.
     reaches: Vec<Option<Reach>>,
 }
 
-/// One endpoint of a compute server, to memory servers that are other processes of this host.
+/// One endpoint of a compute server to memory servers that are other processes of this host.
 pub type ShmFabric = Endpoint<Shm>;
 
 /// A posted operation over shared memory.
@@ -45,7 +45,7 @@ pub type ShmDriver = EndpointDriver<Shm>;
 
 type Shared = Rc<Inner<Shm>>;
 
-/// The way to a server's memory, for one operation more.
+/// The access to a server's memory, for one more operation.
 #[inline]
 fn reach(endpoint: &Shared, server: ServerId) -> Result<&Reach, FabricError> {
     let found = endpoint.transport.reaches.get(server.index());
@@ -60,7 +60,7 @@ fn count_lost(resources: &Resources, server: ServerId) -> FabricError {
     lost(server)
 }
 
-/// The words that a verb is about, and the way to them.
+/// The words that a verb accesses, and the access to their server's memory.
 #[inline]
 fn memory(
     endpoint: &Shared,
@@ -72,7 +72,7 @@ fn memory(
     Ok((reach, check_access(&reach.region, at, bytes)?))
 }
 
-/// Does a verb's access.
+/// Executes a verb's access inside the gate.
 #[inline]
 fn verb<T>(
     endpoint: &Shared,
@@ -93,7 +93,7 @@ pub struct PostedRead {
     into: Option<Buffer>,
     at: GlobalAddr,
     endpoint: Shared,
-    /// How often the connection had been reset.
+    /// The connection's reset count when the READ was posted.
     resets: u64,
 }
 
@@ -103,7 +103,7 @@ impl HeldRead for PostedRead {
         let into = self.into.take().expect("a completed operation is not polled again");
         let reach = self.endpoint.transport.reaches[self.at.server().index()].as_ref()?;
         let words = reach.region.slice(self.at.offset(), into.words().len())?;
-        // Nothing that was posted before a reset is done after it (F9).
+        // Nothing that was posted before a reset takes effect after it (F9).
         if self.resets != reach.resets.get() {
             return None;
         }
@@ -140,7 +140,7 @@ impl Transport for Shm {
     }
 
     fn looks(_: &Listening) -> Looks {
-        // Timers are not finer than the short wait.
+        // Timers are no finer than the short wait.
         Looks { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 }
     }
 
@@ -182,7 +182,7 @@ impl Transport for Shm {
         false
     }
 
-    /// A verb shares its doorbell with none: it is done when it is posted.
+    /// A verb has a doorbell of its own: it takes effect when it is posted.
     #[inline]
     fn ring(resources: &Resources) {
         resources.counters.count_doorbell();
@@ -226,9 +226,8 @@ impl Transport for Shm {
         verb(endpoint, at, 8, add).map_or_else(ShmOp::failed, ShmOp::done)
     }
 
-    /// What changes memory takes effect when it is posted, so there is nothing left to settle but
-    /// READs that were not polled. A connection that was lost stays lost: another endpoint has to
-    /// be opened.
+    /// Verbs that change memory take effect when they are posted, so only READs that were not
+    /// polled yet need settling. A lost connection stays lost; open another endpoint instead.
     async fn reset(endpoint: &Shared, server: ServerId) -> Result<(), FabricError> {
         let found = endpoint.transport.reaches.get(server.index());
         let found = found.ok_or(FabricError::NoSuchServer(server))?;
@@ -242,7 +241,7 @@ impl Transport for Shm {
         }
     }
 
-    /// Goes over the connection of the whole process.
+    /// Uses the connection of the whole process.
     async fn fence(
         endpoint: &Shared,
         server: ServerId,

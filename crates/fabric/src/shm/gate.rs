@@ -1,17 +1,18 @@
-//! The gate before the verbs of one endpoint to one server: who closes it knows that no verb is under way behind
-//! it, nor ever will be.
+//! The gate in front of the verbs of one endpoint to one server. A thread that closes the gate and
+//! then finds it empty knows that no verb is in progress behind it, nor ever will be.
 //!
-//! The endpoint's thread says that it is inside, and then looks whether the gate is closed; who closes it says so,
-//! and then looks whether somebody is inside. All four are sequentially consistent, so at least one
-//! of them sees the other.
+//! The endpoint's thread sets `inside`, then checks `closed`. A closing thread sets `closed`, then
+//! checks `inside`. All four accesses are sequentially consistent, so at least one of the threads
+//! sees the other's flag.
 //!
-//! *Invariants*: G1. a gate that was closed stays so. G2. inside is only the endpoint's thread, for one verb.
+//! *Invariants*: G1. a gate that was closed stays closed. G2. only the endpoint's thread is ever
+//! inside, for one verb.
 //!
-//! *Thread safety*: `enter` by the endpoint's thread, the rest by anyone.
+//! *Thread safety*: `enter` by the endpoint's thread, the rest by any thread.
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// On cache lines of its own: the endpoint's thread writes to it at each verb.
+/// On its own cache lines, because the endpoint's thread writes to it at each verb.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Gate {
@@ -19,12 +20,12 @@ pub(super) struct Gate {
     closed: AtomicBool,
 }
 
-/// The right to one verb.
+/// The right to execute one verb.
 #[derive(Debug)]
 pub(super) struct Inside<'a>(&'a Gate);
 
 impl Gate {
-    /// Goes in, unless the gate is closed.
+    /// Enters the gate, unless it is closed.
     #[inline]
     pub(super) fn enter(&self) -> Option<Inside<'_>> {
         self.inside.store(true, Ordering::SeqCst);
@@ -36,12 +37,12 @@ impl Gate {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Lets nobody in any more.
+    /// Admits no more verbs.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether nobody is inside; after [`Gate::close`], nobody will be.
+    /// Whether no verb is inside; after [`Gate::close`], this is final.
     pub(super) fn is_empty(&self) -> bool {
         !self.inside.load(Ordering::SeqCst)
     }

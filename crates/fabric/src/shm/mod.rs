@@ -1,12 +1,13 @@
 //! `shm`: memory servers are other processes of this host.
 //!
-//! A memory server's region is a sealed memfd that its clients map. Verbs are the clients' own loads, stores and
-//! atomics: truly one-sided, so they go on while the server is stopped. RPCs go through a pair of
-//! rings for each endpoint and server. A Unix socket carries the handshake and the files, wakes who sleeps, and shows
-//! each side the end of the other. `docs/internals/shm.md` draws it; decision 032 says what a fence is here.
+//! A memory server's region is a sealed memfd that its clients map. Verbs are the clients' own
+//! loads, stores and atomics: truly one-sided, so they work even while the server is stopped. RPCs
+//! pass through a pair of rings for each endpoint and server. A Unix socket carries the handshake
+//! and the files, wakes a sleeping side, and shows each side the end of the other.
+//! `docs/internals/shm.md` draws it; decision 032 defines a fence here.
 //!
-//! *Thread safety*: the cluster is shared by all client threads; an endpoint belongs to one. Between
-//! processes there is nothing but atomic accesses of words, and packets.
+//! *Thread safety*: the cluster is shared by all client threads; an endpoint belongs to one.
+//! Processes share only words that are accessed atomically, and packets.
 
 mod cluster;
 mod connection;
@@ -26,18 +27,18 @@ use crate::sync::Arc;
 use crate::{Provider, RegionError, RpcService, ServerId};
 use thiserror::Error;
 
-/// What a cluster over shared memory is like.
+/// Configuration of a cluster over shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmConfig {
-    /// The memory servers that are started for services of this process.
+    /// The memory servers started for services of this process.
     pub server: ShmServerConfig,
-    /// The longest that an RPC, a fence or the opening of an endpoint may take, in nanoseconds.
+    /// Time limit of an RPC, a fence or the opening of an endpoint, in nanoseconds.
     pub timeout_ns: u64,
-    /// How many operations an endpoint may have in flight.
+    /// Limit on an endpoint's operations in flight.
     pub depth: usize,
     /// Runs all clients of one call on one thread instead of a thread for each.
     pub one_client_thread: bool,
-    /// Where randomness starts.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -53,8 +54,8 @@ impl Default for ShmConfig {
     }
 }
 
-/// For suites and benchmarks: memory servers of this process, reached over sockets and memfds as if they were of
-/// others. The services' regions must be shared ones.
+/// For suites and benchmarks: memory servers of this process, reached over sockets and memfds like
+/// those of other processes. The services' regions must be shared.
 impl Provider for ShmConfig {
     type Cluster<S: RpcService> = ShmCluster;
 
@@ -72,24 +73,24 @@ pub enum ShmError {
     /// The operating system refused.
     #[error("shared memory: {0}")]
     System(#[from] std::io::Error),
-    /// A region was not to be had, or is not to be trusted.
+    /// A region could not be created or mapped, or its file is not sealed.
     #[error(transparent)]
     Region(#[from] RegionError),
     /// The service's region is private to its process.
-    #[error("the service's region is private: it must be made with a shared backing")]
+    #[error("the service's region is private; create it with `Backing::Shared`")]
     NotShared,
-    /// There was no agreement; a wrong token is among the reasons.
+    /// The handshake failed, for example because of a wrong token.
     #[error("memory server {server}: {error}")]
     Handshake {
         /// The server.
         server: ServerId,
-        /// What went wrong.
+        /// The error of the handshake.
         error: HandshakeError,
     },
-    /// The server did not answer in time: it is stopped, or overloaded.
+    /// The server did not answer in time: it is stopped or overloaded.
     #[error("memory server {0} did not answer in time")]
     TimedOut(ServerId),
-    /// The server is gone, or broke off.
+    /// The server has ended, or has closed the connection.
     #[error("memory server {0} is gone")]
     Gone(ServerId),
 }
@@ -101,7 +102,7 @@ impl From<rustix::io::Errno> for ShmError {
 }
 
 impl ShmError {
-    /// Whether the server turned the connection away because it has as many as it may have.
+    /// Whether the server refused the connection because it has reached its limit.
     pub fn is_full(&self) -> bool {
         let full = HandshakeError::Refused(Refusal::Full);
         matches!(self, Self::Handshake { error, .. } if *error == full)

@@ -1,12 +1,13 @@
-//! What all endpoints of this process share: the servers with their regions, one connection to each for the whole
-//! process, and the thread that listens to those.
+//! The state that all endpoints of this process share: the servers with their regions, one
+//! connection per server for the whole process, and the thread that listens to these connections.
 //!
-//! That thread notices when a server is gone, and stops endpoints when a server asks for it because their compute server is
-//! fenced (F10). It can, even if the endpoints' own threads are busy elsewhere for long.
+//! The listening thread notices when a server is gone. It also stops endpoints at a server's
+//! request, after their compute server has been fenced (F10). This works even if the endpoints' own
+//! threads are busy elsewhere for long.
 //!
-//! *Invariants*: P1. an endpoint's gate is registered before its first verb and closed from the start if it
-//! was fenced, or its server lost, before that. P2. "stopped" is only said of gates that are closed and empty. P3. a server that was
-//! lost stays lost.
+//! *Invariants*: P1. an endpoint's gate is registered before its first verb; it is closed from the
+//! start if the endpoint was fenced, or its server lost, before that. P2. `Stopped` is only sent
+//! for gates that are closed and empty. P3. a server that was lost stays lost.
 //!
 //! *Thread safety*: any thread.
 
@@ -26,17 +27,17 @@ use std::path::PathBuf;
 use std::task::Waker;
 use std::thread::JoinHandle;
 
-/// A memory server as this process sees it.
+/// A memory server, seen from this process.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) id: ServerId,
     pub(super) path: PathBuf,
     pub(super) region: Arc<Region>,
-    /// The whole process's connection.
+    /// The connection of the whole process.
     pub(super) socket: OwnedFd,
-    /// This process's number there.
+    /// This process's number at the server.
     pub(super) process: u64,
-    /// What the server drew when it started.
+    /// The epoch that the server drew when it started.
     pub(super) epoch: u64,
 }
 
@@ -46,7 +47,7 @@ pub struct Process {
     pub(super) token: Token,
     pub(super) servers: Vec<Server>,
     pub(super) clock: Clock,
-    /// Ends the listening thread.
+    /// Stops the listening thread.
     pub(super) stop: OwnedFd,
     state: Mutex<State>,
 }
@@ -55,7 +56,7 @@ pub struct Process {
 struct State {
     gates: Vec<Registered>,
     lost: Vec<bool>,
-    /// By server and compute server: the first endpoint that no fence has concerned.
+    /// By server and compute server: the first endpoint number that no fence covers.
     fenced_below: BTreeMap<(ServerId, u16), u64>,
     asked: BTreeMap<u64, Asked>,
     next_request: u64,
@@ -69,7 +70,7 @@ struct Registered {
     gate: Arc<Gate>,
 }
 
-/// A fence that was asked for.
+/// A requested fence.
 #[derive(Debug)]
 struct Asked {
     server: ServerId,
@@ -77,8 +78,8 @@ struct Asked {
     waker: Option<Waker>,
 }
 
-/// How often the listening thread lets a verb that is under way go on before it gives up a fence; the asker's deadline
-/// passes then. A verb is over in microseconds, unless its thread is not run.
+/// How often the listening thread yields to a verb in progress before it gives up a fence; the
+/// requester then times out. A verb takes microseconds, unless its thread is descheduled.
 const PATIENCE: usize = 100_000;
 
 impl Process {
@@ -93,7 +94,7 @@ impl Process {
         Self { config, token, servers, clock, stop, state: Mutex::new(state) }
     }
 
-    /// The gate of endpoint `number` of `compute_server` at `server`.
+    /// Registers endpoint `number` of `compute_server` at `server`, and returns its gate.
     pub(super) fn register(&self, server: ServerId, compute_server: u16, number: u64) -> Arc<Gate> {
         let gate = Arc::new(Gate::default());
         let mut state = lock(&self.state);
@@ -113,7 +114,7 @@ impl Process {
         lock(&self.state).lost[server.index()]
     }
 
-    /// The server is gone: from now on, what is sent to it ends as indeterminate.
+    /// Marks a server as gone: from now on, operations on it end as indeterminate.
     pub(super) fn lose(&self, server: ServerId) {
         let mut state = lock(&self.state);
         state.lost[server.index()] = true;
@@ -125,7 +126,8 @@ impl Process {
         }
     }
 
-    /// Asks `server` to fence a compute server; the number to look for the outcome with.
+    /// Asks `server` to fence a compute server. Returns the request's number for
+    /// [`Self::fence_outcome`].
     pub(super) fn ask_fence(&self, server: ServerId, compute_server: u16) -> Option<u64> {
         let mut state = lock(&self.state);
         if state.lost[server.index()] {
@@ -139,7 +141,7 @@ impl Process {
         Some(request)
     }
 
-    /// What came of a fence, or who is to be woken when something has.
+    /// The outcome of a fence; while there is none, stores `waker` for when there is.
     pub(super) fn fence_outcome(
         &self,
         request: u64,
@@ -191,7 +193,8 @@ impl Process {
         match packet {
             Some(Packet::Stop { fence, compute_server, below }) => {
                 if self.stop_endpoints(server.id, compute_server, below) {
-                    // If it cannot be said, the server is gone or far behind; its asker's deadline passes.
+                    // If sending fails, the server is gone or far behind, and the requester times
+                    // out.
                     let _ = socket::send_packet(&server.socket, Packet::Stopped { fence });
                 }
             }
@@ -200,12 +203,12 @@ impl Process {
                     asked.answer(Ok(()));
                 }
             }
-            // The end of the connection, or a server that makes no sense.
+            // The connection has ended, or the server sent an invalid packet.
             _ => self.lose(server.id),
         }
     }
 
-    /// Closes the gates of endpoints; says whether all of them are empty.
+    /// Closes the gates of the endpoints; returns whether all of them became empty.
     fn stop_endpoints(&self, server: ServerId, compute_server: u16, below: u64) -> bool {
         let gates: Vec<Arc<Gate>> = {
             let mut state = lock(&self.state);
@@ -238,7 +241,7 @@ impl Asked {
     }
 }
 
-/// A process whose servers are listened to, for as long as anybody uses it.
+/// A process with its listening thread, which ends when the last user drops this.
 #[derive(Debug)]
 pub struct Listening {
     process: Arc<Process>,

@@ -1,22 +1,26 @@
-//! Rings in shared memory: how requests reach a memory server and replies come back.
+//! Rings in shared memory, which carry requests to a memory server and replies back.
 //!
 //! ```text
 //! page 0   header, a cache line for each word:
-//!          0 requests: tail   1 requests: head   2 requests: consumer sleeps   3 requests: producer wants room
-//!          4 to 7             the same for the replies
+//!          0 requests: tail
+//!          1 requests: head
+//!          2 requests: consumer sleeps
+//!          3 requests: producer wants room
+//!          4 to 7: the same for the replies
 //! then     requests[32768 words], replies[32768 words]
 //!
-//! record   id, [kind:16][bytes:48], then the bytes, filled up to whole words; it goes on at the start
-//!          of the ring when it reaches the end
+//! record   id, [kind:16][bytes:48], then the bytes, padded to whole words; it wraps around
+//!          at the end of the ring
 //! ```
 //!
-//! The other side is another process, and may be wrong or hostile.
+//! The other side is another process, and may be faulty or hostile.
 //!
-//! *Invariants*: R1. each side keeps the index that it writes for itself and never reads it back. R2. what comes from the
-//! other side (its index, a record's head) is read once, checked, and only then used; what makes no sense is
-//! [`Garbage`]. R3. a message is copied out, word by word and atomically, before anybody looks at it. R4. who
-//! finds nothing to do says so in the header and looks again before it sleeps; who adds something looks there
-//! afterwards: so no wake-up is lost.
+//! *Invariants*: R1. each side keeps a private copy of the index that it writes, and never reads
+//! the shared one back. R2. what comes from the other side (its index, a record's head) is read
+//! once, then checked, and only then used; invalid values are [`Garbage`]. R3. a message is copied
+//! out, word by word and atomically, before any code looks at it. R4. a side that finds nothing to
+//! do announces so in the header and checks again before it sleeps; a side that adds something
+//! checks the header afterwards. So no wake-up is lost.
 //!
 //! *Thread safety*: one producer and one consumer; each belongs to one thread at a time.
 
@@ -27,7 +31,7 @@ use crate::{MAX_MESSAGE_BYTES, Message, Region};
 const RING_WORDS: usize = 32_768;
 /// Words of the header's page.
 const HEADER_WORDS: usize = 512;
-/// Words of a cache line, with its neighbour that the processor fetches along.
+/// Words of two cache lines: the processor prefetches lines in pairs.
 const LINE_WORDS: usize = 16;
 /// Words of a record before its bytes.
 const HEAD_WORDS: usize = 2;
@@ -38,19 +42,19 @@ const _: () = assert!(RING_WORDS.is_power_of_two());
 const _: () = assert!(8 * LINE_WORDS <= HEADER_WORDS);
 const _: () = assert!(2 * RECORD_WORDS <= RING_WORDS + 2 * HEAD_WORDS, "two messages fit");
 
-/// The size of the file that holds both rings of an endpoint.
+/// Size of the file with both rings of an endpoint.
 pub(super) const FILE_BYTES: usize = (HEADER_WORDS + 2 * RING_WORDS) * 8;
 
-/// The ring makes no sense: its other side is broken.
+/// The ring's state is invalid: its other side is faulty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Garbage;
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A request, or the reply to one.
     Message,
-    /// Instead of a reply that would have had this many bytes.
+    /// Replaces a reply that would have had this many bytes.
     TooLarge(usize),
 }
 
@@ -101,7 +105,8 @@ impl Ring {
     }
 }
 
-/// Whether the flag was up; it is down afterwards. Comes after what this side has published before.
+/// Clears the flag; returns whether it was set. Ordered after everything this side published
+/// before.
 fn take_flag(flag: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
@@ -120,7 +125,7 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// The only producer of a ring that is new.
+    /// The only producer of a new ring.
     pub(super) fn new(file: &Arc<Region>, direction: Direction) -> Self {
         Self { ring: Ring { file: Arc::clone(file), direction }, tail: 0 }
     }
@@ -130,7 +135,7 @@ impl Producer {
         RING_WORDS.checked_sub(usize::try_from(used).map_err(|_| Garbage)?).ok_or(Garbage)
     }
 
-    /// Adds a record, unless there is no room for it.
+    /// Adds a record; returns `false` if there is no room for it.
     pub(super) fn push(&mut self, id: u64, kind: Kind, bytes: &[u8]) -> Result<bool, Garbage> {
         debug_assert!(bytes.len() <= MAX_MESSAGE_BYTES, "a message is bounded");
         let words = HEAD_WORDS + bytes.len().div_ceil(8);
@@ -154,12 +159,12 @@ impl Producer {
         Ok(true)
     }
 
-    /// Whether the consumer sleeps, or is about to, and must be woken for what was pushed.
+    /// Whether the consumer sleeps, or is about to, and must be woken for the pushed records.
     pub(super) fn must_wake(&self) -> bool {
         take_flag(self.ring.consumer_sleeps())
     }
 
-    /// Whether any record fits. If not, the consumer will say when it has made room.
+    /// Whether any record fits. If not, the consumer will wake the producer when it has made room.
     pub(super) fn has_room(&self) -> Result<bool, Garbage> {
         if self.room()? >= RECORD_WORDS {
             return Ok(true);
@@ -177,7 +182,7 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    /// The only consumer of a ring that is new.
+    /// The only consumer of a new ring.
     pub(super) fn new(file: &Arc<Region>, direction: Direction) -> Self {
         Self { ring: Ring { file: Arc::clone(file), direction }, head: 0 }
     }
@@ -187,7 +192,8 @@ impl Consumer {
         usize::try_from(filled).ok().filter(|words| *words <= RING_WORDS).ok_or(Garbage)
     }
 
-    /// Copies the next record's bytes to `message` and says whose they are; `None` if there is no record.
+    /// Copies the next record's bytes to `message` and returns its id and kind; `None` if there is
+    /// no record.
     pub(super) fn pop(&mut self, message: &mut Message) -> Result<Option<(u64, Kind)>, Garbage> {
         let available = self.available()?;
         if available == 0 {
@@ -223,25 +229,27 @@ impl Consumer {
         self.available() != Ok(0)
     }
 
-    /// Announces that this side will sleep; says whether it may, because there still is no record.
+    /// Announces that this side will sleep. Returns whether it may, because there is still no
+    /// record.
     pub(super) fn may_sleep(&self) -> bool {
         raise_flag(self.ring.consumer_sleeps());
         !self.has_more()
     }
 
-    /// Whether the producer waits for the room that was made, and must be woken.
+    /// Whether the producer waits for room and must be woken.
     pub(super) fn must_wake(&self) -> bool {
         take_flag(self.ring.wants_room())
     }
 }
 
-/// What a broken or hostile process can do to a ring that it has mapped.
+/// What a faulty or hostile process can do to a ring that it has mapped.
 #[cfg(test)]
 pub(super) mod vandal {
     use super::*;
 
     impl Producer {
-        /// Adds a record whose head is `about`, and `words` words that are no message.
+        /// Adds a record whose head is `about` and that takes `words` words, which are not a
+        /// message.
         pub(in super::super) fn push_raw(&mut self, about: u64, words: u64) {
             self.ring.word(self.tail.wrapping_add(1)).store(about, Ordering::Relaxed);
             self.tail = self.tail.wrapping_add(words);
@@ -349,7 +357,8 @@ mod tests {
         for head in [1, u64::MAX, 1 << 40] {
             let (_file, mut producer, _) = ring();
             producer.ring.head().store(head, Ordering::Release);
-            // A head before the tail of an empty ring by less than its size cannot be: the tail is 0.
+            // An empty ring with tail 0 cannot have a head behind the tail; the check only catches
+            // distances larger than the ring.
             assert_eq!(
                 producer.push(0, Kind::Message, b""),
                 if head == u64::MAX { Ok(true) } else { Err(Garbage) }

@@ -1,10 +1,10 @@
-//! Unix sockets that keep packets whole: for the handshake, for handing over memory, and to wake and to
-//! notice the other side.
+//! Unix sockets that preserve packet boundaries. They carry the handshake, hand over memory, wake
+//! the other side, and show when it has gone.
 //!
-//! After the handshake (`crate::handshake`), packets are four little-endian words, [`Packet`]. On an endpoint's
-//! socket there is only one more kind, a single byte, which says nothing but: look into the rings.
-//! A byte that finds the socket's buffer full is not missed, because there are others before it; and
-//! because each send says itself that it must not wait, no peer can make one wait.
+//! After the handshake (`crate::handshake`), a packet has four little-endian words, [`Packet`]. On
+//! an endpoint's socket there is only one other kind, a single byte that means: look into the
+//! rings. A byte dropped because the socket's buffer is full does no harm, because others are ahead
+//! of it. Every send uses a non-blocking flag of its own, so no peer can make a send block.
 //!
 //! *Thread safety*: a packet is sent and received as one, by any thread.
 
@@ -27,22 +27,24 @@ const PACKET_BYTES: usize = 32;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// What is said after the handshake.
+/// A packet after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packet {
-    /// Client: this connection is a process's, for its mapping, its fences and to notice its end.
+    /// Client: this connection is a process's; it serves for the mapping and for fences, and shows
+    /// when the process ends.
     OpenProcess,
-    /// Client: this connection is an endpoint of the process with that number.
+    /// Client: this connection is an endpoint's, of the process with that number.
     OpenEndpoint { process: u64 },
-    /// Server: done; the process's or the endpoint's number. With it comes a memfd of so many bytes.
+    /// Server: opened; the number of the process or endpoint. A memfd of `bytes` bytes comes with
+    /// it.
     Opened { number: u64, bytes: u64 },
-    /// Client: shut out the endpoints that a compute server has now.
+    /// Client: fence all current endpoints of a compute server.
     Fence { request: u64, compute_server: u16 },
-    /// Server: the endpoints of that compute server with lower numbers must post no more verbs.
+    /// Server: stop the verbs of the endpoints of that compute server with numbers below `below`.
     Stop { fence: u64, compute_server: u16, below: u64 },
-    /// Client: they do not, and none is under way.
+    /// Client: these endpoints are stopped, and no verb of them is in progress.
     Stopped { fence: u64 },
-    /// Server: the fence that was asked for is up.
+    /// Server: the requested fence is complete.
     Fenced { request: u64 },
 }
 
@@ -64,7 +66,7 @@ impl Packet {
         bytes
     }
 
-    /// `None` for what is no packet.
+    /// Returns `None` if the bytes are not a packet.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; PACKET_BYTES] = bytes.try_into().ok()?;
         let word =
@@ -83,7 +85,7 @@ impl Packet {
     }
 }
 
-/// What came over a socket; longer packets are cut to this, and then are none of ours.
+/// A received packet; a longer one is cut to this size and rejected.
 #[derive(Debug)]
 pub(super) struct Received {
     bytes: [u8; MESSAGE_BYTES],
@@ -105,11 +107,12 @@ fn open_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// A socket at `path` that only this user can connect to. One that a dead server has left there is replaced.
+/// A socket at `path` that only this user can connect to. A socket left by a dead server is
+/// replaced.
 pub(super) fn listen_at(path: &Path) -> Result<OwnedFd, Errno> {
     let address = SocketAddrUnix::new(path)?;
     let socket = open_socket()?;
-    // Before it is bound: the file never has another mode.
+    // Set the mode before binding, so that the file never has another.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     if let Err(errno) = bind(&socket, &address) {
         let is_socket =
@@ -133,7 +136,7 @@ pub(super) fn connect_to(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Never waits and never signals, whatever the peer has done to the socket.
+/// Never blocks and never signals, whatever the peer has done to the socket.
 const AT_ONCE: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 pub(super) fn send_handshake(socket: &OwnedFd, message: &HandshakeMessage) -> Result<(), Errno> {
@@ -144,7 +147,7 @@ pub(super) fn send_packet(socket: &OwnedFd, packet: Packet) -> Result<(), Errno>
     send(socket, &packet.encode(), AT_ONCE).map(|_| ())
 }
 
-/// Sends a packet and with it a file.
+/// Sends a packet together with a file.
 pub(super) fn send_file(
     socket: &OwnedFd,
     packet: Packet,
@@ -157,15 +160,15 @@ pub(super) fn send_file(
     sendmsg(socket, &[IoSlice::new(&packet.encode())], &mut control, AT_ONCE).map(|_| ())
 }
 
-/// Wakes the other side of an endpoint's socket. If it cannot be, it is awake or gone.
+/// Wakes the other side of an endpoint's socket. If this fails, it is awake already or gone.
 pub(super) fn wake(socket: &OwnedFd) {
     let _ = send(socket, &[1], AT_ONCE);
 }
 
-/// The next packet; `Ok(None)` when there is none now, an error when there never will be one.
+/// The next packet; `Ok(None)` if there is none yet, an error if there never will be one.
 pub(super) fn receive(socket: &OwnedFd) -> Result<Option<Received>, Errno> {
     let mut bytes = [0; MESSAGE_BYTES];
-    // What is cut off shows in the length, and files that come along are dropped by the kernel.
+    // `TRUNC` reports the full length of a cut packet; the kernel drops any attached files.
     let received = recv(socket, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
     match received {
         Ok((_, 0)) => Err(Errno::CONNRESET),
@@ -176,7 +179,7 @@ pub(super) fn receive(socket: &OwnedFd) -> Result<Option<Received>, Errno> {
     }
 }
 
-/// The next packet and the file that came with it, if any.
+/// The next packet and the attached file, if any.
 pub(super) fn receive_file(socket: &OwnedFd) -> Result<Option<(Packet, Option<OwnedFd>)>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -197,7 +200,7 @@ pub(super) fn receive_file(socket: &OwnedFd) -> Result<Option<(Packet, Option<Ow
     Ok(Some((packet, file)))
 }
 
-/// Waits for at most `ns` nanoseconds until there is something to receive; says whether there is.
+/// Waits up to `ns` nanoseconds for input; returns whether there is any.
 pub(super) fn wait_readable(socket: &OwnedFd, ns: u64) -> Result<bool, Errno> {
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     match poll(&mut polled, Some(&timespec(ns))) {

@@ -1,31 +1,32 @@
-//! What a simulated cluster is like: its network, its processors, and what goes wrong.
+//! Configuration of a simulated cluster: its network, its processors, and its faults.
 //!
-//! `docs/internals/cost-model.md` says where the default figures come from.
+//! `docs/internals/cost-model.md` has the sources of the default figures.
 
 use crate::{CostModel, Rule};
 
-/// A simulated cluster. Two runs with equal settings and equal clients do exactly the same.
+/// A simulated cluster. Two runs with equal settings and equal clients are identical.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// Where randomness starts.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// What messages cost.
+    /// Cost of messages.
     pub network: NetworkModel,
-    /// What compute work costs, on both sides.
+    /// Cost of compute work, on both sides.
     pub cost: CostModel,
-    /// Cores of each memory server that serve RPCs.
+    /// Number of cores per memory server, which serve RPCs.
     pub cores_per_memory_server: usize,
-    /// What goes wrong.
+    /// Faults to inject.
     pub faults: Faults,
-    /// A rule that the code above breaks.
+    /// A rule that the code above the fabric breaks.
     pub broken: Option<Rule>,
-    /// How many operations an endpoint may have in flight.
+    /// Limit on an endpoint's operations in flight.
     pub depth: usize,
-    /// How long `sleep(0)` takes, in nanoseconds: a turn of the poll loop. At least 1, because a task
-    /// that waits by yielding must let virtual time pass.
+    /// Duration of `sleep(0)`, in nanoseconds: one turn of the poll loop. At least 1, because a
+    /// task that waits by yielding must advance virtual time.
     pub yield_ns: u64,
-    /// The virtual time without progress after which clients that have not ended count as caught in an endless loop, in
-    /// nanoseconds; 0 is without limit. It begins with a `run`, and again with each `SimControl::progress`.
+    /// Virtual time without progress after which the remaining clients count as caught in an
+    /// endless loop, in nanoseconds; 0 for no limit. It starts with each `run` and
+    /// `SimControl::progress`.
     pub give_up_after_ns: u64,
 }
 
@@ -45,24 +46,25 @@ impl Default for SimConfig {
     }
 }
 
-/// The network: every server, compute or memory, has one NIC with one port. A message takes the
-/// sender's port and the receiver's port for [`NetworkModel::message_ns`] each; the receiver starts
-/// with the first byte (cut-through), so an unloaded message pays that once.
+/// The network: every server, compute or memory, has one NIC with one port. A message occupies the
+/// sender's port and the receiver's port for [`NetworkModel::message_ns`] each. The receiver starts
+/// with the first byte (cut-through), so on an idle network a message pays this time once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkModel {
-    /// From one port to another: wire, switch and both NICs' pipelines, in nanoseconds.
+    /// From one port to another: wire, switch and the pipelines of both NICs, in nanoseconds.
     pub one_way_ns: u64,
-    /// How fast a port is, each way, in bytes per second; 0 is without limit.
+    /// Bandwidth of a port in each direction, in bytes per second; 0 for no limit.
     pub bandwidth_bytes_per_s: u64,
-    /// The least that a message takes of a port, in nanoseconds: the reciprocal of the message rate.
+    /// Minimum time that a message occupies a port, in nanoseconds: the reciprocal of the message
+    /// rate.
     pub ns_per_message: u64,
-    /// What each message has on the wire beside its payload, in bytes.
+    /// Bytes of a message on the wire beside its payload.
     pub header_bytes: u64,
-    /// The memory server's NIC reaches its memory, in nanoseconds; one-sided verbs only.
+    /// Time of the memory server's NIC to access its memory, in nanoseconds; one-sided verbs only.
     pub remote_access_ns: u64,
-    /// The endpoint's thread writes one work request, in nanoseconds.
+    /// Time of the endpoint's thread to write one work request, in nanoseconds.
     pub post_ns: u64,
-    /// The endpoint's thread rings the NIC's doorbell, once per batch, in nanoseconds.
+    /// Time of the endpoint's thread to ring the NIC's doorbell, once per batch, in nanoseconds.
     pub doorbell_ns: u64,
 }
 
@@ -81,7 +83,7 @@ impl Default for NetworkModel {
 }
 
 impl NetworkModel {
-    /// How long a message with a payload of `payload_bytes` occupies a port, in nanoseconds.
+    /// Time that a message with a payload of `payload_bytes` occupies a port, in nanoseconds.
     #[inline]
     pub fn message_ns(&self, payload_bytes: usize) -> u64 {
         let sending_ns = match self.bandwidth_bytes_per_s {
@@ -91,8 +93,8 @@ impl NetworkModel {
         sending_ns.max(self.ns_per_message)
     }
 
-    /// The time from the call to the completion of a one-sided verb on an idle, fault-free network:
-    /// it sends `sent_bytes` of payload and gets `received_bytes` back.
+    /// Time from the call to the completion of a one-sided verb on an idle, fault-free network; the
+    /// verb sends `sent_bytes` of payload and receives `received_bytes`.
     pub fn unloaded_verb_ns(&self, sent_bytes: usize, received_bytes: usize) -> u64 {
         self.doorbell_ns
             + self.post_ns
@@ -103,82 +105,85 @@ impl NetworkModel {
     }
 }
 
-/// What becomes of the messages that a compute server has on their way when it dies.
+/// The fate of a dying compute server's messages in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LastWords {
-    /// Each connection carries some of them, as chance has it, up to a part of a torn verb.
+    /// Each connection delivers a random prefix of them, possibly ending within a torn verb.
     #[default]
     Some,
-    /// None takes effect.
+    /// No message takes effect.
     None,
-    /// All of them do.
+    /// All messages take effect.
     All,
 }
 
-/// What goes wrong. The default is: nothing.
+/// Faults to inject; none by default.
 ///
-/// A connection (one endpoint, one memory server) never loses a WRITE and then delivers a verb posted
-/// after it: like a reliable connection's queue pair it stays broken until the lost WRITE's deadline.
+/// A connection (one endpoint, one memory server) never loses a WRITE and then delivers a verb
+/// posted after it. Like the queue pair of a reliable connection, it stays broken until the lost
+/// WRITE's deadline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// How often a READ or a WRITE takes effect in pieces, from 0 to 1.
+    /// Probability that a READ or a WRITE takes effect in pieces, from 0 to 1.
     pub tear_probability: f64,
-    /// Over how long the pieces are spread at most, in nanoseconds.
+    /// Longest time between the first and the last piece, in nanoseconds.
     pub tear_window_ns: u64,
-    /// Every message takes up to this much longer, in nanoseconds: messages overtake each other.
+    /// Every message takes up to this much longer, in nanoseconds, so messages overtake each other.
     pub jitter_ns: u64,
-    /// How often a message is delayed further, from 0 to 1.
+    /// Probability of a further delay of a message, from 0 to 1.
     pub delay_probability: f64,
-    /// The longest such delay, in nanoseconds.
+    /// Longest such delay, in nanoseconds.
     pub max_delay_ns: u64,
-    /// How often a message is lost, from 0 to 1: a request without an effect, a reply after it. Needs
-    /// a timeout.
+    /// Probability that a message is lost, from 0 to 1: a request without an effect, or a reply
+    /// after it. Needs a timeout.
     pub drop_probability: f64,
-    /// How often a request arrives only after its deadline, from 0 to 1: the client sees an
+    /// Probability that a request arrives only after its deadline, from 0 to 1: the client sees an
     /// indeterminate outcome, and the effect comes later. Needs a timeout.
     pub late_probability: f64,
-    /// By how much such a request misses its deadline at most, in nanoseconds.
+    /// Longest time by which such a request misses its deadline, in nanoseconds.
     pub max_late_ns: u64,
-    /// How long an operation may take before it ends as indeterminate, in nanoseconds; 0 is without
-    /// limit, and the setting for measurements.
+    /// Time limit of an operation, in nanoseconds, after which it ends as indeterminate. 0 for no
+    /// limit; use this for measurements.
     pub timeout_ns: u64,
-    /// How long it takes to notice that a memory server is dead, in nanoseconds.
+    /// Time to notice that a memory server is dead, in nanoseconds.
     pub detect_death_ns: u64,
-    /// Memory servers that die, each with its moment.
+    /// Memory servers that die, each with the time of its death.
     pub kill_memory_server_at_ns: Vec<(u16, u64)>,
     /// Memory servers that restart, each with its moment: what they held is gone. Once one operation has noticed,
     /// all others end as [`FabricError::Restarted`](crate::FabricError::Restarted), whichever endpoint posts them.
     pub restart_memory_server_at_ns: Vec<(u16, u64)>,
     /// Compute servers that die, each with its moment.
     pub kill_compute_server_at_ns: Vec<(u16, u64)>,
-    /// After a message is lost, all messages between the two servers are lost for up to so long, in nanoseconds: so
-    /// that trying again at once does not help.
+    /// After a loss, all messages between the two servers are lost for up to this long, in
+    /// nanoseconds, so that an immediate retry does not help.
     pub drop_burst_ns: u64,
-    /// Clocks of compute servers differ by up to so much, in nanoseconds.
+    /// Maximum offset of compute servers' clocks, in nanoseconds.
     pub clock_offset_ns: u64,
-    /// Clocks of compute servers are too fast or too slow by up to so much, in parts per million; less than a million.
+    /// Maximum drift of compute servers' clocks, fast or slow, in parts per million; less than a
+    /// million.
     pub clock_drift_ppm: u64,
-    /// Only the clocks of the first so many compute servers differ.
+    /// Only the clocks of this many compute servers, counted from the first, differ.
     pub clocks: u16,
-    /// Compute servers that stand still: nothing runs there, and what comes is noticed afterwards.
+    /// Compute servers that pause: no task runs there, and arrivals are noticed only afterwards.
     pub pause_compute_server: Vec<Outage>,
-    /// Memory servers that are out of reach: requests and replies are lost, and connections cannot be reset.
+    /// Memory servers that are unreachable: requests and replies are lost, and connections cannot
+    /// be reset.
     pub cut_memory_server: Vec<Outage>,
 }
 
-/// Something is not there for a while.
+/// A temporary outage of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outage {
     /// The server's number.
     pub server: u16,
-    /// From when.
+    /// Start of the outage.
     pub from_ns: u64,
-    /// Until when.
+    /// End of the outage.
     pub until_ns: u64,
 }
 
 impl Outage {
-    /// The end of the last of these outages that this server has now.
+    /// The latest end of this server's current outages.
     pub(super) fn end_of(outages: &[Self], server: u16, now_ns: u64) -> Option<u64> {
         let now = |outage: &&Self| {
             outage.server == server && (outage.from_ns..outage.until_ns).contains(&now_ns)
@@ -188,7 +193,7 @@ impl Outage {
 }
 
 impl Faults {
-    /// Everything that the contract allows short of losing messages or servers: verbs in pieces, and
+    /// Everything that the contract allows short of losing messages or servers: torn verbs, and
     /// messages that overtake each other.
     pub fn rough() -> Self {
         Self {
@@ -203,7 +208,7 @@ impl Faults {
     }
 
     /// # Panics
-    /// If a setting makes no sense.
+    /// If a setting is invalid.
     pub(super) fn check(&self) {
         let probabilities = [
             ("tear_probability", self.tear_probability),
@@ -214,7 +219,7 @@ impl Faults {
         for (name, value) in probabilities {
             assert!((0.0..=1.0).contains(&value), "{name} is {value}, not a probability");
         }
-        assert!(self.clock_drift_ppm < 1_000_000, "a clock that stands still or goes back");
+        assert!(self.clock_drift_ppm < 1_000_000, "clock_drift_ppm must be less than a million");
         let loses = self.drop_probability > 0.0
             || self.late_probability > 0.0
             || !self.cut_memory_server.is_empty();

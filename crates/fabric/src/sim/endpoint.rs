@@ -15,10 +15,10 @@ use rand::{Rng, SeedableRng};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// The largest scratch buffer.
+/// Size of the largest scratch buffer, in bytes.
 const BUFFER_BYTES: usize = 4096;
 
-/// What an endpoint and its operations share.
+/// The state that an endpoint and its operations share.
 #[derive(Debug)]
 pub(super) struct EndpointState {
     pub(super) counters: Counters,
@@ -26,13 +26,13 @@ pub(super) struct EndpointState {
     /// Endpoints are numbered from 1 in the order in which they were opened.
     pub(super) number: u64,
     pub(super) in_flight: Cell<usize>,
-    /// Operations that were posted and wait for the thread to get to them.
+    /// Number of posted operations that the thread has not sent yet.
     pub(super) departing: Cell<usize>,
     /// By memory server.
     pub(super) connections: RefCell<Vec<Connection>>,
-    /// Whether something was posted since the last wait: it shares the doorbell.
+    /// Whether something was posted since the last wait: later operations share its doorbell.
     batch_open: Cell<bool>,
-    /// Until when the endpoint's thread is busy.
+    /// When the endpoint's thread becomes free.
     busy_until_ns: Cell<u64>,
 }
 
@@ -41,7 +41,7 @@ impl EndpointState {
         self.batch_open.set(false);
     }
 
-    /// Keeps the thread busy for `ns` more, from `now_ns` at the earliest; returns until when.
+    /// Keeps the thread busy for `ns` more, from `now_ns` at the earliest; returns when it is free.
     fn occupy(&self, now_ns: u64, ns: u64) -> u64 {
         let until_ns = self.busy_until_ns.get().max(now_ns) + ns;
         self.busy_until_ns.set(until_ns);
@@ -97,7 +97,7 @@ impl SimFabric {
         }
     }
 
-    /// Posts an operation that has passed its own checks.
+    /// Posts an operation that has passed its checks.
     fn post<T>(&self, server: ServerId, body: Body, finish: fn(Body) -> T) -> SimOp<T> {
         let endpoint = &self.endpoint;
         let opens_batch = !endpoint.batch_open.replace(true);
@@ -121,13 +121,13 @@ impl SimFabric {
         let op = Op::new(endpoint, server, deadline_ns, body);
         world.post(Rc::clone(&op), leave_ns);
         if is_last {
-            // What the thread does until it waits next is nobody's any more.
+            // Whatever the thread does before its next wait has no effect any more.
             world.fulfil_doom();
         }
         SimOp::in_flight(op, finish)
     }
 
-    /// Waits for a moment of virtual time.
+    /// Waits for a point in virtual time.
     fn until(&self, at_ns: u64) -> Until<'_> {
         Until::new(&self.world, at_ns, Some(self.endpoint.compute_server))
     }
@@ -137,7 +137,7 @@ impl SimFabric {
         self.world.borrow_mut().compute_server(self.endpoint.compute_server).clock
     }
 
-    /// Waits until a message of the connection's management is at the other side.
+    /// Waits for the travel time of a connection management message.
     async fn travel(&self) {
         let until_ns = {
             let mut world = self.world.borrow_mut();
@@ -146,8 +146,9 @@ impl SimFabric {
         self.until(until_ns).await;
     }
 
-    /// Asks the memory server's side of the connection to do something, and waits for its answer. The
-    /// connection's management repeats what is lost, so only a server that is dead or cut off is out of reach.
+    /// Asks the memory server's side of the connection to execute `act`, and waits for the answer.
+    /// Connection management repeats lost messages, so only a dead or cut-off server is
+    /// unreachable.
     async fn manage(
         &self,
         server: ServerId,
@@ -180,7 +181,7 @@ impl SimFabric {
         Err(FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost })
     }
 
-    /// What can be refused without asking the memory server.
+    /// Checks what can be refused without asking the memory server.
     fn admit(&self, server: ServerId, body: &Body) -> Result<(), FabricError> {
         match *body {
             Body::Read { at, into: ref buffer } | Body::Write { at, from: ref buffer } => {
@@ -290,7 +291,7 @@ impl Fabric for SimFabric {
             let world = self.world.borrow();
             let now_ns = world.events.now_ns();
             match ns {
-                // The thread's turn comes again when what the others do with it is done.
+                // The task continues after the thread's other work is done.
                 0 => self.endpoint.busy_until_ns.get().max(now_ns) + world.config.yield_ns,
                 _ => now_ns.saturating_add(ns),
             }

@@ -1,7 +1,7 @@
-//! Virtual time: the events to come, and the tasks that wait for a moment.
+//! Virtual time: the pending events, and the tasks that wait for a time.
 //!
-//! *Invariants*: E1. time never goes back. E2. events of one moment happen in the order in which they
-//! were scheduled, so a run is a function of its settings alone.
+//! *Invariants*: E1. time never goes back. E2. events at the same time happen in the order in which
+//! they were scheduled, so a run is a function of its settings alone.
 
 use super::op::Op;
 use super::world::Shared;
@@ -12,26 +12,26 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// What happens at a moment.
+/// An event at a point in virtual time.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A task waited for this moment; the place of its waker.
+    /// A task waited for this time; the index of its waker.
     Wake(usize),
-    /// The endpoint's thread gets to sending the request.
+    /// The endpoint's thread sends the request.
     Depart(Rc<Op>),
-    /// The request's first byte is at the memory server's port.
+    /// The request's first byte reaches the memory server's port.
     Arrive(Rc<Op>),
-    /// The request is wholly there and joins the queue for a core.
+    /// The whole request has arrived and joins the queue for a core.
     Enqueue(Rc<Op>),
     /// A piece of the verb takes effect.
     Effect(Rc<Op>, u8),
-    /// The reply's first byte is at the compute server's port.
+    /// The reply's first byte reaches the compute server's port.
     ReplyArrive(Rc<Op>),
-    /// The completion is there.
+    /// The completion has arrived.
     Complete(Rc<Op>),
-    /// The operation has run out of time.
+    /// The operation's deadline has passed.
     Deadline(Rc<Op>),
-    /// The death of the memory server that the operation needs is noticed.
+    /// The client notices the death of the operation's memory server.
     Lost(Rc<Op>),
     /// A memory server dies.
     KillMemory(u16),
@@ -68,7 +68,7 @@ struct Scheduled {
 }
 
 impl Scheduled {
-    /// Moment and sequence as one number: one comparison without a branch.
+    /// Time and sequence as one number, which compares without a branch.
     #[inline]
     fn key(&self) -> u128 {
         u128::from(self.at_ns) << 64 | u128::from(self.sequence)
@@ -90,21 +90,21 @@ impl PartialOrd for Scheduled {
 }
 
 impl Ord for Scheduled {
-    /// The earliest is the greatest, as the heap wants it.
+    /// Reversed, because the heap pops the greatest.
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
     }
 }
 
-/// The clock, and what is to happen.
+/// The clock and the pending events.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     now_ns: u64,
     sequence: u64,
     heap: BinaryHeap<Scheduled>,
-    /// Wakers of [`Event::Wake`]; a place is free again once its event has happened.
+    /// Wakers of [`Event::Wake`]; an index is free again once its event has happened.
     wakers: Vec<Option<Waker>>,
-    /// By place: the compute server that the task runs on, if it runs on any.
+    /// By the same index: the compute server that the task runs on, if any.
     waiting_on: Vec<Option<u16>>,
     vacant: Vec<usize>,
     happened: u64,
@@ -117,24 +117,24 @@ impl Events {
         self.now_ns
     }
 
-    /// How many events there were.
+    /// Number of events so far.
     pub(super) fn happened(&self) -> u64 {
         self.happened
     }
 
-    /// A digest of all events so far: their moments, order and kinds.
+    /// A digest of all events so far: their times, order and kinds.
     pub(super) fn trace_hash(&self) -> u64 {
         self.trace_hash
     }
 
     #[inline]
     pub(super) fn schedule(&mut self, at_ns: u64, event: Event) {
-        debug_assert!(at_ns >= self.now_ns, "nothing is scheduled in the past");
+        debug_assert!(at_ns >= self.now_ns, "cannot schedule an event in the past");
         self.sequence += 1;
         self.heap.push(Scheduled { at_ns, sequence: self.sequence, event });
     }
 
-    /// The next event, with the clock moved to it.
+    /// The next event; advances the clock to it.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Event> {
         let Scheduled { at_ns, sequence, event } = self.heap.pop()?;
@@ -157,12 +157,12 @@ impl Events {
         place
     }
 
-    /// The compute server of the task that waits at a place.
+    /// The compute server of the task with the waker at `place`.
     pub(super) fn waits_on(&self, place: usize) -> Option<u16> {
         self.waiting_on[place]
     }
 
-    /// [`Event::Wake`] happens.
+    /// Handles [`Event::Wake`].
     pub(super) fn wake(&mut self, place: usize) {
         self.vacant.push(place);
         if let Some(waker) = self.wakers[place].take() {
@@ -171,14 +171,14 @@ impl Events {
     }
 }
 
-/// Waits for a moment of virtual time.
+/// Waits for a point in virtual time.
 #[derive(Debug)]
 pub(super) struct Until<'a> {
     world: &'a Shared,
     at_ns: u64,
-    /// The compute server that it waits on, if it is one.
+    /// The compute server that the task runs on, if any.
     on: Option<u16>,
-    /// Where the waker is, once the task waits.
+    /// Index of the waker, once the task waits.
     place: Option<usize>,
 }
 
@@ -197,8 +197,8 @@ impl Future for Until<'_> {
         let events = &mut world.events;
         match self.place {
             Some(_) if events.now_ns >= self.at_ns => return Poll::Ready(()),
-            // Before its moment the place is still this task's. The task may have another waker: a
-            // core's task goes from the executor of one run to that of the next.
+            // Until its time comes, the index belongs to this task. The task may have a new waker:
+            // a core's task moves from the executor of one run to that of the next.
             Some(place) => match &mut events.wakers[place] {
                 Some(waker) => waker.clone_from(context.waker()),
                 empty => *empty = Some(context.waker().clone()),

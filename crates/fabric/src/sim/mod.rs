@@ -1,13 +1,14 @@
 //! `sim`: a whole cluster on one thread, in virtual time.
 //!
-//! The code under simulation is the very code that runs elsewhere; the simulator decides when its
-//! messages arrive, in which pieces they take effect, how long its work takes, and who dies. All of it
-//! follows from [`SimConfig::seed`], so a run that went wrong can be run again.
+//! The simulated code is exactly the code that runs elsewhere. The simulator decides when its
+//! messages arrive, in which pieces they take effect, how long its work takes, and which servers
+//! die. All of this follows from [`SimConfig::seed`], so a failed run can be repeated.
 //!
-//! *Invariants*: nothing here reads a clock, an entropy source or an address; nothing is iterated in
-//! an order that is not fixed. Only tasks and the executor run between two events.
+//! *Invariants*: nothing here reads a clock, an entropy source or an address; every iteration has a
+//! fixed order. Between two events, only tasks and the executor run.
 //!
-//! *Thread safety*: a cluster and its clients live on one thread; a [`SimControl`] may go anywhere.
+//! *Thread safety*: a cluster and its clients live on one thread; a [`SimControl`] may go to any
+//! thread.
 
 mod config;
 mod endpoint;
@@ -42,7 +43,8 @@ impl Provider for SimConfig {
     }
 }
 
-/// A simulated cluster. Virtual time, servers and messages on their way go on from one run to the next.
+/// A simulated cluster. Virtual time, servers and messages in flight carry over from one run to the
+/// next.
 #[derive(Debug)]
 pub struct SimCluster<S: Calls> {
     world: Shared,
@@ -56,7 +58,8 @@ impl<S: Calls> SimCluster<S> {
     /// Starts the memory servers.
     ///
     /// # Panics
-    /// If the settings make no sense: a probability outside 0 to 1, losses without a timeout, no core.
+    /// If the settings are invalid: a probability outside 0 to 1, message loss without a timeout,
+    /// or no cores.
     pub fn start(config: SimConfig, services: Vec<Arc<S>>) -> Self {
         let cores = 0..config.cores_per_memory_server;
         let regions = services.iter().map(|service| service.memory().cloned()).collect();
@@ -86,22 +89,24 @@ impl<S: Calls> SimCluster<S> {
         self.world.borrow().events.now_ns()
     }
 
-    /// What the cluster has done so far.
+    /// The cluster's statistics so far.
     pub fn statistics(&self) -> SimStatistics {
         SimStatistics::of(&self.world.borrow())
     }
 
-    /// A handle that kills servers, from within a client too.
+    /// A handle that kills servers, also from within a client.
     pub fn control(&self) -> SimControl {
         self.control.clone()
     }
 
-    /// Stops a compute server: its clients end, and its messages that are on their way may or may not take effect.
+    /// Kills a compute server: its clients end, and its messages in flight may or may not take
+    /// effect.
     pub fn kill_compute_server(&self, server: u16) {
         self.control.kill_compute_server(server);
     }
 
-    /// Stops compute servers together at the moment at which they post a WRITE, after `writes` others of theirs.
+    /// Kills compute servers together when one of them posts a WRITE, after `writes` other WRITEs
+    /// by them.
     pub fn kill_compute_servers_at_write(
         &self,
         servers: Vec<u16>,
@@ -111,13 +116,15 @@ impl<S: Calls> SimCluster<S> {
         self.world.borrow_mut().doom = Some(Doom { servers, writes_left: writes, last_words });
     }
 
-    /// Whether such a death is still to come: then so many WRITEs come before it. It is called off.
+    /// Cancels a pending death by [`Self::kill_compute_servers_at_write`]. Returns the number of
+    /// WRITEs that were left before it; `None` if there was none.
     pub fn call_off_death(&self) -> Option<u64> {
         self.world.borrow_mut().doom.take().map(|doom| doom.writes_left)
     }
 
-    /// Ends a compute server's life, if it has not died yet, and begins another: clients can be opened on it again. Nothing of
-    /// its former life is left but messages on their way, until it is fenced. For the time between two runs.
+    /// Restarts a compute server, killing it first if it is alive: clients can be opened on it
+    /// again. Nothing of its former life remains except messages in flight, until it is fenced.
+    /// Call this between two runs.
     pub fn restart_compute_server(&self, server: u16) {
         self.world.borrow_mut().restart_compute_server(server);
     }
@@ -141,7 +148,7 @@ impl<S: Calls> Cluster for SimCluster<S> {
         let driver = SimDriver { world: &self.world, control: &self.control, cores: &self.cores };
         let results: Vec<_> = compute_servers.iter().map(|_| RefCell::new(None)).collect();
         let mut executor = Executor::new();
-        // The dead of the time between two runs.
+        // Handle servers killed between two runs.
         drop(driver.requests());
         self.world.borrow_mut().be_patient();
         for (server, cores) in (0..).zip(&self.cores) {
@@ -162,7 +169,7 @@ impl<S: Calls> Cluster for SimCluster<S> {
         let ended = executor.run_groups(|group| group < Group::FIRST_MEMORY, &driver);
         assert!(
             ended,
-            "deadlock at {} ns of virtual time: clients are left, and nothing can wake them",
+            "deadlock at {} ns of virtual time: no event can wake the remaining clients",
             self.now_ns()
         );
         drop(executor);
@@ -176,7 +183,7 @@ impl<S: Calls> Cluster for SimCluster<S> {
 
 impl<S: Calls> Drop for SimCluster<S> {
     fn drop(&mut self) {
-        // Tasks hold the world, and the world's queues hold operations.
+        // Tasks hold the world, and the world's queues hold operations: break the cycle.
         for core in self.cores.iter().flatten() {
             core.stop();
         }
@@ -184,13 +191,13 @@ impl<S: Calls> Drop for SimCluster<S> {
     }
 }
 
-/// Kills servers of a simulated cluster. What it is asked for happens before any other task goes on.
+/// Kills servers of a simulated cluster. Its orders take effect before any other task runs on.
 #[derive(Clone, Debug, Default)]
 pub struct SimControl(Arc<Orders>);
 
 #[derive(Debug, Default)]
 struct Orders {
-    /// How many servers have died.
+    /// Number of servers that have died.
     deaths: AtomicU64,
     any: AtomicBool,
     kill: Mutex<Vec<Group>>,
@@ -208,12 +215,12 @@ impl SimControl {
         self.order(Group::Compute(server));
     }
 
-    /// Something was achieved: the patience of [`SimConfig::give_up_after_ns`] begins anew.
+    /// Reports progress: restarts the time limit of [`SimConfig::give_up_after_ns`].
     pub fn progress(&self) {
         self.0.progressed.store(true, Ordering::Release);
     }
 
-    /// How many servers have died so far, by whatever cause.
+    /// Number of servers that have died so far, by any cause.
     pub fn deaths(&self) -> u64 {
         self.0.deaths.load(Ordering::Acquire)
     }
@@ -232,7 +239,8 @@ impl SimControl {
     }
 }
 
-/// The task of a memory server's core. It outlives the executor of one run: each run spawns a handle.
+/// The task of a memory server's core. It outlives the executor of one run: each run spawns a
+/// handle.
 #[derive(Clone)]
 struct CoreTask(Rc<RefCell<Option<BoxTask>>>);
 
@@ -306,7 +314,7 @@ impl Driver for SimDriver<'_> {
                     world.be_patient();
                 }
                 Step::Overdue => panic!(
-                    "nothing was achieved for {} ns of virtual time (give_up_after_ns): an endless loop?",
+                    "no progress for {} ns of virtual time (give_up_after_ns): an endless loop?",
                     world.config.give_up_after_ns
                 ),
             }

@@ -1,13 +1,13 @@
-//! The network's state: when ports are free, and what each connection has to keep in order.
+//! The network's state: when ports are free, and the order that each connection has to keep.
 
-/// A NIC port: one message at a time, each way.
+/// A NIC port: one message at a time in each direction.
 #[derive(Debug, Default)]
 pub(super) struct Nic {
     pub(super) send: Direction,
     pub(super) receive: Direction,
 }
 
-/// One way through a port.
+/// One direction of a port.
 #[derive(Debug, Default)]
 pub(super) struct Direction {
     free_ns: u64,
@@ -16,8 +16,8 @@ pub(super) struct Direction {
 }
 
 impl Direction {
-    /// Takes the port for `cost_ns`, from `ready_ns` or when it is free; returns when the message
-    /// starts.
+    /// Occupies the port for `cost_ns`, from `ready_ns` or when it becomes free; returns the start
+    /// time of the message.
     #[inline]
     pub(super) fn take(&mut self, ready_ns: u64, cost_ns: u64) -> u64 {
         let start_ns = self.free_ns.max(ready_ns);
@@ -30,25 +30,26 @@ impl Direction {
 
 /// One endpoint's connection to one memory server.
 ///
-/// *Invariants*: a verb posted after a WRITE arrives no earlier than it (`write_arrives_ns`), and takes
-/// effect only after the whole of it (`write_done_ns`): contract F3. A verb posted after a WRITE that
-/// was lost is lost as well, so what took effect is never a later verb without the earlier WRITE.
+/// *Invariants*: a verb posted after a WRITE arrives no earlier than the WRITE
+/// (`write_arrives_ns`), and takes effect only after the whole of it (`write_done_ns`): contract
+/// F3. A verb posted after a lost WRITE is lost as well, so a later verb never takes effect without
+/// the earlier WRITE.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Connection {
-    /// When the last WRITE sent is at the server.
+    /// Arrival time of the last WRITE sent.
     pub(super) write_arrives_ns: u64,
-    /// When the last WRITE that arrived has taken effect.
+    /// Time at which the last WRITE that arrived has taken effect.
     pub(super) write_done_ns: u64,
-    /// Until when verbs are lost.
+    /// Verbs are lost until this time.
     pub(super) down_until_ns: u64,
-    /// How often the endpoint has reset it; what was posted under an older number is void.
+    /// Number of resets by the endpoint; operations posted under an older number are void.
     pub(super) generation: u64,
-    /// The sender died, and from here on nothing of what it sent takes effect.
+    /// The sender died, and no further message of it takes effect.
     pub(super) cut: bool,
 }
 
 impl Connection {
-    /// A new connection in the place of this one.
+    /// Replaces the connection by a new one.
     pub(super) fn reset(&mut self) {
         *self = Self { generation: self.generation + 1, cut: self.cut, ..Self::default() };
     }

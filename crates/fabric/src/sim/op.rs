@@ -1,8 +1,8 @@
-//! A posted operation: what the endpoint's future and the simulated network share.
+//! A posted operation: the state shared by the endpoint's future and the simulated network.
 //!
-//! *Invariants*: O1. the buffer stays in `body` until the operation ended well and its future took it,
-//! or until nobody, neither future nor event, has the operation any more (contract F8). O2. `result` is
-//! set once; a reply that comes later changes nothing.
+//! *Invariants*: O1. the buffer stays in `body` until the operation has succeeded and its future
+//! has taken it, or until neither the future nor any event holds the operation (contract F8). O2.
+//! `result` is set once; a later reply changes nothing.
 
 use super::endpoint::EndpointState;
 use crate::{Buffer, FabricError, GlobalAddr, Message, ServerId};
@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// What an operation is to do, and later what came of it.
+/// The parameters of an operation, and later its result.
 #[derive(Debug)]
 pub(super) enum Body {
     Read {
@@ -34,7 +34,7 @@ pub(super) enum Body {
     },
     /// The value that an atomic found.
     Found(u64),
-    /// A request on its way, and later its reply.
+    /// A request in flight, and later its reply.
     Call(Message),
     Taken,
 }
@@ -68,7 +68,7 @@ impl Body {
         }
     }
 
-    /// How many words take effect one by one.
+    /// Number of words that take effect one by one.
     pub(super) fn words(&self) -> usize {
         match self {
             Self::Read { into: buffer, .. } | Self::Write { from: buffer, .. } => {
@@ -84,9 +84,9 @@ pub(super) struct OpState {
     pub(super) body: Body,
     /// The piece that each word belongs to, and the number of pieces, if the verb is torn.
     pub(super) pieces: Option<(Box<[u8]>, u8)>,
-    /// What the reply says, once there is one.
+    /// The outcome in the reply, once there is one.
     pub(super) reply: Result<(), FabricError>,
-    /// How the operation ended.
+    /// The outcome of the operation.
     pub(super) result: Option<Result<(), FabricError>>,
     pub(super) waker: Option<Waker>,
 }
@@ -96,9 +96,9 @@ pub(super) struct OpState {
 pub(super) struct Op {
     pub(super) endpoint: Rc<EndpointState>,
     pub(super) server: ServerId,
-    /// When the operation runs out of time; `u64::MAX` for never.
+    /// The operation's deadline; `u64::MAX` for none.
     pub(super) deadline_ns: u64,
-    /// The connection's when the operation was posted.
+    /// The connection's generation when the operation was posted.
     pub(super) generation: u64,
     pub(super) state: RefCell<OpState>,
 }
@@ -120,7 +120,7 @@ impl Op {
         self.state.borrow().result.is_some()
     }
 
-    /// The core takes the request.
+    /// Takes the request for a core.
     pub(super) fn take_request(&self) -> Message {
         match std::mem::replace(&mut self.state.borrow_mut().body, Body::Taken) {
             Body::Call(request) => request,
@@ -151,7 +151,7 @@ impl<T> SimOp<T> {
         Self(Posted::Refused(Some(error)))
     }
 
-    /// `finish` takes the value out of the ended operation.
+    /// `finish` extracts the value from the ended operation.
     pub(super) fn in_flight(op: Rc<Op>, finish: fn(Body) -> T) -> Self {
         Self(Posted::InFlight { op, finish })
     }

@@ -1,10 +1,10 @@
-//! A simulated memory server: its cores, and the queue of requests before them.
+//! A simulated memory server: its cores, and their queue of requests.
 //!
-//! *Invariants*: S1. a core has one request from its dispatch to the end of the housekeeping after its
-//! reply. S2. requests are taken in the order of their arrival. S3. the queue is bounded without a
-//! bound of its own: a request in it holds its message, and no endpoint has more than `depth`
-//! operations that it still waits for; requests beyond those are ones whose deadline has passed, at
-//! most `depth` more per endpoint and timeout.
+//! *Invariants*: S1. a core handles one request from its dispatch to the end of the housekeeping
+//! after its reply. S2. requests are taken in the order of their arrival. S3. the queue is bounded
+//! without a limit of its own: a request in it holds its message, and no endpoint waits for more
+//! than `depth` operations. Further requests are those past their deadlines, at most `depth` per
+//! endpoint and timeout.
 
 use super::events::Until;
 use super::network::Nic;
@@ -29,10 +29,10 @@ pub(super) struct MemoryServer {
     /// None if verbs reach nothing here.
     pub(super) region: Option<Arc<Region>>,
     pub(super) nic: Nic,
-    /// Compute servers that are shut out, each with the number of the newest endpoint concerned.
+    /// Fenced compute servers, each with the number of its newest fenced endpoint.
     pub(super) fenced: BTreeMap<u16, u64>,
     queue: VecDeque<Rc<Op>>,
-    /// Requests that are answered later, by the numbers of their tickets.
+    /// Requests that will be answered later, by ticket number.
     deferred: BTreeMap<u64, Rc<Op>>,
     tickets: u64,
     cores: Vec<Core>,
@@ -41,7 +41,8 @@ pub(super) struct MemoryServer {
     pub(super) longest_queue: usize,
 }
 
-/// Answers that tasks have given to requests which were deferred. The world takes them before any other task goes on.
+/// Answers that tasks have given to deferred requests. The world takes them before any other task
+/// runs.
 #[derive(Debug, Default)]
 pub(super) struct LateAnswers {
     any: AtomicBool,
@@ -67,9 +68,9 @@ impl Answers for LateAnswers {
 
 #[derive(Debug, Default)]
 struct Core {
-    /// The request that the core has, until its reply is posted.
+    /// The core's current request, until its reply is posted.
     serves: Option<Rc<Op>>,
-    /// Of the core's task, while it waits for a request.
+    /// The waker of the core's task, while it waits for a request.
     idle: Option<Waker>,
 }
 
@@ -92,7 +93,7 @@ impl MemoryServer {
         }
     }
 
-    /// Queues a request; says whether a core that was idle will look at it.
+    /// Queues a request; returns whether this woke an idle core.
     pub(super) fn enqueue(&mut self, op: Rc<Op>) -> bool {
         self.queue.push_back(op);
         self.longest_queue = self.longest_queue.max(self.queue.len());
@@ -116,20 +117,20 @@ impl MemoryServer {
         requests
     }
 
-    /// Keeps a request that will be answered later; the number of its ticket.
+    /// Keeps a request that will be answered later; returns its ticket number.
     fn defer(&mut self, op: &Rc<Op>) -> u64 {
         self.tickets += 1;
         self.deferred.insert(self.tickets, Rc::clone(op));
         self.tickets
     }
 
-    /// The request of a ticket, if it still can be answered.
+    /// The request of a ticket, if it can still be answered.
     pub(super) fn take_deferred(&mut self, ticket: u64) -> Option<Rc<Op>> {
         self.deferred.remove(&ticket)
     }
 }
 
-/// A core of a memory server, as the service's code sees it.
+/// A core of a memory server, as a processor for the service's code.
 #[derive(Debug)]
 struct SimCpu {
     world: Shared,
@@ -165,7 +166,7 @@ impl Cpu for SimCpu {
     }
 }
 
-/// The life of core number `core` of memory server number `server`.
+/// The task of core number `core` of memory server number `server`.
 pub(super) async fn run_core<S: Calls>(world: Shared, service: Arc<S>, server: usize, core: usize) {
     let broken = world.borrow().config.broken;
     let cpu = SimCpu { world: Rc::clone(&world), server, core, broken };

@@ -1,42 +1,42 @@
-//! What a simulated cluster has done so far.
+//! Statistics of a simulated cluster.
 
 use super::network::Nic;
 use super::world::World;
 
-/// A simulated cluster's work so far, since it started.
+/// The work of a simulated cluster since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SimStatistics {
     /// The virtual time, in nanoseconds.
     pub now_ns: u64,
-    /// Events that happened: what the simulation itself costs.
+    /// Number of events: the cost of the simulation itself.
     pub events: u64,
-    /// A digest of all events in their order. Equal settings and clients give equal digests.
+    /// A digest of all events in order. Equal settings and clients give equal digests.
     pub trace_hash: u64,
     /// The memory servers, by number.
     pub memory_servers: Vec<MemoryServerStatistics>,
-    /// The compute servers' NICs, by number; up to the last one that had a client.
+    /// The compute servers' NICs, by number, up to the last one that had a client.
     pub compute_server_nics: Vec<NicStatistics>,
 }
 
 /// One memory server's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryServerStatistics {
-    /// How long its cores were busy, all together, in nanoseconds. Work counts when it begins.
+    /// Busy time of all its cores together, in nanoseconds. Work is counted when it begins.
     pub core_busy_ns: u64,
     /// Requests that a core took.
     pub requests: u64,
-    /// The most requests that ever waited for a core.
+    /// Maximum number of requests that waited for a core.
     pub longest_queue: usize,
     /// Its NIC.
     pub nic: NicStatistics,
 }
 
-/// One NIC's work, each way.
+/// One NIC's work in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NicStatistics {
-    /// How long it was sending, in nanoseconds.
+    /// Time spent sending, in nanoseconds.
     pub send_busy_ns: u64,
-    /// How long it was receiving, in nanoseconds.
+    /// Time spent receiving, in nanoseconds.
     pub receive_busy_ns: u64,
     /// Messages sent.
     pub messages_sent: u64,

@@ -1,16 +1,16 @@
-//! How a READ or a WRITE falls into pieces.
+//! Splits a READ or a WRITE into pieces.
 //!
-//! The contract promises words and nothing more, so any word may go with any piece. Pieces by chance
-//! alone would hardly ever leave just one word behind, or cut a page in the middle; code tends to break
-//! on those, so they are drawn on purpose.
+//! The contract promises atomic words and nothing more, so any word may belong to any piece. Random
+//! pieces would hardly ever leave a single word behind, or cut a page in the middle. Code tends to
+//! break on these cases, so they are drawn on purpose.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt};
 
-/// The most pieces of one verb.
+/// Maximum number of pieces of one verb.
 const MAX_PIECES: u8 = 4;
 
-/// The piece of each word, and how many pieces there are; `words` is at least 2.
+/// Returns the piece of each word, and the number of pieces; `words` is at least 2.
 pub(super) fn split(rng: &mut SmallRng, words: usize) -> (Box<[u8]>, u8) {
     let mut piece_of = vec![0; words].into_boxed_slice();
     match rng.random_range(0..4_u8) {

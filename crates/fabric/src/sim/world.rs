@@ -1,13 +1,13 @@
-//! The simulated world: the state of all servers, and the way of one operation through it.
+//! The simulated world: the state of all servers, and the path of one operation through it.
 //!
 //! ```text
 //! post ─ Depart ─▶ Arrive ─┬─▶ Effect (one per piece) ──┬─▶ ReplyArrive ─▶ Complete
 //!                          └─▶ Enqueue ─▶ core serves ──┘
 //! ```
 //!
-//! Each step takes the ports and the time that the network model says, and any of them can be where a
-//! message is lost or a server found dead. `Deadline` and `Lost` end an operation whose completion has
-//! not come; what is still on its way then goes on, and may take effect later (contract F7).
+//! Each step occupies the ports and takes the time that the network model defines. At each step, a
+//! message can be lost or a server found dead. `Deadline` and `Lost` end an operation without a
+//! completion; its remaining events still happen, and may take effect later (contract F7).
 
 use super::config::{LastWords, Outage, SimConfig};
 use super::endpoint::EndpointState;
@@ -26,14 +26,14 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// The world, as everything on its one thread holds it.
+/// The world, shared by everything on its one thread.
 pub(super) type Shared = Rc<RefCell<World>>;
 
-/// How far ahead an endpoint may book its port. The time of a few posts: an event for each of them
-/// would change nothing but the simulator's speed.
+/// How far ahead an endpoint may reserve its port. This is the time of a few posts: an event for
+/// each of them would only slow the simulator down.
 const BOOK_AHEAD_NS: u64 = 1_000;
 
-/// A compute server's part in the world.
+/// The state of a compute server.
 #[derive(Debug)]
 pub(super) struct ComputeServer {
     pub(super) alive: bool,
@@ -43,11 +43,11 @@ pub(super) struct ComputeServer {
     pub(super) clock: Clock,
 }
 
-/// How a compute server's clock differs from virtual time.
+/// The deviation of a compute server's clock from virtual time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Clock {
     offset_ns: u64,
-    /// Parts per million that it is too fast.
+    /// Drift in parts per million; positive if the clock is fast.
     drift_ppm: i64,
 }
 
@@ -69,12 +69,12 @@ impl Clock {
         }
     }
 
-    /// What it says at `ns` of virtual time.
+    /// The clock's reading at `ns` of virtual time.
     pub(super) fn shows(self, ns: u64) -> u64 {
         self.offset_ns + self.lasts(ns, Self::MILLION, Self::MILLION + i128::from(self.drift_ppm))
     }
 
-    /// The virtual time in which it goes on by `ns`.
+    /// The virtual time in which the clock advances by `ns`.
     pub(super) fn takes(self, ns: u64) -> u64 {
         self.lasts(ns, Self::MILLION + i128::from(self.drift_ppm), Self::MILLION)
     }
@@ -91,7 +91,7 @@ impl Clock {
 #[derive(Debug)]
 pub(super) struct Doom {
     pub(super) servers: Vec<u16>,
-    /// How many WRITEs they may still post before it.
+    /// Number of WRITEs that they may still post before.
     pub(super) writes_left: u64,
     pub(super) last_words: LastWords,
 }
@@ -108,16 +108,16 @@ pub(super) struct World {
     late: ObjectArc<LateAnswers>,
     pub(super) endpoints: u64,
     pub(super) doom: Option<Doom>,
-    /// What becomes of what dead compute servers had on its way.
+    /// The fate of dead compute servers' messages in flight.
     last_words: LastWords,
     give_up_at_ns: u64,
-    /// By compute and memory server: until when messages between the two are lost.
+    /// By compute and memory server: when the loss of all messages between the two ends.
     bursts: BTreeMap<(u16, u16), u64>,
     /// Whether the last event woke a task.
     woke: bool,
 }
 
-/// A server that tasks run on.
+/// The executor group of a server's tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Group {
     Compute(u16),
@@ -125,7 +125,7 @@ pub(super) enum Group {
 }
 
 impl Group {
-    /// The executor's number for the group.
+    /// The group's number in the executor.
     pub(super) fn number(self) -> u32 {
         match self {
             Self::Compute(server) => u32::from(server),
@@ -133,28 +133,28 @@ impl Group {
         }
     }
 
-    /// Groups from here on are memory servers.
+    /// Groups from this number on are memory servers.
     pub(super) const FIRST_MEMORY: u32 = 1 << 16;
 }
 
-/// What came of one step.
+/// The result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// An event happened that no task noticed.
+    /// An event happened that affected no task.
     Quiet,
-    /// A task may go on, or tasks died.
+    /// A task was woken, or tasks died.
     Woke,
     /// There is no event.
     Empty,
-    /// Patience is at its end.
+    /// The time limit without progress has passed.
     Overdue,
 }
 
 impl World {
     pub(super) fn new(config: SimConfig, regions: Vec<Option<Arc<Region>>>) -> Self {
         config.faults.check();
-        assert!(config.cores_per_memory_server > 0, "a memory server has a core");
-        assert!(config.yield_ns > 0, "a yield takes time");
+        assert!(config.cores_per_memory_server > 0, "cores_per_memory_server must be at least 1");
+        assert!(config.yield_ns > 0, "yield_ns must be at least 1");
         let cores = config.cores_per_memory_server;
         let memory = regions.into_iter().map(|region| MemoryServer::new(region, cores)).collect();
         let mut events = Events::default();
@@ -184,7 +184,7 @@ impl World {
         }
     }
 
-    /// Patience begins anew.
+    /// Restarts the time limit without progress.
     pub(super) fn be_patient(&mut self) {
         self.give_up_at_ns = match self.config.give_up_after_ns {
             0 => u64::MAX,
@@ -192,7 +192,7 @@ impl World {
         };
     }
 
-    /// The compute server of this number, which exists from now on.
+    /// The state of compute server `server`, created on first use.
     pub(super) fn compute_server(&mut self, server: u16) -> &mut ComputeServer {
         let needed = usize::from(server) + 1;
         while self.compute.len() < needed {
@@ -202,8 +202,8 @@ impl World {
         &mut self.compute[usize::from(server)]
     }
 
-    /// How long `work` takes. Waits for a latch vary a little: two spinning threads that keep step
-    /// would meet at the latch for ever.
+    /// The duration of `work`. Waits for a latch vary a little: two threads that spin in lockstep
+    /// would collide at the latch for ever.
     pub(super) fn work_ns(&mut self, work: Work) -> u64 {
         let ns = self.config.cost.ns(work);
         match work {
@@ -212,7 +212,7 @@ impl World {
         }
     }
 
-    /// Lets the next event happen.
+    /// Executes the next event.
     pub(super) fn step(&mut self) -> Step {
         self.woke = false;
         if self.events.now_ns() > self.give_up_at_ns {
@@ -266,7 +266,7 @@ impl World {
         if self.woke { Step::Woke } else { Step::Quiet }
     }
 
-    /// What a compute server that stands still notices only later is put off.
+    /// Postpones an event that a paused compute server can only notice later.
     fn unless_paused(&mut self, event: Event) -> Option<Event> {
         if self.config.faults.pause_compute_server.is_empty() {
             return Some(event);
@@ -289,13 +289,13 @@ impl World {
         }
     }
 
-    /// Whether a memory server is out of reach now.
+    /// Whether a memory server is unreachable now.
     pub(super) fn is_cut_off(&self, server: ServerId) -> bool {
         let cuts = &self.config.faults.cut_memory_server;
         Outage::end_of(cuts, server.number(), self.events.now_ns()).is_some()
     }
 
-    /// Whether a message between two servers is lost that is sent now.
+    /// Decides whether a message between two servers that is sent now is lost.
     fn is_lost(&mut self, op: &Op) -> bool {
         let now_ns = self.events.now_ns();
         let between = (op.endpoint.compute_server, op.server.number());
@@ -315,7 +315,8 @@ impl World {
         endpoint.number > self.compute[usize::from(endpoint.compute_server)].ended
     }
 
-    /// Counts a WRITE that an endpoint posts, if that may be the last of its compute server; whether it is.
+    /// Counts a WRITE against a pending death of its compute server; returns whether it is the
+    /// last.
     pub(super) fn is_last_write(&mut self, compute_server: u16) -> bool {
         let Some(doom) = &mut self.doom else { return false };
         if !doom.servers.contains(&compute_server) {
@@ -328,7 +329,7 @@ impl World {
         true
     }
 
-    /// Lets those die together whose last WRITE has just been posted.
+    /// Kills the compute servers of the pending death; their last WRITE has just been posted.
     pub(super) fn fulfil_doom(&mut self) {
         let Some(doom) = self.doom.take() else { return };
         self.last_words = doom.last_words;
@@ -337,13 +338,13 @@ impl World {
         }
     }
 
-    /// A compute server ends, if it has not yet, and is there again with nothing of what it had.
+    /// Kills a compute server, if it is alive, and restarts it without its former state.
     pub(super) fn restart_compute_server(&mut self, server: u16) {
         self.kill_compute_server(server);
         self.compute_server(server).alive = true;
     }
 
-    /// The endpoint's thread posts `op`, and gets to it at `leave_ns`.
+    /// Posts `op`; the endpoint's thread sends it at `leave_ns`.
     pub(super) fn post(&mut self, op: Rc<Op>, leave_ns: u64) {
         if op.deadline_ns != u64::MAX {
             self.events.schedule(op.deadline_ns, Event::Deadline(Rc::clone(&op)));
@@ -356,7 +357,7 @@ impl World {
         self.events.schedule(leave_ns, Event::Depart(op));
     }
 
-    /// The request leaves through the compute server's port.
+    /// Sends the request through the compute server's port.
     fn depart(&mut self, op: &Rc<Op>, at_ns: u64) {
         if !self.sender_lives(&op.endpoint) {
             return;
@@ -393,7 +394,7 @@ impl World {
         }
     }
 
-    /// The request comes in through the memory server's port.
+    /// Receives the request through the memory server's port.
     fn arrive(&mut self, op: Rc<Op>) {
         let server = op.server.index();
         if !self.memory[server].alive {
@@ -435,7 +436,7 @@ impl World {
         }
     }
 
-    /// A piece of a verb takes effect; after the last one, the reply leaves.
+    /// Executes a piece of a verb; after the last one, sends the reply.
     fn effect(&mut self, op: &Rc<Op>, piece: u8) {
         let pieces = op.state.borrow().pieces.as_ref().map_or(1, |(_, pieces)| *pieces);
         let is_last = piece + 1 == pieces;
@@ -464,8 +465,8 @@ impl World {
         }
     }
 
-    /// Whether the operation must not take effect any more: its sender has reset the connection (F9), or
-    /// is shut out (F10).
+    /// Whether the operation must not take effect any more: its sender has reset the connection
+    /// (F9), or is fenced (F10).
     fn is_void(&self, op: &Op) -> bool {
         let server = op.server.index();
         let fenced = self.memory[server].fenced.get(&op.endpoint.compute_server);
@@ -476,14 +477,15 @@ impl World {
         reset && !op.state.borrow().body.is_call()
     }
 
-    /// The server's side of the connection is gone.
+    /// Ends an operation that arrives at a server without a connection for it.
     fn refuse(&mut self, op: Rc<Op>) {
         if !op.has_ended() {
             self.events.schedule(self.events.now_ns(), Event::Lost(op));
         }
     }
 
-    /// Whether what a dead compute server sent stops here: by chance, until it has stopped once.
+    /// Decides whether a dead compute server's messages stop here: at random, and for good once
+    /// they have.
     fn is_cut(&mut self, op: &Op) -> bool {
         let cut = match self.last_words {
             LastWords::Some => self.rng.random_bool(0.5),
@@ -495,7 +497,7 @@ impl World {
         connection.cut
     }
 
-    /// The request joins the queue for a core.
+    /// Adds the request to the queue for a core.
     fn enqueue(&mut self, op: Rc<Op>) {
         if !self.memory[op.server.index()].alive {
             return self.lose(op);
@@ -506,7 +508,7 @@ impl World {
         self.woke = self.memory[op.server.index()].enqueue(op);
     }
 
-    /// A core has served the call.
+    /// Replies to a call that a core has served.
     pub(super) fn reply_to_call(&mut self, op: &Rc<Op>, reply: Message) {
         let bytes = reply.len();
         {
@@ -521,12 +523,12 @@ impl World {
         self.send_reply(op, if bytes > MAX_MESSAGE_BYTES { 0 } else { bytes });
     }
 
-    /// What takes the answers to requests that are deferred.
+    /// The sink for the answers to deferred requests.
     pub(super) fn late_answers(&self) -> ObjectArc<LateAnswers> {
         ObjectArc::clone(&self.late)
     }
 
-    /// Sends the answers that tasks have given to requests which were deferred.
+    /// Sends the answers that tasks have given to deferred requests.
     pub(super) fn take_late_answers(&mut self) {
         for ([server, ticket], reply) in self.late.take() {
             let Some(op) = self.memory[server as usize].take_deferred(ticket) else { continue };
@@ -558,7 +560,7 @@ impl World {
         self.config.network.message_ns(bytes)
     }
 
-    /// The operation ends for its endpoint, if it has not yet.
+    /// Ends the operation for its endpoint, unless it has ended.
     fn end(&mut self, op: &Op, result: Result<(), FabricError>) {
         let mut state = op.state.borrow_mut();
         if state.result.is_some() {
@@ -578,7 +580,7 @@ impl World {
         }
     }
 
-    /// The memory server is dead; the endpoint will notice.
+    /// Lets the endpoint notice that the memory server is dead.
     fn lose(&mut self, op: Rc<Op>) {
         if !op.has_ended() {
             let at_ns = self.events.now_ns() + self.config.faults.detect_death_ns;
@@ -586,7 +588,7 @@ impl World {
         }
     }
 
-    /// Wire time of one message, with what goes wrong on the way.
+    /// Wire time of one message, with random delays.
     pub(super) fn travel_ns(&mut self) -> u64 {
         let mut travel_ns = self.config.network.one_way_ns;
         if self.config.faults.jitter_ns > 0 {
@@ -598,7 +600,7 @@ impl World {
         travel_ns
     }
 
-    /// Tosses a coin; a fault that is switched off takes nothing from the random stream.
+    /// Draws whether a fault happens; a disabled fault takes nothing from the random stream.
     fn happens(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.rng.random_bool(probability)
     }
@@ -623,7 +625,7 @@ impl World {
         self.woke = true;
     }
 
-    /// Forgets everything that holds operations, and so the world's part in reference cycles.
+    /// Drops everything that holds operations, which breaks the world's reference cycles.
     pub(super) fn clear(&mut self) {
         self.events = Events::default();
         for server in &mut self.memory {
@@ -632,7 +634,7 @@ impl World {
     }
 }
 
-/// Does piece number `piece` of a verb; all of it if `piece_of` is `None`.
+/// Executes piece number `piece` of a verb, or the whole verb if `piece_of` is `None`.
 fn perform(
     region: Option<&Region>,
     body: &mut Body,

@@ -1,5 +1,5 @@
-//! The client side of a whole cluster: addresses, the token, what is known of the servers' epochs; and the provider,
-//! which starts the servers too.
+//! The client side of a whole cluster: addresses, the token, and the known epochs of the servers.
+//! Also the provider, which starts the servers too.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -12,26 +12,26 @@ use crate::{Provider, RpcService, ServerId};
 use std::io;
 use std::net::SocketAddr;
 
-/// What the client side is like; and the servers, where the provider starts them.
+/// Configuration of the client side, and of the servers that the provider starts.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// What the endpoints are: of compute servers, towards memory servers, unless said otherwise.
+    /// Role of the endpoints. Defaults to compute servers, as clients of memory servers.
     pub role: Role,
-    /// What the servers are that they connect to.
+    /// Role of the servers that they connect to.
     pub server_role: Role,
-    /// The longest that an operation may take, in nanoseconds.
+    /// Time limit of an operation, in nanoseconds.
     pub timeout_ns: u64,
-    /// The longest that it may take to connect, handshake included, in nanoseconds.
+    /// Time limit to connect, including the handshake, in nanoseconds.
     pub connect_timeout_ns: u64,
-    /// How many operations an endpoint may have in flight.
+    /// Limit on an endpoint's operations in flight.
     pub depth: usize,
-    /// How often a thread whose tasks all wait looks at its sockets before it blocks.
+    /// How often a thread with only waiting tasks polls its sockets before it blocks.
     pub looks_before_waiting: u32,
     /// Runs all clients of one call on one thread instead of a thread for each.
     pub one_client_thread: bool,
-    /// Where randomness starts.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// What the servers are like that the provider starts.
+    /// Configuration of the servers that the provider starts.
     pub server: TcpServerConfig,
 }
 
@@ -51,23 +51,23 @@ impl Default for TcpConfig {
     }
 }
 
-/// What all endpoints of a cluster share.
+/// The state that all endpoints of a cluster share.
 #[derive(Debug)]
 pub struct Shared {
     pub(super) config: TcpConfig,
     pub(super) peers: Peers,
 }
 
-/// Servers over TCP, as their clients see them.
+/// Servers over TCP, seen from their clients.
 #[derive(Debug)]
 pub struct TcpCluster {
     shared: Arc<Shared>,
-    /// Those that the provider has started; none if they are elsewhere.
+    /// The servers that the provider has started; empty if they run elsewhere.
     servers: Vec<TcpServer>,
 }
 
 impl TcpCluster {
-    /// The client side of servers elsewhere, numbered in the order of their addresses. Connects to none
+    /// The client side of servers elsewhere, numbered in the order of `addresses`. Connects to none
     /// yet: an endpoint connects to a server when it first has something to send there.
     pub fn connect(addresses: Vec<SocketAddr>, token: &Token, config: TcpConfig) -> Self {
         let starts = match config.role {
@@ -83,17 +83,17 @@ impl TcpCluster {
         Self { shared: Arc::new(shared), servers: Vec::new() }
     }
 
-    /// Says that a server is at another address: connections that are opened from now on go there. Nothing happens to
-    /// those that are open. A server that is not of this cluster is ignored.
+    /// Records that a server has moved to another address: new connections go there, and open ones
+    /// are unaffected. A server that is not of this cluster is ignored.
     pub fn relocate(&self, server: ServerId, address: SocketAddr) {
         self.shared.peers.relocate(server, address);
     }
 
-    /// What drives endpoints on the calling thread, and opens them: for programs that go on for long, with
-    /// an [`crate::executor::Executor`] of their own.
+    /// A driver that opens and drives endpoints on the calling thread: for long-running programs
+    /// with an [`crate::executor::Executor`] of their own.
     ///
     /// # Errors
-    /// What the operating system says if there are no more file descriptors.
+    /// The operating system's error if there are no more file descriptors.
     pub fn driver(&self) -> io::Result<TcpDriver> {
         TcpDriver::new(&self.shared)
     }
@@ -103,7 +103,7 @@ impl TcpCluster {
         &self.servers
     }
 
-    /// The epoch that `server` had when somebody of this cluster connected to it first.
+    /// The epoch that `server` had when an endpoint of this cluster first connected to it.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
         self.shared.peers.known_epoch(server)
     }
@@ -115,7 +115,7 @@ impl Provider for TcpConfig {
     /// Starts the servers in this process, on sockets of the loopback interface.
     ///
     /// # Panics
-    /// If there are no sockets or threads to be had.
+    /// If the system has no more sockets or threads.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TcpCluster {
         let started = start_on_loopback(services, |listener, number, service, token| {
             let config = TcpServerConfig { number, ..self.server.clone() };
@@ -138,7 +138,7 @@ impl EndpointCluster for TcpCluster {
         self.shared.config.one_client_thread
     }
 
-    /// Stops one that the provider has started; others are not within reach.
+    /// Stops a server that the provider has started; does nothing for others.
     fn kill(&self, server: ServerId) {
         if let Some(server) = self.servers.get(server.index()) {
             server.stop();

@@ -18,7 +18,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// Operations as frames over TCP.
+/// The transport: operations as frames over TCP.
 #[derive(Debug)]
 pub struct Tcp {
     shared: Arc<Shared>,
@@ -71,7 +71,7 @@ impl Transport for Tcp {
     }
 
     fn begin(&self, body: &Body) -> Result<Progress, FabricError> {
-        // Frames have the lengths of verbs in 32 bits.
+        // Frames have 32-bit lengths.
         match body {
             Body::Read { into: buffer, .. } | Body::Write { from: buffer, .. }
                 if u32::try_from(buffer.bytes()).is_err() =>
@@ -82,9 +82,9 @@ impl Transport for Tcp {
         }
     }
 
-    /// Says that nothing of the operation was sent, if that is so. Only clients are told: what a
-    /// compute server has posted to a memory server and is not sure of, it fences or reads again,
-    /// whether it was sent or not.
+    /// Reports `NotSent` if nothing of the operation was sent. Only clients make this distinction:
+    /// a compute server that is unsure of an operation on a memory server fences or reads again in
+    /// either case.
     fn ended(&self, error: FabricError, slot: &Slot<Progress>) -> FabricError {
         match error {
             FabricError::Indeterminate { server, .. }

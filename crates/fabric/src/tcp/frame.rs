@@ -1,4 +1,4 @@
-//! The bytes after the handshake: requests one way, completions the other. On slices alone.
+//! The bytes after the handshake: requests one way, completions the other. Works on slices only.
 //!
 //! ```text
 //!  0 length   u32, of what follows the header      a request's opcode; a completion's is the
@@ -17,26 +17,26 @@
 //! FENCE   compute server u64                                      nothing
 //!
 //! status  1 unaligned           2 out of bounds (region's bytes u64)    3 no such server
-//!         4 too large (u64)     5 nobody answered
+//!         4 too large (u64)     5 unanswered
 //! ```
 //!
-//! A READ or WRITE of more than [`PIECE_BYTES`] travels in pieces, each a frame with the same id. Every piece names
-//! the whole, and the server checks the whole each time: so a verb is refused as a whole or not at all (F5), and
-//! no buffer must hold more than a piece.
+//! A READ or WRITE of more than [`PIECE_BYTES`] travels in pieces, each a frame with the same id.
+//! Every piece describes the whole, and the server checks the whole each time. So a verb is refused
+//! as a whole or not at all (F5), and no buffer needs to hold more than a piece.
 //!
-//! *Invariants*: W1. nothing is taken for a frame before its length has been checked against what its opcode may have.
-//! W2. what is malformed names no frame; the connection that it came on is closed. W3. what was decoded encodes
-//! to the same bytes again.
+//! *Invariants*: W1. bytes are not treated as a frame before their length has been checked against
+//! the bounds of its opcode. W2. malformed bytes name no frame; their connection is closed. W3. a
+//! decoded frame encodes to the same bytes again.
 //!
 //! *Thread safety*: plain functions.
 
 use crate::{GlobalAddr, MAX_MESSAGE_BYTES};
 
-/// The length of the header, in bytes.
+/// Length of the header, in bytes.
 pub const HEADER_BYTES: usize = 16;
-/// The most that one READ or WRITE frame carries, in bytes.
+/// Maximum payload of one READ or WRITE frame, in bytes.
 pub const PIECE_BYTES: usize = 64 * 1024;
-/// The longest frame, header and all.
+/// Maximum length of a frame, including its header.
 pub const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_MESSAGE_BYTES;
 
 const READ: u8 = 1;
@@ -58,39 +58,40 @@ const WRITE_ARGUMENTS: usize = 16;
 const _: () = assert!(WRITE_ARGUMENTS + PIECE_BYTES <= MAX_MESSAGE_BYTES);
 const _: () = assert!(PIECE_BYTES.is_multiple_of(8));
 
-/// What came of a look at the bytes that have arrived.
+/// The result of decoding received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decoded<T> {
-    /// The frame is not whole yet.
+    /// The frame is incomplete.
     Incomplete,
     /// A frame.
     Frame {
-        /// Whose it is.
+        /// The request's id.
         id: u64,
-        /// What it says.
+        /// The decoded content.
         body: T,
-        /// How many bytes it takes.
+        /// Length of the frame, in bytes.
         bytes: usize,
     },
     /// These bytes can never become a frame.
     Malformed,
 }
 
-/// One piece of a READ or a WRITE, and the whole that it belongs to. In bytes.
+/// One piece of a READ or a WRITE, and the whole that it belongs to. Lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where the whole begins.
+    /// Start of the whole.
     pub at: GlobalAddr,
-    /// How long the whole is.
+    /// Length of the whole.
     pub whole: u32,
-    /// Where the piece begins in the whole.
+    /// Offset of the piece in the whole.
     pub first: u32,
-    /// How long the piece is.
+    /// Length of the piece.
     pub length: u32,
 }
 
 impl Piece {
-    /// Whether the piece lies in the whole, in words, and is no longer than pieces may be.
+    /// Whether the piece lies in the whole, is made of whole words, and is at most [`PIECE_BYTES`]
+    /// long.
     fn is_sound(&self) -> bool {
         let within = self.first.checked_add(self.length).is_some_and(|end| end <= self.whole);
         let words = self.first.is_multiple_of(8) && self.length.is_multiple_of(8);
@@ -109,68 +110,68 @@ pub enum Request<'a> {
     CompareSwap {
         /// The word.
         at: GlobalAddr,
-        /// What it must be.
+        /// The value it must have.
         expected: u64,
-        /// What it becomes.
+        /// The value to set.
         new: u64,
     },
     /// Fetch and add.
     FetchAdd {
         /// The word.
         at: GlobalAddr,
-        /// What is added.
+        /// The value to add.
         delta: u64,
     },
     /// A request to the service.
     Call(&'a [u8]),
-    /// Shuts a compute server's endpoints out.
+    /// Fences a compute server.
     Fence {
-        /// Its number.
+        /// The compute server's number.
         compute_server: u16,
     },
 }
 
-/// Why a request was not done.
+/// Why a request was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotDone {
-    /// Address or length is no multiple of 8, or the address is none of the pool.
+    /// Address or length is not a multiple of 8, or the address is not one of the pool.
     Unaligned,
-    /// It is not all inside the region.
+    /// The access is not entirely inside the region.
     OutOfBounds {
         /// The region's length.
         region_bytes: u64,
     },
     /// The address names another memory server.
     NoSuchServer,
-    /// The reply would be too long.
+    /// The reply is too long.
     TooLarge {
-        /// How long it would be.
+        /// Its length.
         bytes: u64,
     },
-    /// The service let go of the request without an answer: nobody knows whether it was done.
+    /// The service dropped the request without an answer: it is unknown whether it was carried out.
     Unanswered,
 }
 
-/// The answer to a request.
+/// The completion of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion<'a> {
     /// The words of a READ.
     Read(&'a [u8]),
     /// A WRITE is done.
     Written,
-    /// What a CAS found.
+    /// The value that a CAS found.
     Swapped(u64),
-    /// What a FETCH-ADD found.
+    /// The value that a FETCH-ADD found.
     Added(u64),
     /// The service's reply.
     Reply(&'a [u8]),
-    /// A fence is in force.
+    /// A fence is complete.
     Fenced,
-    /// It was not done; with the opcode of the request.
+    /// The request failed; with its kind.
     NotDone(Kind, NotDone),
 }
 
-/// What a request asks for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -201,7 +202,7 @@ impl Kind {
         })
     }
 
-    /// The lengths that a request's body may have.
+    /// The valid lengths of a request's body.
     fn request_bytes(self) -> std::ops::RangeInclusive<usize> {
         match self {
             Self::Read | Self::CompareSwap => 24..=24,
@@ -212,7 +213,7 @@ impl Kind {
         }
     }
 
-    /// The lengths that a completion's body may have.
+    /// The valid lengths of a completion's body.
     fn completion_bytes(self, status: u8) -> std::ops::RangeInclusive<usize> {
         match (status, self) {
             (OK, Self::Read) => 0..=PIECE_BYTES,
@@ -233,16 +234,16 @@ fn half(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
-/// Splits a header off: length of the body, opcode, status, id.
+/// Decodes a header: length of the body, opcode, status, id.
 #[inline]
 fn header(input: &[u8]) -> Option<(usize, u8, u8, u64)> {
     let header = input.get(..HEADER_BYTES)?;
-    // What must be zero and is not makes an opcode that nobody knows.
+    // Map a header with nonzero reserved bytes to the invalid opcode 0.
     let opcode = if header[6] | header[7] == 0 { header[4] } else { 0 };
     Some((half(header, 0) as usize, opcode, header[5], word(header, 8)))
 }
 
-/// The request at the beginning of `input`.
+/// Decodes the request at the start of `input`.
 #[inline]
 pub fn decode_request(input: &[u8]) -> Decoded<Request<'_>> {
     let Some((length, opcode, status, id)) = header(input) else { return Decoded::Incomplete };
@@ -284,7 +285,7 @@ pub fn decode_request(input: &[u8]) -> Decoded<Request<'_>> {
     Decoded::Frame { id, body, bytes }
 }
 
-/// The completion at the beginning of `input`.
+/// Decodes the completion at the start of `input`.
 #[inline]
 pub fn decode_completion(input: &[u8]) -> Decoded<Completion<'_>> {
     let Some((length, opcode, status, id)) = header(input) else { return Decoded::Incomplete };
@@ -332,7 +333,7 @@ fn put_words(out: &mut [u8], words: &[u64]) {
 }
 
 impl Request<'_> {
-    /// How many bytes the frame takes.
+    /// Length of the frame, in bytes.
     #[inline]
     pub fn frame_bytes(&self) -> usize {
         HEADER_BYTES
@@ -351,7 +352,7 @@ impl Request<'_> {
     /// If `out` is not as long as [`Request::frame_bytes`] says.
     #[inline]
     pub fn encode(&self, id: u64, out: &mut [u8]) {
-        assert_eq!(out.len(), self.frame_bytes(), "a frame has its place");
+        assert_eq!(out.len(), self.frame_bytes(), "`out` has the length of the frame");
         let body = |out: &mut [u8], kind: Kind, words: &[u64]| {
             put_header(out, kind as u8, OK, id);
             put_words(&mut out[HEADER_BYTES..], words);
@@ -377,12 +378,12 @@ impl Request<'_> {
     }
 }
 
-/// How many bytes the frame of a WRITE of `length` bytes takes.
+/// Length of the frame of a WRITE of `length` bytes.
 pub const fn write_frame_bytes(length: usize) -> usize {
     HEADER_BYTES + WRITE_ARGUMENTS + length
 }
 
-/// Writes the frame of a WRITE into `out`, but for the words: where these go.
+/// Writes the frame of a WRITE into `out`, without its words; returns the space for these.
 #[inline]
 pub fn write_frame(id: u64, piece: Piece, out: &mut [u8]) -> &mut [u8] {
     put_header(out, WRITE, OK, id);
@@ -392,7 +393,8 @@ pub fn write_frame(id: u64, piece: Piece, out: &mut [u8]) -> &mut [u8] {
     words
 }
 
-/// Writes the frame that answers a READ into `out`, but for the words: where these go.
+/// Writes the frame of a READ's completion into `out`, without its words; returns the space for
+/// these.
 #[inline]
 pub fn read_completion_frame(id: u64, out: &mut [u8]) -> &mut [u8] {
     put_header(out, READ | COMPLETION, OK, id);
@@ -400,7 +402,7 @@ pub fn read_completion_frame(id: u64, out: &mut [u8]) -> &mut [u8] {
 }
 
 impl Completion<'_> {
-    /// How many bytes the frame takes.
+    /// Length of the frame, in bytes.
     #[inline]
     pub fn frame_bytes(&self) -> usize {
         HEADER_BYTES
@@ -419,7 +421,7 @@ impl Completion<'_> {
     /// If `out` is not as long as [`Completion::frame_bytes`] says.
     #[inline]
     pub fn encode(&self, id: u64, out: &mut [u8]) {
-        assert_eq!(out.len(), self.frame_bytes(), "a frame has its place");
+        assert_eq!(out.len(), self.frame_bytes(), "`out` has the length of the frame");
         let (kind, status) = match *self {
             Self::Read(_) => (Kind::Read, OK),
             Self::Written => (Kind::Write, OK),

@@ -1,8 +1,9 @@
-//! What other threads leave for an I/O thread: answers, sockets, the order to stop.
+//! What other threads leave for an I/O thread: answers, sockets, and requests to stop or sweep.
 //!
-//! *Invariants*: B1. who finds the inbox empty wakes the thread; who does not knows that it has been woken. So a burst of
-//! answers costs one system call. B2. answers are bounded by the calls that are waiting, which each connection
-//! bounds; sockets by the bound on connections.
+//! *Invariants*: B1. the first thread that adds something after the I/O thread has emptied the
+//! inbox wakes it; later ones know that it has been woken. So a burst of answers costs one system
+//! call. B2. the calls that wait bound the answers, and each connection bounds its waiting calls;
+//! the limit on connections bounds the sockets.
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
@@ -12,7 +13,7 @@ use crate::wake::WakeFd;
 use crate::{Answers, Message, Ticket};
 use std::net::TcpStream;
 
-/// Which request of which connection an answer belongs to.
+/// The connection and request that an answer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) place: Place,
@@ -20,7 +21,7 @@ pub(super) struct Asked {
     pub(super) id: u64,
 }
 
-/// An answer that comes later; `None` if nobody answered.
+/// A later answer; `None` if the service dropped the request.
 #[derive(Debug)]
 pub(super) struct Late {
     pub(super) asked: Asked,
@@ -41,7 +42,7 @@ impl Asked {
 pub(super) struct Content {
     pub(super) answers: Vec<Late>,
     pub(super) sockets: Vec<TcpStream>,
-    /// Connections have been shut out: look for them.
+    /// Gates have been closed: find and close their connections.
     pub(super) sweep: bool,
     pub(super) stop: bool,
     woken: bool,
@@ -74,7 +75,7 @@ impl Inbox {
         }
     }
 
-    /// Everything that has come; `spare` is left behind for what comes next.
+    /// Takes everything; `spare` becomes the new list of answers.
     pub(super) fn take(&self, spare: Vec<Late>) -> Content {
         self.wake.clear();
         let fresh = Content { answers: spare, ..Content::default() };

@@ -1,7 +1,7 @@
-//! The frames that go over an endpoint's connection to one server.
+//! The frames on an endpoint's connection to one server.
 //!
-//! Posting only notes what is to be sent. It is sent when the endpoint's tasks all wait, or when it
-//! is much. Frames leave in the order in which operations were posted (K3).
+//! Posting only queues an operation. The queue is sent when all tasks of the endpoint wait, or when
+//! it gets long. Frames are sent in the order in which operations were posted (K3).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -17,25 +17,26 @@ use std::net::TcpStream;
 
 type Slots = crate::endpoint::Slots<Progress>;
 
-/// Room for completions that have arrived, and for requests that leave.
+/// Size of the buffer for received completions, and of that for outgoing requests.
 const QUEUE_BYTES: usize = 256 * 1024;
-/// Receives in one visit, so that a server that never stops sending does not keep the thread.
+/// Limit on receives in one visit, so that a server that keeps sending does not monopolize the
+/// thread.
 const RECEIVES: usize = 8;
-/// With so much to send, in bytes, sending begins while more is posted.
+/// Amount of queued data, in bytes, at which sending begins while more is posted.
 const SEND_AT_BYTES: usize = 64 * 1024;
-/// What a frame is taken to need beside its payload, in bytes.
+/// Estimated size of a frame without its payload, in bytes.
 const FRAME_BYTES: usize = 40;
 
-/// What is to be sent to a server, and what has come from there.
+/// The operations to be sent to a server, and the bytes received from it.
 #[derive(Debug, Default)]
 pub struct Frames {
-    /// Incoming and outgoing bytes. Made when the connection opens first.
+    /// Incoming and outgoing bytes. Allocated when the connection first opens.
     queues: Option<Box<(ByteQueue, ByteQueue)>>,
-    /// Operations that have frames to be made, in posting order.
+    /// Operations with frames still to be encoded, in posting order.
     to_send: VecDeque<u64>,
-    /// Roughly how much there is to send, in bytes.
+    /// Estimated size of the queued frames, in bytes.
     unsent_bytes: usize,
-    /// Whether it waits for the socket to take more.
+    /// Whether it waits for the socket to become writable.
     is_blocked: bool,
 }
 
@@ -111,7 +112,7 @@ impl Carrier<Tcp> for Frames {
 }
 
 impl Frames {
-    /// Makes frames and sends them, until all is sent or the socket takes no more.
+    /// Encodes frames and sends them, until all are sent or the socket blocks.
     fn push(
         &mut self,
         socket: &mut TcpStream,
@@ -148,8 +149,7 @@ impl Frames {
     }
 }
 
-/// Takes all completions that have arrived whole. The connection is lost if the server does not
-/// speak as agreed.
+/// Takes all complete completions. Returns [`Lost`] if the server violates the protocol.
 fn take_completions(
     incoming: &mut ByteQueue,
     slots: &mut Slots,
@@ -161,7 +161,7 @@ fn take_completions(
             Decoded::Incomplete => return Ok(()),
             Decoded::Malformed => return Err(Lost),
         };
-        // An operation that has ended already finds no slot.
+        // An operation that has ended has no slot any more.
         if let Some(slot) = slots.pending(id) {
             match complete(slot, completion) {
                 Completed::InPart => {}

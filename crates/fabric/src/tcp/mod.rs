@@ -1,8 +1,9 @@
-//! `tcp`: memory servers anywhere, over framed TCP.
+//! `tcp`: servers anywhere, over framed TCP.
 //!
-//! A server's I/O threads carry verbs out on its region (`server.rs`); an endpoint ([`crate::endpoint`]) has one connection to
-//! each memory server, opened when it is first needed, with many operations in flight (`link.rs`). Both sides
-//! send and receive many frames by one system call. [`frame`] has the bytes, `docs/internals/tcp.md` the reasons.
+//! A server's I/O threads carry out verbs on its region (`server.rs`). An endpoint
+//! ([`crate::endpoint`]) has one connection to each server, opened when it is first needed, with
+//! many operations in flight (`link.rs`). Both sides send and receive many frames with one system
+//! call. [`frame`] has the bytes, `docs/internals/tcp.md` the reasons.
 //!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 

@@ -1,4 +1,4 @@
-//! How operations become frames, and completions their outcome.
+//! Encodes operations as frames, and turns completions into outcomes.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -10,34 +10,34 @@ use crate::endpoint::{Body, Slot};
 use crate::region::{load_bytes, store_bytes};
 use crate::{Buffer, FabricError, GlobalAddr, ServerId, Uncertainty};
 
-/// What a completion has led to.
+/// The effect of a completion on its operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Completed {
-    /// Other pieces are still to come.
+    /// More pieces are outstanding.
     InPart,
     Ended(Result<(), FabricError>),
-    /// It answers something else.
+    /// The completion does not fit the operation.
     Mismatch,
 }
 
-/// How far an operation is.
+/// Progress of an operation.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Bytes of the buffer that frames have been made for, and that completions have come for.
+    /// Bytes of the buffer in encoded frames, and bytes that completions have arrived for.
     sent: usize,
     arrived: usize,
-    /// Whether all of its frames have been made.
+    /// Whether all of its frames have been encoded.
     pub(super) is_sent: bool,
 }
 
 impl Progress {
-    /// Whether no frame of it has been made, so that the server cannot have seen any.
+    /// Whether no frame of it has been encoded, so the server cannot have seen any.
     pub(super) fn is_unsent(&self) -> bool {
         self.sent == 0 && !self.is_sent
     }
 }
 
-/// Makes frames as long as there is room for one; whether all have been made now.
+/// Encodes frames while there is room; returns whether all have been encoded.
 pub(super) fn encode(slot: &mut Slot<Progress>, id: u64, outgoing: &mut ByteQueue) -> bool {
     let progress = &mut slot.progress;
     loop {
@@ -90,7 +90,7 @@ pub(super) fn encode(slot: &mut Slot<Progress>, id: u64, outgoing: &mut ByteQueu
     }
 }
 
-/// Takes a completion.
+/// Applies a completion to its operation.
 pub(super) fn complete(slot: &mut Slot<Progress>, completion: Completion<'_>) -> Completed {
     let (server, progress) = (slot.server, &mut slot.progress);
     match (&mut slot.body, completion) {

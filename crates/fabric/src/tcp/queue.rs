@@ -1,20 +1,20 @@
-//! Bytes on their way between a socket and the frames: a queue of fixed capacity over one buffer.
+//! Bytes between a socket and the frames: a queue of fixed capacity over one buffer.
 //!
-//! *Invariants*: Q1. `start <= end <= capacity`; what lies between is queued. Q2. the capacity never changes; pages of
-//! it that were never used take no memory.
+//! *Invariants*: Q1. `start <= end <= capacity`; the bytes between `start` and `end` are queued.
+//! Q2. the capacity never changes; pages of the buffer that were never used take no memory.
 //!
 //! *Thread safety*: one thread.
 
 use std::io::{self, Read, Write};
 
-/// What came of a look at a socket.
+/// The result of reading or writing a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// Nothing is left to do: all is sent, or all that had come is read.
+    /// Nothing is left to do: everything is sent, or everything received so far is read.
     Drained,
     /// There may be more to read.
     More,
-    /// The socket takes no more for now.
+    /// The socket accepts no more for now.
     Blocked,
     /// The peer has closed the connection, or it broke.
     Closed,
@@ -40,7 +40,7 @@ impl ByteQueue {
         self.start == self.end
     }
 
-    /// How many bytes can still be queued.
+    /// Number of bytes that can still be queued.
     pub(super) fn space(&self) -> usize {
         self.bytes.len() - (self.end - self.start)
     }
@@ -49,16 +49,16 @@ impl ByteQueue {
         (self.start, self.end) = (0, 0);
     }
 
-    /// Takes the first `bytes` bytes out.
+    /// Removes the first `bytes` bytes.
     pub(super) fn consume(&mut self, bytes: usize) {
         self.start += bytes;
-        debug_assert!(self.start <= self.end, "no more is consumed than there is");
+        debug_assert!(self.start <= self.end, "cannot consume more bytes than are queued");
         if self.start == self.end {
             self.clear();
         }
     }
 
-    /// Queues `bytes` bytes, for the caller to fill in; they hold anything.
+    /// Queues `bytes` bytes with arbitrary content, for the caller to fill in.
     ///
     /// # Panics
     /// If there is no space for them.
@@ -101,7 +101,7 @@ impl ByteQueue {
         }
     }
 
-    /// Writes until the queue is empty or the socket takes no more.
+    /// Writes until the queue is empty or the socket accepts no more.
     pub(super) fn send(&mut self, socket: &mut impl Write) -> Flow {
         while !self.is_empty() {
             match socket.write(&self.bytes[self.start..self.end]) {

@@ -1,8 +1,9 @@
-//! One connection, as the server sees it.
+//! One connection, on the server's side.
 //!
-//! *Invariants*: V2. a request is carried out only when there is room for its answer: a peer that
-//! does not read is not read from. V3. what is not a frame closes the connection, and nothing else.
-//! V4. requests are carried out in the order of the frames, so F3 holds.
+//! *Invariants*: V2. a request is carried out only when there is room for its answer: the server
+//! stops reading from a peer that does not read. V3. bytes that are not a frame close the
+//! connection, and nothing else. V4. requests are carried out in the order of their frames, so F3
+//! holds.
 //!
 //! *Thread safety*: belongs to one I/O thread.
 
@@ -25,47 +26,47 @@ use crate::{
 use std::collections::VecDeque;
 use std::net::TcpStream;
 
-/// Room for requests of a connection: the longest frame, and a good many short ones.
+/// Size of a connection's request buffer: the longest frame, and many short ones.
 const INCOMING_BYTES: usize = 256 * 1024;
-/// Room for answers.
+/// Size of a connection's answer buffer.
 const OUTGOING_BYTES: usize = 256 * 1024;
 const _: () = assert!(MAX_FRAME_BYTES <= INCOMING_BYTES / 2 + HEADER_BYTES);
 
-/// What the connections of a server share.
+/// State that the connections of a server share.
 #[derive(Debug)]
 pub(super) struct Around<'a, S> {
     pub(super) service: &'a S,
     pub(super) server: Identity,
     pub(super) gates: &'a Gates,
-    /// Counted before anybody is told.
+    /// Requests are counted before they are answered.
     pub(super) requests: &'a AtomicU64,
     pub(super) inbox: &'a Arc<Inbox>,
-    /// How many calls of one connection may wait for a later answer.
+    /// Limit on one connection's calls that wait for a later answer.
     pub(super) waiting_calls: usize,
-    /// The I/O thread.
+    /// The I/O thread's processor.
     pub(super) cpu: InlineCpu,
 }
 
-/// What to wait for, or that it is over.
+/// What a connection waits for next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Readable,
     Writable,
-    /// Neither: calls have to be answered first.
+    /// Neither: calls must be answered first.
     Answers,
     Close,
 }
 
-/// What was done in one visit.
+/// Effects of one visit.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     /// Requests that are not in the totals yet.
     requests: u64,
-    /// Others have been shut out by a fence or a second connection.
+    /// A fence has closed gates.
     pub(super) shut_out: bool,
 }
 
-/// A connection whose peer was let in.
+/// A connection with an admitted peer.
 #[derive(Debug)]
 pub(super) struct Served {
     gate: Arc<Gate>,
@@ -74,14 +75,14 @@ pub(super) struct Served {
     pub(super) interest: Next,
     incoming: ByteQueue,
     outgoing: ByteQueue,
-    /// Answers that came later and have no room yet.
+    /// Later answers that have no room yet.
     answers: VecDeque<Late>,
-    /// Calls that will be answered later.
+    /// Number of calls that will be answered later.
     waiting: usize,
-    /// Inline replies that housekeeping is still to follow.
+    /// Number of immediate replies that housekeeping must still follow.
     replies: usize,
     scratch: Message,
-    /// It has fenced itself: what is queued is sent, and no more is done.
+    /// The endpoint has fenced itself: queued answers are sent, and nothing else is carried out.
     leaving: bool,
 }
 
@@ -91,16 +92,16 @@ impl Admitted for Served {
     }
 }
 
-/// Why requests are no longer carried out.
+/// Why no more requests are carried out for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pause {
-    /// There is no whole frame.
+    /// There is no complete frame.
     Empty,
     /// There is no room for answers.
     Full,
     /// Too many calls wait for their answers.
     Waiting,
-    /// A fence comes next.
+    /// The next request is a fence.
     Fence {
         compute_server: u16,
         id: u64,
@@ -125,7 +126,7 @@ impl Served {
         }
     }
 
-    /// Does what can be done now.
+    /// Receives and handles as much as possible now.
     pub(super) fn serve<S: Calls>(
         &mut self,
         socket: &mut TcpStream,
@@ -138,12 +139,12 @@ impl Served {
         self.carry_on(socket, around, tally)
     }
 
-    /// Queues an answer that came later, for the next [`Served::carry_on`].
+    /// Queues a later answer for the next [`Served::carry_on`].
     pub(super) fn answer(&mut self, late: Late) {
         self.answers.push_back(late);
     }
 
-    /// Carries requests out and sends answers until neither goes on.
+    /// Carries out requests and sends answers until neither can continue.
     pub(super) fn carry_on<S: Calls>(
         &mut self,
         socket: &mut TcpStream,
@@ -185,7 +186,7 @@ impl Served {
         }
     }
 
-    /// Carries out what has arrived, as far as answers have room.
+    /// Carries out the received requests, as long as there is room for answers.
     fn carry_out<S: Calls>(&mut self, around: &Around<'_, S>, tally: &mut Tally) -> Pause {
         let gate = Arc::clone(&self.gate);
         let Some(_entered) = gate.enter() else { return Pause::Close };
@@ -283,7 +284,7 @@ fn reply_of(reply: &[u8]) -> Completion<'_> {
     }
 }
 
-/// The words that a verb is about, checked here, where the memory is (F5).
+/// The words that a verb accesses, checked here, where the memory is (F5).
 #[inline]
 fn memory<'a, S: Calls>(
     around: &Around<'a, S>,
@@ -302,7 +303,7 @@ fn memory<'a, S: Calls>(
     })
 }
 
-/// The words of a piece, once the whole has been checked.
+/// The words of a piece; checks the whole.
 #[inline]
 fn piece_words<'a, S: Calls>(
     around: &Around<'a, S>,

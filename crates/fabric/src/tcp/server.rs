@@ -1,12 +1,12 @@
-//! A listener that serves: a bounded number of I/O threads over nonblocking sockets.
+//! A TCP server: a bounded number of I/O threads over nonblocking sockets.
 //!
-//! Each thread has an [`Acceptor`] of its own and the connections that fall to it; the first one
-//! accepts for all of them, or each for itself ([`TcpServerConfig::each_thread_accepts`]). The
-//! threads carry the verbs out themselves, by word-wise atomic access to the region, and answer as
-//! many requests as one look at a socket brings by one write.
+//! Each thread has its own [`Acceptor`] and its share of the connections. The first thread accepts
+//! for all of them, or each for itself ([`TcpServerConfig::each_thread_accepts`]). The threads
+//! carry out verbs themselves, by word-wise atomic access to the region. They answer all requests
+//! of one socket read with one write.
 //!
-//! *Invariants*: S2. a connection's end, whatever ended it, touches no other. S3. after `stop` no
-//! request is carried out any more, and no thread is left. A1–A3 are the acceptor's.
+//! *Invariants*: S2. the end of a connection, whatever its cause, affects no other. S3. after
+//! `stop`, no request is carried out any more and no thread is left. A1–A3 are the acceptor's.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
@@ -22,27 +22,26 @@ use rustix::event::epoll::EventFlags;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-/// What a server is like.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct TcpServerConfig {
-    /// What it is.
+    /// Its role.
     pub role: Role,
-    /// Its number among those of its role.
+    /// Its number among the servers of its role.
     pub number: u16,
-    /// Whom it lets in.
+    /// The roles of clients that it accepts.
     pub accepts: &'static [Role],
     /// Threads that serve connections.
     pub io_threads: usize,
-    /// How many connections there may be.
+    /// Limit on connections.
     pub connections: usize,
-    /// How many of an I/O thread's connections may be in their handshake: one more closes the
-    /// oldest.
+    /// Limit on an I/O thread's connections in their handshake; one more closes the oldest.
     pub half_open: usize,
-    /// The longest that a handshake may take, in nanoseconds.
+    /// Time limit of a handshake, in nanoseconds.
     pub handshake_timeout_ns: u64,
-    /// How many calls of one connection may wait for an answer that comes later.
+    /// Limit on one connection's calls that wait for a later answer.
     pub waiting_calls: usize,
-    /// Each thread accepts connections and keeps them, instead of one that hands them out in turn.
+    /// Each thread accepts connections and keeps them, instead of one thread that distributes them.
     pub each_thread_accepts: bool,
 }
 
@@ -62,16 +61,16 @@ impl Default for TcpServerConfig {
     }
 }
 
-/// What a server has done so far.
+/// Counters of a server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpServerCounters {
-    /// Connections that are open now, handshakes included.
+    /// Open connections, handshakes included.
     pub connections: u64,
-    /// Connections that were let in.
+    /// Connections that were admitted.
     pub welcomed: u64,
-    /// Connections that were not: refused, evicted or too slow.
+    /// Connections that were refused, evicted or too slow.
     pub refused: u64,
-    /// Requests.
+    /// Requests of all kinds.
     pub requests: u64,
 }
 
@@ -84,7 +83,7 @@ struct Shared {
     stopped: AtomicBool,
 }
 
-/// A server that runs; dropping it stops it.
+/// A running server; dropping it stops it.
 #[derive(Debug)]
 pub struct TcpServer {
     address: SocketAddr,
@@ -93,10 +92,10 @@ pub struct TcpServer {
 }
 
 impl TcpServer {
-    /// Serves what connects to `listener`.
+    /// Serves the endpoints that connect to `listener`.
     ///
     /// # Errors
-    /// What the operating system says: no more threads or file descriptors, or no entropy.
+    /// The operating system's error: no more threads or file descriptors, or no entropy.
     pub fn start<S: Calls>(
         listener: TcpListener,
         service: Arc<S>,
@@ -134,17 +133,17 @@ impl TcpServer {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Address that it listens on.
     pub fn local_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Who it is, with the epoch that it drew when it started.
+    /// Its identity, with the epoch that it drew when it started.
     pub fn identity(&self) -> Identity {
         self.shared.listener.identity
     }
 
-    /// What it has done so far.
+    /// A snapshot of its counters.
     pub fn counters(&self) -> TcpServerCounters {
         let Shared { listener, requests, .. } = &*self.shared;
         TcpServerCounters {
@@ -155,7 +154,7 @@ impl TcpServer {
         }
     }
 
-    /// Closes the listener and every connection, and waits until all threads have ended.
+    /// Closes the listener and every connection, and joins all threads.
     pub fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
         for inbox in &self.shared.inboxes {
@@ -175,7 +174,7 @@ impl Drop for TcpServer {
 struct IoThread<S> {
     number: usize,
     acceptor: Acceptor<Served>,
-    /// Connections that this thread has accepted.
+    /// Number of connections that this thread has accepted.
     accepted: usize,
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
@@ -223,7 +222,7 @@ impl<S: Calls> IoThread<S> {
         }
     }
 
-    /// Accepts connections; they go round all threads, unless each accepts for itself.
+    /// Accepts connections and distributes them round robin, unless each thread accepts for itself.
     fn accept(&mut self) {
         let Self { acceptor, shared, accepted, number, .. } = self;
         acceptor.accept(|socket| {
@@ -237,7 +236,7 @@ impl<S: Calls> IoThread<S> {
         });
     }
 
-    /// Something has happened on a socket.
+    /// Handles an event on a socket.
     fn visit(&mut self, place: Place, flags: EventFlags) {
         loop {
             let next = match self.acceptor.hear(place) {
@@ -251,7 +250,7 @@ impl<S: Calls> IoThread<S> {
                 }
                 Greeting::Admitted => self.with(place, Served::serve),
             };
-            // What came before the end is still carried out.
+            // Carry out the requests that arrived before the end.
             let ended = flags.intersects(EventFlags::HUP | EventFlags::ERR);
             match next {
                 Some(Next::Readable) if ended => {}
@@ -264,24 +263,23 @@ impl<S: Calls> IoThread<S> {
         }
     }
 
-    /// Lets a peer in that has proven itself; whether its connection goes on.
+    /// Admits a peer that has proven itself; returns whether its connection lives on.
     fn let_in(&mut self, place: Place, peer: Identity, fences: u64) -> bool {
         let Some((gate, fences)) = self.acceptor.admit(place, peer, fences) else { return false };
         let goes_on = self.acceptor.welcome(place, fences, Served::new(gate, place));
-        // An earlier connection of the peer may be another thread's.
+        // An earlier connection of the peer may belong to another thread.
         self.sweep();
         goes_on
     }
 
-    /// Has all threads look for connections that have been shut out.
+    /// Makes all threads close the connections behind closed gates.
     fn sweep(&self) {
         for inbox in &self.shared.inboxes {
             inbox.change(|content| content.sweep = true);
         }
     }
 
-    /// Does something with a connection and what follows from it; `None` if there is no such
-    /// connection any more.
+    /// Runs `act` on a connection and applies its result; returns `None` if the connection is gone.
     fn with(
         &mut self,
         place: Place,
@@ -313,7 +311,7 @@ impl<S: Calls> IoThread<S> {
         (!closed).then_some(next)
     }
 
-    /// Does what others have left; gives the emptied list back.
+    /// Handles the content of the inbox; returns the emptied list of answers.
     fn empty_inbox(&mut self, content: Content) -> Vec<Late> {
         let Content { mut answers, sockets, sweep, .. } = content;
         for socket in sockets {
@@ -332,7 +330,7 @@ impl<S: Calls> IoThread<S> {
                 touched.push(place);
             }
         }
-        // All that came for one connection leaves together.
+        // Send all answers for one connection together.
         touched.sort_unstable();
         touched.dedup();
         for place in touched {

@@ -1,17 +1,18 @@
-//! A memory server that other processes of this host reach: it lends its region as a memfd, and
-//! serves RPCs out of rings.
+//! A memory server for other processes of this host: it hands out its region as a memfd and serves
+//! RPCs from rings.
 //!
-//! A bounded number of threads wait in one epoll instance for sockets: of the listener, of connections that have not
-//! shown the token yet, of processes, and of endpoints. Each socket is reported to one thread at a time, which arms it
-//! again when it is done. A thread serves a burst of requests of one endpoint and then looks at the others, and
-//! sleeps when no ring has a request.
+//! A bounded number of threads wait in one epoll instance for sockets: of the listener, of
+//! connections that have not shown the token yet, of processes, and of endpoints. Each socket is
+//! reported to one thread at a time, which rearms it when done. A thread serves a burst of requests
+//! of one endpoint, then turns to the others, and sleeps when no ring has a request.
 //!
-//! *Invariants*: S1. nobody gets a file before the handshake. S2. whatever a peer sends or writes into a
-//! ring, at worst its own connection is closed. S3. no send and no receive waits for a peer. S4. connections are
-//! bounded in number, and those without a token also in time. S5. who holds the lock of a connection may take the
-//! table's, never the other way round; a process's connection may take an endpoint's.
+//! *Invariants*: S1. no peer gets a file before the handshake. S2. whatever a peer sends or writes
+//! into a ring, the worst outcome is that its own connection is closed. S3. no send and no receive
+//! blocks on a peer. S4. the number of connections is bounded, and those without a token are also
+//! bounded in time. S5. lock order: a thread that holds a connection's lock may take the table's,
+//! never the reverse; the holder of a process connection's lock may take an endpoint connection's.
 //!
-//! *Thread safety*: as said; the value itself only starts and stops.
+//! *Thread safety*: as described above; the value itself only starts and stops the server.
 
 mod table;
 
@@ -34,18 +35,18 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use table::Table;
 
-/// What a memory server is like.
+/// Configuration of a memory server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmServerConfig {
-    /// The server's number; its clients look for it at the place of that number.
+    /// The server's number; clients of memory server `n` connect to path `n` of their list.
     pub number: u16,
     /// Threads that serve RPCs; at least one.
     pub threads: usize,
-    /// Endpoints that may be open at the same time.
+    /// Limit on open endpoints.
     pub max_endpoints: usize,
-    /// Processes that may have the region mapped at the same time.
+    /// Limit on processes that have the region mapped.
     pub max_processes: usize,
-    /// How long a peer may take to show the token, in nanoseconds.
+    /// Time a peer has to show the token, in nanoseconds.
     pub handshake_ns: u64,
 }
 
@@ -61,30 +62,30 @@ impl Default for ShmServerConfig {
     }
 }
 
-/// Connections that have not shown the token yet; more are turned away.
+/// Limit on connections that have not shown the token yet; more are refused.
 const MAX_GREETINGS: usize = 64;
-/// Requests of one endpoint that a thread serves before it looks at the others.
+/// Requests of one endpoint that a thread serves before it turns to the others.
 const BURST: usize = 64;
-/// How often connections are looked at that may have to be given up, in nanoseconds.
+/// Interval of the check for late handshakes, in nanoseconds.
 const EXPIRY_NS: u64 = 50_000_000;
-/// The stop signal and the listener among the events; connections are numbered from 0.
+/// Tokens of the stop signal and of the listener; connections are numbered from 0.
 const STOP: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
 
-/// What a server has done so far.
+/// Counters of a server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShmServerCounters {
-    /// Connections that are open now, of processes and of endpoints, handshakes included.
+    /// Open connections of processes and endpoints, handshakes included.
     pub connections: u64,
-    /// Connections that were let in.
+    /// Connections that were admitted.
     pub welcomed: u64,
-    /// Connections that were not: refused or too slow.
+    /// Connections that were refused or too slow.
     pub refused: u64,
-    /// RPCs; verbs are the clients' own, and nobody counts them here.
+    /// RPCs. Verbs are executed by the clients themselves and not counted here.
     pub requests: u64,
 }
 
-/// What is counted, for the handle.
+/// The counters that the threads share with the handle.
 #[derive(Debug, Default)]
 struct Tally {
     connections: AtomicU64,
@@ -104,8 +105,9 @@ pub struct ShmServer {
 }
 
 impl ShmServer {
-    /// Starts a memory server at `path`, a Unix socket that only this user can open. `service`'s region
-    /// must be a shared one ([`Backing::Shared`]). What a dead server has left at `path` is replaced.
+    /// Starts a memory server at `path`, a Unix socket that only this user can open. `service`'s
+    /// region must be shared ([`Backing::Shared`]). A socket left at `path` by a dead server is
+    /// replaced.
     ///
     /// # Errors
     /// [`ShmError`] if the region is private, or the operating system refuses.
@@ -147,17 +149,17 @@ impl ShmServer {
         Ok(Self { identity, tally, stop, threads, path: path.to_owned() })
     }
 
-    /// Where its socket is.
+    /// Path of its socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Who it is, with the epoch that it drew when it started.
+    /// Its identity, with the epoch that it drew when it started.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// What it has done so far.
+    /// A snapshot of its counters.
     pub fn counters(&self) -> ShmServerCounters {
         ShmServerCounters {
             connections: self.tally.connections.load(Ordering::Relaxed),
@@ -170,7 +172,7 @@ impl ShmServer {
 
 impl Drop for ShmServer {
     fn drop(&mut self) {
-        // The threads never read it: each of them sees it.
+        // No thread reads the counter, so every thread sees it readable.
         rustix::io::write(&*self.stop, &1_u64.to_ne_bytes()).expect("the counter has room");
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -179,14 +181,14 @@ impl Drop for ShmServer {
     }
 }
 
-/// One event, and then none until it is armed again.
+/// Report one event, then none until the socket is rearmed.
 const READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
 #[derive(Debug)]
 struct Connection {
     id: u64,
     socket: OwnedFd,
-    /// When it must have shown the token.
+    /// Deadline to show the token.
     deadline_ns: u64,
     greeting: AtomicBool,
     role: Mutex<Peer>,
@@ -194,15 +196,15 @@ struct Connection {
 
 #[derive(Debug)]
 enum Peer {
-    /// Shows the token.
+    /// Has not shown the token yet.
     Greeting(Box<Responder>),
-    /// Has shown it, and says what it wants.
+    /// Has shown the token, but not said what to open.
     Proven(Identity),
     /// A process that has the region mapped.
     Process { number: u64 },
-    /// An endpoint that is served.
+    /// An endpoint being served.
     Endpoint(Box<Endpoint>),
-    /// An endpoint that is not served any more; its end is awaited.
+    /// An endpoint that was shut out; waiting for its client to close it.
     ShutOut,
 }
 
@@ -214,11 +216,11 @@ struct Endpoint {
     request: Message,
 }
 
-/// What becomes of a connection.
+/// What to do with a connection next.
 enum Next {
     /// Wait for its socket.
     Arm,
-    /// There is more to serve.
+    /// Serve more requests later.
     GoOn,
     Close,
 }
@@ -233,7 +235,7 @@ struct Reactor<S> {
     epoll: OwnedFd,
     listener: OwnedFd,
     table: Mutex<Table>,
-    /// When connections without a token were looked at last.
+    /// Time of the last check for late handshakes.
     expired_ns: AtomicU64,
 }
 
@@ -241,7 +243,8 @@ impl<S: RpcService> Reactor<S> {
     fn run(&self, stripe: usize) {
         let cpu = InlineCpu::new(stripe);
         let mut unfinished = VecDeque::new();
-        // With several threads, what one takes the others cannot: one event at a time.
+        // With several threads, take one event at a time: an event taken here is lost to the
+        // others.
         let mut events = Vec::with_capacity(if self.config.threads > 1 { 1 } else { 32 });
         loop {
             let greetings = lock(&self.table).greetings > 0;
@@ -280,7 +283,7 @@ impl<S: RpcService> Reactor<S> {
     fn accept(&self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         while let Ok(socket) = accept_with(&self.listener, flags) {
-            // Without entropy or room: the peer sees its connection closed.
+            // On error, dropping the socket closes the connection.
             let Ok(nonce) = Nonce::draw() else { continue };
             let deadline_ns = self.clock.now_ns().saturating_add(self.config.handshake_ns);
             let accepts = &[Role::Client, Role::ComputeServer];
@@ -306,7 +309,7 @@ impl<S: RpcService> Reactor<S> {
     }
 
     fn arm(&self, socket: &OwnedFd, id: u64) {
-        // It cannot fail while both are open; a connection that was closed meanwhile needs no events.
+        // Modifying cannot fail while both are open; a connection closed meanwhile needs no events.
         let _ = epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(id), READABLE);
     }
 
@@ -327,7 +330,7 @@ impl<S: RpcService> Reactor<S> {
         self.count(&table);
     }
 
-    /// Looks at a connection whose socket has something, or which has more to serve.
+    /// Handles a connection that is readable or has more requests to serve.
     fn attend(
         &self,
         connection: &Arc<Connection>,
@@ -381,7 +384,7 @@ impl<S: RpcService> Reactor<S> {
     ) -> Result<Next, Garbage> {
         let mut served = 0;
         let next = self.serve_burst(socket, endpoint, cpu, &mut served);
-        // Once a burst: other threads count here too.
+        // Once per burst, because other threads update this counter too.
         self.tally.requests.fetch_add(served, Ordering::Relaxed);
         next
     }
@@ -395,7 +398,7 @@ impl<S: RpcService> Reactor<S> {
     ) -> Result<Next, Garbage> {
         for _ in 0..BURST {
             if !endpoint.replies.has_room()? {
-                return Ok(Next::Arm); // the client wakes us when it has made room
+                return Ok(Next::Arm); // the client wakes us once there is room
             }
             match endpoint.requests.pop(&mut endpoint.request)? {
                 None if endpoint.requests.may_sleep() => return Ok(Next::Arm),
@@ -417,7 +420,7 @@ impl<S: RpcService> Reactor<S> {
                         endpoint.replies.push(id, Kind::Message, &reply)?
                     };
                     if !pushed {
-                        return Err(Garbage); // there was room: the client has taken back what it had read
+                        return Err(Garbage); // there was room: the client has moved its head back
                     }
                     if endpoint.replies.must_wake() {
                         socket::wake(socket);
@@ -432,7 +435,7 @@ impl<S: RpcService> Reactor<S> {
         Ok(Next::GoOn)
     }
 
-    /// A packet from who is no endpoint yet, or never will be.
+    /// Handles a packet on a connection that is not an endpoint's.
     fn hear(
         &self,
         connection: &Arc<Connection>,
@@ -522,7 +525,7 @@ impl<S: RpcService> Reactor<S> {
         let file = Arc::new(Region::with_backing(FILE_BYTES, backing).ok()?);
         let requests = Consumer::new(&file, Direction::Requests);
         let replies = Producer::new(&file, Direction::Replies);
-        // The first request finds us asleep.
+        // Start asleep, so that the client's first request wakes us.
         requests.may_sleep();
         let number = lock(&self.table).add_endpoint(
             connection,
@@ -536,18 +539,19 @@ impl<S: RpcService> Reactor<S> {
         Some(Peer::Endpoint(Box::new(Endpoint { compute_server, requests, replies, request })))
     }
 
-    /// F10: serves the endpoints of a compute server no more, and asks their processes to stop them.
+    /// F10: stops serving the endpoints of a compute server, and asks their processes to stop them.
     fn fence(&self, asked_by: &Arc<Connection>, request: u64, compute_server: u16) {
         let (fence, concerned) = lock(&self.table).begin_fence(asked_by, request, compute_server);
         for connection in concerned {
-            // What is being served for it now is done after this.
+            // The connection's lock waits for the burst being served; later bursts find it shut
+            // out.
             shut_out(&connection, &mut lock(&connection.role));
         }
         lock(&self.table).order_fence(fence);
     }
 }
 
-/// Serves an endpoint no more, and lets its client know. What it has mapped stays mapped: the endpoint
+/// Stops serving an endpoint, and signals its client. Its mapping stays in place, so the endpoint
 /// counts until its client closes it.
 fn shut_out(connection: &Connection, peer: &mut Peer) {
     *peer = Peer::ShutOut;

@@ -1,9 +1,9 @@
-//! Who is connected to a memory server, and the fences that are being put up.
+//! The connections of a memory server, and its pending fences.
 //!
-//! *Invariants*: T1. `endpoints` has every endpoint whose client may still be doing verbs: one leaves when its
-//! socket is closed, its process is gone, or its process has said that it is stopped. T2. a fence is up
-//! when none of the endpoints is left that its compute server had when it was asked for. T3. numbers are
-//! never used twice.
+//! *Invariants*: T1. `endpoints` has every endpoint whose client may still execute verbs: an
+//! endpoint leaves when its socket is closed, its process is gone, or its process has reported it
+//! stopped. T2. a fence is complete when the endpoints that its compute server had when it was
+//! requested have all left. T3. numbers are never reused.
 //!
 //! *Thread safety*: behind the reactor's lock.
 
@@ -12,7 +12,7 @@ use super::Connection;
 use crate::sync::{Arc, Ordering};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Fences that are being put up at the same time; of more, the oldest are forgotten, and their askers' deadlines pass.
+/// Limit on pending fences. Beyond it, the oldest are forgotten, and their requesters time out.
 const MAX_FENCES: usize = 256;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(super) struct Table {
     pub(super) next_connection: u64,
     /// Connections that have not shown the token yet.
     pub(super) greetings: usize,
-    /// Connections of processes, by the processes' numbers.
+    /// Connections of processes, by process number.
     pub(super) processes: BTreeMap<u64, Arc<Connection>>,
     /// Connections that have rings.
     pub(super) rings: BTreeSet<u64>,
@@ -44,7 +44,7 @@ struct Fence {
     asked_by: Arc<Connection>,
     request: u64,
     compute_server: u16,
-    /// The first endpoint that is not concerned.
+    /// The first endpoint number that the fence does not cover.
     below: u64,
 }
 
@@ -55,7 +55,7 @@ impl Fence {
 }
 
 impl Table {
-    /// `None` if there are too many.
+    /// Returns `None` if there are `most` already.
     pub(super) fn add_process(&mut self, connection: &Arc<Connection>, most: usize) -> Option<u64> {
         if self.processes.len() >= most {
             return None;
@@ -67,7 +67,7 @@ impl Table {
         Some(number)
     }
 
-    /// `None` if there are too many, or there is no such process.
+    /// Returns `None` if there are `most` already, or there is no such process.
     pub(super) fn add_endpoint(
         &mut self,
         connection: &Arc<Connection>,
@@ -87,12 +87,12 @@ impl Table {
         Some(number)
     }
 
-    /// Forgets a connection; it closes when nobody looks at it any more.
+    /// Forgets a connection; it closes when no thread uses it any more.
     pub(super) fn remove(&mut self, id: u64) {
         let Some(connection) = self.connections.remove(&id) else { return };
         let process = self.processes.iter().find(|(_, it)| it.id == id).map(|(number, _)| *number);
         if let Some(process) = process {
-            // A process ends its endpoints before its own connection; or it is dead.
+            // A process ends its endpoints before its own connection, unless it has died.
             self.processes.remove(&process);
             self.endpoints.retain(|_, endpoint| endpoint.process != process);
             self.fences.retain(|_, fence| fence.asked_by.id != id);
@@ -104,7 +104,7 @@ impl Table {
         self.settle();
     }
 
-    /// A new fence, with the connections of the endpoints that it concerns.
+    /// Begins a fence; also returns the connections of the endpoints that it covers.
     pub(super) fn begin_fence(
         &mut self,
         asked_by: &Arc<Connection>,
@@ -126,7 +126,7 @@ impl Table {
         (number, concerned)
     }
 
-    /// Tells the processes of the endpoints that a fence concerns.
+    /// Asks the processes of the endpoints that a fence covers to stop them.
     pub(super) fn order_fence(&mut self, number: u64) {
         let Some(fence) = self.fences.get(&number) else { return };
         let concerned: BTreeSet<u64> = (self.endpoints.iter())
@@ -136,7 +136,7 @@ impl Table {
         let Fence { compute_server, below, .. } = *fence;
         for process in concerned {
             if let Some(connection) = self.processes.get(&process) {
-                // A process that takes no more packets has not looked at many: the fence stays open.
+                // A send only fails if the process reads no packets; the fence then stays pending.
                 let stop = Packet::Stop { fence: number, compute_server, below };
                 let _ = socket::send_packet(&connection.socket, stop);
             }
@@ -144,7 +144,7 @@ impl Table {
         self.settle();
     }
 
-    /// A process has stopped the endpoints that a fence concerns.
+    /// Records that a process has stopped the endpoints that a fence covers.
     pub(super) fn stopped(&mut self, process: u64, number: u64) {
         if let Some(fence) = self.fences.get(&number) {
             self.endpoints.retain(|number, endpoint| {
@@ -154,7 +154,7 @@ impl Table {
         self.settle();
     }
 
-    /// Answers the fences that are up.
+    /// Answers the completed fences.
     fn settle(&mut self) {
         let endpoints = &self.endpoints;
         self.fences.retain(|_, fence| {
