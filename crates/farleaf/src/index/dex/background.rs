@@ -1,31 +1,35 @@
-//! What a compute server does beside its operations: it writes back what has been dirty for long, so that a crash loses no more
-//! than the last moments.
+//! Background write-back: nodes that have been dirty for long are written back, so that a crash
+//! loses only recent changes.
 //!
-//! Nodes go to the pool when they have been dirty for three quarters of the limit, the oldest first; what is left of it is for
-//! the WRITEs. When some node has been dirty for longer than the limit, operations that change something help before they do.
+//! A node is written back once it has been dirty for three quarters of the limit, the oldest first;
+//! the rest of the limit is left for the WRITEs. If some node has been dirty for longer than the
+//! limit, each operation that changes something writes back a few nodes before it begins.
 //!
-//! *Thread safety*: belongs to its endpoint's thread. Any number of threads of a compute server may do this.
+//! *Thread safety*: belongs to its endpoint's thread. Any number of threads of a compute server may
+//! run this.
 
 use super::{DexIndex, FRAMES_TOGETHER};
 use crate::page::Layout;
 use crate::together::all;
 use farleaf_fabric::Fabric;
 
-/// Nodes that an operation writes back before it changes another, if the background tasks are behind.
+/// Nodes that an operation writes back before it changes another, if the background tasks are
+/// behind.
 const NODES_TO_HELP: usize = 4;
-/// How often nodes are looked for, in parts of the limit; and at least and at most how long apart, in nanoseconds.
+/// The pause between two rounds is the age limit divided by [`LOOKS`], within the bounds below, in
+/// nanoseconds.
 const LOOKS: u64 = 16;
 const SHORTEST_PAUSE_NS: u64 = 200_000;
 const LONGEST_PAUSE_NS: u64 = 50_000_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Writes back by age until `ended`; at once over if this cache has no limit.
+    /// Writes back by age until `ended`. Returns at once if this cache has no limit.
     pub(crate) async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         let ages = self.client.cache().ages();
         let limit_ns = ages.limit_ns();
         let pause_ns = (limit_ns / LOOKS).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
         while limit_ns > 0 && !ended() {
-            // What cannot be settled now is tried again.
+            // What cannot be settled now is retried in the next round.
             let _ = self.settle().await;
             let written = self.write_oldest(limit_ns / 4 * 3, FRAMES_TOGETHER).await;
             let now_ns = self.fabric().now_ns();
@@ -38,7 +42,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         ages.set_behind(false);
     }
 
-    /// Writes back some nodes that have been dirty for too long, if there are any.
+    /// Writes back some nodes that have been dirty for longer than the limit, if there are any.
     #[cold]
     pub(super) async fn help_to_write_back(&self) {
         let ages = self.client.cache().ages();
@@ -47,7 +51,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Writes back `most` nodes at most that have been dirty for `age_ns`; how many were written.
+    /// Writes back at most `most` nodes that have been dirty for at least `age_ns`. Returns how
+    /// many were written.
     async fn write_oldest(&self, age_ns: u64, most: usize) -> usize {
         let cache = self.client.cache();
         let until_ns = self.fabric().now_ns().saturating_sub(age_ns);
@@ -55,7 +60,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let frames = cache.ages().take(until_ns, most, self.fabric().random(), is_dirty);
         let written = all(frames.iter().map(|frame| self.client.write_back(*frame))).await;
         for (frame, outcome) in frames.iter().zip(&written) {
-            // Somebody is at it, or its memory server is out of reach.
+            // The node is in use, or its memory server cannot be reached: queue it again.
             if outcome.is_err() && cache.is_unwritten(*frame) {
                 cache.ages().queue(*frame);
             }

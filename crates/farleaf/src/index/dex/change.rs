@@ -1,4 +1,4 @@
-//! Operations on single keys of the owned range.
+//! Single-key operations within the owned range.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -13,7 +13,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The value of `key`.
     ///
     /// # Errors
-    /// [`RemoteError`] if it cannot be found out.
+    /// [`RemoteError`] if the leaf cannot be read.
     #[inline]
     pub async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, RemoteError> {
         if self.uncached
@@ -29,10 +29,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(answer.found)
     }
 
-    /// Does an operation on one key, whichever it is.
+    /// Executes any single-key operation.
     ///
     /// # Errors
-    /// [`RemoteError`]; nothing has changed then, unless it is `Indeterminate`.
+    /// [`RemoteError`]; unless it is `Indeterminate`, nothing has changed.
     pub async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
@@ -42,14 +42,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let (answer, sparse) = self.run(edit).await?;
         if sparse {
-            // The key is removed, whatever becomes of this; the next removal tries again.
+            // The key is removed even if this fails; the next removal tries again.
             let _ = Box::pin(self.tidy(edit.key)).await;
         }
         Ok(answer)
     }
 
-    /// Does `edit` to the leaf of its key, making room as long as it finds none. Says, too, whether
-    /// the leaf should be merged now.
+    /// Applies `edit` to the leaf of its key, splitting nodes until there is room. Also returns
+    /// whether the leaf has become sparse and should be merged.
     async fn run(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
@@ -72,7 +72,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 Ok(LeafOutcome::Full) => self.try_make_room(probe).await.err(),
                 Err(restart) => Some(restart),
             };
-            // What a memory server will not do is done here.
+            // The memory server refused: do the operation here.
             if restart == Some(Restart::Here) {
                 offer = Offer::Nothing;
             }

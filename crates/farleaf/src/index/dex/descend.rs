@@ -1,8 +1,9 @@
-//! The way down, by swizzled pointers and optimistic latch coupling (Lu et al., Algorithm 1).
+//! Descents, by swizzled pointers and optimistic latch coupling (Lu et al., Algorithm 1).
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - D5. The child's version is taken, then the parent's validated, and only then is the child trusted. A frame is
-//!   never unmapped, so a stale pointer meets a changed version, other fences, or another level.
+//! - D5. The child's version is taken, then the parent's validated, and only then is the child
+//!   trusted. A frame is never unmapped, so a stale pointer meets a changed version, other fences,
+//!   or another level.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -16,7 +17,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 /// A node and the child word that led to it. The root has no parent.
 #[derive(Debug)]
 pub(super) struct Below<'a, L: Layout> {
-    /// The parent, with the slot that points to the node.
+    /// The parent, and the slot that points to the node.
     pub(super) parent: Option<(OptimisticRef<'a, L>, usize)>,
     pub(super) node: OptimisticRef<'a, L>,
 }
@@ -26,13 +27,13 @@ pub(super) struct Below<'a, L: Layout> {
 pub(super) enum LeafLocation<'a, L: Layout> {
     /// At a leaf in a hot frame.
     Hot(OptimisticRef<'a, L>),
-    /// At a leaf that no child word points to: it is in the pool at this address, or cools.
+    /// At a leaf that is not hot: it is in the pool at this address, or in a cooling frame.
     Elsewhere { parent: OptimisticRef<'a, L>, slot: usize, address: GlobalAddr },
-    /// At a node that is not here, below which the memory server shall go on.
+    /// At a missing node below which the memory server is to continue.
     Offered(Missing<'a, L>),
 }
 
-/// A node that no child word of a hot parent points to as a frame.
+/// A node that its hot parent points to by address, not by frame.
 #[derive(Debug)]
 pub(super) struct Missing<'a, L: Layout> {
     pub(super) parent: OptimisticRef<'a, L>,
@@ -41,14 +42,14 @@ pub(super) struct Missing<'a, L: Layout> {
     pub(super) level: u8,
 }
 
-/// What may be left to the memory server that has a missing node.
+/// What the operation could offload to the memory server of a missing node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offer {
-    /// Nothing.
+    /// The operation runs here.
     Nothing,
-    /// An operation on one key.
+    /// A single-key operation.
     Edit,
-    /// A scan that needs about so many leaves.
+    /// A scan that needs about this many leaves.
     Scan { leaves: u64 },
 }
 
@@ -57,18 +58,18 @@ pub(super) enum Offer {
 enum Child<'a, L: Layout> {
     /// A node in a hot frame.
     Hot(OptimisticRef<'a, L>),
-    /// A node in the pool at this address, or cooling.
+    /// A node in the pool at this address, or in a cooling frame.
     Elsewhere(GlobalAddr),
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// The root, as it is now.
+    /// An optimistic reference to the root.
     #[inline]
     pub(super) fn seen_root(&self) -> Result<OptimisticRef<'_, L>, Restart> {
         self.client.cache().seen(self.root_frame).ok_or(Restart::Busy)
     }
 
-    /// Where the child word leads to that the probe lies behind, not validated yet.
+    /// The child of `node` on the path of `probe`, and its slot. Not validated yet.
     #[inline(always)]
     fn look_down<'a>(
         &'a self,
@@ -88,7 +89,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok((slot, child))
     }
 
-    /// Validates the way from a node of `level` to what it leads to (D5).
+    /// Validates the step from a node at `level` to its child (D5).
     #[inline(always)]
     fn confirm(
         &self,
@@ -106,7 +107,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Whether a node is where the probe should be.
+    /// Checks that a node has the expected level and covers the probe.
     #[inline(always)]
     fn check(
         &self,
@@ -120,12 +121,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if fits {
             return Ok(());
         }
-        // If the node is of one piece, whoever led here was old.
+        // If the node is consistent, the copy that led here was old.
         Err(if node.is_valid() { Restart::Refresh } else { Restart::Busy })
     }
 
-    /// The leaf that the probe lies in, or the first node on the way below which what is offered is better left to
-    /// its memory server.
+    /// Descends to the leaf that covers the probe, or to the first missing node below which it is
+    /// better to offload.
     #[inline]
     pub(super) async fn find_leaf(
         &self,
@@ -160,7 +161,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// The keys that the hot nodes above lead to `target` for, which is on the way of `probe`.
+    /// The range of keys that the hot nodes above route to `target`, a node on the path of `probe`.
     pub(super) fn keys_led_to(
         &self,
         target: OptimisticRef<'_, L>,
@@ -183,7 +184,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if node.frame == target.frame && target.is_valid() { Ok(keys) } else { Err(Restart::Busy) }
     }
 
-    /// The node at `level` that the probe lies in, hot, and its parent: for those who restructure.
+    /// The node at `level` that covers the probe, hot, and its parent. For restructuring.
     pub(super) async fn find_hot(
         &self,
         probe: Probe<'_, L::Key>,
@@ -199,8 +200,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(below)
     }
 
-    /// The child of `node` that the probe lies in, with its slot; if it is not hot it is brought, and the
-    /// descent has to begin again.
+    /// The child of `node` that covers the probe, and its slot. If the child is not hot it is
+    /// fetched, and the descent has to begin again.
     pub(super) async fn hot_child<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
@@ -222,8 +223,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Err(Restart::Again)
     }
 
-    /// What `read` makes of the leaf that the probe lies in: of one piece, but it may be called for leaves that
-    /// are not.
+    /// Applies `read` to the leaf that covers the probe. Only the result for a consistent leaf is
+    /// returned, but `read` may also be called on inconsistent ones.
     #[inline]
     pub(super) async fn read_leaf<T>(
         &self,
@@ -260,7 +261,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.read_place(place, probe, read).await
     }
 
-    /// What `read` makes of the leaf that the probe lies in, below a level-1 node that was on the way to it.
+    /// Applies `read` to the leaf that covers the probe, starting from a level-1 node on the path
+    /// to it.
     pub(super) async fn try_read_below<T>(
         &self,
         above: OptimisticRef<'_, L>,
@@ -277,7 +279,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.read_place(place, probe, read).await
     }
 
-    /// What `read` makes of the leaf at a place to which the probe has led.
+    /// Applies `read` to the leaf that a descent for `probe` ended at.
     #[inline]
     pub(super) async fn read_place<T>(
         &self,

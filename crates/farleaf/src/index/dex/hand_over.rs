@@ -1,22 +1,27 @@
-//! Keys that move from one compute server to another while operations run (Lu et al., §4).
+//! Moving keys from one compute server to another while operations run (Lu et al., §4).
 //!
-//! Data does not move: who lets go writes back what it has changed and drops its copies, then who takes over reads what
-//! it has old copies of. In between nobody serves the keys.
+//! Data does not move. The server that releases the keys writes back what it has changed and drops
+//! its copies. Then the server that takes over drops its old copies and rereads the root. In
+//! between, no server serves the keys.
 //!
-//! *Why nothing is lost or done twice.* An operation at who lets go either finds its leaf in a frame, or brings it. A frame
-//! leaves only clean and under its latch, so a change in it is written back before, and who comes later finds the
-//! frame gone. What brings a leaf has marked it while its keys were owned (C20): who lets go first gives the keys up, then
-//! waits for the marks that are there, and no others come. The other begins only after that.
+//! *Why nothing is lost or done twice.* An operation at the releasing server either finds its leaf
+//! in a frame or fetches it. A frame is dropped only when it is clean, and under its latch. So a
+//! change in it is written back first, and a later operation finds the frame gone. An operation
+//! that fetches a leaf has marked it while its keys were owned (C20). The releasing server first
+//! gives up the keys, then waits for the marks that exist; no new ones can follow. Only after that
+//! does the other server begin.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - H1. A boundary is the fence of leaves: who lets go looks once more when the keys are given up, from when on leaves
-//!   do not merge across it.
-//! - H2. A node that was exclusive and will be shared is clean before the other begins; a copy of one that was shared and will
-//!   be exclusive is dropped before it counts as exclusive.
-//! - H3. A node is restructured only by who owns a part of it, which is looked at under its frame's latch (`latched.rs`): who
-//!   lets go waits for frames that are latched, and who latches later sees that the keys are gone.
+//! - H1. A boundary is the fence of leaves. The releasing server checks this again after it has
+//!   given up the keys, because from then on leaves do not merge across the boundary.
+//! - H2. A node that was exclusive and will be shared is clean before the other server begins. A
+//!   copy of a node that was shared and will be exclusive is dropped before the node counts as
+//!   exclusive.
+//! - H3. Only a server that owns part of a node restructures it; ownership is checked under the
+//!   latch of the node's frame (`latched.rs`). The releasing server waits for latched frames, and a
+//!   thread that latches later sees that the keys are gone.
 //!
-//! *Thread safety*: belongs to its endpoint's thread. One move at a time is the caller's affair.
+//! *Thread safety*: belongs to its endpoint's thread. The caller must run one move at a time.
 
 use super::{DexIndex, FRAMES_TOGETHER};
 use crate::cache::{FrameId, FrameState, OwnedRange, Ownership, Restart, is_clean};
@@ -28,8 +33,9 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// Keys that were given up, and that nobody owns yet. Unless another does in the end, they are owned as before: after an error, and
-/// when the future of the move is dropped.
+/// Keys that this server has given up and no other server owns yet. Dropping this restores the
+/// previous range, after an error and when the move's future is dropped, unless
+/// [`GivenUp::for_good`] was called.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct GivenUp<'a, F: Fabric, L: Layout> {
@@ -38,7 +44,7 @@ pub(crate) struct GivenUp<'a, F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> GivenUp<'_, F, L> {
-    /// Another owns them now.
+    /// Completes the move: another server owns the keys now.
     pub(crate) fn for_good(mut self) {
         self.before = None;
     }
@@ -52,14 +58,14 @@ impl<F: Fabric, L: Layout> Drop for GivenUp<'_, F, L> {
     }
 }
 
-/// What came of looking at one frame.
+/// The result of processing one frame in a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Swept {
-    /// There is nothing to do.
+    /// Nothing to do for this frame.
     Nothing,
-    /// It is done.
+    /// The node was replaced or dropped.
     Done,
-    /// Somebody is at it.
+    /// The frame is in use: retry it.
     Later,
 }
 
@@ -72,11 +78,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.read_leaf(Probe::At(key), |page| L::low(page)).await
     }
 
-    /// Lets go of `keys`, keeping `rest`: nothing of them is here any more afterwards, until what is returned says otherwise.
-    /// `None` if the leaves do not keep the boundary between the two; then nothing has changed.
+    /// Releases `keys` and keeps `rest`. On success this server holds nothing of `keys` until the
+    /// returned guard is dropped. Returns `None`, with nothing changed, if the boundary between the
+    /// two is not a fence of leaves.
     ///
     /// # Errors
-    /// [`RemoteError`] if something cannot be written back; then nothing has changed, but copies may be gone.
+    /// [`RemoteError`] if a node cannot be written back. Then this server still owns the keys, but
+    /// some copies may be gone.
     pub(crate) async fn release_range(
         &self,
         keys: &OwnedRange<L::Key>,
@@ -96,7 +104,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(Some(given_up))
     }
 
-    /// Whether a leaf of what is kept ends where the keys begin, or the other way round.
+    /// Whether the boundary between `rest` and `keys` is a fence of the leaf beside it in `rest`.
     async fn keeps_boundary(
         &self,
         keys: &OwnedRange<L::Key>,
@@ -114,8 +122,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Does `work` for each frame, again as long as that is left for later, and then for all once more, until a round finds
-    /// nothing to do.
+    /// Applies `work` to each frame, and again to those that return [`Swept::Later`]. Repeats the
+    /// whole sweep until a round finds nothing to do.
     async fn sweep<W: Future<Output = Result<Swept, RemoteError>>>(
         &self,
         work: impl Fn(FrameId) -> W,
@@ -139,7 +147,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 frames = later;
                 if !frames.is_empty() {
                     self.settle_some().await;
-                    // Nobody serves these keys: rather no move than one that waits for a memory server.
+                    // No server serves these keys meanwhile: rather fail the move than wait for a
+                    // memory server that does not answer.
                     self.client.before_retry(&mut backoff).await?;
                 }
             }
@@ -149,7 +158,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Writes a node back that reaches into `keys`, and drops it if all of it lies there.
+    /// Writes back a node that overlaps `keys`, and drops it if all of its keys lie there.
     async fn clear(&self, frame: FrameId, keys: &OwnedRange<L::Key>) -> Result<Swept, RemoteError> {
         let cache = self.client.cache();
         if cache.arena().state(frame) == FrameState::Free {
@@ -178,12 +187,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(Swept::Done)
     }
 
-    /// Owns `grown` from now on, which includes keys that another has let go of.
+    /// Makes `grown` the owned range; it includes keys that another server has released.
     ///
     /// # Errors
-    /// [`RemoteError`] if a node cannot be read; then nothing has changed.
+    /// [`RemoteError`] if a node cannot be read; then the range has not changed.
     pub(crate) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
-        // READs that were posted before the other let go may bring what is old.
+        // READs posted before the other server released the keys may bring old content.
         if !self.fabric().breaks(rules::OLD_READS_AWAITED) {
             self.wait_for_marks().await?;
         }
@@ -195,10 +204,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// Drops a copy of a node that others may have changed, once: what is brought afterwards is as it is now. The root is
-    /// read again instead. What an old copy says of its keys is old too: its node may have been freed, and be another one of the keys
-    /// that are taken over, even one with the same fences. So reading it again would not do: only what the way down leads to
-    /// counts, and only what lies in the range that was `held` is known to be as it is here.
+    /// Drops a copy of a node that other servers may have changed, once for each address: a copy
+    /// fetched afterwards is current. The root is read again instead.
+    ///
+    /// The fences in an old copy are old as well. Its node may have been freed and used again for
+    /// another node of the keys that are taken over, even one with the same fences. So rereading
+    /// the node in place is not enough: only the path from the root decides which nodes count, and
+    /// only nodes within the `held` range are known to be current here.
     async fn renew(
         &self,
         frame: FrameId,
@@ -218,7 +230,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(Swept::Later);
         }
         let fresh = dropped.borrow().contains(&address);
-        // Whoever holds it is about to change it, or has died: nobody looks for its lock once it is exclusive.
+        // The holder of the lock is about to change the node, or has died. Once the node is
+        // exclusive, no server checks its lock.
         let waits = then == Ownership::All && (pinned || is_locked);
         if lies == Ownership::All || (fresh && !waits) {
             return Ok(Swept::Nothing);
@@ -246,10 +259,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(Swept::Done)
     }
 
-    /// Waits until all that is marked now has ended.
+    /// Waits for all marks that exist now.
     async fn wait_for_marks(&self) -> Result<(), RemoteError> {
         let mapping = self.client.cache().mapping();
-        // A move that was given up, or dropped, has not waited to the end: its generation's number is needed now.
+        // A move that failed or was dropped may have left marks of its generation. That
+        // generation's number is about to be used again.
         self.wait_for_generation(mapping.last_generation()).await?;
         self.wait_for_generation(mapping.next_generation()).await
     }
@@ -266,7 +280,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// A key near `key` that leaves begin at, and that is inside the owned range: where a boundary can move to.
+    /// A leaf boundary near `key`, inside the owned range: a key to which a partition boundary can
+    /// move.
     pub(crate) async fn boundary_near(&self, key: &L::Key) -> Result<Option<L::Key>, RemoteError> {
         let range = self.server.range();
         if !range.has(key) {
@@ -277,7 +292,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok([Some(low), high].into_iter().flatten().find(inside))
     }
 
-    /// Where the leaf of `key` begins, and where it ends if there are leaves behind it.
+    /// The low fence of the leaf of `key`, and its high fence if it has one.
     ///
     /// # Errors
     /// [`RemoteError`] if the leaf cannot be read.

@@ -1,4 +1,4 @@
-//! Nodes in the hands of a restructuring: latched, and none of their WRITEs in flight.
+//! Nodes held for restructuring: latched, with none of their WRITEs in flight.
 //!
 //! *Thread safety*: the latch is the right to change the node.
 
@@ -15,7 +15,7 @@ pub(super) struct Latched<'a, L: Layout> {
     pub(super) frame: FrameId,
     pub(super) page: Page<'a, L>,
     pub(super) guard: Exclusive<'a>,
-    /// Whether others have it too (D1).
+    /// Whether other compute servers use it too (D1).
     pub(super) shared: bool,
 }
 
@@ -35,10 +35,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let cache = self.client.cache();
         let guard = node.lock().ok_or(Restart::Busy)?;
         if !cache.is_held(node.frame) || cache.arena().is_writing(node.frame) {
-            // What is written here at once must not be overtaken by what is on its way.
+            // The WRITE in flight could land after those of the restructuring.
             return Err(Restart::Busy);
         }
-        // Under the latch, so that who gives keys up either waits for this change, or is seen here (H3).
+        // Checked under the latch: a server that gives up keys either waits for this change, or is
+        // seen here (H3).
         let shared = match self.server.owns(node.page) {
             Ownership::All => false,
             Ownership::Part => true,
@@ -51,7 +52,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(Latched { frame: node.frame, page: node.page, guard, shared })
     }
 
-    /// The pool's word 0 of a latched inner node, as far as is known here.
+    /// The pool's word 0 of a latched inner node, as last seen here.
     pub(super) fn word_of(&self, node: &Latched<'_, L>) -> LockWord {
         LockWord::from_bits(self.client.cache().arena().remote_word(node.frame))
     }
@@ -60,7 +61,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.cache().arena().set_remote_word(node.frame, word.to_bits());
     }
 
-    /// A latched shared node as the pool had it when it was read: what the remote lock compares with.
+    /// A latched shared node as the pool had it when it was read. The remote lock compares with
+    /// this copy.
     pub(super) fn cached_copy(&self, node: &Latched<'_, L>) -> Result<PageCopy<L>, Restart> {
         let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).map_err(|_| Restart::Busy)?;
         let image = self.client.cache().image(node.page);
@@ -70,11 +72,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(PageCopy::of_cached(node.at(), buffer, self.fabric().now_ns()))
     }
 
-    /// WRITEs `image`, the next content of a latched exclusive node; what is in the frame is up to the caller.
+    /// WRITEs `image`, the next content of a latched exclusive node. The caller updates the frame.
     ///
     /// # Errors
-    /// As [`crate::cache::CacheClient::write_leaf`]. The node's content in the pool is unknown then, so what is in the
-    /// frame counts as newer.
+    /// As [`crate::cache::CacheClient::write_leaf`]. The node's content in the pool is then
+    /// unknown, so the frame is marked dirty.
     pub(super) async fn write_exclusive(
         &self,
         node: &Latched<'_, L>,
@@ -87,21 +89,21 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let written = self.client.write_leaf(node.at(), image.page(), all).await;
             return may_land.has_ended(written);
         }
-        // A clean frame has what the pool has.
+        // If the frame is clean, it has the same content as the pool.
         let before = is_clean(node.page).then(|| self.client.cache().image(node.page));
-        // If it cannot be logged, nothing has been written yet.
+        // If this fails, nothing has been written yet.
         let slot = self.client.log_slot(node.at()).await?;
         let may_land = MayLand { index: self, node };
         let word = self.client.seal(image, self.word_of(node), slot.as_ref());
-        // Also if it fails: no version is sealed with two contents (D9).
+        // Set even if the WRITE fails: no version is sealed with two contents (D9).
         self.set_word(node, word);
         let written = self.client.write_logged(slot, node.at(), before.as_ref(), image).await;
         may_land.has_ended(written)
     }
 }
 
-/// A WRITE of a latched node is on its way. If it fails, or its future is dropped, the pool may have what is in
-/// the frame, or what was to be: no other WRITE follows before that is settled (C15).
+/// A WRITE of a latched node in flight. If it fails, or its future is dropped, the pool may have
+/// the content of the frame or the new one. No other WRITE follows until that is settled (C15).
 struct MayLand<'a, 'b, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
     node: &'a Latched<'b, L>,

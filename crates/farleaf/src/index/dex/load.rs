@@ -1,9 +1,11 @@
-//! Bulk loading: leaves and inner nodes are built left to right in private memory and go to the pool by WRITEs
-//! of which many are in flight; the root comes last, and shows them all.
+//! Bulk loading. Leaves and inner nodes are built left to right in private memory and written to
+//! the pool with many WRITEs in flight. The root comes last and publishes them all.
 //!
-//! *Invariants*: Z1. a leaf ends at every boundary between compute servers. Z2. nodes at level M and below go to
-//! one memory server until a node of level M is complete, then to the next; nodes above go round the servers. Z3.
-//! nothing that anybody can reach points to a node before all are written.
+//! *Invariants*
+//! - Z1. A leaf ends at every boundary between compute servers.
+//! - Z2. Nodes at level M and below go to one memory server until a node of level M is complete,
+//!   then to the next. Nodes above go round the servers.
+//! - Z3. Nothing reachable points to a node before all nodes are written.
 //!
 //! *Thread safety*: private to one task.
 
@@ -11,14 +13,15 @@ use crate::page::{Layout, LeafInsert, MAX_LEVEL};
 use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
-/// How full inner nodes are at least.
+/// Least fill of inner nodes.
 const INNER_FILL: f64 = 0.9;
 
-/// Subtrees for each memory server, below which a placement level does not spread a tree evenly.
+/// Subtrees per memory server that a placement level needs to spread a tree evenly.
 const SUBTREES_EACH: u64 = 16;
 
-/// The largest placement level that still spreads a bulk-loaded tree over the memory servers: with at least 16 subtrees
-/// of that level for each. 0, where every leaf counts for itself, if the records are too few.
+/// The largest placement level that still spreads a bulk-loaded tree over the memory servers, that
+/// is, with at least 16 subtrees of that level per server. Returns 0, which places each leaf by
+/// itself, if there are too few records.
 pub fn spreading_level<L: Layout>(records: u64, fill: f64, memory_servers: u16) -> u8 {
     let mut subtrees = records / records_per_leaf::<L>(fill) as u64;
     let mut level = 0;
@@ -52,35 +55,35 @@ pub(crate) struct Builder<'a, F: Fabric, L: Layout> {
     writer: FreshWriter<'a, F, L>,
     /// Records per leaf.
     fill: usize,
-    /// Children per inner node: there are few insertions into these, and every compute server has its frames
-    /// full of them.
+    /// Children per inner node. Inner nodes are filled well: they see few insertions, and every
+    /// compute server caches them.
     inner_fill: usize,
     placement_level: u8,
-    /// How many subtrees of the placement level, and how many nodes above, have been begun.
+    /// Number of subtrees of the placement level completed, and of nodes above it begun.
     subtrees: u64,
     upper_nodes: u64,
-    /// Where leaves must end, from the next on.
+    /// Where leaves must end, after `next_boundary`.
     boundaries: std::vec::IntoIter<L::Key>,
     next_boundary: Option<L::Key>,
-    /// The open node of each level, and how many are closed.
+    /// The open node of each level, and how many nodes of the level are closed.
     levels: Vec<(Option<Open<F, L>>, u64)>,
-    /// Where each leaf begins, and how many records come before it.
+    /// The low end of each leaf, and the number of records before it.
     leaves: Vec<(L::Key, u64)>,
     records: u64,
 }
 
-/// What has been built, and written but for the root.
+/// A finished tree, of which everything but the root is written.
 pub(crate) struct Built<L: Layout> {
-    /// The root's content, at no address yet.
+    /// The root's content, not at an address yet.
     pub(crate) root: Image<L>,
-    /// Where each leaf begins, and how many records come before it.
+    /// The low end of each leaf, and the number of records before it.
     pub(crate) leaves: Vec<(L::Key, u64)>,
-    /// How many records there are.
+    /// The number of records.
     pub(crate) records: u64,
 }
 
 impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
-    /// A tree of no leaf yet.
+    /// A builder without leaves. `fill` is a fraction; `boundaries` ascend.
     pub(crate) fn new(
         pages: &'a PageClient<F, L>,
         fill: f64,
@@ -129,7 +132,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(())
     }
 
-    /// Closes the open node of a level and writes it; its low fence and address, for the level above.
+    /// Closes the open node of a level and writes it. Returns its low fence and address, for the
+    /// level above.
     async fn close(
         &mut self,
         level: u8,
@@ -150,7 +154,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(Some(entry))
     }
 
-    /// Adds a child to the open node of `level`, closing full ones on the way up.
+    /// Adds a child to the open node of `level`, closing full nodes on the way up.
     async fn add_child(
         &mut self,
         level: u8,
@@ -178,7 +182,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(())
     }
 
-    /// Ends the open leaf at `low` and begins the next one there.
+    /// Closes the open leaf at `low` and opens the next one there.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
         if self.levels.is_empty() {
             return self.open(0, low).await;
@@ -189,7 +193,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         self.open(0, low).await
     }
 
-    /// Begins leaves at all boundaries up to `key` (Z1).
+    /// Starts a new leaf at each boundary up to `key` (Z1).
     async fn pass_boundaries(&mut self, key: Option<&L::Key>) -> Result<(), RemoteError> {
         if self.levels.is_empty() {
             self.open(0, &L::min_key()).await?;
@@ -202,7 +206,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(())
     }
 
-    /// Adds a record behind all others.
+    /// Appends a record whose key is above all others.
     pub(crate) async fn append(
         &mut self,
         key: &L::Key,
@@ -221,13 +225,13 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         }
     }
 
-    /// Ends the tree; all nodes but the root are written when this returns.
+    /// Completes the tree. On return all nodes but the root are written.
     pub(crate) async fn finish(&mut self) -> Result<Built<L>, RemoteError> {
         self.pass_boundaries(None).await?;
         let mut level = 0;
         let root = loop {
             let index = usize::from(level);
-            // The only node of a level above the leaves is the root.
+            // A level above the leaves with a single node is the root's.
             if level > 0 && self.levels[index].1 == 0 {
                 break self.levels[index].0.take();
             }
@@ -245,7 +249,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(Built { root: image, leaves, records: self.records })
     }
 
-    /// Gives all nodes back.
+    /// Gives back all nodes.
     pub(crate) async fn abort(self) {
         for (open, _) in self.levels {
             if let Some(open) = open {
@@ -256,8 +260,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     }
 }
 
-/// Boundaries for `parts` compute servers at leaves, so that all have about the same number of records; `None`
-/// if there are too few leaves.
+/// Boundaries for `parts` compute servers, at leaves, such that all have about the same number of
+/// records; `None` if there are too few leaves.
 pub(crate) fn equal_boundaries<K: Clone + Ord>(
     leaves: &[(K, u64)],
     records: u64,
@@ -279,7 +283,8 @@ mod tests {
 
     #[test]
     fn the_placement_level_grows_with_the_tree() {
-        // 42 records a leaf, 54 children a node: 2 M keys make 881 nodes of level 1 and 16 of level 2.
+        // 42 records a leaf, 54 children a node: 2 M keys make 881 nodes of level 1 and 16 of level
+        // 2.
         let levels = [(1_000, 4), (100_000, 4), (2_000_000, 4), (2_000_000, 1), (20_000_000, 4)];
         let found = levels.map(|(keys, servers)| spreading_level::<Fixed8>(keys, 0.7, servers));
         assert_eq!(found, [0, 0, 1, 2, 2]);

@@ -1,10 +1,11 @@
-//! What the next life of a compute server does before it serves: it completes the inner nodes that its last life left half
-//! written.
+//! Recovery by the next life of a compute server: before it serves, it completes the inner nodes
+//! that its last life left half written.
 //!
-//! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of two versions. A shared node
-//! is locked then, and whoever needs it recovers it. An exclusive node has no lock; its log entry (D9) makes it whole again.
-//! Nobody else writes such a node, but an old entry may name a page that was freed since and given to another compute server:
-//! so only what the tree leads to is completed.
+//! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of
+//! two versions. A shared node is locked at that time, and the next client that needs it recovers
+//! it. An exclusive node has no lock; its log entry (D9) makes it whole again. No other server
+//! writes such a node. But an old entry may name a page that was freed since and given to another
+//! compute server, so only pages that the tree leads to are completed.
 //!
 //! *Thread safety*: private to one task.
 
@@ -15,8 +16,8 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 /// How often a WRITE of unknown outcome is posted again.
 const WRITE_RETRIES: u32 = 16;
 
-/// Completes what `compute_server`, which is dead and shut out, left half written in the tree below `root`; returns how
-/// many nodes that were.
+/// Completes what `compute_server`, which is dead and fenced, left half written in the tree below
+/// `root`. Returns the number of nodes completed.
 ///
 /// # Errors
 /// [`RemoteError`] if a memory server does not answer.
@@ -26,7 +27,7 @@ pub(crate) async fn mend<F: Fabric, L: Layout>(
     compute_server: u16,
 ) -> Result<u64, RemoteError> {
     let mut mended = 0;
-    // Upper levels first: the way to a node leads through whole ones.
+    // Upper levels first, so that the path to each node leads through whole ones.
     for (at, image) in pages.half_written(compute_server).await? {
         if is_in_tree(pages, root, at, image.page()).await? {
             write(pages, at, &image).await?;
@@ -36,7 +37,7 @@ pub(crate) async fn mend<F: Fabric, L: Layout>(
     Ok(mended)
 }
 
-/// Whether the tree leads to the page at `at`, which is to be as `image`.
+/// Whether the tree leads to the page at `at`, whose content should be `image`.
 async fn is_in_tree<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
@@ -45,7 +46,7 @@ async fn is_in_tree<F: Fabric, L: Layout>(
 ) -> Result<bool, RemoteError> {
     let (low, high) = (L::low(image), L::high(image));
     let last = high.as_ref().map_or(Probe::Last, Probe::Before);
-    // The parents may not know yet that one of its ends has moved.
+    // Probe both ends: the parents may not know yet that one of them has moved.
     for probe in [Probe::At(&low), last] {
         if at == root || leads_to(pages, root, (at, image.level()), probe).await? {
             return Ok(true);
@@ -65,7 +66,8 @@ async fn leads_to<F: Fabric, L: Layout>(
         let copy = match pages.read(Pointer::fixed(next)).await {
             Ok(copy) => copy,
             Err(Miss::Restart) => match pages.before_retry(&mut backoff).await {
-                // Its holder is at it, or is dead, too, and its change is finished by this.
+                // The holder is changing the node, or is dead as well; then the retry finishes its
+                // change.
                 Ok(()) => {
                     next = root;
                     continue;

@@ -1,12 +1,12 @@
-//! Merging and borrowing, after removals: what keeps an index that shrinks from keeping its nodes.
+//! Merging and borrowing after removals, so that an index that shrinks also gives up nodes.
 //!
-//! A node with less than half of its entries joins a neighbour below the same parent, if both fit one page; one
-//! with less than a quarter otherwise borrows from it. Between a half and a quarter it waits: a neighbour too
-//! full to join has enough to give only once, and the next removals would borrow again. Never across a
-//! boundary: both must be exclusive (D3).
+//! A node that is less than half full joins a neighbour below the same parent if both fit one page.
+//! Otherwise it borrows from the neighbour if it is less than a quarter full. Between a quarter and
+//! a half it waits: a neighbour too full to join has enough to give only once, and the next
+//! removals would borrow again. Nodes never join across a boundary: both must be exclusive (D3).
 //!
-//! *Order of the WRITEs* (D2): the node that gains; then the parent; the one that loses leaves with some later
-//! write-back, or is freed.
+//! *Order of the WRITEs* (D2): the node that gains, then the parent. The node that loses is written
+//! by a later write-back, or is freed.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -20,25 +20,26 @@ use crate::remote::{Image, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, Work};
 
-/// Whether two neighbours fit one page, or one has too little to stay as it is.
+/// Whether two neighbours fit one page, or one has too few entries to stay as it is.
 fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
     let fewest = left.live_count().min(right.live_count());
     L::fits_merged(left, right) || fewest < L::CAPACITY / 4
 }
 
-/// What became of one attempt.
+/// The result of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tidied {
-    /// There was nothing to do, or nothing that can be done.
+    /// There was nothing to do, or nothing could be done.
     Nothing,
-    /// Two nodes were evened out.
+    /// Entries moved from one node to the other.
     Borrowed,
-    /// Two nodes became one: the parent has an entry less.
+    /// Two nodes became one: the parent has one entry fewer.
     Merged,
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Merges or evens out the leaf of `key`, and the nodes above it as far as that leaves them with too little.
+    /// Merges or evens out the leaf of `key`, and then the nodes above it that this leaves with too
+    /// few entries.
     pub(super) async fn tidy(&self, key: &L::Key) -> Result<(), RemoteError> {
         let _unsettled = self.unsettle();
         let probe = Probe::At(key);
@@ -95,8 +96,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) }
     }
 
-    /// The neighbour's copy is from when it was shared: the way to it is read again, which is not that to the node
-    /// itself.
+    /// The neighbour's copy dates from when the node was shared. Rereads the path to it, which
+    /// differs from the path to the node itself.
     async fn refresh_neighbour(&self, low: &L::Key) -> Restart {
         match self.refresh(Probe::At(low)).await {
             Ok(true) => Restart::Again,
@@ -112,7 +113,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             || self.fabric().breaks(rules::SHARED_NOT_MERGED)
     }
 
-    /// Makes one of two neighbours, or evens them out; `right_slot` is the right one's.
+    /// Merges two neighbours or evens them out. `right_slot` is the slot of the right one.
     async fn join(
         &self,
         parent: OptimisticRef<'_, L>,
@@ -164,7 +165,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let written = match self.write_parent_alone(&parent, lock, remove).await {
             Ok(written) => written,
             Err(restart) => {
-                // The gainer in the pool reaches too far: what is here must replace it before it is read again.
+                // The gainer in the pool holds too many keys: the frame's content must replace it
+                // before it is read again.
                 if !self.fabric().breaks(rules::GAINER_DIRTY) {
                     self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
                 }
@@ -175,7 +177,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         left.page.copy_all_but_latch(lower.page());
         cache.adopt(left.frame);
         remove(parent.page);
-        // A flush waits until the parent leads to the gainer for what it has gained.
+        // A flush waits until the parent routes the gained keys to the gainer.
         self.hold_below(&written, &parent, &[left.frame]);
         let freed = right.at();
         self.server.unsettled().note_merged();
@@ -210,7 +212,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let written = match self.write_parent_alone(&parent, lock, move_boundary).await {
             Ok(written) => written,
             Err(restart) => {
-                // The gainer in the pool has too much, which nobody is led to.
+                // The gainer in the pool holds too many keys, which no parent routes to it.
                 self.client.mark_dirty(gainer.frame, gainer.page, 1..L::PAGE_WORDS);
                 return Err(restart);
             }
@@ -229,7 +231,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// An exclusive root with a single child, which is not a leaf, takes that one's content.
+    /// Moves the content of an only child into the root, if the root is exclusive and the child is
+    /// not a leaf.
     async fn try_collapse_root(&self) -> Result<Tidied, Restart> {
         let cache = self.client.cache();
         let root = self.seen_root()?;
@@ -245,14 +248,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(Restart::Busy);
         }
         if !is_clean(child.page) {
-            // Others may wait for its WRITE (C24).
+            // Other nodes may wait for its WRITE (C24).
             return Ok(Tidied::Nothing);
         }
         let content = Image::<L>::empty();
         content.page().format_empty(self.root, level - 1, &low, None);
         content.page().copy_content(child.page);
         content.page().set_note(0);
-        // Whether now or later, it happens: the pool may have the new root already.
+        // The change happens, now or later: the pool may already have the new root.
         let written = match self.write_exclusive(&root, &cache.image(content.page())).await {
             Ok(()) => Written::Now,
             Err(_) => Written::Later,
@@ -272,7 +275,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(Tidied::Nothing)
     }
 
-    /// Tidies every leaf of the owned range that has too little.
+    /// Merges or evens out every leaf of the owned range that has too few records.
     ///
     /// # Errors
     /// [`RemoteError`] if a leaf cannot be read.
@@ -287,7 +290,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let (live, mut high) = self.read_leaf(Probe::At(&low), look).await?;
             if live < least_entries::<L>() {
                 self.tidy(&low).await?;
-                // It may have taken the next one in: go on behind what it is now.
+                // The leaf may have absorbed the next one: continue behind its new high fence.
                 high = self.read_leaf(Probe::At(&low), look).await?.1;
             }
             match high {

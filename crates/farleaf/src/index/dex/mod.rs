@@ -1,31 +1,35 @@
-//! DEX on one compute server: a B+-tree whose nodes are in the memory pool, and of which this compute server
-//! owns a range of keys and caches the paths to it (Lu et al., *DEX: Scalable Range Indexing on Disaggregated
-//! Memory*, VLDB 2024).
+//! DEX on one compute server: a B+-tree with its nodes in the memory pool. This compute server owns
+//! a range of keys and caches the paths to them (Lu et al., *DEX: Scalable Range Indexing on
+//! Disaggregated Memory*, VLDB 2024).
 //!
-//! [`crate::partition`] says who owns which keys, and hands each operation to its owner; here is what the owner
-//! does. The tree has no sibling links: every node is reached through its parents, and its fences say whether
-//! it is the right one.
+//! [`crate::partition`] tracks the owner of each key and routes each operation to it; this module
+//! is what the owner does. The tree has no sibling links: every node is reached through its
+//! parents, and its fences tell whether it is the right one.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - D1. A node whose fences lie within the owned range is *exclusive*: only this compute server reads or
-//!   changes it, under the latch of its frame. All leaves are. Others are *shared*: changed only under the
-//!   remote lock, by a CAS that expects the cached version, and written through at once.
-//! - D2. The pool's tree is well-formed at every instant: a node is written before a parent in the pool points
-//!   to it; a node that loses keys is written after the parents that route them elsewhere; a node is freed after
-//!   the last parent that pointed to it was written.
-//! - D3. Shared nodes are split, never merged. A half that is no longer shared can be, so an old copy of a shared node may
-//!   lead to a node that has been freed and used again: its level, its fences or its checksum give it away, and a
-//!   copy of it from before is taken out of the cache when it is used again here.
-//! - D4. Restructuring latches from the top down and left before right, and gives way instead of waiting.
-//! - D7. What a leaf or an exclusive inner node has beyond the keys that its parent leads to it for does not count: who brings
-//!   such a node takes it out. So whatever a dead compute server left of D2's orders undone, every way to a key gives one
-//!   answer.
+//! - D1. A node whose fences lie within the owned range is *exclusive*: only this compute server
+//!   reads or changes it, under the latch of its frame. All leaves are exclusive. Other nodes are
+//!   *shared*: changed only under the remote lock, by a CAS that expects the cached version, and
+//!   written through at once.
+//! - D2. The pool's tree is well-formed at every instant: a node is written before a parent in the
+//!   pool points to it; a node that loses keys is written after the parents that route them
+//!   elsewhere; a node is freed after the last parent that pointed to it was written.
+//! - D3. Shared nodes are split, never merged. A half that is no longer shared can be merged, so an
+//!   old copy of a shared node may lead to a node that was freed and used again. Its level, its
+//!   fences or its checksum reveal this. A copy of the former node is taken out of the cache when
+//!   the node is used again here.
+//! - D4. Restructuring latches from the top down and left before right, and backs off instead of
+//!   waiting.
+//! - D7. Keys in a leaf or an exclusive inner node beyond the range that its parent routes to it do
+//!   not count: the operation that fetches such a node trims it. So even if a dead compute server
+//!   left the orders of D2 unfinished, every path to a key gives the same answer.
 //! - D8. A leaf whose stamp does not fit is damaged: a WRITE of it stopped half-way.
-//! - D9. An exclusive inner node goes to the pool after a log entry that says the same, unless nothing leads to it yet; the
-//!   next life of its compute server completes what is half written before it serves (`mend.rs`).
+//! - D9. An exclusive inner node is written to the pool after a log entry with the same content,
+//!   unless nothing leads to it yet. The next life of its compute server completes half-written
+//!   nodes before it serves (`mend.rs`).
 //!
-//! *Thread safety*: a [`DexServer`] is shared by the threads of its compute server; a [`DexIndex`] belongs to
-//! its endpoint's thread, and operations of one may overlap.
+//! *Thread safety*: the threads of a compute server share a [`DexServer`]. A [`DexIndex`] belongs
+//! to its endpoint's thread, and its operations may overlap.
 
 mod background;
 mod change;
@@ -66,7 +70,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::rc::Rc;
 
-/// Frames that are worked on at the same time, so that their WRITEs and READs are in flight together.
+/// Frames processed at a time, so that their WRITEs and READs are in flight together.
 const FRAMES_TOGETHER: usize = 64;
 
 /// A handle on one compute server's part of the index.
@@ -80,13 +84,13 @@ pub struct DexIndex<F: Fabric, L: Layout> {
     placement: Placement,
     offload: Offloading,
     leaf_sizes: LeafSizes,
-    /// How many leaves a scan reads together at most.
+    /// The most leaves that a scan reads together.
     leaves_together: u32,
-    /// Operations on single keys go down in the pool.
+    /// Single-key operations bypass the cache and descend in the pool.
     uncached: bool,
 }
 
-/// The attempts of one operation.
+/// Retry state of one operation.
 #[derive(Debug)]
 struct Attempts<'a> {
     backoff: Backoff,
@@ -96,18 +100,19 @@ struct Attempts<'a> {
     torn: u32,
 }
 
-/// Attempts at once before an operation begins to wait between them.
+/// Attempts that an operation makes before it begins to wait between them.
 const EAGER: u32 = 3;
-/// How often, and how long, an operation that has lost too often waits for a turn before it goes on without.
+/// How often, and how long each time, an operation that has lost too often waits for a turn before
+/// it goes on without one.
 const TURN_WAITS: u32 = 2_000;
 const TURN_WAIT_NS: u64 = 20_000;
-/// How often a page is met that is not of one piece, though the way to it has been read again, before it counts as damaged.
+/// After this many torn reads, with the path reread in between, a page counts as damaged.
 const MOST_TORN: u32 = 3;
-/// No operation has so many nodes to bring or to make on its way.
+/// Bound on the nodes that one operation fetches or makes on its way.
 const MOST_AGAIN: u32 = 20_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// A handle on `server`'s part of the index with its root at `root`.
+    /// Opens a handle on `server`'s part of the index, whose root is at `root`.
     ///
     /// # Errors
     /// [`RemoteError`] if the root cannot be read.
@@ -138,27 +143,28 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         })
     }
 
-    /// The compute server.
+    /// The compute server, shared by all handles of its threads.
     pub fn server(&self) -> &Arc<DexServer<L>> {
         &self.server
     }
 
-    /// What the cache did for this handle.
+    /// The cache's counters for this handle.
     pub fn cache_counters(&self) -> CacheCounters {
         self.client.counters()
     }
 
-    /// Writes back what the pool does not have yet: when this returns it has every change that was made before the call.
+    /// Writes back all dirty nodes. On return the pool has every change that was made before the
+    /// call.
     ///
     /// # Errors
-    /// [`RemoteError`] if something cannot be written.
+    /// [`RemoteError`] if a node cannot be written.
     pub async fn flush(&self) -> Result<(), RemoteError> {
         let cache = self.client.cache();
         if self.fabric().breaks(rules::FLUSH_WRITES) {
             return Ok(());
         }
         self.client.settle_transfers().await?;
-        // Frames that become dirty later have changes that were made later.
+        // A frame that becomes dirty later has only later changes.
         let mut frames = cache.unwritten_frames();
         let mut attempts = self.attempts();
         loop {
@@ -169,7 +175,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     match outcome {
                         Ok(()) => {}
                         Err(Restart::Failed(error)) => return Err(error),
-                        // A WRITE that began before the call may lack a change; once the frame is clean, none is missing.
+                        // The WRITE in flight may have begun before the last change. Once the frame
+                        // is clean, the pool has every change.
                         Err(_) if cache.is_unwritten(*frame) => left.push(*frame),
                         Err(_) => {}
                     }
@@ -186,7 +193,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Forgets everything but the root, which is read again. For when no operation is under way.
+    /// Empties the cache except for the root, which is read again. Call it only when no operation
+    /// is running.
     pub(crate) async fn forget(&self) -> Result<(), RemoteError> {
         if !self.client.cache().clear() {
             return Err(RemoteError::Contended { retries: 0 });
@@ -219,7 +227,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Attempts { backoff, turn: None, again: 0, busy: 0, torn: 0 }
     }
 
-    /// What follows from an attempt that did not get through: the next one, or the end.
+    /// Handles a failed attempt: returns `Ok` when the operation should try again, the error when
+    /// it should end.
     #[cold]
     async fn after<'a>(
         &'a self,
@@ -241,7 +250,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
             Restart::Refresh | Restart::Torn(_) => match self.refresh(probe).await {
                 Err(Restart::Failed(error)) => return Err(error),
-                // If it changed nothing, somebody is about to: wait below.
+                // If the refresh changed nothing, another server is about to change the path: wait
+                // below.
                 Ok(true) => return Ok(()),
                 Ok(false) | Err(_) => {}
             },
@@ -258,7 +268,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// Waits for a turn (C23), but not for ever.
+    /// Waits for a turn (C23), within a bound.
     async fn wait_for_turn<'a>(&'a self, attempts: &mut Attempts<'a>) {
         if attempts.turn.is_some() || self.fabric().breaks(rules::TURNS_TAKEN) {
             return;
@@ -272,14 +282,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Whether operations of this handle do not know the outcome of something.
+    /// Whether operations of this handle left an outcome unknown.
     pub(crate) fn has_doubts(&self) -> bool {
         self.client.has_doubts()
             || self.offload.has_open_tickets()
             || self.client.pages().has_doubts()
     }
 
-    /// Settles of that what can be settled now, unless that has just been tried. Others may wait for it, and only this handle can.
+    /// Settles unknown outcomes as far as possible now, unless that was tried just before. Other
+    /// threads may be waiting, and only this handle can settle them.
     pub(crate) async fn settle_some(&self) {
         if !self.has_doubts() {
             return;
@@ -292,17 +303,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Settles what operations of this handle do not know the outcome of, as far as it can: what is in the way of one does not keep
-    /// the others.
+    /// Settles every unknown outcome of this handle's operations that can be settled. A failure of
+    /// one does not stop the others.
     ///
     /// # Errors
-    /// [`RemoteError`] if a memory server is out of reach.
+    /// [`RemoteError`] if a memory server cannot be reached.
     pub(crate) async fn settle(&self) -> Result<(), RemoteError> {
         let tickets = self.close_tickets().await;
-        // Nodes may wait for their parents' commits.
+        // Nodes may wait for the commits of their parents.
         let pages = self.client.pages().settle_all().await;
         let writes = self.client.settle_transfers().await.map_err(RemoteError::from);
-        // Others may be at a node that another waits for.
+        // Every call may succeed and still leave doubts, for example about a node that another task
+        // holds.
         let all = match self.has_doubts() {
             true => Err(RemoteError::Contended { retries: 0 }),
             false => Ok(()),

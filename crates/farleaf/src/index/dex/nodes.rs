@@ -1,8 +1,9 @@
-//! Nodes for splits, and where they go.
+//! Allocating and freeing nodes for splits, and choosing their memory server.
 //!
-//! *Placement* (Lu et al., §3): a subtree rooted at level M lies whole on one memory server, nodes above go round
-//! the servers. So a new node at level M or below goes where its children, or the leaf that it is split from,
-//! are, unless that server is nearly full (`placement.rs`). When it has no memory left, another one is better than none.
+//! *Placement* (Lu et al., §3): a subtree rooted at level M lies entirely on one memory server;
+//! nodes above level M are spread round robin. So a new node at level M or below goes to the server
+//! of its children, or of the leaf that it is split from, unless that server is nearly full
+//! (`placement.rs`). If that server has no memory left, another one is used.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -13,11 +14,12 @@ use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::mem::ManuallyDrop;
 
-/// A node that nothing points to yet; dropped, it is free again.
+/// A node that nothing points to yet. Dropping it frees the node.
 #[derive(Debug)]
 pub(super) struct NewNode<'a, L: Layout> {
     node: Taken<'a, L>,
-    /// Nobody brings it in meanwhile, wherever an old copy of a shared node may lead (D3).
+    /// Keeps other operations from fetching the node, wherever an old copy of a shared node may
+    /// lead (D3).
     mark: IoMark<'a>,
 }
 
@@ -26,26 +28,28 @@ impl<'a, L: Layout> NewNode<'a, L> {
         self.node.at
     }
 
-    /// A WRITE may still land on the node: nobody uses it again.
+    /// Abandons the node after a failed WRITE. If the WRITE may still land, the node is never used
+    /// again.
     pub(super) fn lost_after(self, restart: &Restart, breaks: bool) {
         if matches!(restart, Restart::Failed(_)) && !breaks {
             drop(self.used());
         }
     }
 
-    /// Something in the pool points to the node, or may; with the mark it can be published.
+    /// A node in the pool points to this node, or may. Returns the mark, with which the node can be
+    /// published.
     pub(super) fn used(self) -> IoMark<'a> {
         self.about_to_be_used().stays()
     }
 
-    /// Something in the pool may come to point to the node from now on, also if this task is dropped.
+    /// From now on a node in the pool may come to point to this node, even if this task is dropped.
     pub(super) fn about_to_be_used(self) -> Linking<'a, L> {
         let Self { node, mark } = self;
         Linking { node: ManuallyDrop::new(node), mark }
     }
 }
 
-/// A node that a parent in the pool may lead to by now; dropped, nobody uses it again.
+/// A node that a parent in the pool may point to by now. If dropped, it is never used again.
 #[derive(Debug)]
 pub(super) struct Linking<'a, L: Layout> {
     node: ManuallyDrop<Taken<'a, L>>,
@@ -53,18 +57,18 @@ pub(super) struct Linking<'a, L: Layout> {
 }
 
 impl<'a, L: Layout> Linking<'a, L> {
-    /// With the mark it can be published.
+    /// Keeps the node. Returns the mark, with which the node can be published.
     pub(super) fn stays(self) -> IoMark<'a> {
         self.mark
     }
 
-    /// Nothing points to it, and nothing will.
+    /// Frees the node: nothing points to it, and nothing will.
     pub(super) fn give_back(self) {
         drop(ManuallyDrop::into_inner(self.node));
     }
 }
 
-/// A node that goes back to the free ones unless it is forgotten.
+/// Returns the node to the free list when dropped.
 #[derive(Debug)]
 struct Taken<'a, L: Layout> {
     server: &'a DexServer<L>,
@@ -78,10 +82,11 @@ impl<L: Layout> Drop for Taken<'_, L> {
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// A node for `level`, near `neighbour`.
+    /// Allocates a node for `level`, near `neighbour`.
     ///
     /// # Errors
-    /// [`Restart::Failed`] if there is none, [`Restart::Busy`] if somebody looks at what it was before.
+    /// [`Restart::Failed`] if no memory server has one, [`Restart::Busy`] if another operation is
+    /// still using the node's former content.
     pub(super) async fn new_node(
         &self,
         level: u8,

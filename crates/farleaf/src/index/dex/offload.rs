@@ -1,16 +1,19 @@
-//! Operations below a missing node, left to the memory server that has it (Lu et al., §6).
+//! Offloading operations below a missing node to the memory server that has it (Lu et al., §6).
 //!
-//! What is below a node that is missing here, and exclusive, is in the pool as it is: hot nodes form paths from the
-//! root (C10), so nothing below it is hot, and what cools is clean. The node is marked while memory
-//! servers walk below it, which also keeps its parent hot (C19), so nobody here comes below it meanwhile. What the memory
-//! server has changed it names, and a copy of that is dropped.
+//! If an exclusive node is missing here, the pool has everything below it in its current state. Hot
+//! nodes form paths from the root (C10), so nothing below the missing node is hot, and cooling
+//! nodes are clean. The node is marked while memory servers walk below it. The mark also keeps its
+//! parent hot (C19), so no other operation here gets below it meanwhile. The reply names the leaf
+//! that the memory server changed, and a copy of that leaf is dropped.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
 //! - C18. Nothing is offloaded while a hot node names no parent: it could be below the missing one.
-//! - O1. A change is asked for under a ticket. If its outcome is unknown, the memory server is asked to close the
-//!   ticket: it answers with what it did under it, or will never do it. The mark stays until that is known.
-//! - O2. Who asks never believes that what it asked for can be done: a memory server refuses whatever would split or
-//!   merge, or leads elsewhere, and it is done here.
+//! - O1. A change is requested under a ticket. If its outcome is unknown, the memory server is
+//!   asked to close the ticket: it answers with what it did under the ticket, and does nothing
+//!   under it from then on. The mark stays until that is known.
+//! - O2. The requester never assumes that the memory server can do the operation. A memory server
+//!   refuses any request that would split or merge a node or leave the server; the operation is
+//!   then done here.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -28,32 +31,33 @@ use crate::wire::{OffloadRequest, Reply, Request, Ticket};
 use farleaf_fabric::{Fabric, ServerId};
 use std::cell::{Cell, RefCell};
 
-/// How long the search of a cached node takes, in nanoseconds: the paper's l_s.
+/// Time to search a cached node, in nanoseconds: the paper's l_s.
 const SEARCH_NS: u64 = 105;
-/// What a node costs that is brought here beside its READ and its search, in percent of these: the paper's c.
+/// Cost of fetching a node, in percent of its READ and its search: the paper's c.
 const BRINGING_PERCENT: u64 = 120;
-/// One decision in so many goes against the estimates, so that both stay fresh.
+/// One decision in this many goes against the estimates, so that both stay fresh.
 const CONTRARY: u64 = 100;
-/// How many records a scan asks for at once: nobody else comes below the node meanwhile.
+/// Records that a scan requests at once. No other operation gets below the node meanwhile.
 const RECORDS_AT_ONCE: usize = 1024;
-/// How often a ticket is asked to be closed.
+/// Attempts to close a ticket before its outcome is left in doubt.
 const CLOSINGS: u32 = 8;
 
-/// What one handle knows of offloading.
+/// A handle's offloading policy, cost estimates and open tickets.
 #[derive(Debug)]
 pub(super) struct Offloading {
     policy: OffloadName,
-    /// How long requests for operations on one key took lately.
+    /// Average duration of recent single-key requests.
     request_ns: MovingAverage,
-    /// How long requests for records of a scan took lately.
+    /// Average duration of recent scan requests.
     scan_request_ns: MovingAverage,
     /// Tickets that could not be closed yet.
     open: RefCell<Vec<Open>>,
-    /// Whether a task closes them.
+    /// Whether a task is closing tickets now.
     settling: Cell<bool>,
 }
 
-/// A ticket under which something may still be done below a node, which is marked until then.
+/// A ticket under which a memory server may still change something below a node. The node stays
+/// marked until the ticket is closed.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     server: ServerId,
@@ -61,7 +65,8 @@ struct Open {
     mark: u64,
 }
 
-/// A change is asked for; if nobody waits for the end of it any more, its ticket has to be closed (O1).
+/// A change that has been requested. Dropping this without [`Asked::has_ended`] puts its ticket in
+/// the list of tickets to close (O1).
 #[derive(Debug)]
 struct Asked<'a> {
     open: Open,
@@ -70,7 +75,7 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Nothing happens under the ticket any more.
+    /// Marks the request as complete: nothing happens under the ticket any more.
     fn has_ended(self) -> Open {
         let open = self.open;
         std::mem::forget(self);
@@ -85,7 +90,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// What keeps others from a node while a memory server works below it.
+/// The mark that keeps other operations away from a node while a memory server works below it.
 #[derive(Debug)]
 enum Marked<'a> {
     Lookup(OffloadMark<'a>),
@@ -103,20 +108,19 @@ impl Offloading {
         }
     }
 
-    /// Whether there are tickets that could not be closed yet.
     #[inline]
     pub(super) fn has_open_tickets(&self) -> bool {
         !self.open.borrow().is_empty()
     }
 
-    /// Whether anything is ever left to memory servers.
+    /// Whether the policy ever offloads.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.policy != OffloadName::Never
     }
 
-    /// Whether an operation on one key that misses a node at `level` takes less time on the memory server (Lu et al.,
-    /// §6.1).
+    /// Whether offloading is faster for a single-key operation that misses a node at `level` (Lu et
+    /// al., §6.1).
     fn decide(&self, level: u8, read_ns: Option<u64>, random: u64) -> bool {
         decide(&self.request_ns, read_ns, random, |read_ns| {
             let node_ns = (read_ns + SEARCH_NS) * BRINGING_PERCENT / 100;
@@ -124,8 +128,8 @@ impl Offloading {
         })
     }
 
-    /// Whether a scan that misses an inner node at `level` and needs `leaves` below it takes less time on the memory
-    /// server, when the leaves are read `together` at a time otherwise.
+    /// Whether offloading is faster for a scan that misses an inner node at `level` and needs
+    /// `leaves` leaves below it, if it would otherwise read them `together` at a time.
     fn decide_scan(
         &self,
         (level, leaves, together): (u8, u64, u64),
@@ -140,8 +144,8 @@ impl Offloading {
     }
 }
 
-/// Whether a request takes less time than to fetch what it needs, which depends on how long a READ takes; now and then the
-/// contrary.
+/// Whether a request is faster than fetching the nodes, whose cost depends on the duration of a
+/// READ. One decision in [`CONTRARY`] is inverted.
 fn decide(
     requests: &MovingAverage,
     read_ns: Option<u64>,
@@ -160,15 +164,15 @@ fn decide(
 #[derive(Debug)]
 pub(super) struct OffloadedScan<L: Layout> {
     pub(super) records: Records<L::Key, L::Value>,
-    /// There may be more below the node, behind the last of them.
+    /// There may be more records below the node, beyond the last one returned.
     pub(super) more: bool,
     /// Where the node ends in the direction of the scan.
     pub(super) fence: Option<L::Key>,
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Whether what is offered should be left to the memory server, as the node at `level` is missing to which the
-    /// child word at `slot` of `parent` points.
+    /// Whether to offload what `offer` describes: the child word at `slot` of `parent` points to a
+    /// missing node at `level`.
     #[cold]
     pub(super) fn offers(
         &self,
@@ -177,7 +181,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         level: u8,
         offer: Offer,
     ) -> bool {
-        // A scan may need other leaves beside a missing one.
+        // A scan may need more leaves than the missing one.
         let of_one_leaf = level == 0 && offer != Offer::Edit;
         if of_one_leaf
             || level > self.placement_level
@@ -209,10 +213,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.cache().arena().detached() > 0 && !self.fabric().breaks(rules::NONE_DETACHED)
     }
 
-    /// Lets the memory server do `edit` below a missing node.
+    /// Asks the memory server to apply `edit` below a missing node.
     ///
     /// # Errors
-    /// [`Restart::Here`] if it will not; [`Restart::Failed`] if it cannot be said whether it did.
+    /// [`Restart::Here`] if the memory server refuses; [`Restart::Failed`] if the outcome stays
+    /// unknown.
     pub(super) async fn offload(
         &self,
         missing: Missing<'_, L>,
@@ -239,7 +244,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         });
         let asked_ns = self.fabric().now_ns();
         let server = address.server();
-        // A change may still be made when nobody waits for it any more; a lookup changes nothing.
+        // A change may still be made after its future is dropped; a lookup changes nothing.
         let asked = match ticket {
             Some(ticket) => Marked::Change(self.asks(Open { server, ticket, mark: mark.keep() })),
             None => Marked::Lookup(mark),
@@ -272,7 +277,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 LiveCounters::count(&self.client.counters.offloads);
                 Ok(answer)
             }
-            // The ticket is closed, and nothing was done under it; or it was a lookup, which can be asked again.
+            // The ticket is closed and nothing was done under it, or the request was a lookup,
+            // which can be repeated.
             Ok(Reply::Done) | Err(RemoteError::Indeterminate(_)) => Err(Restart::Busy),
             Ok(_) => Err(RemoteError::BadReply { server }.into()),
             Err(RemoteError::Refused { .. } | RemoteError::Contended { .. }) => {
@@ -296,12 +302,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Asked { open, list: &self.offload.open, doubtful: self.client.pages().doubtful() }
     }
 
-    /// Closes the tickets that could not be closed when their changes were given up: from then on others come to these nodes again.
+    /// Closes the tickets that were left open when their changes were abandoned, and so makes their
+    /// nodes available again.
     ///
     /// # Errors
-    /// [`RemoteError`] if a memory server is out of reach.
+    /// [`RemoteError`] if a memory server cannot be reached.
     pub(super) async fn close_tickets(&self) -> Result<(), RemoteError> {
-        // One task at a time. Each ticket stays in the list until it is closed: this task may be dropped at any time.
+        // One task at a time. Each ticket stays in the list until it is closed, because this task
+        // may be dropped at any time.
         let Some(_settling) = Settling::begin(&self.offload.settling) else { return Ok(()) };
         let (open, mut outcome) = (self.offload.open.borrow().clone(), Ok(()));
         for Open { server, ticket, mark } in open {
@@ -309,7 +317,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             match self.client.pages().rpc().ask_harmless(server, &close).await {
                 Ok(Reply::Walked { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
                 Ok(_) => {}
-                // What is on other memory servers does not wait for this one.
+                // Tickets on other memory servers do not wait for this one.
                 Err(error) => {
                     outcome = Err(error);
                     continue;
@@ -322,10 +330,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         outcome
     }
 
-    /// Lets the memory server look for the records of a scan below a missing node; and says where that node ends.
+    /// Asks the memory server for the records of a scan below a missing node. The result also says
+    /// where that node ends.
     ///
     /// # Errors
-    /// [`Restart::Here`] if it will not.
+    /// [`Restart::Here`] if the memory server refuses or does not reply in time.
     pub(super) async fn offload_scan(
         &self,
         missing: Missing<'_, L>,
@@ -333,12 +342,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) -> Result<OffloadedScan<L>, Restart> {
         let Missing { parent, slot, address, level } = missing;
         let fence = next_fence(parent.page, slot, window.reverse);
-        // The node may reach further than its parent leads to it for (D7).
+        // The node may hold keys beyond the range that its parent routes to it (D7).
         let (low, high) = slot_range(parent.page, slot);
         let (lower, upper) = (window.lower.cloned(), window.upper.cloned());
         let wanted = Scan { lower, upper, reverse: window.reverse, limit: window.limit };
         let wanted = within(&wanted, &OwnedRange { low, high });
-        // Nothing can happen late: a mark that ends with this is enough.
+        // A late request changes nothing, so the mark may end with this call.
         let mark = self.client.begin_remote(parent, slot, address)?;
         if self.has_detached() {
             return Err(Restart::Here); // C18
@@ -359,14 +368,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Ok(Reply::Records { records, more }) => {
                 self.offload.scan_request_ns.add(self.fabric().now_ns().saturating_sub(asked_ns));
                 LiveCounters::count(&self.client.counters.offloads);
-                // More than was asked for, or more without any, would lead the scan in a circle.
+                // A reply with too many records, or with none but a promise of more, would make the
+                // scan loop.
                 if records.len() > window.limit || (more && records.is_empty()) {
                     return Err(RemoteError::BadReply { server }.into());
                 }
                 Ok(OffloadedScan { records, more, fence })
             }
             Ok(_) => Err(RemoteError::BadReply { server }.into()),
-            // It could be asked again, but may take longer than is waited for.
+            // The request could be repeated, but that may take longer than the caller waits.
             Err(RemoteError::Indeterminate(_)) => Err(Restart::Here),
             Err(RemoteError::Refused { .. } | RemoteError::Contended { .. }) => {
                 LiveCounters::count(&self.client.counters.offload_refusals);

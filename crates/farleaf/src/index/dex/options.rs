@@ -1,9 +1,9 @@
-//! What can be chosen when a DEX index is made.
+//! Options of a new DEX index.
 //!
-//! The part that all compute servers must know is in the superblock:
+//! The superblock holds the part that all compute servers must agree on, from the low end up:
 //!
 //! ```text
-//! [design:8][log2 of chunk nodes:8][placement level:8][reserved:8][whose claim:32]     from the low end up
+//! [design:8][log2 of chunk nodes:8][placement level:8][reserved:8][claim id:32]
 //! ```
 
 use crate::cache::CacheOptions;
@@ -12,37 +12,41 @@ use crate::page::{DesignId, NodeCarver};
 /// Where a bulk load puts the boundaries between compute servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Boundaries {
-    /// Where the options have them.
+    /// At [`DexOptions::boundaries`].
     #[default]
     Kept,
-    /// So that all have equal numbers of records.
+    /// At leaves such that all servers get about the same number of records.
     EqualRecords,
 }
 
-/// When load is balanced among compute servers, by who runs a balancer.
+/// When to balance load among compute servers, for tasks that run a balancer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BalanceOptions {
-    /// One operation in so many is sampled, by each handle for each compute server.
+    /// Each handle samples one in this many operations, separately for each compute server.
     pub one_in: u32,
-    /// How long loads are counted before they are looked at, in nanoseconds.
+    /// Length of a window, in nanoseconds: loads are counted for this long before they are
+    /// evaluated.
     pub window_ns: u64,
-    /// Windows with fewer samples say nothing.
+    /// Windows with fewer samples are ignored.
     pub least_samples: u64,
-    /// A compute server does too much from so many times the mean on.
+    /// A server counts as overloaded above this multiple of the mean load.
     pub threshold: f64,
-    /// Once load is being balanced, it is enough when none does more than so many times the mean.
+    /// Once balancing has begun, it goes on until no server is above this multiple of the mean
+    /// load.
     pub calm: f64,
-    /// Loads that cannot be evened out are left alone until one has changed by this part of the mean.
+    /// Loads that cannot be evened out are left alone until one has changed by more than this
+    /// fraction of the mean.
     pub change: f64,
-    /// It must do too much in so many windows after each other.
+    /// A server must be overloaded in this many consecutive windows before keys move.
     pub windows: u32,
-    /// A move must make the larger of the two loads less by this part of the mean.
+    /// A move must reduce the larger of the two loads by at least this fraction of the mean.
     pub least_gain: f64,
-    /// After a move so many windows are not looked at.
+    /// Ignore this many windows after a move.
     pub rest_windows: u32,
-    /// So many windows after a move no keys go back.
+    /// Move no keys back within this many windows after a move.
     pub no_return_windows: u64,
-    /// Whether compute servers that own nothing take part. Otherwise they are left alone, as those are that have left.
+    /// Whether compute servers that own no keys take part. Otherwise they are left alone, as are
+    /// servers that have left.
     pub uses_spares: bool,
 }
 
@@ -64,30 +68,31 @@ impl Default for BalanceOptions {
     }
 }
 
-/// The choices.
+/// Options of a new DEX index.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DexOptions<K> {
-    /// Where each compute server's range begins but the first's, ascending strictly: one less than there are
-    /// compute servers.
+    /// The low ends of the compute servers' ranges except the first one's, strictly ascending: one
+    /// fewer than there are compute servers.
     pub boundaries: Vec<K>,
-    /// Compute servers that own no keys at first, beside these: keys can move to them.
+    /// Further compute servers that own no keys at first. Keys can be moved to them.
     pub spare_compute_servers: u16,
-    /// Memory servers that hold nothing at first, the last ones of those that are there: nodes can go to them later.
+    /// Memory servers that hold nothing at first: the last ones of the fabric's. Nodes can be
+    /// placed on them later.
     pub spare_memory_servers: u16,
-    /// How load is balanced among compute servers, if somebody does.
+    /// How to balance load among compute servers, if a balancer runs.
     pub balance: BalanceOptions,
-    /// What a bulk load makes of them.
+    /// How a bulk load treats the boundaries.
     pub at_load: Boundaries,
     /// The cache of each compute server.
     pub cache: CacheOptions,
-    /// Subtrees of this level lie whole on one memory server.
+    /// Each subtree of this level lies entirely on one memory server.
     pub placement_level: u8,
     /// How many nodes a client takes from a memory server at once, as a power of two.
     pub chunk_nodes_log2: u8,
 }
 
 impl<K> DexOptions<K> {
-    /// The usual choices.
+    /// The default options with these boundaries and this cache.
     pub fn with_boundaries(boundaries: Vec<K>, cache: CacheOptions) -> Self {
         Self {
             boundaries,
@@ -116,7 +121,7 @@ fn chunk_bytes(log2: u8) -> u64 {
     NodeCarver::NODE_ALIGN << log2.min(20)
 }
 
-/// The bytes of a chunk and the placement level, as the options word in the superblock says.
+/// The size of a chunk in bytes, and the placement level, from the options word in the superblock.
 pub(crate) fn of_word(word: u64) -> (u64, u8) {
     (chunk_bytes((word >> 8) as u8), (word >> 16) as u8)
 }

@@ -1,10 +1,12 @@
-//! Which memory servers are used, and where a node goes that is made while operations run.
+//! The memory servers in use, and the placement of nodes that are created while operations run.
 //!
-//! A node below the placement level goes where its neighbours are, until that memory server is nearly full; then it goes to
-//! the emptiest. Who needs a chunk asks how full its memory server is: one request for each chunk, and one to
-//! every other memory server for each chunk that would come from one that is nearly full.
+//! A node below the placement level goes to the memory server of its neighbours until that server
+//! is nearly full; then it goes to the emptiest one. A handle that needs a chunk asks its memory
+//! server how full it is. That costs one request per chunk, and one to every other memory server
+//! for each chunk that would come from a server that is nearly full.
 //!
-//! *Thread safety*: [`MemoryUse`] is shared by all threads; a [`Placement`] belongs to its handle's.
+//! *Thread safety*: all threads share [`MemoryUse`]; a [`Placement`] belongs to its handle's
+//! thread.
 
 use crate::page::Layout;
 use crate::remote::PageClient;
@@ -13,48 +15,50 @@ use farleaf_fabric::{Fabric, ServerId};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// From this part of its memory on, a memory server is nearly full.
+/// A memory server counts as nearly full from this fraction of its memory on.
 const NEARLY_FULL: f64 = 0.9;
 
-/// Another one must have so much more of its memory free, or nodes had better stay together.
+/// Another server must have at least this fraction more of its memory free; otherwise nodes had
+/// better stay together.
 const EMPTIER: f64 = 0.05;
 
-/// So many nodes go elsewhere before somebody asks again.
+/// Nodes placed elsewhere before the handle asks again.
 const NODES_BETWEEN: u32 = 256;
 
-/// How many of the fabric's memory servers are used: all but the last ones. All handles of an index in this process share
-/// it.
+/// How many of the fabric's memory servers are in use: all but the last ones. All handles of an
+/// index in this process share it.
 #[derive(Debug, Default)]
 pub struct MemoryUse {
     spare: AtomicU64,
 }
 
 impl MemoryUse {
-    /// All but the last `spare` ones.
+    /// Uses all memory servers but the last `spare` ones.
     pub fn all_but(spare: u16) -> Self {
         Self { spare: AtomicU64::new(spare.into()) }
     }
 
-    /// How many of `servers` are used; one at least.
+    /// How many of `servers` are in use; at least one.
     pub fn used(&self, servers: u16) -> u16 {
         servers.saturating_sub(self.spare.load(Ordering::Acquire) as u16).max(1)
     }
 
-    /// One more is used from now on; `false` if all are.
+    /// Takes one more server into use; `false` if all are in use already.
     pub fn add_one(&self) -> bool {
         let less = |spare: u64| spare.checked_sub(1);
         self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok()
     }
 }
 
-/// What a handle knows of memory servers that are nearly full: where their nodes go instead, and how many more.
+/// What a handle knows of memory servers that are nearly full: the server that gets their nodes
+/// instead, and for how many more nodes.
 #[derive(Debug, Default)]
 pub(super) struct Placement {
     instead: RefCell<BTreeMap<ServerId, (ServerId, u32)>>,
 }
 
 impl Placement {
-    /// Where a node goes whose neighbours are on `home`.
+    /// The memory server for a node whose neighbours are on `home`.
     pub(super) async fn near<F: Fabric, L: Layout>(
         &self,
         pages: &PageClient<F, L>,
@@ -70,7 +74,8 @@ impl Placement {
             *left -= 1;
             return *other;
         }
-        // Who does not answer is not asked for memory; whoever needs it there finds out.
+        // If the server does not answer, keep to it: the request for the node itself will report
+        // the failure.
         let Some(full) = pages.used_part(home).await.filter(|part| *part >= NEARLY_FULL) else {
             return home;
         };

@@ -1,8 +1,9 @@
-//! Shared nodes that have become old, read again from the root down (Lu et al., §4).
+//! Refreshing outdated copies of shared nodes: they are read again from the root down (Lu et al.,
+//! §4).
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - D6. A copy never replaces a newer one. Children that are hot stay where they are: those that the new copy
-//!   points to are pointed to by it, the others have no parent until somebody comes by.
+//! - D6. A copy never replaces a newer one. Hot children stay where they are: the new copy takes
+//!   over those that it points to; the others have no parent until an operation reaches them.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -14,7 +15,7 @@ use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Reads the shared nodes on the way of `probe` again; says whether one had changed.
+    /// Rereads the shared nodes on the path of `probe`. Returns whether one had changed.
     pub(super) async fn refresh(&self, probe: Probe<'_, L::Key>) -> Result<bool, Restart> {
         let cache = self.client.cache();
         let mut changed = false;
@@ -26,8 +27,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if !node.is_valid() {
                 return Err(Restart::Busy);
             }
-            // An exclusive node is as we have it, but an old copy of a shared one can be below it: another has
-            // split that since, and what is left of it is exclusive.
+            // An exclusive node is current here. But go on below it: another server may have split
+            // a shared node whose old copy is there, so that what is left of it is exclusive.
             if shared {
                 let copy = self.client.pages().read(Pointer::fixed(address)).await?;
                 if self.install(frame, address, copy.page(), copy.word())? {
@@ -49,7 +50,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Puts a copy of a shared node into its frame, if it is newer than what is there (D6).
+    /// Installs a copy of a shared node in its frame if it is newer than the frame's content (D6).
+    /// Returns whether it was.
     pub(super) fn install(
         &self,
         frame: FrameId,

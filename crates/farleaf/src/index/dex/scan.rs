@@ -1,12 +1,14 @@
-//! Scans: leaf by leaf through the fences (Lu et al., §7), several of them read together.
+//! Scans: leaf by leaf through the fences (Lu et al., §7), with several leaves read together.
 //!
-//! When a leaf is not here, the level-1 node above it says where the next ones begin. As many as the scan is likely to need
-//! are read in flight together, by operations of their own; what they bring is taken in order, as far as each leaf
-//! begins where the last one ended. One that was split or merged meanwhile ends the run, and the scan goes on from
-//! there. What a node further up is missing for can be left to its memory server instead.
+//! If a leaf is not cached, the level-1 node above it tells where the next leaves begin. The scan
+//! reads as many as it is likely to need, all in flight together and each by an operation of its
+//! own. It takes their records in order, as long as each leaf begins where the previous one ended.
+//! A leaf that was split or merged meanwhile ends the run, and the scan continues from there. If an
+//! inner node is missing, the scan below it can be offloaded to its memory server instead.
 //!
-//! A leaf is read atomically, a scan is not: it is no snapshot. It never goes back behind a position, and reads of one
-//! run have frames and marks of their own, so that none of them waits for another (C16).
+//! Each leaf is read atomically, but a scan is no snapshot. It never goes back behind a position.
+//! The reads of one run have frames and marks of their own, so that none of them waits for another
+//! (C16).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -22,24 +24,24 @@ use farleaf_fabric::{Fabric, Work};
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 
-/// What a scan has found so far.
+/// The records found so far.
 type Found<L> = RefCell<Records<<L as Layout>::Key, <L as Layout>::Value>>;
 
-/// How many records a leaf has, as far as the last ones tell, in sixteenths.
+/// Moving average of the records per leaf, in sixteenths.
 #[derive(Debug, Default)]
 pub(super) struct LeafSizes {
     sixteenths: Cell<usize>,
 }
 
 impl LeafSizes {
-    /// Takes a leaf of so many records into account: an eighth, unless it is the first.
+    /// Adds a leaf of this many records, with a weight of one eighth unless it is the first.
     fn add(&self, records: usize) {
         let (now, seen) = (records * 16, self.sixteenths.get());
         self.sixteenths.set(if seen == 0 { now } else { seen - seen / 8 + now / 8 });
     }
 
-    /// How many leaves so many records need. Before any has been seen, and where they seem to be almost empty, it
-    /// is rather too few.
+    /// Estimates the leaves needed for this many records. Errs on the low side before any leaf was
+    /// seen, and where leaves seem to be almost empty.
     fn leaves<L: Layout>(&self, records: usize) -> usize {
         match self.sixteenths.get() {
             0 => 1,
@@ -52,18 +54,20 @@ impl LeafSizes {
 #[derive(Debug)]
 struct Part<'s, K> {
     scan: &'s Scan<K>,
-    /// The keys that were owned when the scan began.
+    /// The range that was owned when the scan began.
     range: &'s OwnedRange<K>,
-    /// Where the leaf is that it begins in: ascending, the leaf of this key; descending, that of the key or of those
-    /// just before it.
+    /// Locates the part's first leaf. Ascending: the leaf of this key. Descending: the leaf of the
+    /// key, or of the keys just before it.
     place: Bound<K>,
-    /// Something came before it: never go back behind the place, though a leaf may reach further by now.
+    /// Whether records before the place were scanned already. If so, never go back behind the
+    /// place, even if a leaf reaches further by now.
     moved: bool,
     limit: usize,
 }
 
 impl<K: Clone + Ord> Part<'_, K> {
-    /// Where the scan goes on behind a node that ends at this fence, if there can be more.
+    /// Where the scan continues behind a node that ends at this fence; `None` if there can be no
+    /// more records.
     fn behind(&self, fence: Option<K>) -> Option<Bound<K>> {
         let fence = fence?;
         let inside = match self.scan.reverse {
@@ -90,14 +94,14 @@ impl<K: Clone + Ord> Part<'_, K> {
     fn probe(&self) -> Probe<'_, K> {
         match &self.place {
             Bound::Included(key) => Probe::At(key),
-            // An ascending scan goes on behind a record where that is.
+            // An ascending scan continues in the leaf of the last record returned.
             Bound::Excluded(key) if !self.scan.reverse => Probe::At(key),
             Bound::Excluded(key) => Probe::Before(key),
             Bound::Unbounded => Probe::Last,
         }
     }
 
-    /// What the part finds in a leaf, instead of what `out` has from `had` on.
+    /// Replaces the records from `had` on in `out` with those that the part finds in `leaf`.
     fn collect<L: Layout<Key = K>>(
         &self,
         leaf: Page<'_, L>,
@@ -105,7 +109,7 @@ impl<K: Clone + Ord> Part<'_, K> {
         out: &Found<L>,
     ) -> LeafEnd<K> {
         let mut out = out.borrow_mut();
-        // It may be called for a leaf that is not of one piece, and then again.
+        // This may run on an inconsistent leaf first, and then again.
         out.truncate(had);
         L::leaf_collect(leaf, &self.window(), &mut out);
         let fence = if self.scan.reverse { Some(L::low(leaf)) } else { L::high(leaf) };
@@ -113,23 +117,23 @@ impl<K: Clone + Ord> Part<'_, K> {
     }
 }
 
-/// What is known of a leaf that was read.
+/// Facts about a leaf that was read.
 #[derive(Debug)]
 struct LeafEnd<K> {
-    /// Of the whole leaf.
+    /// Records in the whole leaf, not only those in the window.
     records: usize,
-    /// Where it ends in the direction of the scan.
+    /// Where the leaf ends in the direction of the scan.
     fence: Option<K>,
 }
 
-/// What a step of a scan came to.
+/// The result of one step of a scan.
 #[derive(Debug)]
 enum Step<'a, L: Layout> {
     /// The leaf at the place was read.
     Read(LeafEnd<L::Key>),
-    /// Nothing is done yet: the leaves at these places, below this node, are to be read together.
+    /// Nothing was read yet: the leaves at these places, below this node, should be read together.
     Together(OptimisticRef<'a, L>, Vec<Bound<L::Key>>),
-    /// The memory server has found these.
+    /// The memory server has found these records.
     Offloaded(OffloadedScan<L>),
 }
 
@@ -146,18 +150,20 @@ pub(super) fn next_fence<L: Layout>(
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Appends the records of the owned range that `scan` asks for, at most until `out` has `scan.limit`; returns that
-    /// range, as it was when the scan began.
+    /// Appends the records of the owned range that `scan` asks for, until `out` has `scan.limit`
+    /// records. Returns the owned range as it was when the scan began.
     ///
     /// # Errors
-    /// [`RemoteError`] if a leaf cannot be read, as when the range has shrunk; `out` has what was found before.
+    /// [`RemoteError`] if a leaf cannot be read, as when the range has shrunk. `out` has the
+    /// records found before.
     pub async fn scan(
         &self,
         scan: &Scan<L::Key>,
         out: &mut Records<L::Key, L::Value>,
     ) -> Result<OwnedRange<L::Key>, RemoteError> {
         let range = self.server.range();
-        // The range may grow meanwhile, and nodes reach further then: what is beyond is for whoever goes on behind it.
+        // The range may grow meanwhile, and leaves then reach beyond it. The caller continues the
+        // scan there.
         let scan = &within(scan, &range);
         let begin = match scan.reverse {
             _ if range.is_empty() => None,
@@ -210,7 +216,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// The first step of a part, whatever it takes. What a memory server will not do is not offered again.
+    /// Does the first step of a part, with retries. Once a memory server has refused, nothing is
+    /// offered to it again.
     async fn step(
         &self,
         part: &Part<'_, L::Key>,
@@ -236,7 +243,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         (found, had): (&Found<L>, usize),
         offer: bool,
     ) -> Result<Step<'_, L>, Restart> {
-        // An attempt may have left something and then not got through.
+        // A failed attempt may have left records.
         found.borrow_mut().truncate(had);
         let probe = part.probe();
         let read = |leaf: Page<'_, L>| part.collect(leaf, had, found);
@@ -255,7 +262,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 return Ok(Step::Offloaded(below));
             }
             LeafLocation::Elsewhere { parent, slot, address } if together > 1 => {
-                // An old copy of a shared node may lead to leaves that have been merged away below its other half.
+                // An old copy of a shared node may lead to leaves that have been merged away below
+                // its other half.
                 let led = match self.server.shares(parent.page) {
                     true => self.keys_led_to(parent, probe)?,
                     false => OwnedRange { low: L::min_key(), high: None },
@@ -274,8 +282,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.read_place(place, probe, &read).await.map(Step::Read)
     }
 
-    /// The place of a part and those that follow it below the same level-1 node, at most so many, as far as the scan
-    /// goes and within the keys that the node is `led` to for.
+    /// The place of a part, and the places of the leaves that follow below the same level-1 node:
+    /// at most `most`, as far as the scan goes, and within the range of keys routed to the node
+    /// (`led`).
     fn next_places(
         &self,
         part: &Part<'_, L::Key>,
@@ -303,7 +312,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         places
     }
 
-    /// Reads the leaves at places that follow each other below a level-1 node; says where the scan goes on.
+    /// Reads the leaves at consecutive places below a level-1 node. Returns where the scan
+    /// continues.
     async fn read_together(
         &self,
         first: &Part<'_, L::Key>,
@@ -318,7 +328,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let read = all(parts.iter().map(|part| self.read_part(part, above))).await;
         let (mut at, mut missing) = (Some(first.place.clone()), limit);
         for (part, outcome) in parts.iter().zip(read) {
-            // The last leaf was split, or merged with this one, since the parent was looked at.
+            // The previous leaf was split, or merged with this one, after its parent was read.
             if missing == 0 || at.as_ref() != Some(&part.place) {
                 break;
             }
@@ -333,7 +343,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(at)
     }
 
-    /// Reads one of them: from the node above it, if that is still as it was, else from the root.
+    /// Reads one part: from the node above it if that has not changed, otherwise from the root.
     async fn read_part(
         &self,
         part: &Part<'_, L::Key>,
@@ -367,7 +377,7 @@ fn first<K: Clone + Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> Bound<K> {
     })
 }
 
-/// Where a descending scan begins; nowhere, if there is nothing below its upper bound.
+/// Where a descending scan begins; `None` if there is nothing below its upper bound.
 fn last<K: Clone + Ord>(scan: &Scan<K>, range: &OwnedRange<K>) -> Option<Bound<K>> {
     let inside = |key: &K| range.high.as_ref().is_none_or(|end| key < end);
     match &scan.upper {

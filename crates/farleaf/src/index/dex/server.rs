@@ -1,4 +1,4 @@
-//! What the threads of one compute server share: the cache, the range of keys that is theirs, free nodes.
+//! State shared by the threads of one compute server: the cache, its range of keys, and free nodes.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -15,23 +15,23 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct DexServer<L: Layout> {
     cache: Arc<Cache<L>>,
-    /// The root's frame, one up; 0 until it has been read.
+    /// The number of the root's frame plus one; 0 until the root has been read.
     root_frame: AtomicU64,
     /// Nodes that were merged away, by memory server.
     free_nodes: Mutex<BTreeMap<ServerId, Vec<GlobalAddr>>>,
-    /// What operations without a cache have to know of the others.
+    /// Counts changes under way, for operations that bypass the cache.
     unsettled: Unsettled,
     memory: Arc<MemoryUse>,
 }
 
-/// Free nodes of one memory server that a compute server keeps; more go back to the memory server.
+/// Free nodes per memory server that a compute server keeps; more go back to the memory server.
 const KEPT_NODES: usize = 1024;
 
 impl<L: Layout> DexServer<L> {
     /// A compute server with an empty cache.
     ///
     /// # Errors
-    /// [`RegionError`] if there is no memory for it.
+    /// [`RegionError`] if there is no memory for the cache.
     pub fn new(options: &CacheOptions, range: OwnedRange<L::Key>) -> Result<Self, RegionError> {
         Ok(Self {
             cache: Arc::new(Cache::new(options, range)?),
@@ -42,29 +42,29 @@ impl<L: Layout> DexServer<L> {
         })
     }
 
-    /// The same, using the memory servers that others use.
+    /// Shares the set of used memory servers with other compute servers.
     #[must_use]
     pub(crate) fn sharing(self, memory: &Arc<MemoryUse>) -> Self {
         Self { memory: Arc::clone(memory), ..self }
     }
 
-    /// Which memory servers are used.
+    /// The memory servers in use.
     pub(super) fn memory(&self) -> &MemoryUse {
         &self.memory
     }
 
-    /// The cache.
+    /// The cache that all threads of this compute server share.
     pub fn cache(&self) -> &Arc<Cache<L>> {
         &self.cache
     }
 
-    /// The range of keys that it owns.
+    /// The range of keys that this compute server owns.
     pub fn range(&self) -> OwnedRange<L::Key> {
         self.cache.owned().range()
     }
 
-    /// Changes the range. For when no operation is under way and the cache holds nothing but the root, and for moves
-    /// of keys (`hand_over.rs`).
+    /// Changes the owned range. Only valid when no operation is running and the cache holds nothing
+    /// but the root, or as part of a move of keys (`hand_over.rs`).
     pub(crate) fn set_range(&self, range: OwnedRange<L::Key>) {
         self.cache.owned().set(range);
     }
@@ -74,12 +74,12 @@ impl<L: Layout> DexServer<L> {
         self.owns(page) != Ownership::All
     }
 
-    /// How much of a node's keys is owned.
+    /// How much of a node's range of keys this server owns.
     pub(super) fn owns(&self, page: Page<'_, L>) -> Ownership {
         self.cache.owned().of(&L::low(page), L::high(page).as_ref())
     }
 
-    /// The root's frame; the first who asks reads it.
+    /// The root's frame. The first caller reads the root.
     pub(super) async fn root_frame<F: Fabric>(
         &self,
         client: &CacheClient<F, L>,
@@ -113,7 +113,7 @@ impl<L: Layout> DexServer<L> {
         }
     }
 
-    /// A node on `server`, new or freed.
+    /// Takes a freed node on `server`, or allocates one there.
     pub(super) async fn take_node<F: Fabric>(
         &self,
         pages: &PageClient<F, L>,
@@ -126,23 +126,21 @@ impl<L: Layout> DexServer<L> {
         }
     }
 
-    /// Whether there is a freed node on `server`.
     pub(super) fn has_free_node(&self, server: ServerId) -> bool {
         lock(&self.free_nodes).get(&server).is_some_and(|nodes| !nodes.is_empty())
     }
 
-    /// A freed node, wherever it is.
+    /// Takes a freed node of any memory server.
     pub(super) fn take_freed(&self) -> Option<GlobalAddr> {
         lock(&self.free_nodes).values_mut().find_map(Vec::pop)
     }
 
-    /// What operations without a cache have to know of the others.
     pub(super) fn unsettled(&self) -> &Unsettled {
         &self.unsettled
     }
 
-    /// Takes back a node that nothing points to and nobody is at. Says whether there are so many by now that
-    /// some should go to the memory server.
+    /// Takes back a node that nothing points to and no operation uses. Returns whether more nodes
+    /// are free than this server keeps.
     pub(super) fn give_node(&self, node: GlobalAddr) -> bool {
         let mut free = lock(&self.free_nodes);
         let nodes = free.entry(node.server()).or_default();
@@ -151,14 +149,14 @@ impl<L: Layout> DexServer<L> {
         nodes.len() > KEPT_NODES
     }
 
-    /// The nodes of one memory server beyond half of what is kept.
+    /// Removes and returns the free nodes on `server` beyond half of [`KEPT_NODES`].
     pub(super) fn surplus(&self, server: ServerId) -> Vec<GlobalAddr> {
         let mut free = lock(&self.free_nodes);
         let nodes = free.entry(server).or_default();
         nodes.split_off(nodes.len().min(KEPT_NODES / 2))
     }
 
-    /// Nodes that are free on this compute server.
+    /// The number of free nodes that this compute server keeps.
     pub fn free_nodes(&self) -> usize {
         lock(&self.free_nodes).values().map(Vec::len).sum()
     }

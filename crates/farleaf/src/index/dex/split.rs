@@ -1,9 +1,9 @@
-//! Splits, made eagerly on the way down (Lu et al., §7): a full node gives its upper half to a new one, which
-//! its parent learns of in the same step.
+//! Splits, done eagerly on the way down (Lu et al., §7). A full node gives its upper half to a new
+//! node, and its parent learns of the new node in the same step.
 //!
-//! *Order of the WRITEs* (D2): the new node; then the parent; the lower half leaves with some later write-back,
-//! or with the parent's change if it is shared. Until then the pool has it as it was, which is too much and
-//! harmless.
+//! *Order of the WRITEs* (D2): the new node, then the parent. The lower half is written by a later
+//! write-back, or together with the parent if it is shared. Until then its copy in the pool is the
+//! one from before the split: it holds too many keys, which is harmless.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -16,28 +16,29 @@ use crate::remote::{Change, Committed, Image, Locked, PageCopy};
 use crate::rules;
 use farleaf_fabric::{Fabric, ServerId, Work};
 
-/// Whether a node has to be split before another entry can come below it.
+/// Whether a node must be split before another entry can be added below it.
 fn is_full<L: Layout>(page: Page<'_, L>) -> bool {
     page.count() == L::CAPACITY && (page.level() > 0 || page.deleted_count() == 0)
 }
 
-/// Whether the pool has the change of a parent.
+/// Whether the change of a parent has reached the pool.
 #[derive(Debug)]
 pub(super) enum Written {
     /// It has.
     Now,
-    /// It may not have it yet, but will: a memory server is out of reach.
+    /// Perhaps not yet, but it will: a memory server cannot be reached.
     Later,
 }
 
-/// A remote lock on a shared node, with the copy that it was taken by.
+/// A remote lock on a shared node, with the copy that the lock was taken with.
 type Held<'a, L> = (Locked<'a>, PageCopy<L>);
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Splits the topmost full node on the way of `probe`, if there is one.
+    /// Splits the topmost full node on the path of `probe`, if there is one.
     ///
     /// # Errors
-    /// [`Restart`]: [`Restart::Again`] if one was split or brought, so that there may be more to do.
+    /// [`Restart`]; [`Restart::Again`] if a node was split or fetched, so that more may have to be
+    /// done.
     pub(super) async fn try_make_room(&self, probe: Probe<'_, L::Key>) -> Result<(), Restart> {
         let _unsettled = self.unsettle();
         let mut node = self.seen_root()?;
@@ -58,7 +59,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// Where the new half of a node goes: to the children that it gets, or beside the leaf that it is cut from.
+    /// The memory server for the upper half of a node: that of the children that it gets, or that
+    /// of the leaf being split.
     fn home_of_upper_half(&self, page: Page<'_, L>) -> ServerId {
         if page.level() == 0 {
             return page.address().server();
@@ -66,18 +68,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.home_of_child(page, page.count() / 2).unwrap_or(page.address().server())
     }
 
-    /// Where the child at a slot is, if there is one.
+    /// The memory server of the child at a slot, if the slot has one.
     fn home_of_child(&self, page: Page<'_, L>, slot: usize) -> Option<ServerId> {
         let cache = self.client.cache();
         let child = match cache.swip(page, slot)? {
             Swip::Frame(child) => cache.arena().page(child).address(),
             Swip::Remote(child) => child,
         };
-        // Read without a latch, so it can be anything.
+        // The page is read without a latch, so the address can be garbage.
         Some(child.server()).filter(|home| home.number() < self.fabric().memory_servers())
     }
 
-    /// Takes the remote lock of a shared node (D1); the error says that the copy is old.
+    /// Takes the remote lock of a shared node (D1). [`Restart::Refresh`] means that the cached copy
+    /// is old. `None` for an exclusive node, which needs no lock.
     pub(super) async fn lock_shared<'a>(
         &'a self,
         node: &Latched<'_, L>,
@@ -95,14 +98,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Lets go of a node that was locked in vain.
+    /// Releases a remote lock without having changed the node.
     pub(super) async fn unlock_shared(&self, held: Option<Held<'_, L>>) {
         if let Some((locked, _)) = held {
             self.client.pages().release(locked).await;
         }
     }
 
-    /// WRITEs a new node; its word 0 if it is an inner node.
+    /// WRITEs a new node. Returns its word 0 in the pool, or 0 for a leaf.
     async fn write_new(
         &self,
         node: &NewNode<'_, L>,
@@ -112,12 +115,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return self.client.pages().fresh_word(node.at()).await.map_err(Restart::from);
         }
         if page.level() == 0 {
-            // What was in the frame before stays here.
+            // Do not send what the frame held before.
             L::clear_unused(page);
             self.client.write_leaf(node.at(), page, 1..L::PAGE_WORDS).await?;
             return Ok(LockWord::from_bits(0));
         }
-        // The node's versions go on from its former life.
+        // Versions continue from the node's former life.
         let found = self.client.pages().fresh_word(node.at()).await?;
         let image = self.client.cache().image(page);
         self.client.write_new_inner(node.at(), &image, found).await
@@ -193,8 +196,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// Nodes that gained or lost keys wait for their parent, if that is not written yet; so does a shared parent itself, whose old
-    /// content is in the pool until then (C24).
+    /// Holds back children that gained or lost keys until their parent is written, if it is not
+    /// written yet. A shared parent is held back too: until then the pool has its old content
+    /// (C24).
     pub(super) fn hold_below(
         &self,
         written: &Written,
@@ -206,7 +210,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Written::Later if parent.shared => {
                 self.client.hold_for(parent.frame, parent.frame, parent.at());
             }
-            // The next write-back has what is in the frame now.
+            // The next write-back writes what is in the frame now.
             Written::Later => self.client.mark_dirty(parent.frame, parent.page, 1..L::PAGE_WORDS),
         }
         for child in children {
@@ -214,7 +218,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// WRITEs the change of a latched parent; its frame is left as it is.
+    /// WRITEs the change of a latched parent. Leaves its frame as it is.
     pub(super) async fn write_parent_alone(
         &self,
         parent: &Latched<'_, L>,
@@ -224,9 +228,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.write_parent(parent, lock, edit, None::<(_, _, fn(Page<'_, L>))>).await
     }
 
-    /// WRITEs the change of a latched parent, and with it that of a shared child; the frames are left as they
-    /// are, but for what they know of the pool's words. Whether now or later, it happens: going back would let nodes lose what the
-    /// pool's parent may lead to them for by now.
+    /// WRITEs the change of a latched parent, together with that of a shared child. Leaves the
+    /// frames as they are, except for what they record of the pool's words.
+    ///
+    /// Once the WRITEs are posted, the change happens, now or later. Going back is not possible:
+    /// nodes would lose keys that the parent in the pool may already route to them.
     ///
     /// # Errors
     /// [`Restart`] if nothing has changed, and nothing will.
@@ -251,7 +257,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         };
         let image = Image::of(copy.page());
         edit(image.page());
-        // The parent first: who reads between the two finds the new node, or too much.
+        // The parent first: a reader between the two WRITEs finds the new node, or a child with too
+        // many keys.
         let mut changes = vec![Change::new(locked, &copy, image)];
         let mut frames = vec![parent];
         let child_copy;
@@ -273,7 +280,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         })
     }
 
-    /// Splits the root: its content moves into two new nodes, and it stays where it is, one level higher.
+    /// Splits the root. Its content moves into two new nodes; the root keeps its address and grows
+    /// by one level.
     async fn split_root(&self, root: OptimisticRef<'_, L>) -> Result<(), Restart> {
         let cache = self.client.cache();
         let level = root.page.level();

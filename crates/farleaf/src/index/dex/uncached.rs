@@ -1,20 +1,24 @@
-//! Operations on single keys without a cache, for comparison only: what logical partitions bring by themselves
-//! (Lu et al., §8.3). Chosen by [`crate::cache::AdmissionName::Never`].
+//! Single-key operations without a cache, for comparison only: the effect of logical partitioning
+//! by itself (Lu et al., §8.3). Selected by [`crate::cache::AdmissionName::Never`].
 //!
-//! The way down is one READ a level in the pool, the root included. The pool's tree is well-formed at every
-//! instant (D2) and nobody else changes the leaves of the owned range (D1), so there is no lock: handles of this
-//! compute server exclude each other on a leaf by its mark in the mapping table (C6). What restructures goes
-//! the usual way, through frames, and a leaf that is in a frame because of that is used there.
+//! A descent is one READ per level in the pool, the root included. The pool's tree is well-formed
+//! at every instant (D2) and no other server changes the leaves of the owned range (D1), so no lock
+//! is needed: handles of this compute server exclude each other on a leaf by its mark in the
+//! mapping table (C6). Restructuring goes the usual way, through frames, and a leaf that is in a
+//! frame because of that is used there.
 //!
-//! *A dead page*: a node that was merged away keeps its fences, so the fences alone do not tell a walk that began
-//! before. The merge is counted before the node leaves the mapping table, and who marks a leaf looks, under the
-//! table's lock, whether there was one since its walk began.
+//! *A dead page*: a node that was merged away keeps its fences, so the fences alone do not warn a
+//! walk that began before the merge. The merge is counted before the node leaves the mapping table.
+//! A walk that marks a leaf checks, under the table's lock, that no merge was counted since it
+//! began.
 //!
-//! *A lookup without a mark*: beside a WRITE of one word, a value, a READ of the leaf finds the one or the other.
-//! Whatever changes more, or brings leaves into frames where they can be changed, is counted while it lasts
-//! ([`Unsettled`]), and a lookup that met any takes the mark and reads again.
+//! *A lookup without a mark*: a READ that overlaps a WRITE of one word, a value, finds the old
+//! value or the new one. Any larger change, and any operation that brings leaves into frames where
+//! they can change, is counted while it lasts ([`Unsettled`]). A lookup that overlaps one takes the
+//! mark and reads again.
 //!
-//! *Thread safety*: [`Unsettled`] is for any number of threads; the rest belongs to its endpoint's thread.
+//! *Thread safety*: any number of threads may use [`Unsettled`]; the rest belongs to its endpoint's
+//! thread.
 
 use super::DexIndex;
 use crate::cache::{IoMark, LiveCounters, Mapped, OwnedRange, Restart};
@@ -24,28 +28,29 @@ use crate::rules;
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
-/// How often somebody else's mark is waited for before the walk begins again.
+/// How often a walk polls another operation's mark before it begins again.
 const MOST_WAITS: u32 = 10_000;
-/// For how long each time.
+/// Pause between two polls.
 const WAIT_NS: u64 = 100;
 
-/// What is under way on a compute server that a READ of a leaf could see half of.
+/// Counts the changes under way on a compute server that a READ of a leaf could see half of.
 #[derive(Debug, Default)]
 pub(super) struct Unsettled {
     begun: AtomicU64,
     ended: AtomicU64,
-    /// How many nodes were merged away.
+    /// Number of nodes merged away.
     merged: AtomicU64,
 }
 
 impl Unsettled {
-    /// How many changes have begun, if all of them have ended.
+    /// The number of changes begun, if all of them have ended.
     fn settled(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::Acquire);
         (self.begun.load(Ordering::Acquire) == ended).then_some(ended)
     }
 
-    /// Whether no change has begun since so many had. The fences are those of the latches.
+    /// Whether no change has begun since the count was `begun`. The memory fences match those of
+    /// the latches.
     fn is_still(&self, begun: u64) -> bool {
         fence(Ordering::Acquire);
         self.begun.load(Ordering::Relaxed) == begun
@@ -57,7 +62,7 @@ impl Unsettled {
         Change(self)
     }
 
-    /// Says that a node is about to leave the mapping table because it was merged away.
+    /// Counts a merge. Call it before the merged node leaves the mapping table.
     pub(super) fn note_merged(&self) {
         self.merged.fetch_add(1, Ordering::AcqRel);
     }
@@ -67,7 +72,7 @@ impl Unsettled {
     }
 }
 
-/// A change that is under way as long as this lives.
+/// A change that is under way until this is dropped.
 #[derive(Debug)]
 pub(super) struct Change<'a>(&'a Unsettled);
 
@@ -78,12 +83,12 @@ impl Drop for Change<'_> {
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Says that leaves come into frames, and change there, as long as the guard lives.
+    /// Announces that leaves enter frames, and change there, until the guard is dropped.
     pub(super) fn unsettle(&self) -> Option<Change<'_>> {
         self.uncached.then(|| self.server.unsettled().begin())
     }
 
-    /// The value of `key`, by READs alone; nothing if that does not come to anything.
+    /// The value of `key`, by READs alone; `None` if they do not give a reliable answer.
     pub(super) async fn get_in_pool(&self, key: &L::Key) -> Option<Option<L::Value>> {
         let probe = Probe::At(key);
         let before = self.server.unsettled().settled()?;
@@ -105,7 +110,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         (fits && self.server.unsettled().is_still(before)).then_some(found)
     }
 
-    /// What `read` makes of the leaf that the probe lies in; nothing if that is in a frame.
+    /// Applies `read` to the leaf that covers the probe; `None` if the leaf is in a frame.
     pub(super) async fn read_in_pool<T>(
         &self,
         probe: Probe<'_, L::Key>,
@@ -120,8 +125,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Applies `edit` to the leaf that the probe lies in, and WRITEs the words that it changed; nothing if the
-    /// leaf is in a frame.
+    /// Applies `edit` to the leaf that covers the probe, and WRITEs the changed words; `None` if
+    /// the leaf is in a frame.
     pub(super) async fn change_in_pool<T>(
         &self,
         probe: Probe<'_, L::Key>,
@@ -148,13 +153,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         drop(change);
         match outcome {
             Ok(outcome) => Ok(Some(outcome)),
-            // A walk is never older than the pool: somebody is restructuring.
+            // The walk read the pool itself, so its path is not old: another thread is
+            // restructuring.
             Err(Restart::Refresh) => Err(Restart::Busy),
             Err(restart) => Err(restart),
         }
     }
 
-    /// The address of the leaf that the probe lies in, and the keys that the nodes above lead to it for.
+    /// The address of the leaf that covers the probe, and the range of keys that the nodes above
+    /// route to it.
     async fn walk(
         &self,
         probe: Probe<'_, L::Key>,
@@ -185,8 +192,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// The right to work on a leaf that a walk has found, which began at `merged` merges; nothing if it is in a
-    /// frame.
+    /// Marks a leaf found by a walk that began when `merged` merges were counted; `None` if the
+    /// leaf is in a frame.
     async fn mark_leaf(&self, at: GlobalAddr, merged: u64) -> Result<Option<IoMark<'_>>, Restart> {
         let mapping = self.client.cache().mapping();
         for _ in 0..MOST_WAITS {
