@@ -32,7 +32,7 @@ impl Default for DeviceChoice {
     }
 }
 
-/// Why RDMA cannot be used here; each message states the remedy in one line.
+/// Why RDMA cannot be used here; each message fits in one line.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Missing {

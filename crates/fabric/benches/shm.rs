@@ -1,10 +1,12 @@
-//! What a READ of 1 KB out of 1 GB costs over `shm`, next to a `memcpy` and to a plain word-atomic copy of the same
-//! bytes from the same mapping. The server is another process (this binary, run again), which is first
-//! running and then stopped. All take turns in one run, so that their ratios hold on a noisy machine.
+//! Measures READs of 1 KB from 1 GB over `shm`, next to a `memcpy` and a plain word-atomic copy of
+//! the same bytes from the same mapping. The server is another process (this binary, run again),
+//! first running and then stopped. All variants take turns in one run, so that their ratios hold on
+//! a noisy machine.
 //!
-//! Three orders: at *chained* offsets, each of which depends on what was read before, as on the way down a tree; at *independent*
-//! ones, where the processor looks ahead over one copy to the next, if there is not much between them; and
-//! at always the *same*, which is in the cache: what else a READ costs than waiting for memory.
+//! There are three access orders. *Chained*: each offset depends on the data read before, as on the
+//! way down a tree. *Independent*: the processor can look ahead over one copy to the next, if there
+//! is little code between them. *Same*: always the same offset, which is in the cache; this shows
+//! the cost of a READ besides waiting for memory.
 //!
 //! `cargo bench -p farleaf-fabric --bench shm -- [ROUNDS]`
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
@@ -31,8 +33,8 @@ const NAMES: [&str; 5] =
     ["memcpy", "word-atomic copy", "READ", "READ, server stopped", "8 READs at once, each"];
 const ORDERS: [&str; 3] = ["chained", "independent", "same"];
 
-/// Where the READ of that number goes, if the one before found `last`, which is always 0; but the processor
-/// does not know.
+/// The offset of READ number `number`, given that the one before found `last`. That is always 0,
+/// but the processor does not know.
 fn place(order: usize, number: u64, last: u64) -> u64 {
     match order {
         0 => offset(number + last),
@@ -51,9 +53,9 @@ fn median(samples: &mut [f64]) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// Where the cluster has mapped the server's region: the only memfd of that size here.
+/// Finds where the cluster has mapped the server's region: the only memfd of that size here.
 fn mapping() -> &'static [AtomicU64] {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux says what is mapped");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("cannot read /proc/self/maps");
     let start = maps
         .lines()
         .filter(|line| line.contains("memfd:farleaf-region"))
@@ -76,7 +78,7 @@ fn serve(path: &Path, token: &Token) {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// The server's process, which ends with this one's `main`, however that ends.
+/// The server's process, which ends with this one's `main` in any case.
 struct Server {
     child: Child,
     path: PathBuf,
@@ -95,11 +97,12 @@ impl Server {
         Self { child, path: path.to_owned() }
     }
 
-    /// Returns when it stands still.
+    /// Stops the server; returns when it has stopped.
     fn stop(&self) {
         let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::STOP).expect("it is ours");
-        let status = waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is ours");
+        kill_process(pid, Signal::STOP).expect("cannot stop the server process");
+        let status =
+            waitpid(Some(pid), WaitOptions::UNTRACED).expect("cannot wait for the server process");
         assert!(status.expect("it changed").1.stopped());
     }
 
@@ -169,9 +172,9 @@ fn one_round(
     let started = Instant::now();
     for number in numbers.clone() {
         let first = place(order, number, copy[LAST]) as usize / 8;
-        // SAFETY: the place is inside the mapping by a READ's length.
+        // SAFETY: the offset plus a READ's length is inside the mapping.
         let from = unsafe { from.add(first) };
-        // SAFETY: nobody writes to the region now, and the copy is elsewhere.
+        // SAFETY: no process writes to the region now, and the copy is elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), READ_BYTES / 8) };
         black_box(&mut copy);
     }
@@ -232,7 +235,7 @@ fn one_round(
     record(4, ns);
 }
 
-/// What a call takes, in nanoseconds.
+/// Duration of a call, in nanoseconds.
 fn calls_ns(cluster: &ShmCluster) -> f64 {
     cluster.run_one(|fabric| async move {
         let started = Instant::now();

@@ -1,5 +1,5 @@
-//! READs of 1 KB at random offsets over TCP on the loopback interface, with so many in flight: the server's I/O thread
-//! and the client's share the machine.
+//! Measures READs of 1 KB at random offsets over TCP on the loopback interface, with a varying
+//! number in flight. The server's I/O thread and the client's share the machine.
 //!
 //! `cargo bench -p farleaf-fabric --bench tcp -- [ROUNDS [LOOKS_BEFORE_WAITING [BYTES]]]`
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const REGION_BYTES: usize = 64 << 20;
 const ROUND: Duration = Duration::from_millis(400);
 
-/// READs one after the other until `end`; how many.
+/// READs one after another until `end`; returns the number of READs.
 async fn reader(fabric: TcpFabric, bytes: usize, end: Instant) -> u64 {
     let places = (REGION_BYTES / bytes) as u64;
     let mut buffer = fabric.buffer(bytes).unwrap();

@@ -1,8 +1,8 @@
 //! A server's service: the memory that verbs access, and calls that are answered at once or later.
 //!
-//! [`Calls`] is *the* service of a server. An [`RpcService`] is the simple case, which answers every
-//! call before its handler ends. A compute server cannot, because it waits for the network: it
-//! answers through a [`ReplySink`] from one of its own threads.
+//! [`Calls`] is *the* service of a server. An [`RpcService`] is the simple case, which answers
+//! every call before its handler ends. A compute server cannot, because it waits for the network:
+//! it answers through a [`ReplySink`] from one of its own threads.
 //!
 //! *Thread safety*: every thread of the server calls [`Calls`]; a [`ReplySink`] may go to any
 //! thread.

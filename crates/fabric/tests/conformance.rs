@@ -1,4 +1,4 @@
-//! Every provider that needs nothing but this process, through the suite.
+//! Runs the conformance suite over every provider that needs only this process.
 
 use farleaf_fabric::conformance::{self, LateService};
 use farleaf_fabric::handshake::Token;
@@ -49,7 +49,7 @@ fn shm_with_several_server_threads() {
     conformance::run(&ShmConfig { server, ..ShmConfig::default() });
 }
 
-/// So that a check that never ends fails instead.
+/// A check that does not end in this time fails.
 const GIVE_UP_AFTER_NS: u64 = 1_000_000_000;
 
 #[test]

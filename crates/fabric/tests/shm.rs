@@ -1,8 +1,8 @@
-//! What `shm` promises beyond the suite of all providers: servers and clients that are other processes, stopped,
-//! killed, fenced, turned away. The other processes are this test's own binary, which is run again as the test
-//! [`another_process`].
+//! Tests of `shm` beyond the suite of all providers: servers and clients in other processes, which
+//! are stopped, killed, fenced or refused. The other processes are this test's own binary, run
+//! again as the test [`another_process`].
 //!
-//! Nothing here asserts a time; waits are for things that must happen, and are long.
+//! No test asserts a duration. Waits are for events that must happen, and have long limits.
 
 use farleaf_fabric::conformance::{TestService, word_of};
 use farleaf_fabric::executor::Executor;
@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const REGION_BYTES: usize = 1 << 20;
 const SERVER: ServerId = ServerId::new(0);
 const TOKEN: &[u8] = b"the token of these tests";
-/// What a test does not expect to end otherwise.
+/// Timeout of a test that expects no timeout.
 const PATIENT_NS: u64 = 60_000_000_000;
-/// What a test expects to end by its deadline.
+/// Timeout of a test that expects a timeout.
 const HASTY_NS: u64 = 200_000_000;
 
 fn token() -> Token {
@@ -63,7 +63,7 @@ impl Drop for Folder {
     }
 }
 
-/// Another process, which is killed at the end of the test.
+/// Another process, killed at the end of the test.
 struct Other {
     child: Child,
     says: BufReader<ChildStdout>,
@@ -85,12 +85,15 @@ impl Other {
         other
     }
 
-    /// Waits until it says so.
+    /// Waits for a line that ends with `what`.
     fn wait_for(&mut self, what: &str) {
         let mut line = String::new();
         while !line.trim_end().ends_with(what) {
             line.clear();
-            assert!(self.says.read_line(&mut line).unwrap() > 0, "it ended before it was {what}");
+            assert!(
+                self.says.read_line(&mut line).unwrap() > 0,
+                "the process ended before it was {what}"
+            );
         }
     }
 
@@ -98,7 +101,7 @@ impl Other {
         Pid::from_child(&self.child)
     }
 
-    /// Returns when it stands still.
+    /// Stops the process; returns when it has stopped.
     fn stop(&self) {
         kill_process(self.pid(), Signal::STOP).unwrap();
         let (_, status) = waitpid(Some(self.pid()), WaitOptions::UNTRACED).unwrap().unwrap();
@@ -122,7 +125,7 @@ impl Drop for Other {
     }
 }
 
-/// No test of its own: what the other processes run.
+/// Not a test of its own: the code of the other processes.
 #[test]
 fn another_process() {
     let Ok(role) = std::env::var("FARLEAF_ROLE") else { return };
@@ -136,7 +139,7 @@ fn another_process() {
             let (service, config) = (TestService::new(REGION_BYTES), ShmServerConfig::default());
             let _server = ShmServer::start(&path, service, &token(), config).unwrap();
             say("ready");
-            // Until the test ends, however it does.
+            // Wait for the end of the test, which closes our input.
             let _ = std::io::stdin().read(&mut [0]);
         }
         "client" => {
@@ -163,7 +166,7 @@ fn another_process() {
             say("shut out");
             let _ = std::io::stdin().read(&mut [0]);
         }
-        other => panic!("{other} is nothing that this can be"),
+        other => panic!("unknown FARLEAF_ROLE: {other}"),
     }
 }
 
@@ -199,7 +202,7 @@ fn a_stopped_server_goes_on_serving_verbs() {
         assert_eq!(call.await.unwrap_err(), unknown(Uncertainty::TimedOut));
         fabric.reset(SERVER).await.unwrap();
         server.go_on();
-        // The request was indeterminate: it happens late.
+        // The request was indeterminate; it takes effect late.
         while word(&fabric, 8).await != 6 {
             fabric.sleep(1_000_000).await;
         }
@@ -208,7 +211,8 @@ fn a_stopped_server_goes_on_serving_verbs() {
     });
 }
 
-/// A READ is done when it is looked at: until then it is in flight, is bounded (F6) and ended by a reset (F9).
+/// A READ is executed when its future is first polled. Until then it is in flight, counts against
+/// the depth (F6), and is ended by a reset (F9).
 #[test]
 fn posted_reads_are_in_flight() {
     let config = ShmConfig { depth: 4, ..config(PATIENT_NS) };
@@ -232,7 +236,7 @@ fn posted_reads_are_in_flight() {
         assert_eq!(word(&fabric, 64).await, 1);
         drop(fabric.read(at(64), fabric.buffer(8).unwrap()));
         let all: Vec<_> = (0..4).map(|_| fabric.buffer(8).unwrap()).collect();
-        assert_eq!(all.len(), 4, "what was dropped comes back");
+        assert_eq!(all.len(), 4, "the dropped READ's buffer is free again");
     });
 }
 
@@ -245,7 +249,8 @@ fn calls_to_a_stopped_server_are_bounded() {
     let server = &server;
     cluster.run_one(|fabric| async move {
         server.stop();
-        // More than fits in the ring and in the backlog: the rest is refused, and not done.
+        // More calls than fit in the ring and in the backlog: the rest is refused, and not carried
+        // out.
         let padded = |bytes: usize| TestService::echo(&vec![1; bytes]);
         let (mut refused, mut late) = (0, 0);
         for round in 0..8 {
@@ -303,7 +308,8 @@ fn a_killed_server_is_noticed_by_verbs_and_calls() {
     });
     assert!(executor.run(&driver));
 
-    // A server that is started again at the same place is another: nobody who used the old one reaches it by chance.
+    // A restarted server at the same path is another server: clients of the old one must not reach
+    // it.
     let _again = Other::start("server", &folder.socket());
     let fabric = driver.open(0, 8).unwrap();
     executor.spawn(0, async move {
@@ -351,9 +357,9 @@ fn a_fence_does_not_come_up_while_a_client_is_stopped() {
     killed.stop();
     let fence = |fabric: ShmFabric| async move { fabric.fence(SERVER, 9).await };
     let late = Err(unknown(Uncertainty::TimedOut));
-    assert_eq!(cluster.run_one(fence), late, "either could have a verb under way");
+    assert_eq!(cluster.run_one(fence), late, "either client could have a verb in progress");
     killed.kill();
-    assert_eq!(cluster.run_one(fence), late, "one of them still could");
+    assert_eq!(cluster.run_one(fence), late, "one client still could have a verb in progress");
     client.go_on();
     client.wait_for("shut out");
     let fenced_at_last = (0..100).any(|_| cluster.run_one(fence).is_ok());
@@ -385,7 +391,7 @@ fn a_fence_in_one_process_concerns_the_endpoints_of_that_compute_server_alone() 
             ready(1).await;
             fabric.fence(SERVER, 5).await.unwrap();
             fabric.compare_swap(at(64), 1, 2).await.unwrap();
-            // It sees that word on the other server, from which nobody has shut it out.
+            // The fenced endpoint can see this word, because it is not fenced at the other server.
             fabric.fetch_add(GlobalAddr::new(ServerId::new(1), 64), 1).await.unwrap();
             fabric.call(SERVER, TestService::echo(b"?")).await.unwrap();
         } else {
@@ -400,7 +406,7 @@ fn a_fence_in_one_process_concerns_the_endpoints_of_that_compute_server_alone() 
         }
     });
     cluster.run(&[5], |fabric, _| async move {
-        assert_eq!(word(&fabric, 64).await, 2, "nothing came after the fence");
+        assert_eq!(word(&fabric, 64).await, 2, "no verb took effect after the fence");
         fabric.call(SERVER, TestService::echo(b"a later endpoint")).await.unwrap();
     });
 }
@@ -474,7 +480,7 @@ fn endpoints_and_processes_are_bounded_in_number() {
     assert!(first_driver.open(0, 1).unwrap_err().is_full());
     assert!(second_driver.open(1, 1).unwrap_err().is_full());
     drop(one);
-    // The server notices that it is closed.
+    // Retry until the server has noticed the closed connection.
     let again = (0..10_000).find_map(|_| first_driver.open(0, 2).ok());
     let fabric = again.expect("there is room again");
     drop((second, second_driver, two));

@@ -1,4 +1,4 @@
-//! What only the simulator promises: replay, faults, and a network and cores with limits.
+//! Features of the simulator only: replay, faults, and limits of network and cores.
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig};
@@ -22,7 +22,7 @@ fn word(cluster: &SimCluster<TestService>, offset: u64) -> u64 {
     service.region().slice(offset, 1).unwrap()[0].load(Ordering::Acquire)
 }
 
-/// A bit of everything; what each client saw and when.
+/// Runs some operations of each kind; returns each client's observations with their times.
 fn trace(seed: u64) -> (Vec<Option<Vec<String>>>, u64) {
     let faults = Faults {
         drop_probability: 0.02,
@@ -117,7 +117,7 @@ fn lost_messages_end_as_indeterminate() {
             }
         }
     }
-    // A lost request has no effect, a lost reply has: the sum is in between.
+    // A lost request has no effect, but one with a lost reply has: the sum is in between.
     let sum = word(&cluster, 0);
     assert!(answered > 50 && unknown > 20);
     assert!(answered < sum && sum < answered + unknown, "{answered} < {sum}, {unknown} unknown");
@@ -175,7 +175,7 @@ fn servers_die_while_clients_run() {
     let control = &control;
     let ends = cluster.run(&[0, 1, 1], |fabric, client| async move {
         if client == 2 {
-            // A client that ends its own compute server has no next step.
+            // A client that kills its own compute server does not continue.
             fabric.sleep(60_000).await;
             control.kill_compute_server(1);
             fabric.sleep(0).await;
@@ -250,7 +250,7 @@ fn an_unloaded_verb_takes_what_the_model_says() {
     assert_eq!(network.unloaded_verb_ns(0, 8), 2_000, "the figure of the documentation");
 }
 
-/// The rate at which `clients` do `operations` operations in all.
+/// The rate at which `clients` complete `operations` operations in total.
 fn rate_per_s<Fut: Future<Output = ()>>(
     config: SimConfig,
     clients: &[u16],
@@ -352,7 +352,7 @@ fn requests_on_several_cores_interleave() {
     assert!(cluster.now_ns() > 70_000);
 }
 
-/// F9 where it matters: the message of an operation that was given up is still on its way.
+/// F9 where it matters: the message of an operation that was given up is still in flight.
 #[test]
 fn a_reset_drops_what_is_late() {
     let faults = Faults {
@@ -381,7 +381,7 @@ fn a_reset_drops_what_is_late() {
     }
 }
 
-/// F10: what a dead compute server had on its way lands before the fence or never.
+/// F10: the messages in flight of a dead compute server take effect before the fence or never.
 #[test]
 fn a_fence_stops_the_messages_of_the_dead() {
     let mut landed = 0;

@@ -1,4 +1,5 @@
-//! What a listener of the provider `tcp` does with those who are no friends: it closes their connection, and nothing else.
+//! How a server of the provider `tcp` handles hostile peers: it closes their connection, and
+//! nothing else.
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
 
 use farleaf_fabric::conformance::{TestService, mutate, random_bytes};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const SERVER: ServerId = ServerId::new(0);
 const REGION_BYTES: usize = 16_384;
-/// So that a check that never ends fails instead.
+/// A check that does not end in this time fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn start(token: &Token, config: TcpServerConfig) -> TcpServer {
@@ -42,7 +43,7 @@ async fn works(fabric: &TcpFabric) {
     fabric.read(at(64), fabric.buffer(256).unwrap()).await.unwrap();
 }
 
-/// That somebody with the right token is served.
+/// Asserts that a client with the right token is served.
 fn serves(server: &TcpServer, token: &Token) {
     cluster(server, token).run_one(|fabric| async move { works(&fabric).await });
 }
@@ -53,7 +54,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     socket
 }
 
-/// What is still to come until the server closes; being cut off counts as closing.
+/// Reads the remaining bytes until the server closes; a connection reset counts as closing.
 fn rest(socket: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     match socket.read_to_end(&mut bytes) {
@@ -69,7 +70,7 @@ fn initiator(token: &Token, number: u16) -> Initiator {
     Initiator::new(token, me, NO_FENCES, wanted, Nonce::draw().unwrap(), u64::MAX)
 }
 
-/// A connection that has been let in.
+/// A connection that the server has admitted.
 fn let_in(address: SocketAddr, token: &Token, number: u16) -> io::Result<TcpStream> {
     let mut socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -104,9 +105,10 @@ fn another_token_gets_a_refusal_and_nothing_else() {
     });
     assert_eq!(server.counters().welcomed, 0);
     assert_eq!(server.counters().refused, 3);
-    assert_eq!(server.counters().requests, 0, "nothing was even looked at");
+    assert_eq!(server.counters().requests, 0, "the server read no request");
 
-    // Byte by byte: a challenge, which says nothing about the token, then the refusal, then the end.
+    // Byte by byte: a challenge, which reveals nothing about the token, then the refusal, then the
+    // end.
     let mut socket = connect(server.local_address());
     let mut initiator = initiator(&wrong, 1);
     socket.write_all(initiator.hello()).unwrap();
@@ -144,7 +146,7 @@ fn other_roles_and_other_servers_are_found_out() {
     };
     let why = not_let_in(TcpConfig { role: Role::Client, ..TcpConfig::default() });
     assert_eq!(why, HandshakeError::Refused(Refusal::Role));
-    // Addresses in the wrong order: the server there is not number 0.
+    // With the addresses in the wrong order, the server there is not number 0.
     let why = not_let_in(TcpConfig::default());
     assert!(matches!(why, HandshakeError::OtherPeer(Identity { number: 7, .. })), "{why}");
 }
@@ -186,11 +188,11 @@ fn frames_that_are_none_close_their_connection_and_no_other() {
                 socket.write_all(good).unwrap();
                 socket.write_all(bytes).unwrap();
                 let answer = rest(&mut socket);
-                assert!(answer.len() <= 24, "{bytes:?}: the good one at most is answered");
+                assert!(answer.len() <= 24, "{bytes:?}: only the good request may be answered");
                 works(&fabric).await;
             }
             let done = fabric.fetch_add(at(0), 0).await.unwrap();
-            assert_eq!(done, bad.len() as u64, "what came before the bad frames was done");
+            assert_eq!(done, bad.len() as u64, "requests before the bad frames were carried out");
         }
     });
     assert_eq!(server.counters().welcomed, 1 + bad.len() as u64);
@@ -208,11 +210,11 @@ fn handshakes_that_do_not_end_are_few_and_do_not_last() {
     let mut sockets: Vec<_> = (0..20).map(|_| connect(server.local_address())).collect();
     for (number, socket) in (10..).zip(&mut sockets) {
         let hello = *initiator(&token, number).hello();
-        // Some have said nothing, some a part, some all but the proof.
+        // Some peers have sent nothing, some a part of the hello, some all but the proof.
         let _ = socket.write_all(&hello[..[0, 30, MESSAGE_BYTES][usize::from(number) % 3]]);
     }
     serves(&server, &token);
-    // The oldest made room, and the deadline took the rest.
+    // Newer connections evicted the oldest, and the deadline closed the rest.
     for mut socket in sockets {
         let challenge = rest(&mut socket);
         assert!(challenge.is_empty() || challenge.len() == MESSAGE_BYTES);
@@ -258,12 +260,13 @@ fn there_are_no_more_connections_than_there_may_be() {
                     Err(error) => assert!(matches!(error, FabricError::NotLetIn { .. }), "{error}"),
                 }
             }
-            panic!("the one that left made no room");
+            panic!("the closed connection made no room");
         })
     });
 }
 
-/// A peer that asks and does not listen costs a bounded amount of memory, and others nothing.
+/// A peer that sends requests and does not read costs a bounded amount of memory, and does not
+/// affect others.
 #[test]
 fn who_does_not_read_is_not_read_from() {
     let token = Token::draw().unwrap();
@@ -273,17 +276,18 @@ fn who_does_not_read_is_not_read_from() {
     let requests: Vec<u8> = (0..256).flat_map(|id| frame(&read, id)).collect();
     socket.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut sent = 0;
-    // Far more answers than all the buffers on the way hold: at some point nothing is taken any more.
+    // Far more answers than the buffers of the connection hold: at some point the server stops
+    // reading.
     let blocked = loop {
         match socket.write(&requests[sent % requests.len()..]) {
             Ok(bytes) => sent += bytes,
             Err(error) => break error,
         }
-        assert!(sent < 1 << 28, "the server takes requests without end");
+        assert!(sent < 1 << 28, "the server reads requests without limit");
     };
     assert_eq!(blocked.kind(), io::ErrorKind::WouldBlock);
     serves(&server, &token);
-    // Once it listens, it gets every answer.
+    // Once the peer reads, it gets every answer.
     let answers = sent / frame(&read, 0).len();
     let mut answer = vec![0; 16 + 16_384];
     for id in 0..answers as u64 {
@@ -292,7 +296,8 @@ fn who_does_not_read_is_not_read_from() {
     }
 }
 
-/// `FARLEAF_HOSTILE_STRINGS` says how many; the seed is fixed, so that a run can be repeated.
+/// `FARLEAF_HOSTILE_STRINGS` sets the number of byte strings; the seed is fixed, so a run can be
+/// repeated.
 #[test]
 fn random_and_mutated_bytes_disturb_nobody() {
     let count: u64 = std::env::var("FARLEAF_HOSTILE_STRINGS")
@@ -316,7 +321,8 @@ fn random_and_mutated_bytes_disturb_nobody() {
         let mut rng = SmallRng::seed_from_u64(1);
         let mut sent = 0;
         while sent < count {
-            // As many strings as the server takes over one connection; most connections end at the first.
+            // Send as many strings as the server accepts over one connection; most connections end
+            // at the first.
             let outcome = match rng.random_range(0..4) {
                 0 => hostile_stranger(address, &token, &mut rng),
                 _ => hostile_peer(address, &token, &mut rng, sent),
@@ -329,20 +335,20 @@ fn random_and_mutated_bytes_disturb_nobody() {
     serves(&server, &token);
     let counters = server.counters();
     println!("{counters:?}");
-    assert!(counters.requests > count / 8, "most strings never got as far as the frames");
+    assert!(counters.requests > count / 8, "too few strings were decoded as requests");
     let started = Instant::now();
     while server.counters().connections > 0 {
-        assert!(started.elapsed() < PATIENCE, "connections are left over");
+        assert!(started.elapsed() < PATIENCE, "connections remain open");
         std::thread::yield_now();
     }
 }
 
-/// A closed socket that waits for nothing, so that there are ports left for the next.
+/// Makes closing the socket discard unsent data and skip TIME_WAIT, so that ports stay available.
 fn hang_up(socket: &TcpStream) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
-/// Somebody without a token.
+/// A peer without a token.
 fn hostile_stranger(address: SocketAddr, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
     let mut socket = TcpStream::connect(address)?;
     let mut bytes = match rng.random_range(0..3) {
@@ -355,7 +361,7 @@ fn hostile_stranger(address: SocketAddr, token: &Token, rng: &mut SmallRng) -> i
     Ok(1)
 }
 
-/// Somebody who has the token and uses it badly.
+/// A peer with the token that sends invalid requests.
 fn hostile_peer(
     address: SocketAddr,
     token: &Token,

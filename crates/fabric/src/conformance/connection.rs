@@ -1,9 +1,10 @@
-//! F9 and F10: what a reset settles, and whom a fence shuts out.
+//! F9 and F10: resets settle posted operations, and fences shut out the right endpoints.
 
 use super::{at, fill, read, start};
 use crate::{Cluster, Fabric, FabricError, Provider, ServerId};
 
-/// F9: what was in flight has happened when the reset returns, or never will; the endpoint goes on.
+/// F9: when the reset returns, each operation in flight has happened or never will; the endpoint
+/// still works.
 pub fn a_reset_settles_what_was_posted<P: Provider>(provider: &P) {
     let cluster = start(provider, 2);
     super::alone(&cluster, |fabric| async move {
@@ -26,7 +27,7 @@ pub fn a_reset_settles_what_was_posted<P: Provider>(provider: &P) {
                 assert_eq!((found, word[0]), (round - 1, round), "a completed CAS has happened");
             }
             other.await.expect("a reset concerns one server");
-            // As good as new.
+            // The connection works as before.
             fill(&fabric, at(0, 4096), 1, round).await.unwrap();
             assert_eq!(read(&fabric, at(0, 4096), 1).await.unwrap(), [round]);
         }
@@ -41,7 +42,7 @@ pub fn a_reset_settles_what_was_posted<P: Provider>(provider: &P) {
     });
 }
 
-/// F10: a fence concerns nobody but the compute server it names.
+/// F10: a fence affects only the compute server it names.
 pub fn a_fence_shuts_out_one_compute_server<P: Provider>(provider: &P) {
     let cluster = start(provider, 2);
     cluster.run(&[0, 1], |fabric, client| async move {

@@ -1,10 +1,11 @@
-//! Bytes that nobody should send, for tests of whatever listens.
+//! Invalid bytes, for tests of servers and decoders.
 //!
 //! *Thread safety*: plain functions.
 
 use rand::{Rng, RngExt};
 
-/// Changes up to three places of `bytes`, from the index `from` on: bits, bytes, and what is left out or put in.
+/// Changes up to three places of `bytes` from index `from` on: flips a bit, replaces or inserts a
+/// byte, or cuts the rest off.
 pub fn mutate(bytes: &mut Vec<u8>, from: usize, rng: &mut impl Rng) {
     for _ in 0..rng.random_range(1..4) {
         if bytes.len() <= from {
@@ -20,7 +21,7 @@ pub fn mutate(bytes: &mut Vec<u8>, from: usize, rng: &mut impl Rng) {
     }
 }
 
-/// Fewer than 300 bytes, each as likely as any other.
+/// Fewer than 300 bytes, uniformly distributed.
 pub fn random_bytes(rng: &mut impl Rng) -> Vec<u8> {
     let mut bytes = vec![0; rng.random_range(0..300)];
     rng.fill_bytes(&mut bytes);

@@ -1,4 +1,4 @@
-//! F5 to F8, and what surrounds the verbs: counters, time and randomness.
+//! F5 to F8, and everything beside the verbs: counters, time and randomness.
 
 use super::{
     REGION_BYTES, TestService, at, completes_later, fill, read, start, start_with, wait_until,
@@ -10,7 +10,7 @@ use crate::{
     ServerId,
 };
 
-/// F5: a bad address is an error of its kind from every verb, and changes nothing.
+/// F5: a bad address makes every verb fail with the right error, and changes nothing.
 pub fn bad_addresses_are_refused<P: Provider>(provider: &P) {
     let service = TestService::new(REGION_BYTES);
     for (index, word) in (0..).zip(service.region().words()) {
@@ -67,7 +67,8 @@ pub fn bad_addresses_are_refused<P: Provider>(provider: &P) {
     }
 }
 
-/// F6: what is one too many is refused, and does not happen; when others are done there is room again.
+/// F6: an operation beyond the depth is refused and does not happen; there is room again when
+/// others have completed.
 pub fn depth_is_bounded<P: Provider>(provider: &P) {
     let cluster = start(provider, 1);
     super::alone(&cluster, |fabric| async move {
@@ -91,7 +92,7 @@ pub fn depth_is_bounded<P: Provider>(provider: &P) {
     });
 }
 
-/// F7: a dead memory server's operations end as indeterminate; the other servers go on.
+/// F7: a dead memory server's operations end as indeterminate; the other servers still work.
 pub fn killed_server_is_indeterminate<P: Provider>(provider: &P) {
     let cluster = start(provider, 2);
     super::alone(&cluster, |fabric| async move {
@@ -117,7 +118,7 @@ pub fn killed_server_is_indeterminate<P: Provider>(provider: &P) {
     });
 }
 
-/// F8: an operation whose future is dropped happens all the same, and its buffer comes back.
+/// F8: an operation with a dropped future still happens, and its buffer is freed.
 pub fn dropped_operations_still_happen<P: Provider>(provider: &P) {
     let cluster = start(provider, 1);
     super::alone(&cluster, |fabric| async move {
@@ -139,14 +140,17 @@ pub fn dropped_operations_still_happen<P: Provider>(provider: &P) {
         let happened = async || read(&fabric, at(0, 8200), 1).await.unwrap() == [3];
         wait_until(&fabric, "a dropped call", happened).await;
 
-        // A dropped READ must not land in a buffer that somebody else has by now.
+        // A dropped READ must not write to a buffer that another operation has by now.
         fill(&fabric, at(0, 4096), 64, u64::MAX).await.unwrap();
         for _ in 0..8 {
             drop(fabric.read(at(0, 4096), fabric.buffer(512).unwrap()));
             let mine = fabric.buffer(512).unwrap();
             (0..64).for_each(|index| mine.set(index, 5));
             fabric.sleep(10_000).await;
-            assert!((0..64).all(|index| mine.get(index) == 5), "the buffer is somebody's");
+            assert!(
+                (0..64).all(|index| mine.get(index) == 5),
+                "a dropped READ wrote to a reused buffer"
+            );
         }
         let mut lent = Vec::new();
         let all_back = async || {
@@ -159,7 +163,8 @@ pub fn dropped_operations_still_happen<P: Provider>(provider: &P) {
     });
 }
 
-/// What is posted between two waits costs one doorbell, where an operation can be in flight at all.
+/// Operations posted between two waits cost one doorbell, if the provider can have them in flight
+/// at all.
 pub fn batches_ring_once<P: Provider>(provider: &P) {
     let cluster = start(provider, 2);
     super::alone(&cluster, |fabric| async move {
@@ -188,10 +193,10 @@ pub fn counters_are_exact<P: Provider>(provider: &P) {
         fabric.fetch_add(at(0, 0), 1).await.unwrap();
         fabric.call(ServerId::new(0), TestService::echo(b"seven b")).await.unwrap();
         fabric.counters().count_retry();
-        // An operation that fails was an operation.
+        // A failed operation counts too.
         read(&fabric, at(0, 4), 1).await.unwrap_err();
         let mut counted = fabric.counters().snapshot();
-        counted.doorbells = 0; // whether they are saved is another check's question
+        counted.doorbells = 0; // `batches_ring_once` checks them
         let expected = CounterSnapshot {
             reads: 2,
             writes: 2,
@@ -208,7 +213,7 @@ pub fn counters_are_exact<P: Provider>(provider: &P) {
     });
 }
 
-/// Time never goes back, a sleep is as long as was asked for at least, and lets others go on.
+/// Time never decreases; a sleep lasts at least as long as requested, and lets other tasks run.
 pub fn time_passes<P: Provider>(provider: &P) {
     let cluster = start(provider, 1);
     let flag = AtomicBool::new(false);
@@ -232,7 +237,7 @@ pub fn time_passes<P: Provider>(provider: &P) {
             look();
             flag.store(true, Ordering::Release);
         } else {
-            // Only ever yields: the other client must get its turns.
+            // This client only yields; the other client must still get its turns.
             while !flag.load(Ordering::Acquire) {
                 fabric.sleep(0).await;
                 look();
@@ -245,7 +250,7 @@ pub fn time_passes<P: Provider>(provider: &P) {
     assert!(later_ns >= first_run_ns, "time goes on from one run to the next");
 }
 
-/// The same seed gives each endpoint the same random stream, and endpoints have different ones.
+/// The same seed gives each endpoint the same random stream, and endpoints have different streams.
 pub fn randomness_follows_the_seed<P: Provider>(provider: &P) {
     let streams = || {
         let cluster = start(provider, 1);

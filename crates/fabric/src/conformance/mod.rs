@@ -1,7 +1,7 @@
-//! The suite that every provider of the fabric passes: the contract of [`crate::Fabric`], check by
-//! check. A provider's tests call [`run`]; the checks are public so that a failure names itself.
+//! The conformance suite of all providers: the contract of [`crate::Fabric`], check by check. A
+//! provider's tests call [`run`]; the checks are public so that a failure shows its name.
 //!
-//! Nothing here waits for a real duration or asserts one: what is slow on one provider is merely slow.
+//! No check waits for a real duration or asserts one: a slow provider is merely slow.
 
 mod connection;
 mod hostile;
@@ -56,7 +56,7 @@ pub fn run<P: Provider>(provider: &P) {
     a_fence_shuts_out_one_compute_server(provider);
 }
 
-/// The memory that each of the suite's servers lends, in bytes.
+/// The size of each test server's memory, in bytes.
 const REGION_BYTES: usize = 16_384;
 
 fn start<P: Provider>(provider: &P, servers: usize) -> P::Cluster<TestService> {
@@ -71,14 +71,14 @@ fn at(server: u16, offset: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId::new(server), offset)
 }
 
-/// WRITEs `words` words that are all `value`.
+/// WRITEs `words` words with `value` each.
 fn fill<F: Fabric>(fabric: &F, at: GlobalAddr, words: usize, value: u64) -> F::Op<crate::Buffer> {
     let buffer = fabric.buffer(words * 8).expect("a scratch buffer");
     (0..words).for_each(|index| buffer.set(index, value));
     fabric.write(at, buffer)
 }
 
-/// The `words` words at `at`.
+/// READs the `words` words at `at`.
 async fn read<F: Fabric>(
     fabric: &F,
     at: GlobalAddr,
@@ -88,7 +88,7 @@ async fn read<F: Fabric>(
     Ok((0..words).map(|index| buffer.get(index)).collect())
 }
 
-/// Whether an operation can be in flight at all, or is complete as soon as it is posted.
+/// Whether an operation can be in flight at all, instead of completing when it is posted.
 async fn completes_later<F: Fabric>(fabric: &F) -> bool {
     let mut op = std::pin::pin!(fabric.fetch_add(at(0, 0), 0));
     let mut later = false;
@@ -102,7 +102,7 @@ async fn completes_later<F: Fabric>(fabric: &F) -> bool {
     later
 }
 
-/// Sleeps in short turns until `done`, so that what is in flight gets the time it needs.
+/// Sleeps in short turns until `done`, which gives operations in flight the time they need.
 async fn wait_until<F: Fabric>(fabric: &F, what: &str, mut done: impl AsyncFnMut() -> bool) {
     for _ in 0..100_000 {
         if done().await {
@@ -113,7 +113,7 @@ async fn wait_until<F: Fabric>(fabric: &F, what: &str, mut done: impl AsyncFnMut
     panic!("{what} did not happen");
 }
 
-/// Runs one client, in the shape that one check needs.
+/// Runs one client with the signature that a single check needs.
 fn alone<C: Cluster, Fut: Future<Output = ()>>(
     cluster: &C,
     body: impl Fn(C::Fabric) -> Fut + Sync,

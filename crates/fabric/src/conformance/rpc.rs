@@ -1,4 +1,4 @@
-//! What RPCs do.
+//! Checks of RPCs.
 
 use super::{LateService, NOT_A_REQUEST, TestService, at, read, start, word_of};
 use crate::{
@@ -33,7 +33,8 @@ pub fn replies_match_requests<P: Provider>(provider: &P) {
     });
 }
 
-/// Concurrent calls of several endpoints, several in flight each: none is lost, mixed up or done twice.
+/// Concurrent calls of several endpoints, with several in flight each: none is lost, mixed up or
+/// executed twice.
 pub fn concurrent_calls_are_answered<P: Provider>(provider: &P) {
     let cluster = start(provider, 1);
     let rounds = 8;
@@ -53,7 +54,7 @@ pub fn concurrent_calls_are_answered<P: Provider>(provider: &P) {
     });
 }
 
-/// Requests and replies that are too large are errors, and the endpoint goes on.
+/// Requests and replies that are too large are errors, and the endpoint still works.
 pub fn messages_are_bounded<P: Provider>(provider: &P) {
     let cluster = start(provider, 1);
     super::alone(&cluster, |fabric| async move {
@@ -72,13 +73,14 @@ pub fn messages_are_bounded<P: Provider>(provider: &P) {
     });
 }
 
-/// A server may answer later, or never. `cluster` has one, a [`LateService`].
+/// A server may answer later, or never. `cluster` has one server, a [`LateService`].
 ///
 /// # Panics
-/// If it may not.
+/// If the provider does not support this.
 pub fn answers_may_come_later<C: Cluster>(cluster: &C) {
     super::alone(cluster, |fabric| async move {
-        // Calls may overtake each other: what is asked to be kept is there at the latest when so many were.
+        // Calls may overtake each other, so repeat the request until the server has handled as
+        // many kept calls.
         let told = async |request: fn() -> Message, kept: u64| {
             let mut told = 0;
             while told < kept {

@@ -1,10 +1,10 @@
-//! The memory server that the suite runs against: small, and with something of everything.
+//! The memory server that the suite uses: small, with one request of each kind.
 
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::{Backing, Call, Calls, Cpu, MAX_MESSAGE_BYTES, Message, ReplySink, RpcService, Work};
 
-/// What the suite's memory servers answer with.
+/// The service of the suite's memory servers.
 ///
 /// *Thread safety*: its only state is the region.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub struct TestService {
     region: Arc<Region>,
 }
 
-/// The reply to what is not a request.
+/// The reply to an invalid request.
 pub const NOT_A_REQUEST: &[u8] = b"not a request";
 
 const ECHO: u8 = 1;
@@ -21,44 +21,45 @@ const ADD_WORD: u8 = 3;
 const REPLY_OF: u8 = 4;
 const WORK: u8 = 5;
 
-/// Whoever asks for more than this, in bytes and in nodes, asks for nothing sensible: any bytes may come in.
+/// Limits on a reply's length, in bytes, and on nodes to visit; requests beyond are invalid.
 const LONGEST_REPLY: u64 = 2 * MAX_MESSAGE_BYTES as u64;
 const MOST_WORK: u64 = 10_000;
 
 impl TestService {
-    /// A server that lends `bytes` bytes of zeros, a multiple of 4096, to other processes too.
+    /// A server with `bytes` bytes of zeroed memory, a multiple of 4096, which other processes can
+    /// map.
     ///
     /// # Panics
-    /// If the memory is not to be had.
+    /// If the memory cannot be allocated.
     pub fn new(bytes: usize) -> Arc<Self> {
         let backing = Backing::Shared { huge_pages: false };
         let region = Region::with_backing(bytes, backing).expect("a small region");
         Arc::new(Self { region: Arc::new(region) })
     }
 
-    /// Asks for the same bytes back.
+    /// A request to echo `bytes`.
     pub fn echo(bytes: &[u8]) -> Message {
         let mut request = Message::from_slice(&[ECHO]);
         request.extend_from_slice(bytes);
         request
     }
 
-    /// Asks for the word at `offset`.
+    /// A request for the word at `offset`.
     pub fn read_word(offset: u64) -> Message {
         request(READ_WORD, &[offset])
     }
 
-    /// Asks to add `delta` to the word at `offset`; the reply is the value before.
+    /// A request to add `delta` to the word at `offset`; the reply is the value before.
     pub fn add_word(offset: u64, delta: u64) -> Message {
         request(ADD_WORD, &[offset, delta])
     }
 
-    /// Asks for a reply of `bytes` bytes, however many.
+    /// A request for a reply of `bytes` bytes.
     pub fn reply_of(bytes: u64) -> Message {
         request(REPLY_OF, &[bytes])
     }
 
-    /// Asks to visit `nodes` nodes; the reply is that number.
+    /// A request to visit `nodes` nodes; the reply is that number.
     pub fn work(nodes: u64) -> Message {
         request(WORK, &[nodes])
     }
@@ -76,10 +77,10 @@ fn request(kind: u8, arguments: &[u64]) -> Message {
     request
 }
 
-/// The word that a reply consists of.
+/// Decodes a reply of one word.
 ///
 /// # Panics
-/// If it is anything else.
+/// If the reply has another length.
 pub fn word_of(reply: &[u8]) -> u64 {
     u64::from_le_bytes(reply.try_into().expect("a reply of one word"))
 }
@@ -122,7 +123,7 @@ impl RpcService for TestService {
     async fn after_reply<C: Cpu>(&self, _cpu: &C) {}
 }
 
-/// A service that lends no memory, and keeps requests until another one says what is to become of them.
+/// A service without memory, which keeps requests until another request decides about them.
 #[derive(Debug, Default)]
 pub struct LateService {
     kept: Mutex<Vec<(Message, ReplySink)>>,
@@ -132,19 +133,19 @@ const KEEP: u8 = 1;
 const ANSWER: u8 = 2;
 
 impl LateService {
-    /// Asks to be answered later, with `bytes`.
+    /// A request to be answered later, with `bytes`.
     pub fn keep(bytes: &[u8]) -> Message {
         let mut request = Message::from_slice(&[KEEP]);
         request.extend_from_slice(bytes);
         request
     }
 
-    /// Asks to answer all that are kept; the reply is how many.
+    /// A request to answer all kept requests; the reply is their number.
     pub fn answer() -> Message {
         Message::from_slice(&[ANSWER])
     }
 
-    /// Asks to leave all that are kept without an answer; the reply is how many.
+    /// A request to drop all kept requests without an answer; the reply is their number.
     pub fn forget() -> Message {
         Message::new()
     }

@@ -1,4 +1,4 @@
-//! F1 to F4: what the one-sided verbs do.
+//! F1 to F4: checks of the one-sided verbs.
 
 use super::{at, fill, read, start};
 use crate::sync::{AtomicU64, Ordering};
@@ -26,11 +26,11 @@ pub fn what_is_written_is_read<P: Provider>(provider: &P) {
     });
 }
 
-/// F1: each word that a READ sees is one that was written, though the whole may be a mixture.
+/// F1: each word that a READ sees was written as such, though the whole may mix several WRITEs.
 pub fn words_are_never_torn<P: Provider>(provider: &P) {
     const WORDS: usize = 32;
     let cluster = start(provider, 1);
-    // The halves of a good word say the same.
+    // The two halves of a word must match.
     let word = |value: u64| value << 32 | (value ^ 0xffff_ffff);
     cluster.run(&[0, 0, 1, 1], |fabric, client| async move {
         for round in 1..=25_u64 {
@@ -63,7 +63,7 @@ pub fn atomics_add_up<P: Provider>(provider: &P) {
                     break;
                 }
                 expected = found;
-                // Clients that always meet at the same moment would take turns to fail for long.
+                // Without random pauses, clients in lockstep would make each other fail for long.
                 fabric.sleep(fabric.random() % 64 * (client as u64 + 1)).await;
             }
         }
@@ -76,7 +76,8 @@ pub fn atomics_add_up<P: Provider>(provider: &P) {
     });
 }
 
-/// F3: after a WRITE, in flight together with it, come WRITE, CAS, FETCH-ADD and READ to one server.
+/// F3: WRITE, CAS, FETCH-ADD and READ take effect after an earlier WRITE to the same server, with
+/// all of them in flight together.
 pub fn posting_order_is_kept<P: Provider>(provider: &P) {
     const WORDS: usize = 64;
     let cluster = start(provider, 2);
@@ -111,7 +112,7 @@ pub fn posting_order_is_kept<P: Provider>(provider: &P) {
     });
 }
 
-/// F4: whoever posts after a WRITE has completed, sees all of it.
+/// F4: an operation posted after a WRITE has completed sees all of it, whatever endpoint posts it.
 pub fn completed_writes_are_visible<P: Provider>(provider: &P) {
     const WORDS: usize = 32;
     let cluster = start(provider, 1);
@@ -158,7 +159,7 @@ pub fn many_operations_in_flight<P: Provider>(provider: &P) {
         for (index, read) in (0..).zip(reads) {
             assert_eq!(read.await.unwrap().get(0), index + 100);
         }
-        // Completions in any order: the last first.
+        // Await the completions in reverse order.
         let reads: Vec<_> =
             (0..count).map(|i| fabric.read(place(i), fabric.buffer(16).unwrap())).collect();
         for (index, read) in (0..count).rev().zip(reads.into_iter().rev()) {

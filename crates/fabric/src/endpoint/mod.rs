@@ -289,8 +289,8 @@ impl<X: Transport> Clone for Endpoint<X> {
 /// The state that the clones of an endpoint and its operations share.
 #[derive(Debug)]
 pub struct Inner<X: Transport> {
-    // Declared first, so dropped first: links may hold the device's registrations of buffers, which
-    // must go before the buffers.
+    // Declared first, so dropped first: links may hold queue pairs that lend buffers to a device,
+    // and these must be gone before the buffers are freed.
     pub(crate) core: RefCell<Core<X>>,
     /// The endpoint's transport.
     pub transport: X,

@@ -108,9 +108,7 @@ impl<T, X: Transport> Future for Op<T, X> {
                 let mut core = endpoint.core.borrow_mut();
                 match core.slots.poll(*id, context.waker(), &endpoint.resources) {
                     None => return Poll::Pending,
-                    Some((body, outcome)) => {
-                        (body, outcome.expect("an ended operation has an outcome"), *finish)
-                    }
+                    Some((body, outcome)) => (body, outcome.expect("it has ended"), *finish),
                 }
             }
         };
