@@ -1,9 +1,9 @@
 //! The keys that an index is loaded with, and where new keys fall.
 //!
 //! *Invariants*
-//! - K1. Loaded keys ascend strictly with their place.
-//! - K2. A new key is never a loaded key.
-//! - K3. New keys of different numbers differ, whatever their places.
+//! - keys.K1. Loaded keys ascend strictly with their place.
+//! - keys.K2. A new key is never a loaded key.
+//! - keys.K3. New keys of different numbers differ, whatever their places.
 //!
 //! *Thread safety*: a plain value; clones share listed keys.
 

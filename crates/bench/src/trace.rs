@@ -1,8 +1,8 @@
 //! Reads and replays recorded requests.
 //!
 //! *Invariants*
-//! - R1. A single client replays a trace in order, starting from an empty index. The index ends up
-//!   with the contents that a `BTreeMap` would have.
+//! - trace.R1. A single client replays a trace in order, starting from an empty index. The index
+//!   ends up with the contents that a `BTreeMap` would have.
 //!
 //! *Thread safety*: plain values.
 

@@ -6,9 +6,9 @@
 //! time.
 //!
 //! *Invariants*
-//! - N1. An operation that fails or does not find its key ends the whole comparison, so that no
-//!   contender gains by missing keys.
-//! - N2. All contenders of a round get the same operations.
+//! - contender.N1. An operation that fails or does not find its key ends the whole comparison, so
+//!   that no contender gains by missing keys.
+//! - contender.N2. All contenders of a round get the same operations.
 //!
 //! *Thread safety*: a contender runs the sessions of a round on threads of its own. A session
 //! belongs to one thread.
@@ -160,7 +160,7 @@ impl Round {
 /// Runs a round and checks it. Returns millions of operations per second, summed over all threads.
 ///
 /// # Errors
-/// If an operation fails or does not find its key (N1).
+/// If an operation fails or does not find its key (contender.N1).
 pub(crate) fn measure(contender: &dyn Contender, round: &Round) -> anyhow::Result<f64> {
     let tallies = contender.run(round)?;
     let missed: u64 = tallies.iter().map(|tally| tally.missed).sum();

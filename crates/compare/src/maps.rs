@@ -105,8 +105,8 @@ impl<M: Map> Session for M {
 }
 
 /// Bf-Tree as a cache that holds everything, without base pages behind it: the faster of its two
-/// modes in memory. (If it evicted a record after all, N1 would catch that.) Its insertion replaces
-/// an existing value and serves as update.
+/// modes in memory. (If it evicted a record after all, contender.N1 would catch that.) Its
+/// insertion replaces an existing value and serves as update.
 struct Bf(BfTree);
 
 impl Bf {

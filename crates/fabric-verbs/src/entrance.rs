@@ -1,9 +1,9 @@
 //! The entrance of a server: the thread that admits endpoints over TCP, connects their queue pairs,
 //! and destroys these.
 //!
-//! *Invariants*: E2. the queue pair behind a closed gate is gone before any client is told that the
-//! gate was closed (F9, F10). E3. input that is not a message of this protocol closes its
-//! connection, and nothing else.
+//! *Invariants*: entrance.E2. the queue pair behind a closed gate is gone before any client is told
+//! that the gate was closed (F9, F10). entrance.E3. input that is not a message of this protocol
+//! closes its connection, and nothing else.
 //!
 //! *Thread safety*: one thread.
 

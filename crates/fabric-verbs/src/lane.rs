@@ -1,12 +1,12 @@
 //! A server thread with its queues, which serves the calls of the endpoints assigned to it.
 //! One-sided verbs do not pass through it.
 //!
-//! *Invariants*: N1. a place is lent to the device, in use by a call, or being sent from; it
-//! changes state under the lock. N2. there are places for all messages that the endpoints of the
-//! lane may have in flight, and as many again for answers whose completion has not been seen. N3. a
-//! queue pair is destroyed only after it has been moved to the error state and its completions have
-//! been taken; no completion of it is left when its number can be reused. N4. a call of a pair that
-//! is gone is not answered.
+//! *Invariants*: lane.N1. a place is lent to the device, in use by a call, or being sent from; it
+//! changes state under the lock. lane.N2. there are places for all messages that the endpoints of
+//! the lane may have in flight, and as many again for answers whose completion has not been seen.
+//! lane.N3. a queue pair is destroyed only after it has been moved to the error state and its
+//! completions have been taken; no completion of it is left when its number can be reused. lane.N4.
+//! a call of a pair that is gone is not answered.
 //!
 //! *Thread safety*: [`Lane::serve`] runs on one thread; any thread may call the rest.
 
@@ -407,7 +407,7 @@ impl Lane {
         let local = state.chunks[chunk].put(within, header, whole);
         let generation = u64::from(state.places[place].0);
         let wr_id = SENT | generation << 32 | place as u64;
-        // An endpoint that respects its window never has this many answers in flight (N2).
+        // An endpoint that respects its window never has this many answers in flight (lane.N2).
         let is_within = session.sending < 2 * self.window;
         state.batch.push(wr_id, Operation::Send, local, true);
         if is_within && session.pair.post(&mut state.batch).is_ok() {

@@ -1,12 +1,12 @@
 //! Gates: the admitted connections of a server, by endpoint, and its fences. Shared by all
 //! providers that accept clients from other processes.
 //!
-//! *Invariants*: G1. a request is carried out only while its connection's gate is held and open.
-//! G2. an endpoint has at most one open gate: admitting its next connection first closes the gate
-//! of the last one. So once an endpoint has been welcomed again, everything that it sent before has
-//! been applied or never will be (F9). G3. a fence closes all gates of its compute server, and an
-//! endpoint behind one of these gates is refused when it returns (F10). G4. a gate is taken with no
-//! other gate held.
+//! *Invariants*: gates.G1. a request is carried out only while its connection's gate is held and
+//! open. gates.G2. an endpoint has at most one open gate: admitting its next connection first
+//! closes the gate of the last one. So once an endpoint has been welcomed again, everything that it
+//! sent before has been applied or never will be (F9). gates.G3. a fence closes all gates of its
+//! compute server, and an endpoint behind one of these gates is refused when it returns (F10).
+//! gates.G4. a gate is taken with no other gate held.
 //!
 //! *Thread safety*: any number of threads.
 

@@ -30,11 +30,12 @@
 //! first). An endpoint with a lower count has been fenced in the meantime and is refused (F10); the
 //! server needs no list of endpoints.
 //!
-//! *Invariants*: H1. the initiator proves first, and the reply to a wrong proof is a refusal that
-//! reveals nothing else: a peer without the token never sees a keyed hash made by the responder.
-//! H2. the two sides' proofs cover different message kinds, so neither can be reflected. H3. proofs
-//! are compared in constant time. H4. whatever arrives, at most one message is kept, and an error
-//! ends the handshake. H5. the handshake ends by its deadline.
+//! *Invariants*: handshake.H1. the initiator proves first, and the reply to a wrong proof is a
+//! refusal that reveals nothing else: a peer without the token never sees a keyed hash made by the
+//! responder. handshake.H2. the two sides' proofs cover different message kinds, so neither can be
+//! reflected. handshake.H3. proofs are compared in constant time. handshake.H4. whatever arrives,
+//! at most one message is kept, and an error ends the handshake. handshake.H5. the handshake ends
+//! by its deadline.
 //!
 //! The handshake authenticates the peer when the connection opens. It neither encrypts nor
 //! authenticates what follows: a network on which an attacker can change packets needs a tunnel
@@ -695,7 +696,7 @@ mod tests {
     fn versions_roles_peers_and_deadlines_are_checked() {
         let key = token(7);
         let mut other = *initiator(&key).hello();
-        other[8] = 2;
+        other[8] = 3;
         let error = responder(&key).receive(&other, 0).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs: 2 });
         assert_eq!(error.refusal(), Some(Refusal::Version));

@@ -6,10 +6,11 @@
 //! has the listening socket: either one thread has it and hands the connections out, or each has
 //! it.
 //!
-//! *Invariants*: A1. the number of connections, the number of those not settled yet, and the memory
-//! of each are bounded: until a peer has proven itself, it costs one message. A2. input that is not
-//! a message of the handshake closes its connection, and nothing else. A3. a place names one
-//! connection: a late event for a connection that has ended finds none.
+//! *Invariants*: listener.A1. the number of connections, the number of those not settled yet, and
+//! the memory of each are bounded: until a peer has proven itself, it costs one message.
+//! listener.A2. input that is not a message of the handshake closes its connection, and nothing
+//! else. listener.A3. a place names one connection: a late event for a connection that has ended
+//! finds none.
 //!
 //! *Thread safety*: a [`Listener`] is for any number of threads, an [`Acceptor`] belongs to one.
 

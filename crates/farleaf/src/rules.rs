@@ -66,8 +66,8 @@ rules! {
     CHUNKS_ONCE: "gives_a_chunk_each_time", "A4", "A repeated request for a chunk gets the same chunk.";
     LEAVES_READ_ONCE: "scans_piecemeal", "leaves", "A scan takes the records of a leaf from one copy of it.";
     // Recovery from dead clients.
-    DEAD_IF_DECLARED: "buries_the_living", "O2 (owners)", "A client counts as dead only if it was declared dead.";
-    NUMBERS_AT_REST: "retires_in_doubt", "O1 (owners)", "A client's number is reused only when nothing is locked, logged or in flight under it.";
+    DEAD_IF_DECLARED: "buries_the_living", "owners.O2", "A client counts as dead only if it was declared dead.";
+    NUMBERS_AT_REST: "retires_in_doubt", "owners.O1", "A client's number is reused only when nothing is locked, logged or in flight under it.";
     RECOVERY_FENCES: "recovers_unfenced", "F10", "A dead client is fenced before its pages are recovered.";
     HELD_PAGES_FINISHED: "forgets_held_pages", "recovery", "A page of a log entry that is locked at the previous version is finished.";
     RELOCKED_PAGES_FINISHED: "forgets_relocked_pages", "recovery", "A page of a log entry that is locked at the entry's version is finished.";
@@ -77,17 +77,17 @@ rules! {
     SURVIVORS_LOG: "takes_over_unlogged", "recovery", "A survivor takes a page over only after it has written its own log entry.";
     SURVIVORS_AWAITED: "overtakes_survivors", "recovery", "A survivor waits for a page that another survivor is finishing before it finishes the next one.";
     // Collection.
-    NEIGHBOURS_ONLY: "joins_strangers", "G1", "Two nodes are merged only if no other node is between them.";
-    LOSERS_FIRST: "writes_gainers_first", "G2", "Of pages that change together, those that lose keys are written first.";
-    FREED_ARE_DEAD: "frees_the_living", "G3", "A node is marked dead before it is freed.";
-    RECORDS_GO_FIRST: "keeps_records_of_leaves", "G2", "The server's record of a leaf is removed before the leaf is merged away.";
-    WHOLE_CHILD_ONLY: "collapses_split_child", "G1", "A root takes the content of its only child only if that child has no sibling.";
+    NEIGHBOURS_ONLY: "joins_strangers", "fine.G1", "Two nodes are merged only if no other node is between them.";
+    LOSERS_FIRST: "writes_gainers_first", "fine.G2", "Of pages that change together, those that lose keys are written first.";
+    FREED_ARE_DEAD: "frees_the_living", "fine.G3", "A node is marked dead before it is freed.";
+    RECORDS_GO_FIRST: "keeps_records_of_leaves", "hybrid.G2", "The server's record of a leaf is removed before the leaf is merged away.";
+    WHOLE_CHILD_ONLY: "collapses_split_child", "tree.G2", "A root takes the content of its only child only if that child has no sibling.";
     // A memory server's tree, and walks.
     VALIDATION: "skips_validation", "L3", "A read of a page is valid only if the page's version has not changed.";
     HAND_OVER_VALIDATED: "trusts_old_parents", "T1", "A parent is validated after its child's version was read.";
     RETIRED_NODES_REST: "frees_at_once", "E2", "A node of a memory server's tree is reused only two epochs after it was retired.";
-    ONCE_PER_TICKET: "does_it_twice", "W1 (walks)", "An offloaded change is made at most once per ticket.";
-    WALKS_DOUBT: "walks_anywhere", "W2 (walks)", "A walk refuses a page with another address, level or range than expected.";
+    ONCE_PER_TICKET: "does_it_twice", "walks.W1", "An offloaded change is made at most once per ticket.";
+    WALKS_DOUBT: "walks_anywhere", "walks.W2", "A walk refuses a page with another address, level or range than expected.";
     // The cache.
     FENCES: "skips_fences", "D5", "A node is searched only if its fences cover the key.";
     PARENT_LOOKED_AT: "marks_blindly", "C6", "A node is marked as being fetched only while its parent points to it.";
@@ -121,7 +121,7 @@ rules! {
     INNER_NODES_LOGGED: "skips_entries", "D9", "An exclusive inner node is written to the pool after its log entry.";
     SLOTS_PINNED: "frees_pinned_slots", "D9", "The log entry of a half-written node is kept until the node is whole.";
     FLUSH_WRITES: "flushes_nothing", "flush", "Changes acknowledged before a flush survive a crash.";
-    TICKETS_CLOSED: "asks_again_blindly", "O1", "An offloaded change of unknown outcome is retried only after its ticket was closed.";
+    TICKETS_CLOSED: "asks_again_blindly", "offload.O1", "An offloaded change of unknown outcome is retried only after its ticket was closed.";
     // Keys that move, and lives.
     BOUNDARY_LOOKED_AT: "trusts_the_plan", "H1", "Before it gives keys up, a compute server checks again that a leaf begins at the boundary.";
     GIVEN_UP_CLEAN: "gives_up_dirty_nodes", "H2", "A node is clean before another compute server owns its keys.";

@@ -29,8 +29,8 @@ const LOOK_AGAIN_NS: u64 = 10_000;
 /// Attempts of the observer, or of a client that opens the index, after an uncertain outcome.
 const ATTEMPTS: u32 = 16;
 
-/// How long a handle tries to settle its doubts before it is dropped, in nanoseconds: longer than any outage that ends, and
-/// shorter than what counts as an endless loop.
+/// How long a handle tries to settle its doubts before it is dropped, in nanoseconds: longer than
+/// any outage that ends, and shorter than what counts as an endless loop.
 const SETTLE_NS: u64 = 500_000_000;
 
 /// Pause before another attempt to open the index or to settle outcomes in doubt, in nanoseconds.

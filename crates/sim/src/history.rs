@@ -1,11 +1,11 @@
 //! The operations that clients of a run invoked and their outcomes: the checkers' only evidence.
 //!
 //! *Invariants*
-//! - H1. Every invocation and every return has an order number of its own, larger than those of all
-//!   earlier events of the run. An operation that returned before another was invoked has the
-//!   smaller return number, even within one nanosecond of virtual time.
-//! - H2. Operations are ordered by their invocations.
-//! - H3. The hash is a function of the operations alone, the same on every machine.
+//! - history.H1. Every invocation and every return has an order number of its own, larger than
+//!   those of all earlier events of the run. An operation that returned before another was invoked
+//!   has the smaller return number, even within one nanosecond of virtual time.
+//! - history.H2. Operations are ordered by their invocations.
+//! - history.H3. The hash is a function of the operations alone, the same on every machine.
 //!
 //! *Thread safety*: all clients share a [`Recorder`]; a [`History`] is plain data.
 

@@ -309,7 +309,8 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
                 faults.kill_memory_server = death;
             }
             if let DesignSpec::Dex { .. } = design {
-                // Keys that move wait for nodes that cannot be written back, and all else waits for the keys.
+                // Keys that move wait for nodes that cannot be written back, and all else waits for
+                // the keys.
                 allowed_errors.push(ErrorKind::Contended);
             }
             workload.operations_per_client = workload.operations_per_client.min(20);

@@ -564,7 +564,8 @@ pub struct WorkloadSpec {
     pub key_space: u64,
     /// Keys that exist at first, evenly spread.
     pub initial_keys: u64,
-    /// All keys fit one leaf, so that a scan is a snapshot and is checked as one. The index has one partition then.
+    /// All keys fit one leaf, so that a scan is a snapshot and is checked as one. The index has one
+    /// partition then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_leaf: bool,
     /// How they get there.

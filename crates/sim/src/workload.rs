@@ -2,9 +2,10 @@
 //! client's number, and the values that the client has seen.
 //!
 //! *Invariants*
-//! - W1. No two writes of a run write the same value, so a value identifies its writer: the upper
-//!   half holds the client, the lower half a count. The initial contents have 0 in the upper half.
-//! - W2. Every key space includes the smallest and the largest possible key.
+//! - workload.W1. No two writes of a run write the same value, so a value identifies its writer:
+//!   the upper half holds the client, the lower half a count. The initial contents have 0 in the
+//!   upper half.
+//! - workload.W2. Every key space includes the smallest and the largest possible key.
 
 use crate::history::{Action, Outcome};
 use crate::scenario::{DistributionSpec, Weights, WorkloadSpec};

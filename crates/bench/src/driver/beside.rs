@@ -167,7 +167,8 @@ impl<'a> Beside<'a> {
         }
     }
 
-    /// Writes back by age from the warm-up on. The cost counts from the opening of the gate (B1).
+    /// Writes back by age from the warm-up on. The cost counts from the opening of the gate
+    /// (driver.B1).
     async fn write_back<F, I>(
         &self,
         fabric: &F,

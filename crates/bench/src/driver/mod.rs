@@ -4,12 +4,13 @@
 //! last one has ended. Time is the fabric's; in the simulator it is virtual.
 //!
 //! *Invariants*
-//! - B1. The warm-up does not count: latencies and counters start at the gate that all clients pass
-//!   together.
-//! - B2. A failed operation counts as an error and its cost is counted, but its latency is not
-//!   recorded.
-//! - B3. The new keys of one run never collide with those of an earlier run on the same testbed.
-//! - B4. The timeline has exactly the operations that are counted (T1).
+//! - driver.B1. The warm-up does not count: latencies and counters start at the gate that all
+//!   clients pass together.
+//! - driver.B2. A failed operation counts as an error and its cost is counted, but its latency is
+//!   not recorded.
+//! - driver.B3. The new keys of one run never collide with those of an earlier run on the same
+//!   testbed.
+//! - driver.B4. The timeline has exactly the operations that are counted (timeline.T1).
 //!
 //! *Thread safety*: a testbed belongs to one thread. Its clients run on as many threads as the
 //! provider chooses.
@@ -211,8 +212,8 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         Ok(elapsed_ns)
     }
 
-    /// Warms up, then measures. Each call draws operations of its own (W3 of [`OperationStream`]'s
-    /// module).
+    /// Warms up, then measures. Each call draws operations of its own (stream.W3 of
+    /// [`OperationStream`]'s module).
     ///
     /// # Errors
     /// [`BenchError::Open`], [`BenchError::ClientDied`] or [`BenchError::WriteBack`]. Failed

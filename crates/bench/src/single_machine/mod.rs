@@ -7,9 +7,10 @@
 //! a core for each client, on any compute server, and unlimited memory bandwidth.
 //!
 //! *Invariants*
-//! - Y1. An operation moves nothing over the fabric. Only creating and opening the index do.
-//! - Y2. Handles opened with the same [`Machine`] see the same records; handles of different
-//!   machines do not.
+//! - single_machine.Y1. An operation moves nothing over the fabric. Only creating and opening the
+//!   index do.
+//! - single_machine.Y2. Handles opened with the same [`Machine`] see the same records; handles of
+//!   different machines do not.
 //!
 //! *Thread safety*: any number of threads may share a machine. A handle belongs to its endpoint's
 //! thread; its operations may overlap.

@@ -1,8 +1,9 @@
 //! Throughput over time: what clients complete in each interval of a run, with marks for events.
 //!
 //! *Invariants*
-//! - T1. The operations of all intervals add up to those of the run, and so do the errors.
-//! - T2. Intervals follow each other without a gap, from the start of the measurement to its end.
+//! - timeline.T1. The operations of all intervals add up to those of the run, and so do the errors.
+//! - timeline.T2. Intervals follow each other without a gap, from the start of the measurement to
+//!   its end.
 //!
 //! *Thread safety*: a recorder belongs to its client and shares nothing. A timeline is a plain
 //! value.

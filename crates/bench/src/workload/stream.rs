@@ -5,10 +5,11 @@
 //! allocates nothing.
 //!
 //! *Invariants*
-//! - W1. The values that one run writes differ from each other.
-//! - W2. New keys differ from each other and from loaded ones ([`KeySpace`], K2 and K3).
-//! - W3. Runs of one configuration agree on the popularity of each key and draw independently: a
-//!   measurement does not repeat what a warm-up brought into a cache.
+//! - stream.W1. The values that one run writes differ from each other.
+//! - stream.W2. New keys differ from each other and from loaded ones ([`KeySpace`], keys.K2 and
+//!   keys.K3).
+//! - stream.W3. Runs of one configuration agree on the popularity of each key and draw
+//!   independently: a measurement does not repeat what a warm-up brought into a cache.
 //!
 //! *Thread safety*: a stream belongs to its client; all clients of a run share [`Inserted`].
 
@@ -142,7 +143,7 @@ impl OperationStream {
         Self::of_run(config, 0, client, inserted)
     }
 
-    /// The stream of client `client` in run `run`, counted over the runs on one index (W3).
+    /// The stream of client `client` in run `run`, counted over the runs on one index (stream.W3).
     ///
     /// # Panics
     /// Same as [`OperationStream::new`].
@@ -348,7 +349,7 @@ impl OperationStream {
         self.keys.new_key(self.places_of_new.apply(number), number)
     }
 
-    /// Puts the client's number above a count of its own (W1).
+    /// Puts the client's number above a count of its own (stream.W1).
     #[inline]
     fn new_value(&mut self) -> u64 {
         self.values += 1;

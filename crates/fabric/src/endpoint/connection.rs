@@ -8,12 +8,13 @@
 //!    └──── failed: back off before the next attempt; lost: reconnect at once ◀┘
 //! ```
 //!
-//! *Invariants*: K1. it is opened when something is to be sent, or after a reset, and for no other
-//! reason. Each attempt has a deadline. After a failed attempt the next one waits, twice as long
-//! each time up to a bound. K4. a WRITE that was lost with the connection blocks later verbs from
-//! the next connection until the task that waits for the WRITE has seen its outcome: nothing that
-//! was meant to follow a WRITE takes effect without it (F3). K5. it opens only to a server with the
-//! epoch that the cluster knows. K2 and K3 are those of its link ([`super::dial`]).
+//! *Invariants*: endpoint.K1. it is opened when something is to be sent, or after a reset, and for
+//! no other reason. Each attempt has a deadline. After a failed attempt the next one waits, twice
+//! as long each time up to a bound. endpoint.K4. a WRITE that was lost with the connection blocks
+//! later verbs from the next connection until the task that waits for the WRITE has seen its
+//! outcome: nothing that was meant to follow a WRITE takes effect without it (F3). endpoint.K5. it
+//! opens only to a server with the epoch that the cluster knows. endpoint.K2 and endpoint.K3 are
+//! those of its link ([`super::dial`]).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -84,7 +85,7 @@ pub(super) struct Connection {
     /// Consecutive failed attempts, and the time of the next one.
     failures: u32,
     retry_at_ns: u64,
-    /// WRITEs may have been lost that their tasks do not know of yet (K4).
+    /// WRITEs may have been lost that their tasks do not know of yet (endpoint.K4).
     is_tainted: bool,
     attempts: Attempts,
     last_error: Option<FabricError>,

@@ -1,8 +1,8 @@
 //! A link that is brought up over a TCP socket: it gives a `Connection` the socket that this lacks.
 //!
-//! *Invariants*: K2. when the connection ends, the transport first releases all buffers; then every
-//! operation that was posted over it and has not ended, ends. K3. the transport gets operations in
-//! the order in which they were posted (F3).
+//! *Invariants*: endpoint.K2. when the connection ends, the transport first releases all buffers;
+//! then every operation that was posted over it and has not ended, ends. endpoint.K3. the transport
+//! gets operations in the order in which they were posted (F3).
 //!
 //! *Thread safety*: an endpoint's thread.
 

@@ -1,10 +1,11 @@
 //! Drives the tasks of a client thread: its endpoints, the sockets of their links, and its timers.
 //! It never spins for long.
 //!
-//! *Invariants*: D1. tasks are woken only by [`Driver::progress`], never while the thread waits, so
-//! a wake by the thread itself costs no system call. D2. before the thread waits, everything posted
-//! has been sent, as far as the transport accepts it, and every link that expects something has
-//! been armed and then driven once more. D3. the thread waits at most until the nearest deadline.
+//! *Invariants*: endpoint.D1. tasks are woken only by [`Driver::progress`], never while the thread
+//! waits, so a wake by the thread itself costs no system call. endpoint.D2. before the thread
+//! waits, everything posted has been sent, as far as the transport accepts it, and every link that
+//! expects something has been armed and then driven once more. endpoint.D3. the thread waits at
+//! most until the nearest deadline.
 //!
 //! *Thread safety*: one thread; the unparker may go to any thread.
 

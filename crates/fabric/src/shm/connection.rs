@@ -1,10 +1,10 @@
 //! An endpoint's connection to one memory server: the gate in front of its verbs, and the rings for
 //! its calls.
 //!
-//! *Invariants*: C1. a request proceeds whether or not its future waits (F8). C2. requests that
-//! found the ring full wait in `backlog`, in order and at most as many as the endpoint's depth;
-//! every reply makes room, so taking replies sends waiting requests. C3. a connection that was lost
-//! stays lost: its gate is closed and its calls have ended.
+//! *Invariants*: shm.C1. a request proceeds whether or not its future waits (F8). shm.C2. requests
+//! that found the ring full wait in `backlog`, in order and at most as many as the endpoint's
+//! depth; every reply makes room, so taking replies sends waiting requests. shm.C3. a connection
+//! that was lost stays lost: its gate is closed and its calls have ended.
 //!
 //! *Thread safety*: the endpoint's thread.
 

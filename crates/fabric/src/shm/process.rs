@@ -5,9 +5,10 @@
 //! request, after their compute server has been fenced (F10). This works even if the endpoints' own
 //! threads are busy elsewhere for long.
 //!
-//! *Invariants*: P1. an endpoint's gate is registered before its first verb; it is closed from the
-//! start if the endpoint was fenced, or its server lost, before that. P2. `Stopped` is only sent
-//! for gates that are closed and empty. P3. a server that was lost stays lost.
+//! *Invariants*: process.P1. an endpoint's gate is registered before its first verb; it is closed
+//! from the start if the endpoint was fenced, or its server lost, before that. process.P2.
+//! `Stopped` is only sent for gates that are closed and empty. process.P3. a server that was lost
+//! stays lost.
 //!
 //! *Thread safety*: any thread.
 

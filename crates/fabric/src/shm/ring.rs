@@ -15,12 +15,12 @@
 //!
 //! The other side is another process, and may be faulty or hostile.
 //!
-//! *Invariants*: R1. each side keeps a private copy of the index that it writes, and never reads
-//! the shared one back. R2. what comes from the other side (its index, a record's head) is read
-//! once, then checked, and only then used; invalid values are [`Garbage`]. R3. a message is copied
-//! out, word by word and atomically, before any code looks at it. R4. a side that finds nothing to
-//! do announces so in the header and checks again before it sleeps; a side that adds something
-//! checks the header afterwards. So no wake-up is lost.
+//! *Invariants*: ring.R1. each side keeps a private copy of the index that it writes, and never
+//! reads the shared one back. ring.R2. what comes from the other side (its index, a record's head)
+//! is read once, then checked, and only then used; invalid values are [`Garbage`]. ring.R3. a
+//! message is copied out, word by word and atomically, before any code looks at it. ring.R4. a side
+//! that finds nothing to do announces so in the header and checks again before it sleeps; a side
+//! that adds something checks the header afterwards. So no wake-up is lost.
 //!
 //! *Thread safety*: one producer and one consumer; each belongs to one thread at a time.
 

@@ -149,8 +149,9 @@ pub struct Faults {
     pub detect_death_ns: u64,
     /// Memory servers that die, each with the time of its death.
     pub kill_memory_server_at_ns: Vec<(u16, u64)>,
-    /// Memory servers that restart, each with its moment: what they held is gone. Once one operation has noticed,
-    /// all others end as [`FabricError::Restarted`](crate::FabricError::Restarted), whichever endpoint posts them.
+    /// Memory servers that restart, each with its moment: what they held is gone. Once one
+    /// operation has noticed, all others end as
+    /// [`FabricError::Restarted`](crate::FabricError::Restarted), whichever endpoint posts them.
     pub restart_memory_server_at_ns: Vec<(u16, u64)>,
     /// Compute servers that die, each with its moment.
     pub kill_compute_server_at_ns: Vec<(u16, u64)>,

@@ -1,7 +1,7 @@
 //! Virtual time: the pending events, and the tasks that wait for a time.
 //!
-//! *Invariants*: E1. time never goes back. E2. events at the same time happen in the order in which
-//! they were scheduled, so a run is a function of its settings alone.
+//! *Invariants*: events.E1. time never goes back. events.E2. events at the same time happen in the
+//! order in which they were scheduled, so a run is a function of its settings alone.
 
 use super::op::Op;
 use super::world::Shared;

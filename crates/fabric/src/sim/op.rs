@@ -1,8 +1,8 @@
 //! A posted operation: the state shared by the endpoint's future and the simulated network.
 //!
-//! *Invariants*: O1. the buffer stays in `body` until the operation has succeeded and its future
-//! has taken it, or until neither the future nor any event holds the operation (contract F8). O2.
-//! `result` is set once; a later reply changes nothing.
+//! *Invariants*: sim.O1. the buffer stays in `body` until the operation has succeeded and its
+//! future has taken it, or until neither the future nor any event holds the operation (contract
+//! F8). sim.O2. `result` is set once; a later reply changes nothing.
 
 use super::endpoint::EndpointState;
 use crate::{Buffer, FabricError, GlobalAddr, Message, ServerId};

@@ -1,10 +1,10 @@
 //! A simulated memory server: its cores, and their queue of requests.
 //!
-//! *Invariants*: S1. a core handles one request from its dispatch to the end of the housekeeping
-//! after its reply. S2. requests are taken in the order of their arrival. S3. the queue is bounded
-//! without a limit of its own: a request in it holds its message, and no endpoint waits for more
-//! than `depth` operations. Further requests are those past their deadlines, at most `depth` per
-//! endpoint and timeout.
+//! *Invariants*: sim.S1. a core handles one request from its dispatch to the end of the
+//! housekeeping after its reply. sim.S2. requests are taken in the order of their arrival. sim.S3.
+//! the queue is bounded without a limit of its own: a request in it holds its message, and no
+//! endpoint waits for more than `depth` operations. Further requests are those past their
+//! deadlines, at most `depth` per endpoint and timeout.
 
 use super::events::Until;
 use super::network::Nic;

@@ -24,9 +24,9 @@
 //! Every piece describes the whole, and the server checks the whole each time. So a verb is refused
 //! as a whole or not at all (F5), and no buffer needs to hold more than a piece.
 //!
-//! *Invariants*: W1. bytes are not treated as a frame before their length has been checked against
-//! the bounds of its opcode. W2. malformed bytes name no frame; their connection is closed. W3. a
-//! decoded frame encodes to the same bytes again.
+//! *Invariants*: frame.W1. bytes are not treated as a frame before their length has been checked
+//! against the bounds of its opcode. frame.W2. malformed bytes name no frame; their connection is
+//! closed. frame.W3. a decoded frame encodes to the same bytes again.
 //!
 //! *Thread safety*: plain functions.
 

@@ -1,9 +1,9 @@
 //! What other threads leave for an I/O thread: answers, sockets, and requests to stop or sweep.
 //!
-//! *Invariants*: B1. the first thread that adds something after the I/O thread has emptied the
-//! inbox wakes it; later ones know that it has been woken. So a burst of answers costs one system
-//! call. B2. the calls that wait bound the answers, and each connection bounds its waiting calls;
-//! the limit on connections bounds the sockets.
+//! *Invariants*: inbox.B1. the first thread that adds something after the I/O thread has emptied
+//! the inbox wakes it; later ones know that it has been woken. So a burst of answers costs one
+//! system call. inbox.B2. the calls that wait bound the answers, and each connection bounds its
+//! waiting calls; the limit on connections bounds the sockets.
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 

@@ -1,7 +1,7 @@
 //! The frames on an endpoint's connection to one server.
 //!
 //! Posting only queues an operation. The queue is sent when all tasks of the endpoint wait, or when
-//! it gets long. Frames are sent in the order in which operations were posted (K3).
+//! it gets long. Frames are sent in the order in which operations were posted (endpoint.K3).
 //!
 //! *Thread safety*: an endpoint's thread.
 

@@ -1,7 +1,8 @@
 //! Bytes between a socket and the frames: a queue of fixed capacity over one buffer.
 //!
-//! *Invariants*: Q1. `start <= end <= capacity`; the bytes between `start` and `end` are queued.
-//! Q2. the capacity never changes; pages of the buffer that were never used take no memory.
+//! *Invariants*: queue.Q1. `start <= end <= capacity`; the bytes between `start` and `end` are
+//! queued. queue.Q2. the capacity never changes; pages of the buffer that were never used take no
+//! memory.
 //!
 //! *Thread safety*: one thread.
 

@@ -1,9 +1,9 @@
 //! One connection, on the server's side.
 //!
-//! *Invariants*: V2. a request is carried out only when there is room for its answer: the server
-//! stops reading from a peer that does not read. V3. bytes that are not a frame close the
-//! connection, and nothing else. V4. requests are carried out in the order of their frames, so F3
-//! holds.
+//! *Invariants*: served.V2. a request is carried out only when there is room for its answer: the
+//! server stops reading from a peer that does not read. served.V3. bytes that are not a frame close
+//! the connection, and nothing else. served.V4. requests are carried out in the order of their
+//! frames, so F3 holds.
 //!
 //! *Thread safety*: belongs to one I/O thread.
 

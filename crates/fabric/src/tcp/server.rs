@@ -5,8 +5,9 @@
 //! carry out verbs themselves, by word-wise atomic access to the region. They answer all requests
 //! of one socket read with one write.
 //!
-//! *Invariants*: S2. the end of a connection, whatever its cause, affects no other. S3. after
-//! `stop`, no request is carried out any more and no thread is left. A1–A3 are the acceptor's.
+//! *Invariants*: tcp.S2. the end of a connection, whatever its cause, affects no other. tcp.S3.
+//! after `stop`, no request is carried out any more and no thread is left. listener.A1 to
+//! listener.A3 are the acceptor's.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 

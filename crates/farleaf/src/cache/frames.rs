@@ -701,8 +701,8 @@ impl<L: Layout> Cache<L> {
 
     /// Lets a clean hot node without swizzled children cool.
     ///
-    /// With `heeds_work_below` it stays while one of its children is being brought or worked on (C19); only a planted
-    /// bug asks otherwise.
+    /// With `heeds_work_below` it stays while one of its children is being brought or worked on
+    /// (C19); only a planted bug asks otherwise.
     pub fn cool(&self, frame: FrameId, heeds_work_below: bool) -> Cooled {
         self.try_cool(frame, heeds_work_below).unwrap_or(Cooled::NotNow)
     }

@@ -8,11 +8,11 @@
 //! have moved: a [`Directory`] has the new address, and the client retries there what was not sent.
 //!
 //! *Invariants*
-//! - N1. Every operation ends by its deadline: it is retried only if another request can end
+//! - client.N1. Every operation ends by its deadline: it is retried only if another request can end
 //!   before.
-//! - N2. A change is sent again only if the compute server said that nothing had happened, or
-//!   nothing was sent to it. The exception is [`ClientIndex::upsert_all`], which repeats upserts of
-//!   unknown outcome.
+//! - client.N2. A change is sent again only if the compute server said that nothing had happened,
+//!   or nothing was sent to it. The exception is [`ClientIndex::upsert_all`], which repeats upserts
+//!   of unknown outcome.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
@@ -153,7 +153,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         Patience { until_ns, wait_ns: SHORTEST_WAIT_NS }
     }
 
-    /// Waits before a retry; `false` if there is no time for one (N1).
+    /// Waits before a retry; `false` if there is no time for one (client.N1).
     async fn wait(&self, patience: &mut Patience) -> bool {
         let wait_ns = patience.wait_ns / 2 + self.fabric.random() % (patience.wait_ns / 2 + 1);
         let asked_ns = self.fabric.now_ns().saturating_add(wait_ns);

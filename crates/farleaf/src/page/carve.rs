@@ -1,8 +1,8 @@
 //! Carves nodes from chunks: the second step of the two-step allocation. It uses no network.
 //!
-//! *Invariants*: C1. A node is either in use or free, and is not handed out again before it was
-//! given back. C2. Nodes are aligned to [`NodeCarver::NODE_ALIGN`], so the low 10 bits of their
-//! addresses are zero.
+//! *Invariants*: carve.C1. A node is either in use or free, and is not handed out again before it
+//! was given back. carve.C2. Nodes are aligned to [`NodeCarver::NODE_ALIGN`], so the low 10 bits of
+//! their addresses are zero.
 //!
 //! *Thread safety*: none; callers that share a carver lock it.
 

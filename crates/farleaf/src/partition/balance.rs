@@ -6,16 +6,16 @@
 //! this for later.
 //!
 //! *Invariants*
-//! - B1. After a move, the busier of its two compute servers does less than the busier one before,
-//!   by at least `least_gain` of the mean. So under a steady load moves come to an end (the sum of
-//!   the squares falls), and a range that cannot be split usefully, because one key or leaf is most
-//!   of it, stays where it is.
-//! - B2. Nothing moves before some compute server was above the threshold in `windows` consecutive
-//!   windows, nor in the `rest_windows` after a move. Keys do not move back within
+//! - balance.B1. After a move, the busier of its two compute servers does less than the busier one
+//!   before, by at least `least_gain` of the mean. So under a steady load moves come to an end (the
+//!   sum of the squares falls), and a range that cannot be split usefully, because one key or leaf
+//!   is most of it, stays where it is.
+//! - balance.B2. Nothing moves before some compute server was above the threshold in `windows`
+//!   consecutive windows, nor in the `rest_windows` after a move. Keys do not move back within
 //!   `no_return_windows`. Hysteresis separates balancing from resting: balancing begins above
 //!   `threshold` and ends below `calm`.
-//! - B3. A load that cannot be improved is left alone until the load of some compute server has
-//!   changed by `change` of the mean. A proposal that fails is made again after a pause that
+//! - balance.B3. A load that cannot be improved is left alone until the load of some compute server
+//!   has changed by `change` of the mean. A proposal that fails is made again after a pause that
 //!   doubles each time.
 //!
 //! *Thread safety*: a plain value.
@@ -180,7 +180,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
     }
 
     /// Picks the best boundary among the fences of leaves near the proposal's key. `None` if the
-    /// gain would be too small at all of them (B1).
+    /// gain would be too small at all of them (balance.B1).
     pub fn choose(
         &self,
         proposal: &Proposal<K>,
@@ -194,7 +194,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         self.is_enough(from, larger(&best)).then_some(best)
     }
 
-    /// Records that keys have moved (B2).
+    /// Records that keys have moved (balance.B2).
     pub fn moved(&mut self, from: u16, to: u16) {
         self.moves.insert((from, to), self.now);
         self.rest_until = self.now + 1 + u64::from(self.options.rest_windows);
@@ -202,7 +202,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         (self.pause, self.fruitless) = (1, 0);
     }
 
-    /// Records that no proposal was worth it at the fences of actual leaves (B3).
+    /// Records that no proposal was worth it at the fences of actual leaves (balance.B3).
     pub fn refused(&mut self) {
         self.fruitless += 1;
         if self.fruitless >= FRUITLESS {
@@ -213,7 +213,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         }
     }
 
-    /// Records that a proposed move failed (B3).
+    /// Records that a proposed move failed (balance.B3).
     pub fn failed(&mut self) {
         self.rest_until = self.now + 1 + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);

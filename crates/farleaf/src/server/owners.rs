@@ -5,10 +5,10 @@
 //! asks once, and other clients ask about it only when they suspect that it has died.
 //!
 //! *Invariants*
-//! - O1. A number has one client at a time. It is reused only after its client has reported that
-//!   nothing is locked, logged or in flight under it.
-//! - O2. A dead client stays dead.
-//! - O3. The log of a number never moves.
+//! - owners.O1. A number has one client at a time. It is reused only after its client has reported
+//!   that nothing is locked, logged or in flight under it.
+//! - owners.O2. A dead client stays dead.
+//! - owners.O3. The log of a number never moves.
 //!
 //! The tables have at most [`LockWord::OWNER_LIMIT`] entries.
 //!

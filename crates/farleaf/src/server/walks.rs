@@ -7,9 +7,10 @@
 //! address on another server, and a page of another level or with other fences.
 //!
 //! *Invariants*
-//! - W1. A change is made at most once for each ticket, and never after the ticket was closed.
-//! - W2. A refused walk has changed nothing.
-//! - W3. No walk splits or merges, or leaves this server.
+//! - walks.W1. A change is made at most once for each ticket, and never after the ticket was
+//!   closed.
+//! - walks.W2. A refused walk has changed nothing.
+//! - walks.W3. No walk splits or merges, or leaves this server.
 //!
 //! *Thread safety*: any number of threads; changes of leaves one after the other.
 
@@ -143,7 +144,7 @@ impl<L: Layout> Walks<L> {
         let last = tickets.get(&ticket.place());
         let closed = last.is_some_and(|last| last.number >= ticket.number);
         if closed && !cpu.breaks(rules::ONCE_PER_TICKET) {
-            return Err(Refusal::TicketClosed); // W1
+            return Err(Refusal::TicketClosed); // walks.W1
         }
         // Every change holds the tickets, so only a page that is not a leaf can be latched here.
         let version = page.latch().optimistic().ok_or(Refusal::NotHere)?;
@@ -152,7 +153,7 @@ impl<L: Layout> Walks<L> {
             return Err(Refusal::Damaged); // D8
         }
         if edit.would_leave_sparse(page) {
-            return Err(Refusal::Restructures); // W3
+            return Err(Refusal::Restructures); // walks.W3
         }
         let (leaf, answer) = match edit.apply(page) {
             LeafOutcome::Nothing(answer) => (None, answer),
@@ -160,7 +161,7 @@ impl<L: Layout> Walks<L> {
                 page.set_stamp();
                 (Some(at), answer)
             }
-            LeafOutcome::Full => return Err(Refusal::Restructures), // W3
+            LeafOutcome::Full => return Err(Refusal::Restructures), // walks.W3
         };
         let done = Some((leaf, answer.clone()));
         tickets.insert(ticket.place(), Last { number: ticket.number, done });

@@ -9,15 +9,15 @@
 //! configuration is left, no order of the operations explains the answers.
 //!
 //! These rules keep the set small and lose no explanation:
-//! - L1. An operation that only observes takes effect as soon as the state fits. From there the
-//!   search can do whatever it could have done before.
-//! - L2. An uncertain write is used only where it changes the state. Elsewhere, using it is
-//!   equivalent to it never having happened. A write that is never needed is never used.
-//! - L3. Values that appear in no answer and no compare-exchange are indistinguishable, so they are
-//!   one value. Uncertain writes with the same effect then differ only in their invocations, so the
-//!   search counts how many of each kind are used.
-//! - L4. Of two configurations with equal states and equal open operations, one that has used no
-//!   more of any kind of uncertain write explains everything that the other can.
+//! - linearizable.L1. An operation that only observes takes effect as soon as the state fits. From
+//!   there the search can do whatever it could have done before.
+//! - linearizable.L2. An uncertain write is used only where it changes the state. Elsewhere, using
+//!   it is equivalent to it never having happened. A write that is never needed is never used.
+//! - linearizable.L3. Values that appear in no answer and no compare-exchange are
+//!   indistinguishable, so they are one value. Uncertain writes with the same effect then differ
+//!   only in their invocations, so the search counts how many of each kind are used.
+//! - linearizable.L4. Of two configurations with equal states and equal open operations, one that
+//!   has used no more of any kind of uncertain write explains everything that the other can.
 
 use super::Verdict;
 use super::observations::{Change, Fact, Requires, Seen, Step, facts_by_key};
@@ -33,7 +33,7 @@ const MAX_OPEN: usize = 128;
 
 /// The state of an absent key.
 const ABSENT: u32 = 0;
-/// The state of a key with a value that nothing names (L3).
+/// The state of a key with a value that nothing names (linearizable.L3).
 const UNNAMED: u32 = 1;
 
 /// Checks every key and reports the smallest one that fails. `budget` bounds the work for one key.
@@ -314,7 +314,8 @@ impl Search {
         Ok(())
     }
 
-    /// The configuration with a new state. Every open observation that fits it takes effect (L1).
+    /// The configuration with a new state. Every open observation that fits it takes effect
+    /// (linearizable.L1).
     fn become_state(&self, state: u32, mut done: u128, used: Vec<u16>) -> Configuration {
         for (slot, open) in self.open.iter().enumerate() {
             if let Some(Open { expect, becomes: None }) = open
@@ -327,7 +328,7 @@ impl Search {
     }
 }
 
-/// Configurations without those that others make redundant (L4).
+/// Configurations without those that others make redundant (linearizable.L4).
 #[derive(Default)]
 struct Antichains(BTreeMap<(u32, u128), Vec<Vec<u16>>>);
 

@@ -1,10 +1,10 @@
 //! Checks that scans return everything they must, and nothing they cannot have seen.
 //!
 //! For each answered scan [I, R] (its invocation and return) this checks:
-//! - S1. Form: keys strictly in the scan's order, within its bounds, at most `limit` of them.
-//! - S2. Nothing is missing: the scan returns every key of the covered range (up to the last
+//! - scan.S1. Form: keys strictly in the scan's order, within its bounds, at most `limit` of them.
+//! - scan.S2. Nothing is missing: the scan returns every key of the covered range (up to the last
 //!   record, if the limit ended the scan) that was certainly there from I to R.
-//! - S3. No ghosts: each returned record can have been there at some moment between I and R.
+//! - scan.S3. No ghosts: each returned record can have been there at some moment between I and R.
 //!
 //! *Certainly there*: an answered operation A that returned before I leaves the key there at a
 //! moment p between A's invocation and return. The key can be gone before the scan ends only if a
@@ -19,11 +19,12 @@
 //! uncertain W never returns.
 //!
 //! Both judge one scan and one key alone, so they never raise a false alarm but can miss what only
-//! several operations together disprove; the linearizability checker takes scans as reads of each key
-//! and finds those. What this one finds, it explains better.
+//! several operations together disprove; the linearizability checker takes scans as reads of each
+//! key and finds those. What this one finds, it explains better.
 //!
 //! A scan reads each leaf atomically. Where all keys fit one leaf, [`check_snapshots`] checks that:
-//! - S4. One moment: some moment between I and R explains every key of the covered range, present or absent.
+//! - scan.S4. One moment: some moment between I and R explains every key of the covered range,
+//!   present or absent.
 
 use super::Verdict;
 use super::observations::{Change, Covered, Fact, Requires, Seen, Step, facts_by_key, within};
@@ -31,7 +32,7 @@ use crate::history::{Action, History, Operation, Outcome};
 use farleaf::index::Scan;
 use std::collections::BTreeMap;
 
-/// Checks S1 to S3 of every scan; reports the first that fails.
+/// Checks scan.S1 to scan.S3 of every scan; reports the first that fails.
 pub fn check_scans(history: &History) -> Verdict {
     each_scan(history, |keys, operation, scan, records| {
         form(scan, records)
@@ -40,7 +41,7 @@ pub fn check_scans(history: &History) -> Verdict {
     })
 }
 
-/// Checks S4 of every scan of an index that has one leaf; reports the first that fails.
+/// Checks scan.S4 of every scan of an index that has one leaf; reports the first that fails.
 pub fn check_snapshots(history: &History) -> Verdict {
     each_scan(history, no_moment)
 }
@@ -73,7 +74,7 @@ fn each_scan(
     Verdict::Holds
 }
 
-/// Checks S1.
+/// Checks scan.S1.
 fn form(scan: &Scan<u64>, records: &[(u64, u64)]) -> Option<String> {
     if records.len() > scan.limit {
         return Some(format!("a scan returned {} records, more than its limit", records.len()));
@@ -91,7 +92,7 @@ fn form(scan: &Scan<u64>, records: &[(u64, u64)]) -> Option<String> {
     })
 }
 
-/// Checks S2.
+/// Checks scan.S2.
 fn missing(
     keys: &BTreeMap<u64, KeyFacts>,
     operation: &Operation,
@@ -117,7 +118,7 @@ fn missing(
     None
 }
 
-/// Checks S3.
+/// Checks scan.S3.
 fn ghost(
     keys: &BTreeMap<u64, KeyFacts>,
     history: &History,
@@ -141,7 +142,7 @@ fn ghost(
     None
 }
 
-/// S4.
+/// scan.S4.
 fn no_moment(
     keys: &BTreeMap<u64, KeyFacts>,
     operation: &Operation,
@@ -151,7 +152,8 @@ fn no_moment(
     let covered = Covered::by(scan, records);
     let returned: BTreeMap<u64, u64> = records.iter().copied().collect();
     let (start, end) = operation.span();
-    // Nothing changes between two events of the history, so one moment after each of them is enough.
+    // Nothing changes between two events of the history, so one moment after each of them is
+    // enough.
     let explains = |moment: u64| {
         keys.iter().filter(|(key, _)| covered.contains(**key)).all(|(key, facts)| {
             match returned.get(key) {

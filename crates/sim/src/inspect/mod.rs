@@ -150,7 +150,8 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
         }
         let mut scanned = cluster.run(&[observer], async |fabric, _| {
             if self.last_words_ns > 0 {
-                // A memory server carries out what a client asked for before it died, however late that arrives.
+                // A memory server carries out what a client asked for before it died, however late
+                // that arrives.
                 fabric.sleep(self.last_words_ns).await;
             }
             De::open(fabric, compute).await?.scan(&Scan::range(..)).await

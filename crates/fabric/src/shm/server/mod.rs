@@ -6,11 +6,12 @@
 //! reported to one thread at a time, which rearms it when done. A thread serves a burst of requests
 //! of one endpoint, then turns to the others, and sleeps when no ring has a request.
 //!
-//! *Invariants*: S1. no peer gets a file before the handshake. S2. whatever a peer sends or writes
-//! into a ring, the worst outcome is that its own connection is closed. S3. no send and no receive
-//! blocks on a peer. S4. the number of connections is bounded, and those without a token are also
-//! bounded in time. S5. lock order: a thread that holds a connection's lock may take the table's,
-//! never the reverse; the holder of a process connection's lock may take an endpoint connection's.
+//! *Invariants*: shm.S1. no peer gets a file before the handshake. shm.S2. whatever a peer sends or
+//! writes into a ring, the worst outcome is that its own connection is closed. shm.S3. no send and
+//! no receive blocks on a peer. shm.S4. the number of connections is bounded, and those without a
+//! token are also bounded in time. shm.S5. lock order: a thread that holds a connection's lock may
+//! take the table's, never the reverse; the holder of a process connection's lock may take an
+//! endpoint connection's.
 //!
 //! *Thread safety*: as described above; the value itself only starts and stops the server.
 

@@ -1,9 +1,9 @@
 //! The connections of a memory server, and its pending fences.
 //!
-//! *Invariants*: T1. `endpoints` has every endpoint whose client may still execute verbs: an
+//! *Invariants*: table.T1. `endpoints` has every endpoint whose client may still execute verbs: an
 //! endpoint leaves when its socket is closed, its process is gone, or its process has reported it
-//! stopped. T2. a fence is complete when the endpoints that its compute server had when it was
-//! requested have all left. T3. numbers are never reused.
+//! stopped. table.T2. a fence is complete when the endpoints that its compute server had when it
+//! was requested have all left. table.T3. numbers are never reused.
 //!
 //! *Thread safety*: behind the reactor's lock.
 

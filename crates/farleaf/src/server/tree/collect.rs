@@ -7,11 +7,11 @@
 //! many records one parent covers, so the work is proportional to the garbage.
 //!
 //! *Invariants*
-//! - G1. One collection step at a time.
-//! - G2. Two nodes are merged only under the latches of their parent and both, and only if the
+//! - tree.G1. One collection step at a time.
+//! - tree.G2. Two nodes are merged only under the latches of their parent and both, and only if the
 //!   parent has a separator for both.
-//! - G3. A node that is removed is marked dead before its latch is released, and freed only through
-//!   epochs.
+//! - tree.G3. A node that is removed is marked dead before its latch is released, and freed only
+//!   through epochs.
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
@@ -29,7 +29,7 @@ const MAX_PASSES: u32 = 2 * crate::page::MAX_LEVEL as u32;
 pub(super) struct Collector<K> {
     /// Removals that no step has paid for yet.
     debt: AtomicU64,
-    /// Whether a collection step is running (G1).
+    /// Whether a collection step is running (tree.G1).
     busy: AtomicBool,
     /// Merges so far.
     merges: AtomicU64,
@@ -231,7 +231,8 @@ impl<L: Layout> Tree<L> {
         self.count_deleted(thrown_out, 0);
     }
 
-    /// Merges or rebalances the children at `slot` and `slot + 1`, under all three latches (G2).
+    /// Merges or rebalances the children at `slot` and `slot + 1`, under all three latches
+    /// (tree.G2).
     async fn join<C: Cpu>(
         &self,
         cpu: &C,

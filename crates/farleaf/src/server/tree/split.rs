@@ -1,10 +1,10 @@
 //! Splits: a full node moves its upper half to a new right sibling; its parent is updated later.
 //!
 //! *Invariants*
-//! - S1. All nodes that a chain of splits can need are allocated before the first change, so
+//! - tree.S1. All nodes that a chain of splits can need are allocated before the first change, so
 //!   running out of memory changes nothing.
-//! - S2. A new node is complete before anything points to it.
-//! - S3. A separator that cannot be inserted only costs readers a step to the right.
+//! - tree.S2. A new node is complete before anything points to it.
+//! - tree.S3. A separator that cannot be inserted only costs readers a step to the right.
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
@@ -55,14 +55,16 @@ impl<L: Layout> Tree<L> {
         guard: Exclusive<'_>,
         entry: Entry<L>,
     ) -> Result<(), Refusal> {
-        // S1: one node per level up to the root, two for the root, and one in case the tree grows.
+        // tree.S1: one node per level up to the root, two for the root, and one in case the tree
+        // grows.
         let root = self.page(self.root()).ok_or(Refusal::NoTree)?;
         let levels = usize::from(root.level().saturating_sub(full.page.level())) + 3;
         let mut spare = self.nodes.take(levels).ok_or(Refusal::OutOfMemory)?;
         let result = self.split(cpu, full, guard, &entry, &mut spare).await;
         let mut separator = result.as_ref().ok().cloned().flatten();
         while let Some(known) = separator {
-            // S3: the record is in the tree; without the separator, descents step to the right.
+            // tree.S3: the record is in the tree; without the separator, descents step to the
+            // right.
             separator =
                 restarting!(self, cpu, self.install(cpu, &known, &mut spare)).unwrap_or(None);
         }
