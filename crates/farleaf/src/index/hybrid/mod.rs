@@ -52,7 +52,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
         let word = options.to_word();
         let pages = PageClient::<F, L>::new(fabric.clone(), options::chunk_bytes(word));
         if options.partitioning == Partitioning::Hash {
-            return Err(IndexError::InvalidArgument("the hybrid design divides keys by ranges"));
+            return Err(IndexError::InvalidArgument("the hybrid design needs range partitioning"));
         }
         let shares = options.partitioning.shares::<L>(fabric.memory_servers())?;
         for number in (0..fabric.memory_servers()).rev() {
@@ -108,7 +108,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
             }
         }
         let ShareMap::Range { boundaries } = ShareMap::from_shares::<L>(shares)? else {
-            return Err(IndexError::InvalidArgument("the hybrid design divides keys by ranges"));
+            return Err(IndexError::InvalidArgument("the hybrid design needs range partitioning"));
         };
         let lows = std::iter::once(L::min_key()).chain(boundaries.iter().cloned());
         let highs = boundaries.iter().cloned().map(Some).chain(std::iter::once(None));
