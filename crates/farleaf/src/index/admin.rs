@@ -13,14 +13,14 @@ pub trait IndexAdmin: RangeIndex {
 
     /// Declares all clients of a compute server dead, so that other clients may finish or undo
     /// their changes. Call it only when the compute server is certainly dead. Does nothing in
-    /// designs whose clients hold nothing.
+    /// designs with clients that hold nothing.
     fn declare_dead(&self, compute_server: u16) -> impl Future<Output = Result<(), IndexError>> {
         let _ = compute_server;
         async { Ok(()) }
     }
 
     /// The compute server that executes operations on `key`, as far as this handle knows. `None` in
-    /// designs whose clients execute all operations themselves.
+    /// designs where clients execute all operations themselves.
     fn compute_server_of(&self, key: &Self::Key) -> Option<u16> {
         let _ = key;
         None

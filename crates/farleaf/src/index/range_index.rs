@@ -54,7 +54,7 @@ pub trait RangeIndex {
     ) -> impl Future<Output = Result<u64, IndexError>>;
 
     /// Returns when the memory servers have every change that was acknowledged before the call.
-    /// Does nothing in designs whose clients cache no changes.
+    /// Does nothing in designs that cache no changes on clients.
     fn flush(&self) -> impl Future<Output = Result<(), IndexError>>;
 
     /// Inserts `key`. Returns `false`, and changes nothing, if the key exists already.
@@ -135,7 +135,7 @@ pub trait RangeIndex {
     /// Settles unknown outcomes of this handle's operations: pages that it may hold, WRITEs that
     /// may still land. Only this handle can. So after an operation that ended as indeterminate,
     /// call this before dropping the handle, or other clients wait for these pages forever. Does
-    /// nothing in designs whose clients hold nothing.
+    /// nothing in designs without such pages.
     fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }

@@ -1,5 +1,5 @@
-//! Changes to an index while operations run, in designs whose compute servers own keys. For callers
-//! that know a design only as a [`super::RangeIndex`].
+//! Changes to an index while operations run, in designs with compute servers that own keys. For
+//! callers that know a design only as a [`super::RangeIndex`].
 
 use super::IndexError;
 use std::ops::Bound;

@@ -86,7 +86,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         Ok(records)
     }
 
-    /// The servers whose ranges overlap the scan.
+    /// The servers with ranges that overlap the scan.
     fn servers_of(&self, scan: &Scan<L::Key>) -> impl Iterator<Item = ServerId> + use<F, L> {
         let server = |bound: &Bound<L::Key>, otherwise: u16| match bound {
             Bound::Unbounded => otherwise,
@@ -97,7 +97,8 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     }
 
     /// Scans under hash partitioning, where every server holds part of every range. Asks all
-    /// servers at once and merges their answers; a server whose records are used up is asked again.
+    /// servers at once and merges their answers; a server is asked again when its records are used
+    /// up.
     async fn scan_merged(
         &self,
         scan: &Scan<L::Key>,

@@ -239,8 +239,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         }
         let child_at: GlobalAddr = L::inner_child(root.page(), 0);
         let child = self.pages.read(root.pointer(child_at)).await?;
-        // A child that was split, and whose sibling the root does not know yet, is not the only
-        // one.
+        // If the child was split and the root does not know its sibling yet, it is not the only
+        // child.
         let split = !child.page().sibling().is_null() || !child.page().high_is_infinite();
         if split && !self.pages.fabric().breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(false);

@@ -13,7 +13,7 @@ type Leaves<K> = Vec<(K, GlobalAddr)>;
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// Walks along the leaves once: adds missing heads, removes heads that are too close together,
-    /// and rewrites those whose list is outdated.
+    /// and rewrites those with an outdated list.
     pub(super) async fn refresh_heads(&self) -> Result<(), IndexError> {
         if self.options.leaves_per_head == 0 {
             return Ok(());

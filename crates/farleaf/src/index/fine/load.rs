@@ -191,7 +191,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         self.close(at, fresh, image).await
     }
 
-    /// Writes all open pages except the top one, whose content is for the root. Waits for all
+    /// Writes all open pages except the top one, which becomes the root's content. Waits for all
     /// WRITEs.
     async fn finish(&mut self) -> Result<Option<Image<L>>, RemoteError> {
         self.close_head().await?;

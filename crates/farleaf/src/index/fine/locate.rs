@@ -1,9 +1,10 @@
 //! Locating leaves: descents through the levels above, which also name the leaves that a scan will
 //! want.
 //!
-//! The parent of a scan's first leaf names the leaves after it, whose READs are posted together
-//! with the first. Past the parent's last child an ascending scan follows the siblings, and reads
-//! ahead through the heads that it meets. A descending scan goes from parent to parent.
+//! The parent of a scan's first leaf names the leaves after it. Their READs are posted together
+//! with that of the first leaf. Past the parent's last child an ascending scan follows the
+//! siblings, and reads ahead through the heads that it meets. A descending scan goes from parent to
+//! parent.
 
 use super::FineIndex;
 use crate::index::one_sided::Locate;

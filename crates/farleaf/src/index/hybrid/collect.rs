@@ -155,7 +155,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         }
     }
 
-    /// Removes the record of a leaf, whose lock this client holds, from the server's tree. Returns
+    /// Removes from the server's tree the record of a leaf that this client has locked. Returns
     /// `false` if the server does not know the leaf. Under the leaf's lock no other client does the
     /// same, so the request can be repeated until it succeeds. If a copy of it arrives later, it
     /// only removes a shortcut (Y1).

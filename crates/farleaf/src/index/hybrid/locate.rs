@@ -37,7 +37,7 @@ pub(super) struct Asked<F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
-    /// The memory server whose share covers the probe.
+    /// The memory server of the share that covers the probe.
     pub(super) fn server_of(&self, probe: Probe<'_, L::Key>) -> ServerId {
         let at_or_below = match probe {
             Probe::At(key) => self.parts.partition_point(|part| part.low <= *key),

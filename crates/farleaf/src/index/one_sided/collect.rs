@@ -36,7 +36,7 @@ pub trait Collect: Locate {
 /// The position of a collection that runs step by step.
 #[derive(Clone, Debug)]
 pub struct CollectCursor<K> {
-    /// The level whose nodes are collected.
+    /// The level being collected.
     pub(crate) level: u8,
     /// A key of the next node; `None` at the beginning of a level.
     pub(crate) key: Option<K>,

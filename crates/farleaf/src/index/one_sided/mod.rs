@@ -1,4 +1,5 @@
-//! Indexes whose leaves clients read, lock and write one-sided: everything except where a leaf is.
+//! Indexes with leaves that clients read, lock and write one-sided: everything except where a leaf
+//! is.
 //!
 //! Leaves are B-link nodes: each knows its key range and its right sibling. A design defines how it
 //! locates leaves ([`Locate`]), what follows from a split, and how it collects ([`Collect`]).
