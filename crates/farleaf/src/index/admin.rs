@@ -1,4 +1,4 @@
-//! What operators and tools do to an index, beside the operations that programs do.
+//! Administration of an index by operators and tools, besides the operations that programs run.
 
 use super::reshape::refused;
 use super::{IndexError, KeyRange, RangeIndex, Reshape, Reshaped};
@@ -7,33 +7,33 @@ use std::future::Future;
 
 /// An index, as its operator sees it.
 pub trait IndexAdmin: RangeIndex {
-    /// Runs the design's housekeeping (collection of deleted records, rebalancing) to its end,
-    /// instead of waiting for it to happen by the way.
+    /// Runs the design's housekeeping (collecting deleted records, rebalancing nodes) to
+    /// completion, instead of leaving it to other operations.
     fn collect(&self) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Declares all clients of a compute server dead, so that others may finish or undo their
-    /// changes. Call it only when that is certain. Designs whose clients hold nothing have nothing
-    /// to do.
+    /// Declares all clients of a compute server dead, so that other clients may finish or undo
+    /// their changes. Call it only when the compute server is certainly dead. Does nothing in
+    /// designs with clients that hold nothing.
     fn declare_dead(&self, compute_server: u16) -> impl Future<Output = Result<(), IndexError>> {
         let _ = compute_server;
         async { Ok(()) }
     }
 
-    /// The compute server that does the operations on `key`, as far as this handle knows; none for
-    /// designs whose clients do them all themselves.
+    /// The compute server that executes operations on `key`, as far as this handle knows. `None` in
+    /// designs where clients execute all operations themselves.
     fn compute_server_of(&self, key: &Self::Key) -> Option<u16> {
         let _ = key;
         None
     }
 
-    /// The keys that a compute server owns, as far as this handle knows; none if it owns nothing,
-    /// or the design's compute servers own no keys.
+    /// The keys that a compute server owns, as far as this handle knows. `None` if it owns none, or
+    /// if the design's compute servers own no keys.
     fn owned_by(&self, compute_server: u16) -> Option<KeyRange<Self::Key>> {
         let _ = compute_server;
         None
     }
 
-    /// Changes who owns what, or which memory servers are used, while operations run.
+    /// Changes key ownership or the set of used memory servers while operations run.
     fn reshape(
         &self,
         change: &Reshape<Self::Key>,
@@ -42,8 +42,8 @@ pub trait IndexAdmin: RangeIndex {
         async { refused() }
     }
 
-    /// Does work of the design in the background until `ended`, or until there is none; tells
-    /// `report` about each change and each failure.
+    /// Runs background work of the design until `ended` returns true, or until there is none.
+    /// Passes each change and each failure to `report`.
     fn background(
         &self,
         work: Background,
@@ -59,18 +59,19 @@ pub trait IndexAdmin: RangeIndex {
         }
     }
 
-    /// The cache's counters for this handle; all zero for designs without a cache.
+    /// The cache's counters for this handle; all zero in designs without a cache.
     fn cache_counters(&self) -> CacheCounters {
         CacheCounters::default()
     }
 }
 
-/// Work that a design does beside its operations, in tasks of its own.
+/// Work that a design does besides its operations, in tasks of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Background {
-    /// Changes go to the memory servers before they have been in a cache for too long. For any
-    /// number of tasks of a compute server.
+    /// Write changes back to the memory servers before they have been in a cache for too long. Any
+    /// number of tasks of a compute server may run this.
     WriteBack,
-    /// Keys move from compute servers that do much more than others. For one task of an index.
+    /// Move keys away from compute servers that are loaded much more than others. Only one task of
+    /// an index may run this.
     Balance,
 }

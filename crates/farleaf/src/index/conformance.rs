@@ -1,8 +1,8 @@
-//! The suite that every index design passes on every provider, against `BTreeMap`.
+//! The test suite for every index design on every provider, against `BTreeMap`.
 //!
-//! A design's tests call [`run`] with a provider and the design's options; the checks panic where the
-//! index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys make a tree
-//! of many levels.
+//! A design's tests call [`run`] with a provider and the design's options; the checks panic where
+//! the index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys
+//! make a tree of many levels.
 
 use super::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
 use crate::page::Layout;
@@ -12,16 +12,16 @@ use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// What the suite runs on.
+/// The environment of the suite.
 #[derive(Debug)]
 pub struct Setup<'a, P, O> {
-    /// Where.
+    /// The provider that runs the cluster.
     pub provider: &'a P,
-    /// How indexes are made.
+    /// Options for each new index.
     pub options: O,
-    /// How many memory servers.
+    /// The number of memory servers.
     pub memory_servers: u16,
-    /// What they are like.
+    /// The configuration of each memory server.
     pub server: MemoryServerConfig,
 }
 
@@ -33,7 +33,7 @@ impl<F: Fabric> Dice<F> {
         self.0.random() % limit
     }
 
-    /// A key of a small space with the extreme keys in it.
+    /// A key of a small space that includes the extreme keys.
     fn key(&self, space: u64) -> u64 {
         match self.below(space) {
             0 => 0,
@@ -44,7 +44,7 @@ impl<F: Fabric> Dice<F> {
     }
 }
 
-/// A cluster of `Setup`.
+/// A cluster started by `Setup`.
 type Started<L, P> = <P as Provider>::Cluster<MemoryServer<L>>;
 type Model = BTreeMap<u64, u64>;
 
@@ -97,10 +97,10 @@ async fn open<L: Layout, D: Design<L>, F: Fabric>(fabric: F, compute: &D::Comput
 }
 
 fn compute<L: Layout, D: Design<L>>(options: &D::Options) -> D::Compute {
-    D::compute(options).expect("the options make sense")
+    D::compute(options).expect("the options are valid")
 }
 
-/// An index is made once, and cannot be opened before.
+/// An index is created once, and cannot be opened before that.
 pub fn opening<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Layout<Key = u64, Value = u64>,
@@ -167,7 +167,7 @@ async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: 
     assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected, "a scan of everything");
 }
 
-/// One client, random operations, the extreme keys and values among them.
+/// One client runs random operations, including the extreme keys and values.
 pub fn single_operations<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Layout<Key = u64, Value = u64>,
@@ -231,7 +231,7 @@ fn model_scan(model: &Model, scan: &Scan<u64>) -> Vec<(u64, u64)> {
     }
 }
 
-/// Scans with every kind of bound, both directions, limits, empty and crossed ranges.
+/// Scans with every kind of bound, both directions, limits, and empty and crossed ranges.
 pub fn scans<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Layout<Key = u64, Value = u64>,
@@ -272,7 +272,7 @@ where
     });
 }
 
-/// Bulk loading: contents, order, refusals that leave the index as it was.
+/// Bulk loading: contents, order, and rejected loads that leave the index as it was.
 pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Layout<Key = u64, Value = u64>,
@@ -310,8 +310,8 @@ where
     }
 }
 
-/// Several clients at once, each the only one to change its keys: each sees exactly what it did, while
-/// splits, merges and collections of the others go on around its keys.
+/// Several clients at once, each the only one to change its keys. Each sees exactly its own
+/// changes, while other clients' splits, merges and collections go on around its keys.
 pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Layout<Key = u64, Value = u64>,
@@ -336,7 +336,7 @@ where
                 assert!(seen.is_sorted_by(|a, b| a.0 < b.0), "a scan ascends strictly");
                 let is_mine = |key: u64| (0..150).any(|number| mine(number) == key);
                 let mine: Model = seen.into_iter().filter(|&(key, _)| is_mine(key)).collect();
-                assert_eq!(mine, model, "a scan sees the keys that nobody else changes");
+                assert_eq!(mine, model, "a scan sees the keys that no other client changes");
             }
         }
         model
@@ -368,11 +368,11 @@ where
         }
         for _ in 0..ROUNDS {
             let key = keys[dice.below(3) as usize];
-            let mut held = index.get(&key).await.unwrap().expect("nobody removes it");
+            let mut held = index.get(&key).await.unwrap().expect("no client removes it");
             while let Exchange::Differs(now) =
                 index.compare_exchange(&key, &held, &(held + 1)).await.unwrap()
             {
-                held = now.expect("nobody removes it");
+                held = now.expect("no client removes it");
             }
         }
         inserted

@@ -1,4 +1,4 @@
-//! What an index operation can come to when it is not an answer.
+//! Errors of index operations.
 
 use crate::page::SuperblockError;
 use crate::remote::{BadShares, RemoteError};
@@ -8,36 +8,36 @@ use thiserror::Error;
 
 /// Why an operation has no answer.
 ///
-/// Everything but [`IndexError::Indeterminate`] says that the operation changed nothing.
+/// With every error but [`IndexError::Indeterminate`] the operation changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// The memory that the operation needed is not to be had; the index is whole.
+    /// The operation needed memory that no memory server has. The index is intact.
     #[error("memory server {server} has no memory left for another node")]
     OutOfMemory {
-        /// Where there was none.
+        /// The memory server without memory.
         server: ServerId,
     },
-    /// Nobody knows whether the operation happened, or will.
+    /// It is unknown whether the operation happened, or will.
     #[error("the operation's outcome is unknown: {0}")]
     Indeterminate(FabricError),
-    /// The operation lost against others as often as it may.
+    /// The operation lost against concurrent operations until its retries were used up.
     #[error("gave up after {retries} retries against concurrent operations")]
     Contended {
-        /// How often it was tried again.
+        /// The number of retries.
         retries: u32,
     },
-    /// A page on the way is neither of one piece nor being written: a WRITE of it stopped half-way when its compute
-    /// server died. What the page held is lost.
+    /// A page on the path is torn, and no client is writing it: a WRITE of it stopped half-way when
+    /// its compute server died. The page's content is lost.
     #[error("the page at {at:?} is damaged: a write of it stopped half-way")]
     Damaged {
-        /// The page.
+        /// The address of the page.
         at: GlobalAddr,
     },
-    /// The fabric did not carry out the operation.
+    /// The fabric did not execute the operation.
     #[error(transparent)]
     Fabric(FabricError),
-    /// A memory server did not accept the request.
+    /// A memory server rejected the request.
     #[error("memory server {server} refused the request: {refusal}")]
     Refused {
         /// The server.
@@ -45,8 +45,8 @@ pub enum IndexError {
         /// Its reason.
         refusal: Refusal,
     },
-    /// A memory server's reply makes no sense.
-    #[error("memory server {server} sent a reply that makes no sense")]
+    /// A memory server sent an invalid reply.
+    #[error("memory server {server} sent an invalid reply")]
     BadReply {
         /// The server.
         server: ServerId,
@@ -56,7 +56,7 @@ pub enum IndexError {
     BadPool {
         /// The server.
         server: ServerId,
-        /// What is wrong with it.
+        /// The mismatch found in its superblock.
         error: SuperblockError,
     },
     /// The input of a bulk load does not ascend strictly.
@@ -70,15 +70,15 @@ pub enum IndexError {
     NotOwner {
         /// The owner.
         owner: u16,
-        /// The epoch of the map that says so.
+        /// The epoch of the partition map that names the owner.
         epoch: u64,
     },
-    /// A compute server did not carry the operation out.
+    /// A compute server did not execute the operation.
     #[error("compute server {compute_server}: {code}")]
     NotServed {
         /// The compute server.
         compute_server: u16,
-        /// Why not.
+        /// Its reason.
         code: ErrorCode,
     },
     /// A compute server could not be reached, and nothing was sent to it.
@@ -89,7 +89,7 @@ pub enum IndexError {
         /// The compute server.
         compute_server: u16,
     },
-    /// An argument is out of its range.
+    /// An argument is out of range.
     #[error("{0}")]
     InvalidArgument(&'static str),
 }

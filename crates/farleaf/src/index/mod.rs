@@ -1,4 +1,4 @@
-//! The index designs, behind one trait. No design knows another.
+//! The index designs, behind one trait. No design uses another.
 
 mod admin;
 mod bulk;

@@ -1,4 +1,4 @@
-//! The one trait of all index designs.
+//! The trait common to all index designs.
 
 use super::{IndexAdmin, IndexError};
 use crate::page::{Action, Answer, Layout, LeafEdit};
@@ -11,53 +11,53 @@ use std::ops::{Bound, RangeBounds};
 /// An ordered key-value index, as one client sees it.
 ///
 /// Single-key operations are linearizable, across clients and compute servers. A scan is not a
-/// snapshot: it sees every key that is there throughout, once and in order, and no key that never
-/// was; of keys that come, go or change meanwhile it sees some state. An operation that ends in
-/// [`IndexError::Indeterminate`] may have happened, and may still happen later; with any other
-/// error it has not and will not.
+/// snapshot: it sees every key that is present throughout, once and in order, and no key that never
+/// was. Of keys that are added, removed or changed meanwhile it sees some state. An operation that
+/// ends in [`IndexError::Indeterminate`] may have happened, and may still happen later; with any
+/// other error it has not and will not.
 ///
-/// A design brings `get`, `execute`, `scan`, `bulk_load` and `flush`; the rest follows from these.
-/// What operators do to an index is in [`super::IndexAdmin`].
+/// A design implements `get`, `execute`, `scan`, `bulk_load` and `flush`; the rest follows from
+/// these. Operator functions are in [`super::IndexAdmin`].
 ///
 /// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be
 /// in flight together.
 pub trait RangeIndex {
-    /// Keys.
+    /// The type of keys.
     type Key: Clone + Ord + Debug + 'static;
-    /// Values.
+    /// The type of values.
     type Value: Clone + Eq + Debug + 'static;
 
-    /// The value of `key`. Apart from `execute`, because lookups are what most programs do most:
-    /// designs answer them without what changes need.
+    /// The value of `key`. Separate from `execute` because lookups are the most frequent operation:
+    /// designs answer them without the machinery that changes need.
     fn get(&self, key: &Self::Key)
     -> impl Future<Output = Result<Option<Self::Value>, IndexError>>;
 
-    /// Does an operation on one key, whichever it is.
+    /// Executes any single-key operation.
     fn execute(
         &self,
         edit: LeafEdit<&Self::Key, &Self::Value>,
     ) -> impl Future<Output = Result<Answer<Self::Value>, IndexError>>;
 
-    /// The records that `scan` asks for, in its order.
+    /// The records that `scan` selects, in its order.
     fn scan(
         &self,
         scan: &Scan<Self::Key>,
     ) -> impl Future<Output = Result<Records<Self::Key, Self::Value>, IndexError>>;
 
-    /// Fills an empty index from records that ascend strictly, with pages filled to `fill` (0.1 to
-    /// 1.0); returns how many there were. Nobody else may use the index meanwhile. Readers see
-    /// nothing of it until it is done; if it fails, the index stays empty.
+    /// Fills an empty index from strictly ascending records, with pages filled to `fill` (0.1 to
+    /// 1.0). Returns the number of records. No other client may use the index meanwhile. Readers
+    /// see nothing of the load until it is complete; if it fails, the index stays empty.
     fn bulk_load(
         &self,
         records: impl Iterator<Item = (Self::Key, Self::Value)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 
-    /// Returns when the memory servers have everything that was acknowledged before the call.
-    /// Designs whose clients cache no changes have nothing to do.
+    /// Returns when the memory servers have every change that was acknowledged before the call.
+    /// Does nothing in designs that cache no changes on clients.
     fn flush(&self) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Adds `key`; `false`, and nothing changes, if it is there already.
+    /// Inserts `key`. Returns `false`, and changes nothing, if the key exists already.
     #[inline]
     fn insert(
         &self,
@@ -67,7 +67,7 @@ pub trait RangeIndex {
         applied(self.execute(LeafEdit { key, action: Action::Insert(value) }))
     }
 
-    /// Changes the value of `key`; `false`, and nothing changes, if it is absent.
+    /// Changes the value of `key`. Returns `false`, and changes nothing, if the key is absent.
     #[inline]
     fn update(
         &self,
@@ -77,7 +77,7 @@ pub trait RangeIndex {
         applied(self.execute(LeafEdit { key, action: Action::Update(value) }))
     }
 
-    /// Sets the value of `key`, whether it is there or not.
+    /// Sets the value of `key`, whether the key exists or not.
     #[inline]
     fn upsert(
         &self,
@@ -90,13 +90,13 @@ pub trait RangeIndex {
         }
     }
 
-    /// Removes `key`; `false` if it is absent.
+    /// Removes `key`. Returns `false` if the key is absent.
     #[inline]
     fn remove(&self, key: &Self::Key) -> impl Future<Output = Result<bool, IndexError>> {
         applied(self.execute(LeafEdit { key, action: Action::Remove }))
     }
 
-    /// Sets the value of `key` to `new` if it is there with the value `expected`.
+    /// Sets the value of `key` to `new` if its current value is `expected`.
     #[inline]
     fn compare_exchange(
         &self,
@@ -110,13 +110,13 @@ pub trait RangeIndex {
         }
     }
 
-    /// How many lookups of one `multi_get` are in flight together, at most.
+    /// The most lookups of one `multi_get` that are in flight together.
     fn lookups_together(&self) -> usize {
         32
     }
 
-    /// The values of `keys`, in their order; the lookups are in flight together. Each is
-    /// linearizable, all of them together are not.
+    /// The values of `keys`, in their order. The lookups are in flight together; each is
+    /// linearizable, but not all of them together.
     fn multi_get(
         &self,
         keys: &[Self::Key],
@@ -132,10 +132,10 @@ pub trait RangeIndex {
         }
     }
 
-    /// Settles what operations of this handle did not learn the outcome of: pages that it may hold,
-    /// WRITEs that may still land. Only this handle can; so after an operation that ended as
-    /// indeterminate, call it before the handle is dropped, or others wait for these pages for
-    /// ever. Designs whose clients hold nothing have nothing to do.
+    /// Settles unknown outcomes of this handle's operations: pages that it may hold, WRITEs that
+    /// may still land. Only this handle can. So after an operation that ended as indeterminate,
+    /// call this before dropping the handle, or other clients wait for these pages forever. Does
+    /// nothing in designs without such pages.
     fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
@@ -152,12 +152,12 @@ async fn applied<V>(
 /// Keys with their values.
 pub type Records<K, V> = Vec<(K, V)>;
 
-/// What became of a compare-exchange.
+/// The result of a compare-exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exchange<V> {
     /// The value was the expected one and is now the new one.
     Exchanged,
-    /// The value was another one (`None`: the key is absent) and still is.
+    /// The value differed and is unchanged (`None`: the key is absent).
     Differs(Option<V>),
 }
 
@@ -167,21 +167,21 @@ impl<V> From<Answer<V>> for Exchange<V> {
     }
 }
 
-/// Which records a scan returns.
+/// The records that a scan returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scan<K> {
-    /// Where it starts or ends, below.
+    /// The lower bound: the start of an ascending scan, the end of a descending one.
     pub lower: Bound<K>,
-    /// Where it ends or starts, above.
+    /// The upper bound: the end of an ascending scan, the start of a descending one.
     pub upper: Bound<K>,
-    /// Descending instead of ascending.
+    /// Whether the scan descends.
     pub reverse: bool,
-    /// At most so many records.
+    /// The most records to return.
     pub limit: usize,
 }
 
 impl<K: Clone> Scan<K> {
-    /// Everything within `range`, ascending.
+    /// All records within `range`, ascending.
     pub fn range(range: impl RangeBounds<K>) -> Self {
         Self {
             lower: range.start_bound().cloned(),
@@ -191,14 +191,14 @@ impl<K: Clone> Scan<K> {
         }
     }
 
-    /// The same range from its upper end downwards.
+    /// The same range in the opposite direction.
     #[must_use]
     pub fn reverse(mut self) -> Self {
         self.reverse = !self.reverse;
         self
     }
 
-    /// At most `limit` records.
+    /// Returns at most `limit` records.
     #[must_use]
     pub fn limit(mut self, limit: usize) -> Self {
         self.limit = limit;
@@ -207,7 +207,7 @@ impl<K: Clone> Scan<K> {
 }
 
 impl<K: Ord> Scan<K> {
-    /// Whether all keys from `key` on are above the range.
+    /// Whether `key` and all keys above it are above the range.
     pub(crate) fn is_above(&self, key: &K) -> bool {
         match &self.upper {
             Bound::Unbounded => false,
@@ -225,48 +225,49 @@ impl<K: Ord> Scan<K> {
     }
 }
 
-/// An index design: how to make and open indexes over memory servers with pages of `L`.
+/// An index design: how to create and open indexes over memory servers with pages of `L`.
 pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
-    /// The design's name, as commands and reports say it.
+    /// The design's name in commands and reports.
     const NAME: &'static str;
 
-    /// What can be chosen when an index is made.
+    /// Options of a new index.
     type Options: Clone + Debug + Send + Sync;
 
-    /// What all handles of an index in this process share beside the memory servers: the caches of
-    /// its compute servers. `()` for designs that keep nothing there.
+    /// What all handles of an index in this process share besides the memory servers: the caches of
+    /// its compute servers. `()` for designs that cache nothing.
     type Compute: Clone + Debug + Send + Sync + 'static;
 
-    /// The handles.
+    /// The type of handles.
     type Index<F: Fabric>: IndexAdmin<Key = L::Key, Value = L::Value>;
 
-    /// Makes an empty index on memory servers that have none.
+    /// Creates an empty index on memory servers that have none.
     fn create<F: Fabric>(
         fabric: &F,
         options: &Self::Options,
     ) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// The compute side of one index, to be made once and given to every [`Design::open`].
+    /// Creates the compute side of one index. Call it once, and pass the result to every
+    /// [`Design::open`].
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the options make no sense, or there is no memory for a
+    /// [`IndexError::InvalidArgument`] if the options are invalid, or there is no memory for a
     /// cache.
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError>;
 
-    /// Opens the index that the memory servers hold.
+    /// Opens the index on the memory servers.
     fn open<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> impl Future<Output = Result<Self::Index<F>, IndexError>>;
 
-    /// Bytes of pages that the caches of all compute servers hold now.
+    /// Bytes of pages in the caches of all compute servers now.
     fn cached_bytes(compute: &Self::Compute) -> u64 {
         let _ = compute;
         0
     }
 
-    /// Bytes of the index's own memory on the compute side, caches apart; 0 for designs that keep
-    /// their nodes on the memory servers.
+    /// Bytes of the index's own memory on the compute side, not counting caches. 0 for designs that
+    /// keep their nodes on the memory servers.
     fn local_bytes(compute: &Self::Compute) -> u64 {
         let _ = compute;
         0

@@ -1,45 +1,48 @@
-//! What designs whose compute servers own keys can change while operations run, for those who know no more of a design
-//! than [`super::RangeIndex`].
+//! Changes to an index while operations run, in designs with compute servers that own keys. For
+//! callers that know a design only as a [`super::RangeIndex`].
 
 use super::IndexError;
 use std::ops::Bound;
 
-/// A change.
+/// A change to an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reshape<K> {
-    /// Keys move from one compute server to a neighbour, or to one that owns nothing: those on the other's side of a key
-    /// near `near` (for one that owns nothing: those from there on), or all.
+    /// Move keys from one compute server to a neighbour, or to a server that owns nothing. To a
+    /// neighbour go the keys on its side of a key near `near`; to a server that owns nothing go the
+    /// keys from there on. Without `near`, all keys go.
     MoveKeys {
-        /// Who lets go of them.
+        /// The compute server that releases the keys.
         from: u16,
-        /// Who takes them over.
+        /// The compute server that takes over the keys.
         to: u16,
-        /// Where the boundary will be, about; all keys if there is none.
+        /// The approximate boundary; `None` moves all keys.
         near: Option<K>,
     },
-    /// New nodes go to one memory server more from now on: the next one of those that are there and not used.
+    /// Place new nodes on one more memory server from now on: the next one that is present but
+    /// unused.
     AddMemoryServer,
 }
 
-/// What a change took.
+/// The cost of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reshaped {
     /// When it began, in nanoseconds of the fabric's time.
     pub started_ns: u64,
     /// How long it took, in nanoseconds.
     pub took_ns: u64,
-    /// WRITEs of changed nodes; the endpoint's, so that it counts what else the handle does meanwhile.
+    /// WRITEs of changed nodes. This is the endpoint's counter, so it includes other work of the
+    /// handle meanwhile.
     pub writes: u64,
     /// Their payload, in bytes.
     pub bytes_written: u64,
-    /// From which compute server to which keys have moved; none if it is about something else.
+    /// The compute servers from which and to which keys have moved; `None` for other changes.
     pub moved: Option<(u16, u16)>,
 }
 
 /// A range of keys as its bounds.
 pub type KeyRange<K> = (Bound<K>, Bound<K>);
 
-/// The answer of designs that cannot.
+/// The answer of designs that support no changes while operations run.
 pub(super) fn refused<T>() -> Result<T, IndexError> {
-    Err(IndexError::InvalidArgument("in this design nothing can move while operations run"))
+    Err(IndexError::InvalidArgument("this design cannot move keys or add memory servers"))
 }

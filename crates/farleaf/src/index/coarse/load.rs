@@ -1,5 +1,5 @@
-//! Bulk loading: records stream to the servers in batches; each builds its tree beside the empty one and
-//! shows it when all records are in.
+//! Bulk loading: records stream to the servers in batches. Each server builds its tree beside the
+//! empty one, and publishes it when all records have arrived.
 
 use super::CoarseIndex;
 use crate::index::{Ascending, IndexError, check_fill};
@@ -23,7 +23,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         let mut begun: Vec<ServerId> = Vec::new();
         let outcome = async {
             for server in self.map.servers() {
-                // Another's load must not be broken off by ours.
+                // Do not abort the load of another client.
                 match self.client.expect_done(server, &begin).await {
                     Err(error @ RemoteError::Refused { refusal: Refusal::Loading, .. }) => {
                         return Err(IndexError::from(error));
@@ -43,7 +43,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         .await;
         if outcome.is_err() {
             for server in begun {
-                // Best effort: the first error is the one to report.
+                // Best effort: report the first error.
                 let _ = self.client.expect_done(server, &TreeRequest::LoadAbort.into()).await;
             }
         }

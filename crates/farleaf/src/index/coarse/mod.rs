@@ -1,5 +1,5 @@
 //! The coarse-grained design: the key space is divided among the memory servers, by ranges or by a
-//! hash, each has a tree of its own, and every operation is an RPC to one of them.
+//! hash. Each server has a tree of its own, and every operation is an RPC to one of them.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
 //! Networks* (SIGMOD 2019), §3. The trees are in [`crate::server::tree`].
@@ -24,7 +24,7 @@ use std::future::Future;
 #[derive(Clone, Copy, Debug)]
 pub struct Coarse;
 
-/// What can be chosen when a coarse-grained index is made.
+/// Options of a new coarse-grained index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoarseOptions<K> {
     /// How the keys are divided among the memory servers.
@@ -87,7 +87,7 @@ fn lookup<L: Layout>(key: &L::Key) -> Request<L> {
 }
 
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
-    /// The memory servers, for tests and tools.
+    /// The RPC client of this handle, for tests and tools.
     pub fn rpc(&self) -> &RpcClient<F, L> {
         &self.client
     }
@@ -157,7 +157,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
         self.load_all(records, fill)
     }
 
-    /// Clients cache nothing.
+    /// Returns at once: clients cache nothing.
     async fn flush(&self) -> Result<(), IndexError> {
         Ok(())
     }

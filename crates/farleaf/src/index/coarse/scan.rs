@@ -1,4 +1,5 @@
-//! Scans: server after server under range partitioning, all servers merged under hash partitioning.
+//! Scans: one server after another under range partitioning, all servers merged under hash
+//! partitioning.
 
 use super::CoarseIndex;
 use crate::index::{IndexError, Records, Scan};
@@ -34,7 +35,7 @@ impl<L: Layout> Stream<L> {
             return Err(IndexError::BadReply { server: self.server });
         };
         self.rest = self.rest.take().filter(|_| more).and_then(|mut rest| {
-            // Without a record there is nothing to go on from, and nothing more to come.
+            // Without a record there is no position to continue from, and nothing more will come.
             let last = Bound::Excluded(records.last()?.0.clone());
             if rest.reverse {
                 rest.upper = last;
@@ -65,7 +66,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         stream.take_reply(reply)
     }
 
-    /// Range partitioning: the servers hold consecutive ranges.
+    /// Scans under range partitioning, where the servers hold consecutive ranges.
     async fn scan_in_turn(
         &self,
         scan: &Scan<L::Key>,
@@ -85,7 +86,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         Ok(records)
     }
 
-    /// The servers whose range the scan can meet.
+    /// The servers with ranges that overlap the scan.
     fn servers_of(&self, scan: &Scan<L::Key>) -> impl Iterator<Item = ServerId> + use<F, L> {
         let server = |bound: &Bound<L::Key>, otherwise: u16| match bound {
             Bound::Unbounded => otherwise,
@@ -95,14 +96,15 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         (server(&scan.lower, 0)..=server(&scan.upper, last)).map(ServerId::new)
     }
 
-    /// Hash partitioning: every server holds some of every range. All are asked at once, and their
-    /// answers merged; who runs dry is asked again.
+    /// Scans under hash partitioning, where every server holds part of every range. Asks all
+    /// servers at once and merges their answers; a server is asked again when its records are used
+    /// up.
     async fn scan_merged(
         &self,
         scan: &Scan<L::Key>,
         servers: usize,
     ) -> Result<Records<L::Key, L::Value>, IndexError> {
-        // An even hash gives each server an equal part, give or take.
+        // An even hash gives each server about an equal part; the margin allows for deviations.
         let part = scan.limit.div_ceil(servers).saturating_add(scan.limit / servers / 4);
         let batch = part.saturating_add(8).min(scan.limit);
         let mut streams: Vec<Stream<L>> =

@@ -206,7 +206,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(())
     }
 
-    /// Appends a record whose key is above all others.
+    /// Appends a record; its key must be above all others.
     pub(crate) async fn append(
         &mut self,
         key: &L::Key,

@@ -37,7 +37,7 @@ pub(crate) async fn mend<F: Fabric, L: Layout>(
     Ok(mended)
 }
 
-/// Whether the tree leads to the page at `at`, whose content should be `image`.
+/// Whether the tree leads to the page at `at`; `image` is its intended content.
 async fn is_in_tree<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,

@@ -7,8 +7,8 @@
 //! parents, and its fences tell whether it is the right one.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - D1. A node whose fences lie within the owned range is *exclusive*: only this compute server
-//!   reads or changes it, under the latch of its frame. All leaves are exclusive. Other nodes are
+//! - D1. A node with fences inside the owned range is *exclusive*: only this compute server reads
+//!   or changes it, under the latch of its frame. All leaves are exclusive. Other nodes are
 //!   *shared*: changed only under the remote lock, by a CAS that expects the cached version, and
 //!   written through at once.
 //! - D2. The pool's tree is well-formed at every instant: a node is written before a parent in the
@@ -23,7 +23,7 @@
 //! - D7. Keys in a leaf or an exclusive inner node beyond the range that its parent routes to it do
 //!   not count: the operation that fetches such a node trims it. So even if a dead compute server
 //!   left the orders of D2 unfinished, every path to a key gives the same answer.
-//! - D8. A leaf whose stamp does not fit is damaged: a WRITE of it stopped half-way.
+//! - D8. A leaf with a stamp that does not fit is damaged: a WRITE of it stopped half-way.
 //! - D9. An exclusive inner node is written to the pool after a log entry with the same content,
 //!   unless nothing leads to it yet. The next life of its compute server completes half-written
 //!   nodes before it serves (`mend.rs`).
@@ -112,7 +112,7 @@ const MOST_TORN: u32 = 3;
 const MOST_AGAIN: u32 = 20_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Opens a handle on `server`'s part of the index, whose root is at `root`.
+    /// Opens a handle on `server`'s part of the index with its root at `root`.
     ///
     /// # Errors
     /// [`RemoteError`] if the root cannot be read.

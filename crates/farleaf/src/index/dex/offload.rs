@@ -144,8 +144,8 @@ impl Offloading {
     }
 }
 
-/// Whether a request is faster than fetching the nodes, whose cost depends on the duration of a
-/// READ. One decision in [`CONTRARY`] is inverted.
+/// Whether a request is faster than fetching the nodes. The cost of fetching depends on the
+/// duration of a READ. One decision in [`CONTRARY`] is inverted.
 fn decide(
     requests: &MovingAverage,
     read_ns: Option<u64>,

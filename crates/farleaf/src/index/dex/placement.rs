@@ -58,7 +58,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// The memory server for a node whose neighbours are on `home`.
+    /// The memory server for a node with neighbours on `home`.
     pub(super) async fn near<F: Fabric, L: Layout>(
         &self,
         pages: &PageClient<F, L>,

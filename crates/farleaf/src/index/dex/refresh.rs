@@ -27,8 +27,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if !node.is_valid() {
                 return Err(Restart::Busy);
             }
-            // An exclusive node is current here. But go on below it: another server may have split
-            // a shared node whose old copy is there, so that what is left of it is exclusive.
+            // An exclusive node is current here. But go on below it. There may be an old copy of a
+            // node that was shared: another server has split it, and what is left of it is
+            // exclusive.
             if shared {
                 let copy = self.client.pages().read(Pointer::fixed(address)).await?;
                 if self.install(frame, address, copy.page(), copy.word())? {

@@ -1,15 +1,17 @@
-//! The collection: throws deleted records out, merges and evens out what has become too empty, frees nodes.
-//! Any client can run it, at once or step by step beside its other work; one at a time is enough.
+//! Collection: removes deleted records, merges or evens out nodes that have become too empty, and
+//! frees nodes. Any client can run it, at once or step by step beside its other work; one client at
+//! a time is enough.
 //!
 //! *Invariants*
-//! - G1. Two nodes are merged under the locks of their parent and both, taken in this order, and only if the
-//!   parent has a separator for both: so a separator that is still on its way always finds its node as it
-//!   was.
-//! - G2. Parent, left and right change together or not at all, and those that lose keys are written first.
+//! - G1. Two nodes are merged under the locks of their parent and both, taken in this order, and
+//!   only if the parent has a separator for both. So a separator that is still on its way always
+//!   finds its node unchanged.
+//! - G2. Parent, left and right change together or not at all, and those that lose keys are written
+//!   first.
 //! - G3. A node is dead, and nothing points to it, before it is retired.
 //!
-//! A separator that a dead client has not installed stays missing: readers take one step more there, and
-//! the collection leaves the two nodes alone.
+//! A separator that a dead client has not installed stays missing: readers take one more step
+//! there, and the collection leaves the two nodes alone.
 
 use super::FineIndex;
 use crate::index::IndexError;
@@ -21,17 +23,17 @@ use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
-/// Passes after which a collection stops at the latest: each empties a level more.
+/// The most passes of a collection: each empties one more level.
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
 /// Children of one parent that are in flight together.
 const CHILDREN_AHEAD: usize = 16;
 
-/// What looking at two neighbours came to.
+/// The result of processing two neighbours.
 enum Pair<K> {
     Untouched,
-    /// Look at the same place again.
+    /// Process the same place again.
     Merged,
-    /// Go on at this key.
+    /// Continue at this key.
     Rebalanced(K),
 }
 
@@ -70,7 +72,8 @@ impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
         Ok(Some(CollectCursor { level, key: next, merged }))
     }
 
-    /// The end of a pass beside other work: heads and free nodes.
+    /// Completes a pass beside other work: collects the root, refreshes heads, gives back free
+    /// nodes.
     async fn end_pass(&self) -> Result<(), IndexError> {
         match self.pages.attempts(async || self.collect_root().await).await {
             Ok(_) | Err(RemoteError::Contended { .. }) => {}
@@ -82,8 +85,8 @@ impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
 }
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// As [`FineIndex::collect_below`]; `None` if nothing is above `level`. Looks at the root each time: another
-    /// client's collection may have taken a level away.
+    /// Like [`FineIndex::collect_below`], but `None` if no level is above `level`. Reads the root
+    /// each time: another client's collection may have removed a level.
     async fn collect_if_there(
         &self,
         level: u8,
@@ -98,8 +101,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         self.collect_below(level, key, merged).await.map(Some)
     }
 
-    /// Collects the children of the parent of `key`'s node at `level`, from that node on; returns where to
-    /// go on.
+    /// Collects the children of the parent of `key`'s node at `level`, from that node on. Returns
+    /// where to continue.
     async fn collect_below(
         &self,
         level: u8,
@@ -185,8 +188,9 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         })
     }
 
-    /// Two neighbours that the parent knows, with something between them: a head is taken out, so that they
-    /// can be joined afterwards; a node that the parent does not know stays.
+    /// Handles two neighbours that the parent knows and that are not siblings. A head between them
+    /// is removed, so that they can be joined afterwards; a node that the parent does not know
+    /// stays.
     async fn remove_head_between(
         &self,
         left: &PageCopy<L>,
@@ -198,11 +202,11 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             return Ok(Pair::Untouched);
         }
         self.remove_head(left, &between).await?;
-        // Not an error, but the copies are old now.
+        // Not a failure, but the copies are outdated now.
         Err(Miss::Restart)
     }
 
-    /// Takes a head out of the chain behind `leaf`.
+    /// Removes the head behind `leaf` from the chain.
     pub(super) async fn remove_head(
         &self,
         leaf: &PageCopy<L>,
@@ -219,8 +223,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(())
     }
 
-    /// The end of a pass: a root that is a leaf is compacted; one with a single child takes its content, and
-    /// says so.
+    /// Collects the root at the end of a pass: compacts it if it is a leaf, or moves the content of
+    /// an only child into it. Returns whether it did the latter.
     async fn collect_root(&self) -> Result<bool, Miss> {
         let root = self.pages.read(self.root_pointer()).await?;
         self.root_level.set(root.page().level());
@@ -235,7 +239,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         }
         let child_at: GlobalAddr = L::inner_child(root.page(), 0);
         let child = self.pages.read(root.pointer(child_at)).await?;
-        // A child that was split, whose sibling the root does not know yet, is not all there is.
+        // If the child was split and the root does not know its sibling yet, it is not the only
+        // child.
         let split = !child.page().sibling().is_null() || !child.page().high_is_infinite();
         if split && !self.pages.fabric().breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(false);

@@ -1,11 +1,13 @@
-//! Descents: READs from the root down, and to the right where a parent does not know yet.
+//! Descents: READs from the root down, and to the right where a parent does not know of a split
+//! yet.
 
 use super::FineIndex;
 use crate::page::{Layout, Probe, Step, step};
 use crate::remote::{Miss, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, Work};
 
-/// Siblings that one descent follows on a level. More would mean that nobody installs separators.
+/// Siblings that one descent follows on a level. More would mean that no client installs
+/// separators.
 const MAX_STEPS: usize = 10_000;
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
@@ -19,7 +21,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         }
     }
 
-    /// The node at level `target` that `probe` looks for: one READ per level.
+    /// The node at level `target` that covers the probe: one READ per level.
     #[inline]
     pub(super) async fn descend(
         &self,
@@ -30,7 +32,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         self.walk(self.root_pointer(), probe, target).await
     }
 
-    /// The same from the page at `from`.
+    /// Like [`FineIndex::descend`], but from the page at `from`.
     pub(super) async fn walk(
         &self,
         from: Pointer,

@@ -1,5 +1,6 @@
-//! Keeping heads up to date: one after every n-th leaf, and one behind the last leaf of a parent if the last
-//! head is half as far back, because that is where a scan that came through the parent needs one.
+//! Keeping heads up to date. There is a head after every n-th leaf. There is also one behind the
+//! last leaf of a parent if the previous head is at least n/2 leaves back, because a scan that came
+//! through the parent needs one there.
 
 use super::FineIndex;
 use crate::index::IndexError;
@@ -11,8 +12,8 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 type Leaves<K> = Vec<(K, GlobalAddr)>;
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// Goes along the leaves once: adds heads that are missing, removes those that stand too close, and
-    /// rewrites those whose list is out of date.
+    /// Walks along the leaves once: adds missing heads, removes heads that are too close together,
+    /// and rewrites those with an outdated list.
     pub(super) async fn refresh_heads(&self) -> Result<(), IndexError> {
         if self.options.leaves_per_head == 0 {
             return Ok(());
@@ -29,7 +30,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(())
     }
 
-    /// The children of a parent of leaves, from `first` on.
+    /// The children of a parent of leaves, from slot `first` on.
     fn children(parent: &PageCopy<L>, first: usize) -> Leaves<L::Key> {
         let page = parent.page();
         (first..page.count())
@@ -37,9 +38,12 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             .collect()
     }
 
-    /// Refreshes the heads behind the leaf of `key` and those after it below the same parent, with `since` leaves before them after
-    /// the last head; returns where to go on. What an attempt has done, `key` and `since` remember: over a slow network the
-    /// parent's pointers grow too old before all of its leaves have been seen.
+    /// Refreshes the heads behind the leaf of `key` and behind those after it below the same
+    /// parent. `since` is the number of leaves between the last head and that leaf. Returns where
+    /// to continue.
+    ///
+    /// `key` and `since` record the progress of an attempt: over a slow network the parent's
+    /// pointers grow too old before all of its leaves have been read.
     async fn refresh_below(
         &self,
         key: &mut L::Key,
@@ -62,7 +66,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         }
         let every = usize::from(self.options.leaves_per_head).min(head_leaves::<L>());
         for number in L::inner_slot(parent.page(), Probe::At(key))..own {
-            // The list of the last parent's last leaf would be empty.
+            // The list after the last leaf of the last parent would be empty.
             let following = &children[number + 1..];
             let listed = &following[..following.len().min(every)];
             let leaves = *since + 1;
@@ -93,7 +97,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if L::high(leaf.page()).as_ref() != listed.first().map(|(low, _)| low) {
             return Ok(());
         }
-        // Without memory a head is not worth an error.
+        // A head is optional: skip it if there is no memory.
         let Ok(at) = self.pages.take_node_anywhere().await else { return Ok(()) };
         let image = head_image::<L>(at, listed);
         let outcome = async {
@@ -114,7 +118,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         outcome
     }
 
-    /// A leaf's sibling is not the next leaf that the parent knows: if it is a head, sees to it.
+    /// Updates or removes the head behind a leaf. Called if the leaf's sibling is not the next leaf
+    /// that the parent knows; does nothing if the sibling is no head.
     async fn refresh_head(
         &self,
         leaf: &PageCopy<L>,

@@ -1,8 +1,9 @@
-//! Bulk loading: pages are built in private memory, left to right, level by level, go round the memory
-//! servers by WRITEs of which many are in flight, and show when the root is written, last.
+//! Bulk loading: pages are built in private memory, left to right and level by level, and written
+//! round the memory servers, with many WRITEs in flight. Writing the root, last, publishes them.
 //!
-//! *Invariants*: L1. page `i` of a level is on server `i mod S`. L2. nothing that anybody can reach points to
-//! a loaded page before all of them are written.
+//! *Invariants*
+//! - L1. Page `i` of a level is on server `i mod S`.
+//! - L2. Nothing reachable points to a loaded page before all of them are written.
 
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
@@ -27,20 +28,21 @@ struct OpenHead<F: Fabric, L: Layout> {
     leaves: Vec<(L::Key, GlobalAddr)>,
 }
 
-/// A WRITE in flight, with what it writes.
+/// A WRITE in flight, and its content.
 struct Written<F: Fabric, L> {
     at: GlobalAddr,
     image: Image<L>,
     operation: F::Op<Buffer>,
 }
 
-/// A load under way.
+/// A load in progress.
 struct Load<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     /// Entries per page.
     fill: usize,
     leaves_per_head: usize,
-    /// The open page of each level, leaves first, and how many pages the level has, heads included.
+    /// The open page of each level, leaves first, and the number of pages that the level has, heads
+    /// included.
     levels: Vec<(Open<F, L>, u64)>,
     head: Option<OpenHead<F, L>>,
     leaves_since_head: usize,
@@ -59,7 +61,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         Ok((at, self.pages.post_fresh_word(at)?))
     }
 
-    /// A new, empty page on `level`, which now is the open one; returns the one that was.
+    /// Opens a new, empty page on `level`. Returns the page that was open before.
     async fn open(
         &mut self,
         level: usize,
@@ -92,7 +94,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         self.levels[level].0.image.page()
     }
 
-    /// Posts the WRITE of a page that is complete; waits for older ones while many are in flight.
+    /// Posts the WRITE of a complete page. Waits for older WRITEs while too many are in flight.
     async fn close(
         &mut self,
         at: GlobalAddr,
@@ -142,9 +144,10 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         }
     }
 
-    /// Closes the open leaf at `low` and opens the next, and so on upwards as far as pages are full.
+    /// Closes the open leaf at `low` and opens the next one; repeats this on the levels above as
+    /// long as pages are full.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
-        // A scan that comes to the end of a parent finds a head there, and one after every n-th leaf.
+        // There is a head after every n-th leaf, and one where a scan reaches the end of a parent.
         let ends_parent = self.levels.get(1).is_some_and(|_| self.page(1).count() >= self.fill);
         let since = if ends_parent { 2 * self.leaves_since_head } else { self.leaves_since_head };
         let wants_head = self.leaves_per_head > 0 && since >= self.leaves_per_head;
@@ -188,7 +191,8 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         self.close(at, fresh, image).await
     }
 
-    /// Writes all that is open but the top page, whose content is for the root; waits for everything.
+    /// Writes all open pages except the top one, which becomes the root's content. Waits for all
+    /// WRITEs.
     async fn finish(&mut self) -> Result<Option<Image<L>>, RemoteError> {
         self.close_head().await?;
         let levels = std::mem::take(&mut self.levels);
@@ -210,7 +214,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         Ok(top)
     }
 
-    /// Forgets the load. What is still in flight must not land on the nodes' next life.
+    /// Discards the load. WRITEs in flight must not land once the nodes are used again.
     async fn abort(mut self) {
         for (open, _) in std::mem::take(&mut self.levels) {
             drop(open.fresh.await);
@@ -258,7 +262,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             Ok(order.count())
         }
         .await;
-        // Once the root may have been written, the nodes are the tree's.
+        // Once the root may have been written, the nodes belong to the tree.
         if !matches!(outcome, Ok(_) | Err(IndexError::Indeterminate(_))) {
             load.abort().await;
         }
@@ -274,7 +278,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Err(RemoteError::Refused { server, refusal }.into())
     }
 
-    /// The root takes the content of the top page.
+    /// Writes the content of the top page to the root.
     async fn show(&self, top: &Image<L>) -> Result<(), Miss> {
         self.check_empty().await?;
         let root = self.pages.read(self.root_pointer()).await?;

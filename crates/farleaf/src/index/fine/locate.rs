@@ -1,9 +1,10 @@
-//! How leaves are located: by descents through the levels above, which also name the leaves that a scan
-//! will want.
+//! Locating leaves: descents through the levels above, which also name the leaves that a scan will
+//! want.
 //!
-//! The parent of a scan's first leaf names those after it, whose READs leave together with the first. Past
-//! the parent's last child an ascending scan follows the siblings, and reads ahead through the heads that it
-//! meets; a descending one goes from parent to parent.
+//! The parent of a scan's first leaf names the leaves after it. Their READs are posted together
+//! with that of the first leaf. Past the parent's last child an ascending scan follows the
+//! siblings, and reads ahead through the heads that it meets. A descending scan goes from parent to
+//! parent.
 
 use super::FineIndex;
 use crate::index::one_sided::Locate;
@@ -34,8 +35,7 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
         self.walk(from, probe, 0).await
     }
 
-    /// The descents of many keys go on together, level by level, and share the READs of the nodes that they
-    /// have in common.
+    /// Descends for many keys together, level by level, and shares the READs of common nodes.
     async fn get_together(
         &self,
         keys: &[L::Key],
@@ -129,7 +129,7 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
         window: usize,
     ) -> Result<Vec<(L::Key, Pointer)>, Miss> {
         if self.root_level.get() == 0 {
-            // The only leaf, unless the root has grown: then it is not what the scan looks for.
+            // The root is the only leaf. If it has grown meanwhile, the scan rejects the page.
             self.pages.fabric().charge(Work::Client).await;
             return Ok(vec![(L::min_key(), self.root_pointer())]);
         }

@@ -1,20 +1,22 @@
-//! The fine-grained design: one B-link tree whose nodes go round the memory servers, and clients that do
-//! everything to it one-sided.
+//! The fine-grained design: one B-link tree with its nodes spread round robin over the memory
+//! servers. Clients do everything to it one-sided.
 //!
-//! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable Networks*
-//! (SIGMOD 2019), §4, with these differences: a page READ proves by a checksum that it is of one piece; a
-//! lock names its owner, and a log entry lets others finish what a dead owner began; the root stays where it
-//! is.
+//! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
+//! Networks* (SIGMOD 2019), §4, with these differences: a checksum proves that a page was not torn
+//! when it was read; a lock names its owner, and a log entry lets other clients finish what a dead
+//! owner began; the root stays at its address.
 //!
 //! *Invariants*
-//! - B1. Following child words and siblings from the root reaches every record at every instant, whoever has
-//!   died: a node is written before anything points to it, and taken out before it is freed.
-//! - B2. A node's high fence is its right sibling's low fence; the leftmost low fence is the smallest key,
-//!   the rightmost high fence infinite.
-//! - B3. Locks are taken from the top down and left before right, and who holds a leaf's waits for nothing
-//!   but new nodes.
+//! - B1. Following child words and siblings from the root reaches every record at every instant,
+//!   even after clients have died: a node is written before anything points to it, and unlinked
+//!   before it is freed.
+//! - B2. A node's high fence is its right sibling's low fence. The leftmost low fence is the
+//!   smallest key, the rightmost high fence is infinite.
+//! - B3. Locks are taken from the top down and left before right, and the holder of a leaf's lock
+//!   waits for nothing but new nodes.
 //!
-//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
+//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
+//! overlap.
 
 mod collect;
 mod descend;
@@ -86,7 +88,7 @@ pub struct FineIndex<F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// The pages below, for tests and tools.
+    /// The client for the tree's pages, for tests and tools.
     pub fn pages(&self) -> &PageClient<F, L> {
         &self.pages
     }

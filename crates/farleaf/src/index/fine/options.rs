@@ -1,17 +1,18 @@
-//! What can be chosen when a fine-grained index is made. Every client finds it in the superblock:
+//! Options of a new fine-grained index. The superblock holds them for every client, from the low
+//! end up:
 //!
 //! ```text
-//! [design:8][log2 of chunk nodes:8][leaves between heads:16][whose claim:32]     from the low end up
+//! [design:8][log2 of chunk nodes:8][leaves between heads:16][claim id:32]
 //! ```
 
 use crate::page::{DesignId, NodeCarver};
 
-/// The choices.
+/// Options of a new fine-grained index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FineOptions {
     /// How many nodes a client takes from a memory server at once, as a power of two.
     pub chunk_nodes_log2: u8,
-    /// After so many leaves comes a head, which lists the leaves after it; 0 is without heads.
+    /// After this many leaves comes a head, which lists the leaves after it. 0 disables heads.
     pub leaves_per_head: u16,
 }
 

@@ -1,4 +1,4 @@
-//! What a full leaf leads to: splits, and separators that go upwards.
+//! Inserting into full leaves: splits, and separators for the levels above.
 
 use super::FineIndex;
 use crate::page::{Layout, Probe};
@@ -6,8 +6,8 @@ use crate::remote::{Entry, Image, Miss, PageCopy, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// Takes nodes until there are `count`: all that a chain of splits can need, before the first
-    /// change.
+    /// Takes nodes until `spare` has `count`. Done before the first change, for all splits that can
+    /// follow from it.
     async fn provide(&self, spare: &mut Vec<GlobalAddr>, count: usize) -> Result<(), RemoteError> {
         while spare.len() < count {
             spare.push(self.pages.take_node_anywhere().await?);
@@ -21,11 +21,11 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         entry: &Entry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
-        // One node a level up to the root, two for the root, and one in case it grows meanwhile.
+        // One node per level up to the root, two for the root, and one in case it grows meanwhile.
         self.provide(spare, usize::from(self.root_level.get()) + 3).await?;
         let mut separator = self.split_page(full, entry, spare).await?;
         while let Some(known) = separator {
-            // The record is in. A separator that cannot be installed costs readers a step to the
+            // The record is stored. If a separator cannot be installed, readers take a step to the
             // right.
             separator = self
                 .pages
@@ -36,7 +36,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(())
     }
 
-    /// Splits one page, the root or another; returns the separator that its parent must learn.
+    /// Splits one page, the root or another. Returns the separator to install in its parent.
     async fn split_page(
         &self,
         full: &PageCopy<L>,
@@ -56,7 +56,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         outcome
     }
 
-    /// Adds a separator at its level; returns the next one if that node had to be split.
+    /// Adds a separator at its level. If that splits a node, returns the next separator.
     pub(super) async fn install(
         &self,
         separator: &Separator<L::Key>,

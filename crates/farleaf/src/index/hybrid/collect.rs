@@ -1,15 +1,16 @@
-//! The collection of the leaves, run by any client: throws deleted records out, merges and evens out
-//! neighbours that have become too empty, frees nodes. The memory servers collect their own trees.
+//! Collection of the leaves, by any client: removes deleted records, merges or evens out neighbours
+//! that have become too empty, and frees nodes. The memory servers collect their own trees.
 //!
 //! *Invariants*
-//! - G1. Two leaves are merged or evened out under the locks of both, and only if the server knows the right
-//!   one: so a record that is still on its way to the server finds its leaf as it was.
-//! - G2. The server's record of the right leaf is gone before either changes: readers come to the left leaf
-//!   and step to the right. Both change together or not at all, the one that loses keys first.
+//! - G1. Two leaves are merged or evened out under the locks of both, and only if the server knows
+//!   the right one. So a record that is still on its way to the server finds its leaf unchanged.
+//! - G2. The server's record of the right leaf is removed before either leaf changes: readers come
+//!   to the left leaf and step to the right. Both change together or not at all, the one that loses
+//!   keys first.
 //! - G3. A leaf is dead, and nothing points to it, before it is retired.
 //!
-//! A record that got lost stays missing: readers take one step more there, and the collection leaves the two
-//! leaves alone. The leaves of two shares are never joined.
+//! A record that was lost stays missing: readers take one more step there, and the collection
+//! leaves the two leaves alone. Leaves of two shares are never joined.
 
 use super::HybridIndex;
 use crate::index::IndexError;
@@ -23,7 +24,7 @@ use crate::wire::{Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::ops::Bound;
 
-/// Leaves that are looked at together.
+/// Leaves that are read together.
 const LEAVES_AHEAD: usize = 16;
 
 impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
@@ -43,7 +44,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
         Ok(self.pages.share_free_nodes().await?)
     }
 
-    /// Collects a few leaves, the first ones without a key.
+    /// Collects a few leaves. Starts at the first leaf if the cursor has no key.
     async fn collect_step(
         &self,
         cursor: CollectCursor<L::Key>,
@@ -53,7 +54,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
         Ok(next.map(|key| CollectCursor { key: Some(key), ..CollectCursor::default() }))
     }
 
-    /// The memory servers collect their own trees.
+    /// Completes a pass. The memory servers collect their own trees.
     async fn end_pass(&self) -> Result<(), IndexError> {
         self.install_pending().await;
         Ok(self.pages.share_free_nodes().await?)
@@ -61,8 +62,8 @@ impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
 }
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
-    /// Collects the leaf that `key` is in and those after it that the server names together with it; returns
-    /// where to go on. What an attempt has done, `key` remembers.
+    /// Collects the leaf of `key` and the leaves after it that the server names in the same reply.
+    /// Returns where to continue. `key` records the progress of an attempt.
     async fn collect_from(&self, key: &mut L::Key) -> Result<Option<L::Key>, Miss> {
         let server = self.server_of(Probe::At(key));
         self.pages.fabric().charge(Work::Client).await;
@@ -80,7 +81,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
                 return Err(Miss::Restart);
             }
             self.compact(&mut right).await?;
-            // Between the two may be one that the server does not know: then they stay as they are.
+            // The server may not know a leaf between the two. Then both stay as they are.
             let are_neighbours = left.page().sibling() == right.at()
                 || self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY);
             if are_neighbours && are_too_empty(left.page(), right.page()) {
@@ -99,7 +100,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Ok(self.part(server).high.clone())
     }
 
-    /// Throws deleted records out of a leaf, and reads it again if there were any.
+    /// Removes deleted records from a leaf, and rereads it if there were any.
     async fn compact(&self, leaf: &mut PageCopy<L>) -> Result<(), Miss> {
         if leaf.page().deleted_count() == 0 {
             return Ok(());
@@ -109,7 +110,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Ok(())
     }
 
-    /// Merges or evens out two neighbours (G1, G2); says whether the right one is gone.
+    /// Merges or evens out two neighbours (G1, G2). Returns whether the right one is gone.
     async fn join(
         &self,
         server: ServerId,
@@ -154,9 +155,10 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         }
     }
 
-    /// Takes the record of a leaf, which this client holds, out of the server's tree; `false` if the server
-    /// does not know the leaf. Under the leaf's lock nobody else does the same, so it can be asked for
-    /// until it is done; and if it arrives once more later, it takes out a short cut (Y1).
+    /// Removes from the server's tree the record of a leaf that this client has locked. Returns
+    /// `false` if the server does not know the leaf. Under the leaf's lock no other client does the
+    /// same, so the request can be repeated until it succeeds. If a copy of it arrives later, it
+    /// only removes a shortcut (Y1).
     async fn forget(
         &self,
         server: ServerId,

@@ -1,9 +1,9 @@
-//! Bulk loading: leaves are built in private memory, left to right, and go round the memory servers by WRITEs
-//! of which many are in flight; the servers build their trees meanwhile, out of sight. Then the first leaf of
-//! each share takes the content that was built for it, and with it the chain of the others; then the servers
-//! show their trees.
+//! Bulk loading: leaves are built left to right in private memory and written round the memory
+//! servers, with many WRITEs in flight. Meanwhile the servers build their trees, invisible to
+//! readers. Then the first leaf of each share takes the content that was built for it, which links
+//! it to the chain of the other leaves. Then the servers publish their trees.
 //!
-//! *Invariant*: Z1. nothing that anybody can reach points to a loaded leaf before all of them are written.
+//! *Invariant*: Z1. nothing reachable points to a loaded leaf before all of them are written.
 
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
@@ -15,14 +15,14 @@ use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 /// Records in one message.
 const BATCH_RECORDS: usize = 2048;
 
-/// A leaf under construction: the first of its share, which is there already, or a new one.
+/// A leaf under construction: the existing first leaf of its share, or a new one.
 struct Open<F: Fabric, L> {
     share: usize,
     node: Option<FreshNode<F>>,
     image: Image<L>,
 }
 
-/// A load under way.
+/// A load in progress.
 struct Load<'a, F: Fabric, L: Layout> {
     index: &'a HybridIndex<F, L>,
     writer: FreshWriter<'a, F, L>,
@@ -30,9 +30,10 @@ struct Load<'a, F: Fabric, L: Layout> {
     fill: usize,
     fill_permille: u16,
     open: Option<Open<F, L>>,
-    /// What the first leaves are to hold, by share.
+    /// The new content of the first leaves, by share.
     firsts: Vec<(usize, Image<L>)>,
-    /// Where leaves of the share that is being built begin, as far as its server has not heard it.
+    /// The low ends and addresses of leaves of the current share that its server has not been sent
+    /// yet.
     batch: Vec<(L::Key, u64)>,
     /// Servers that are building trees.
     begun: Vec<ServerId>,
@@ -64,7 +65,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         }
     }
 
-    /// Closes the open leaf at `low` and opens the next of its share.
+    /// Closes the open leaf at `low` and opens the next one of its share.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
         let Some(full) = self.open.take() else { return Ok(()) };
         let node = self.writer.take().await?;
@@ -97,7 +98,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         self.close(last).await
     }
 
-    /// Tells a server of leaves of its share.
+    /// Sends a server the leaves of its share that are in the batch.
     async fn send_batch(&mut self, share: usize) -> Result<(), RemoteError> {
         if self.batch.is_empty() {
             return Ok(());
@@ -107,7 +108,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         if !self.begun.contains(&server) {
             let begin = Request::from(TreeRequest::LoadBegin { fill_permille: self.fill_permille });
             match rpc.expect_done(server, &begin).await {
-                // Another's load must not be broken off by ours.
+                // Do not abort the load of another client.
                 Err(error @ RemoteError::Refused { refusal: Refusal::Loading, .. }) => {
                     return Err(error);
                 }
@@ -121,7 +122,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         rpc.expect_done(server, &TreeRequest::LoadAppend { records }.into()).await
     }
 
-    /// The first leaves take their content, all or, as far as that can be known, none.
+    /// Gives the first leaves their content: all of them or, as far as can be known, none.
     async fn show(&self) -> Result<(), RemoteError> {
         for (number, (share, image)) in self.firsts.iter().enumerate() {
             let shown =
@@ -144,12 +145,13 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         Ok(())
     }
 
-    /// The servers show their trees. What is loaded can be reached by now, whatever comes of this.
+    /// Makes the servers publish their trees. The loaded records are reachable by now, even if this
+    /// fails.
     async fn end(&mut self) -> Result<(), RemoteError> {
         for server in std::mem::take(&mut self.begun) {
             let rpc = self.index.pages.rpc();
             match rpc.expect_done(server, &TreeRequest::LoadEnd.into()).await {
-                // The question is whether it has been: the answer is yes, or it is done now.
+                // Ask again: the server ends the load now, or answers that it is over.
                 Err(RemoteError::Indeterminate(_)) => {
                     match rpc.ask_harmless(server, &TreeRequest::LoadEnd.into()).await {
                         Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => {}
@@ -164,7 +166,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
 
     async fn abort(self) {
         for server in self.begun {
-            // Best effort: the first error is the one to report.
+            // Best effort: report the first error.
             let _ =
                 self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort.into()).await;
         }
@@ -222,7 +224,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         }
     }
 
-    /// Whether a share is as it was made: one leaf, and nothing in it.
+    /// Checks that a share is as it was created: a single, empty leaf.
     async fn check_empty(&self, share: usize) -> Result<(), Miss> {
         let server = ServerId::new(share as u16);
         let first = self.pages.read(self.first_of(server)).await?;
@@ -237,7 +239,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         self.replace_first(share, image).await
     }
 
-    /// A first leaf as it was before the load.
+    /// Restores the first leaf of a share to its content before the load.
     async fn hide_first(&self, share: usize) -> Result<(), Miss> {
         let Part { low, high, first } = &self.parts[share];
         let next = self.parts.get(share + 1).map_or(GlobalAddr::NULL, |part| part.first);

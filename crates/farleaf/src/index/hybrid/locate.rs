@@ -1,8 +1,8 @@
-//! How leaves are located: by one RPC to the memory server whose share it is, and to the right from there
-//! where the server does not know of a split yet.
+//! Locating leaves: one RPC to the memory server of the key's share, and from there to the right if
+//! the server does not know of a split yet.
 //!
-//! An ascending scan asks for the leaf that it starts in and for those after it in one doorbell. Where the
-//! server has named all that it knows, the scan follows the siblings to the end of the share.
+//! An ascending scan requests its first leaf and those after it in one doorbell. Beyond the leaves
+//! that the server has named, the scan follows the siblings to the end of the share.
 
 use super::{HybridIndex, Part};
 use crate::index::one_sided::Locate;
@@ -14,30 +14,30 @@ use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// Siblings that one search follows. More would mean that nobody tells the servers of splits.
+/// Siblings that one search follows. More would mean that no client reports splits to the servers.
 const MAX_STEPS: usize = 10_000;
-/// A scan that wants so many leaves has more to come: it asks for several windows of them at once.
+/// A scan that wants this many leaves will want more: it requests several windows of them at once.
 const LARGE_WINDOW: usize = 64;
 const WINDOWS_AHEAD: usize = 4;
 
-/// Leaves that a server has named, each with the key that it begins at.
+/// Leaves named by a server, each with the key that it begins at.
 pub(super) struct Named<K> {
     pub(super) leaves: Vec<(K, Pointer)>,
-    /// Whether it may know of more in that direction.
+    /// Whether the server may know of more in that direction.
     pub(super) more: bool,
 }
 
-/// A question to a server that has been posted.
+/// A posted request to a server.
 pub(super) struct Asked<F: Fabric, L: Layout> {
     server: ServerId,
     request: Request<L>,
-    /// What it names is as old as this.
+    /// When the request was posted: the pointers in the reply count as read then.
     since_ns: u64,
     operation: F::Op<Message>,
 }
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
-    /// Whose share the probe is in.
+    /// The memory server of the share that covers the probe.
     pub(super) fn server_of(&self, probe: Probe<'_, L::Key>) -> ServerId {
         let at_or_below = match probe {
             Probe::At(key) => self.parts.partition_point(|part| part.low <= *key),
@@ -56,7 +56,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Pointer::fixed(self.part(server).first)
     }
 
-    /// Posts the question for `limit` leaves from the one that `probe` looks for downwards.
+    /// Posts the request for `limit` leaves, descending from the one that covers the probe.
     pub(super) fn post_down(&self, probe: Probe<'_, L::Key>, limit: usize) -> Asked<F, L> {
         let upper = match probe {
             Probe::At(key) => Bound::Included(key.clone()),
@@ -66,7 +66,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         self.post(self.server_of(probe), Bound::Unbounded, upper, true, limit)
     }
 
-    /// Posts the question for `limit` leaves of a server that begin between the bounds.
+    /// Posts the request for `limit` leaves of a server that begin between the bounds.
     pub(super) fn post(
         &self,
         server: ServerId,
@@ -82,7 +82,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Asked { server, request, since_ns, operation }
     }
 
-    /// Waits for the answer.
+    /// Waits for the reply.
     pub(super) async fn finish(&self, asked: Asked<F, L>) -> Result<Named<L::Key>, RemoteError> {
         let Asked { server, request, since_ns, operation } = asked;
         let reply = match self.pages.rpc().finish(server, operation, &request).await {
@@ -98,7 +98,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Ok(Named { leaves: records.into_iter().map(pointer).collect(), more })
     }
 
-    /// The leaf, as far as the server knows, that `probe` looks for: one RPC.
+    /// The leaf that covers the probe, as far as the server knows: one RPC.
     #[inline]
     async fn locate(&self, probe: Probe<'_, L::Key>) -> Result<Pointer, RemoteError> {
         self.pages.fabric().charge(Work::Client).await;
@@ -109,18 +109,20 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     }
 }
 
-/// Leaves that the server of a share has named for an ascending scan, and that are still to be read.
+/// Leaves of a share that the server has named for an ascending scan, and that are still to be
+/// read.
 #[derive(Debug)]
 pub struct Following<K> {
     leaves: VecDeque<Pointer>,
-    /// Whether the server would name more.
+    /// Whether the server could name more.
     more: bool,
     /// Where the share ends.
     end: Option<K>,
 }
 
 impl<K> Following<K> {
-    /// Posts READs until `window` are in flight: several with one doorbell, as soon as half of them are in.
+    /// Posts READs until `window` are in flight: several per doorbell, whenever at most half of
+    /// them are still in flight.
     fn post<F: Fabric, L: Layout>(&mut self, stream: &mut LeafStream<'_, F, L>, window: usize) {
         let mut posting = false;
         while (posting || stream.in_flight() <= window / 2)
@@ -142,7 +144,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
         &self.pages
     }
 
-    /// One RPC and one READ.
+    /// Costs one RPC and one READ.
     #[inline]
     async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
         self.find_from(self.locate(probe).await?, probe).await
@@ -159,14 +161,14 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
             copy = match step(copy.page(), probe, 0) {
                 Step::Here => return Ok(copy),
                 Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
-                // Between the answer and the READ the leaf was merged or evened out.
+                // Between the reply and the READ the leaf was merged or evened out.
                 Step::Child(_) | Step::Lost => return Err(Miss::Restart),
             };
         }
         Err(Miss::Restart)
     }
 
-    /// The values of a few keys: all RPCs are in flight together, then all READs, one for each leaf.
+    /// The values of a few keys. All RPCs are in flight together, then all READs, one per leaf.
     async fn get_together(
         &self,
         keys: &[L::Key],
@@ -179,7 +181,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
             let named = self.finish(asked).await?;
             let pointer = named.leaves.first().map_or(first, |(_, pointer)| *pointer);
             let known = leaves.entry(pointer.at).or_insert((pointer, Vec::new()));
-            // Each answer may be older than the others: the oldest counts.
+            // The replies may differ in age: the oldest counts.
             known.0.since_ns = known.0.since_ns.min(pointer.since_ns);
             known.1.push(number);
         }
@@ -254,7 +256,8 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
         following.post(stream, window);
         let unnamed = following.leaves.is_empty() && following.more;
         let ends_share = following.end.is_some() && cursor == following.end.as_ref();
-        // A single leaf is a READ by its sibling pointer; for several the server is worth asking.
+        // A single leaf is one READ by its sibling pointer. For several, an RPC to the server pays
+        // off.
         stream.in_flight() > 0 || window <= 1 || !(unnamed || ends_share)
     }
 

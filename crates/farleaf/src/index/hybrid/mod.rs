@@ -1,27 +1,30 @@
-//! The hybrid design: the key space is divided among the memory servers by ranges, each knows by a tree of
-//! its own where the leaves of its share begin, and tells by RPC; the leaves themselves go round all memory
-//! servers, and clients do everything to them one-sided. A lookup is one RPC and one READ.
+//! The hybrid design: the key space is divided among the memory servers by ranges. Each server has
+//! a tree that tells where the leaves of its share begin, and clients query it by RPC. The leaves
+//! themselves go round all memory servers, and clients access them only one-sided. A lookup is one
+//! RPC and one READ.
 //!
-//! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable Networks*
-//! (SIGMOD 2019), §5. A server's tree is its ordinary one ([`crate::server::tree`]) with records
-//! `lowest key of a leaf → the leaf's address`; the RPC that finds a leaf is a descending scan of one record.
-//! For that, values are words: `L::Value = u64`. The first leaf of a share has no record: it is named in the
-//! superblock, and is where a scan leads that finds nothing. Instead of head nodes, one RPC names many leaves
-//! to come.
+//! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
+//! Networks* (SIGMOD 2019), §5. A server's tree is its ordinary one ([`crate::server::tree`]) with
+//! records `lowest key of a leaf → the leaf's address`. The RPC that finds a leaf is a descending
+//! scan of one record. For that, values are words: `L::Value = u64`. The first leaf of a share has
+//! no record: the superblock names it, and a scan that finds nothing leads to it. Instead of head
+//! nodes, one RPC names many leaves to come.
 //!
 //! *Invariants*
-//! - Y1. Following siblings from the first leaf of the first share reaches every record at every instant,
-//!   whoever has died: records of the servers' trees are short cuts, and one that is missing costs its
-//!   readers a step to the right.
-//! - Y2. A leaf's high fence is its right sibling's low fence; no leaf reaches across the end of its share,
-//!   and the first leaf of a share is there for ever.
-//! - Y3. A record of a server's tree names a leaf that begins at its key, from before it is there until it
-//!   is gone: it is sent when the leaf is there, never twice unless the first was refused, and taken out,
-//!   under the locks of the leaf and of the one before, before the leaf dies or begins elsewhere.
-//! - Y4. Locks are taken left before right. Who holds them waits for new nodes and for the records that
-//!   concern these leaves, and for nothing else.
+//! - Y1. Following siblings from the first leaf of the first share reaches every record at every
+//!   instant, even after clients have died. Records of the servers' trees are shortcuts; a missing
+//!   one costs its readers a step to the right.
+//! - Y2. A leaf's high fence is its right sibling's low fence. No leaf reaches across the end of
+//!   its share, and the first leaf of a share is never removed.
+//! - Y3. As long as a record of a server's tree exists, it names a leaf that begins at its key. A
+//!   client sends the record once the leaf exists, and sends it again only if the server refused
+//!   it. The record is removed before the leaf dies or begins elsewhere, under the locks of the
+//!   leaf and of its left neighbour.
+//! - Y4. Locks are taken left before right. Their holder waits for new nodes and for the records of
+//!   these leaves, and for nothing else.
 //!
-//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
+//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
+//! overlap.
 
 mod collect;
 mod load;
@@ -52,7 +55,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
         let word = options.to_word();
         let pages = PageClient::<F, L>::new(fabric.clone(), options::chunk_bytes(word));
         if options.partitioning == Partitioning::Hash {
-            return Err(IndexError::InvalidArgument("the hybrid design divides keys by ranges"));
+            return Err(IndexError::InvalidArgument("the hybrid design needs range partitioning"));
         }
         let shares = options.partitioning.shares::<L>(fabric.memory_servers())?;
         for number in (0..fabric.memory_servers()).rev() {
@@ -75,7 +78,8 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
             let (server, rpc) = (root.server(), pages.rpc());
             rpc.claim(server, word, root).await?;
             match rpc.ask_harmless(server, &TreeRequest::Create { share }.into()).await {
-                // Nobody makes a tree where another has claimed the pool: it is ours.
+                // Another client creates no tree in a claimed pool, so an existing tree is from
+                // this call.
                 Ok(Reply::Done)
                 | Err(RemoteError::Refused { refusal: Refusal::TreeExists, .. }) => {}
                 Ok(_) => return Err(IndexError::BadReply { server }),
@@ -108,7 +112,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
             }
         }
         let ShareMap::Range { boundaries } = ShareMap::from_shares::<L>(shares)? else {
-            return Err(IndexError::InvalidArgument("the hybrid design divides keys by ranges"));
+            return Err(IndexError::InvalidArgument("the hybrid design needs range partitioning"));
         };
         let lows = std::iter::once(L::min_key()).chain(boundaries.iter().cloned());
         let highs = boundaries.iter().cloned().map(Some).chain(std::iter::once(None));
@@ -122,7 +126,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
     }
 }
 
-/// An empty leaf.
+/// Formats an empty leaf.
 fn empty_leaf<L: Layout>(
     at: GlobalAddr,
     low: &L::Key,
@@ -140,7 +144,7 @@ fn empty_leaf<L: Layout>(
 struct Part<K> {
     low: K,
     high: Option<K>,
-    /// The leaf at `low`, for ever (Y2).
+    /// The leaf at `low`; it is never removed (Y2).
     first: GlobalAddr,
 }
 
@@ -148,14 +152,14 @@ struct Part<K> {
 #[derive(Debug)]
 pub struct HybridIndex<F: Fabric, L: Layout> {
     pages: PageClient<F, L>,
-    /// By memory server.
+    /// The shares, by memory server.
     parts: Vec<Part<L::Key>>,
-    /// Leaves of this client's making that the servers have refused to note, so far.
+    /// New leaves of this client that the servers have refused to record so far.
     pending: RefCell<Vec<(L::Key, GlobalAddr)>>,
 }
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
-    /// The leaves below, for tests and tools.
+    /// The client for the leaf pages, for tests and tools.
     pub fn pages(&self) -> &PageClient<F, L> {
         &self.pages
     }

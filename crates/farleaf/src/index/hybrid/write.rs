@@ -1,4 +1,4 @@
-//! Splits of full leaves, and what the memory servers are told of them.
+//! Splits of full leaves, and reporting them to the memory servers.
 
 use super::HybridIndex;
 use crate::page::{Action, Layout, LeafEdit, Probe};
@@ -31,11 +31,11 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         }
     }
 
-    /// Tells the server that the leaf at `at` begins at `low`. The leaf is in the chain: a server
-    /// that does not learn of it costs readers a step to the right, and no more.
+    /// Reports to the server that the leaf at `at` begins at `low`. The leaf is in the chain: a
+    /// server that does not learn of it costs readers a step to the right, and no more.
     ///
-    /// What may have arrived is not sent again: it could arrive twice, the second time when the
-    /// leaf is gone (Y3).
+    /// A request that may have arrived is not sent again: it could arrive twice, the second time
+    /// when the leaf is gone (Y3).
     pub(super) async fn install(&self, low: &L::Key, at: GlobalAddr) {
         let action = Action::Upsert(at.to_bits());
         let request = Request::Edit(LeafEdit { key: low.clone(), action });
@@ -45,7 +45,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         }
     }
 
-    /// Tells the servers once more what they refused to hear.
+    /// Reports again the leaves that servers have refused to record.
     pub(super) async fn install_pending(&self) {
         let pending = std::mem::take(&mut *self.pending.borrow_mut());
         for (low, at) in pending {

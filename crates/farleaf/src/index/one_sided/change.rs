@@ -11,7 +11,8 @@ pub(super) async fn try_get<I: Locate>(index: &I, key: &Key<I>) -> Result<Option
     Ok(I::Layout::leaf_get(leaf.page(), key))
 }
 
-/// The values of many keys, a window of them at a time: other operations of the endpoint need buffers, too.
+/// The values of many keys, one window at a time: other operations of the endpoint need buffers
+/// too.
 pub(super) async fn get_all<I: Locate>(
     index: &I,
     keys: &[Key<I>],
@@ -23,7 +24,7 @@ pub(super) async fn get_all<I: Locate>(
         for (key, value) in window.iter().zip(found) {
             values.push(match value {
                 Some(value) => value,
-                // It met a change under way: once more, alone.
+                // The lookup met a concurrent change: repeat it alone.
                 None => pages.attempts(async || try_get(index, key).await).await?,
             });
         }
@@ -31,7 +32,7 @@ pub(super) async fn get_all<I: Locate>(
     Ok(values)
 }
 
-/// Does `edit` to the leaf of its key, or splits the leaf if its record has no room there.
+/// Applies `edit` to the leaf of its key, or splits the leaf if a new record does not fit.
 pub(super) async fn change<I: Locate>(
     index: &I,
     edit: LeafEdit<&Key<I>, &Value<I>>,
@@ -51,7 +52,7 @@ async fn try_change<I: Locate>(
     leaf: &mut Option<Pointer>,
     spare: &mut Vec<GlobalAddr>,
 ) -> Result<Answer<Value<I>>, Miss> {
-    // A change that lost against another begins again at the leaf where that was.
+    // After losing against a concurrent change, continue from the leaf found before.
     let copy = match leaf.take() {
         Some(pointer) => index.find_from(pointer, Probe::At(edit.key)).await?,
         None => index.find(Probe::At(edit.key)).await?,

@@ -1,5 +1,5 @@
-//! The repair of leaves that have become too empty, as far as all designs do it alike: which neighbours are
-//! joined, what becomes of them, and the collection beside other work.
+//! Collection of leaves that have become too empty, as far as all designs share it: which
+//! neighbours are joined, what they become, and collection in the background.
 
 use super::{Key, Locate};
 use crate::index::IndexError;
@@ -8,36 +8,37 @@ use crate::remote::{Image, Locked, Miss, PageClient, PageCopy};
 use crate::rules;
 use farleaf_fabric::Fabric;
 
-/// How a design collects: throws deleted records out, joins nodes that have become too empty, and frees nodes.
+/// How a design collects: removes deleted records, joins nodes that have become too empty, and
+/// frees nodes.
 pub trait Collect: Locate {
-    /// Collects all that there is to collect.
+    /// Runs the collection to completion.
     ///
     /// # Errors
     /// As [`IndexAdmin::collect`](crate::index::IndexAdmin::collect).
     fn collect_all(&self) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Collects some neighbours, and returns where to go on; `None` at the end of a pass.
+    /// Collects a few neighbours. Returns where to continue; `None` at the end of a pass.
     ///
     /// # Errors
-    /// [`IndexError::Contended`] if it lost too often against others.
+    /// [`IndexError::Contended`] if concurrent operations interfered too often.
     fn collect_step(
         &self,
         cursor: CollectCursor<Key<Self>>,
     ) -> impl Future<Output = Result<Option<CollectCursor<Key<Self>>>, IndexError>>;
 
-    /// What remains to be done after a pass beside other work.
+    /// Completes a pass of a background collection.
     ///
     /// # Errors
-    /// [`IndexError`] if it fails for another reason than the others' operations.
+    /// [`IndexError`], but not for contention with other operations.
     fn end_pass(&self) -> impl Future<Output = Result<(), IndexError>>;
 }
 
-/// Where a collection stands that goes on step by step.
+/// The position of a collection that runs step by step.
 #[derive(Clone, Debug)]
 pub struct CollectCursor<K> {
-    /// The level whose nodes are collected.
+    /// The level being collected.
     pub(crate) level: u8,
-    /// A key of the next nodes; `None` at the beginning of a level.
+    /// A key of the next node; `None` at the beginning of a level.
     pub(crate) key: Option<K>,
     /// Nodes merged in this pass.
     pub(crate) merged: u64,
@@ -49,17 +50,18 @@ impl<K> Default for CollectCursor<K> {
     }
 }
 
-/// Two neighbours, as they will be.
+/// The new content of two neighbours.
 pub(crate) struct Joined<L: Layout> {
     pub(crate) left: Image<L>,
     pub(crate) right: Image<L>,
-    /// Where the right one begins then; `None` if the left one has all its entries, and it is dead.
+    /// The new low end of the right node. `None` if the left node has all entries and the right one
+    /// is dead.
     pub(crate) separator: Option<L::Key>,
-    /// The left one loses keys: it is written first.
+    /// The left node loses keys, so it is written first.
     pub(crate) left_loses: bool,
 }
 
-/// Merges two neighbours or evens them out; `None` if they are well as they are.
+/// Merges two neighbours or evens them out; `None` if they should stay as they are.
 pub(crate) fn join<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     left: Page<'_, L>,
@@ -86,14 +88,15 @@ pub(crate) fn join<F: Fabric, L: Layout>(
     Some(Joined { left: lower, right: upper, separator, left_loses })
 }
 
-/// Whether one of two neighbours is below half, so that they should be merged or evened out.
+/// Whether one of two neighbours is less than half full, so that they should be merged or evened
+/// out.
 pub(crate) fn are_too_empty<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
     let (lefts, rights) = (left.live_count(), right.live_count());
     lefts.min(rights) < L::CAPACITY / 2
         && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
 }
 
-/// Throws deleted records out of a leaf.
+/// Removes deleted records from a leaf.
 pub(crate) async fn compact<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     leaf: &PageCopy<L>,
@@ -105,7 +108,7 @@ pub(crate) async fn compact<F: Fabric, L: Layout>(
     Ok(())
 }
 
-/// Locks pages in their order, all or none.
+/// Locks pages in the given order: all or none.
 pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
     pages: &'a PageClient<F, L>,
     copies: [&PageCopy<L>; N],
@@ -125,11 +128,11 @@ pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
     locks.try_into().map_err(|_| Miss::Restart)
 }
 
-/// Collects beside the other operations of this and other clients, until `stop` says so: a step every
-/// `pause_ns` nanoseconds.
+/// Collects beside the operations of this and other clients until `stop` returns true, with a pause
+/// of `pause_ns` nanoseconds after each step.
 ///
 /// # Errors
-/// [`IndexError`] if a step fails for another reason than the others' operations.
+/// [`IndexError`] if a step fails for another reason than contention with other operations.
 pub async fn collect_in_background<I: Collect>(
     index: &I,
     pause_ns: u64,

@@ -1,14 +1,17 @@
-//! Indexes whose leaves clients read, lock and write one-sided: everything but where a leaf is.
+//! Indexes with leaves that clients read, lock and write one-sided: everything except where a leaf
+//! is.
 //!
-//! Leaves are B-link nodes: each knows its key range and its right sibling. A design says how it locates
-//! leaves ([`Locate`]), what follows from a split, and what it collects ([`Collect`]); lookups, changes, scans in both directions and the
-//! repair of leaves that have become too empty are the same for all such designs, and are here.
+//! Leaves are B-link nodes: each knows its key range and its right sibling. A design defines how it
+//! locates leaves ([`Locate`]), what follows from a split, and how it collects ([`Collect`]).
+//! Lookups, changes, scans in both directions, and joining leaves that have become too empty are
+//! the same for all such designs, and are here.
 //!
 //! *Invariants*
-//! - A leaf that was located is not believed: its page says which keys it covers (`page::step`).
+//! - A located leaf is not trusted: its page says which keys it covers (`page::step`).
 //! - Of two neighbours the left one is locked first.
 //!
-//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may overlap.
+//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
+//! overlap.
 
 mod change;
 mod collect;
@@ -25,33 +28,35 @@ use std::future::Future;
 
 type Key<I> = <<I as Locate>::Layout as Layout>::Key;
 type Value<I> = <<I as Locate>::Layout as Layout>::Value;
-/// For each of several keys its value, if it has one; `None` if the key's leaf was not found.
+/// The value of each key, if it has one; the outer `None` means that the key's leaf was not found.
 type Found<I> = Vec<Option<Option<Value<I>>>>;
 /// A leaf that has been read.
 type Leaf<I> = PageCopy<<I as Locate>::Layout>;
-/// Where an ascending scan starts: at this leaf, or the first one in flight; and what comes then.
+/// Where an ascending scan starts, at this leaf or at the first one in flight, and the state for
+/// the leaves that follow.
 type Start<I> = (Option<Leaf<I>>, <I as Locate>::Ahead);
 
-/// A handle on an index with one-sided leaves: how the design locates leaves, and what it does on a level
-/// above them.
+/// A handle on an index with one-sided leaves: how the design locates leaves, and how it updates
+/// the level above them.
 pub trait Locate: Sized {
     /// The provider of remote operations.
     type Fabric: Fabric;
-    /// How nodes are laid out.
+    /// The layout of nodes.
     type Layout: Layout;
-    /// What an ascending scan remembers of the leaves to come.
+    /// What an ascending scan remembers about the leaves to come.
     type Ahead;
 
-    /// The pages of the index.
+    /// The client for the index's pages.
     fn pages(&self) -> &PageClient<Self::Fabric, Self::Layout>;
 
-    /// The leaf that `probe` looks for.
+    /// The leaf that covers the probe.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if others change the way to it.
+    /// [`Miss::Restart`] if concurrent changes are on the path.
     fn find(&self, probe: Probe<'_, Key<Self>>) -> impl Future<Output = Result<Leaf<Self>, Miss>>;
 
-    /// The same from the leaf at `from`, which was the one, or was on its left, before.
+    /// Like [`Locate::find`], but starts at the leaf at `from`, which earlier was this leaf or to
+    /// the left of it.
     ///
     /// # Errors
     /// As [`Locate::find`].
@@ -70,11 +75,11 @@ pub trait Locate: Sized {
         keys: &[Key<Self>],
     ) -> impl Future<Output = Result<Found<Self>, IndexError>>;
 
-    /// Splits a full leaf, adds `entry`, and tells the level above. `spare` has nodes that were taken for
-    /// this, and gets back what is not used.
+    /// Splits a full leaf, adds `entry`, and updates the level above. Takes nodes from `spare`, and
+    /// puts back unused ones.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the leaf is not as it was read.
+    /// [`Miss::Restart`] if the leaf has changed since it was read.
     fn split_and_add(
         &self,
         full: &Leaf<Self>,
@@ -82,8 +87,8 @@ pub trait Locate: Sized {
         spare: &mut Vec<GlobalAddr>,
     ) -> impl Future<Output = Result<(), Miss>>;
 
-    /// Posts the READs of the leaf of `start`, for an ascending scan, and of about `window` leaves after it;
-    /// or returns that leaf, if it was read on the way.
+    /// For an ascending scan, posts READs of the leaf of `start` and of about `window` leaves after
+    /// it. If the leaf was read on the way, returns it instead.
     ///
     /// # Errors
     /// As [`Locate::find`].
@@ -95,8 +100,8 @@ pub trait Locate: Sized {
         stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
     ) -> impl Future<Output = Result<Start<Self>, Miss>>;
 
-    /// Posts READs of leaves to come until `window` are in flight; `false` if the scan, which has come to
-    /// `cursor`, had better locate leaves again.
+    /// Posts READs of leaves to come until `window` are in flight. Returns `false` if the scan,
+    /// which has reached `cursor`, should locate leaves again.
     fn go_ahead(
         &self,
         ahead: &mut Self::Ahead,
@@ -105,8 +110,8 @@ pub trait Locate: Sized {
         stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
     ) -> bool;
 
-    /// The leaf that `probe` looks for and about `window` leaves before it, in descending order, each with
-    /// the lowest of its keys.
+    /// The leaf that covers the probe and about `window` leaves before it, in descending order,
+    /// each with its lowest key.
     ///
     /// # Errors
     /// As [`Locate::find`].
@@ -167,7 +172,7 @@ impl<I: Locate> RangeIndex for I {
         self.load_all(records, fill)
     }
 
-    /// Clients write every change through.
+    /// Returns at once: clients write every change through.
     async fn flush(&self) -> Result<(), IndexError> {
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! Scans: leaf after leaf, with the READs of the next ones in flight.
+//! Scans: one leaf after another, with READs of the next leaves in flight.
 //!
-//! An ascending scan posts the READs of the leaf that it starts in and of those after it that the design
-//! can name, and follows the siblings beyond them. Downwards there are no siblings: the scan takes what the
-//! design names, and locates leaves again. It checks each leaf by the keys that the leaf covers, so that it
-//! misses none, whatever is split or merged meanwhile.
+//! An ascending scan posts READs of its first leaf and of those after it that the design can name,
+//! and follows the siblings beyond them. In the other direction there are no sibling pointers: the
+//! scan reads the leaves that the design names, then locates more. It checks the keys that each
+//! leaf covers, so that it misses none, however leaves are split or merged meanwhile.
 
 use super::{Key, Leaf, Locate, Value};
 use crate::index::{IndexError, Records, Scan};
@@ -13,13 +13,13 @@ use crate::rules;
 use farleaf_fabric::{Fabric, Work};
 use std::ops::Bound;
 
-/// Leaves in flight at most.
+/// The most leaves in flight.
 const MOST_AHEAD: usize = 64;
 
-/// Where the scan stands.
+/// The progress of a scan.
 struct Progress<K> {
-    /// The lowest key that is not scanned yet, ascending; or the lowest that is, descending. `None`: the end
-    /// of the range is the start of the scan.
+    /// Ascending: the lowest key not scanned yet. Descending: the lowest key scanned. `None` before
+    /// the first leaf, where the scan starts at the end of its range.
     cursor: Option<K>,
     done: bool,
 }
@@ -66,7 +66,7 @@ async fn scan_piecemeal<I: Locate>(
     Ok(records)
 }
 
-/// Copies what the scan wants of a leaf; says whether that was the last of it.
+/// Copies the selected records of a leaf. Returns whether the scan is complete.
 async fn take_from<I: Locate>(
     index: &I,
     leaf: &Leaf<I>,
@@ -75,7 +75,8 @@ async fn take_from<I: Locate>(
     records: &mut Records<Key<I>, Value<I>>,
 ) -> bool {
     let page = leaf.page();
-    // The leaf may cover more than what is left to scan: it may have been merged with what was before.
+    // The leaf may cover more than what is left to scan, for example after a merge with the
+    // previous one.
     let (mut lower, mut upper) = (scan.lower.as_ref(), scan.upper.as_ref());
     match cursor {
         Some(cursor) if scan.reverse => upper = Bound::Excluded(cursor),
@@ -95,7 +96,8 @@ async fn take_from<I: Locate>(
     beyond || records.len() >= scan.limit
 }
 
-/// How many leaves to have in flight for what is still wanted, if leaves are as full as those so far.
+/// How many leaves to keep in flight for the records still wanted, if leaves are as full as those
+/// so far.
 fn window<I: Locate>(index: &I, wanted: usize, leaves: usize, records: usize) -> usize {
     let per_leaf = records.checked_div(leaves).unwrap_or(I::Layout::CAPACITY / 2);
     let most = (index.pages().fabric().depth() / 4).clamp(1, MOST_AHEAD);
@@ -144,8 +146,8 @@ async fn scan_up<I: Locate>(
     }
 }
 
-/// The leaf that covers `start`: the first in flight, or one on the right of it that the design does not
-/// know of yet.
+/// The leaf that covers `start`: the first in flight, or one to the right of it that the design
+/// does not know of yet.
 async fn first_leaf<I: Locate>(
     index: &I,
     start: &Key<I>,
@@ -159,7 +161,7 @@ async fn first_leaf<I: Locate>(
     if covers::<I>(&leaf, Probe::At(start)) { Ok(leaf) } else { Err(Miss::Restart) }
 }
 
-/// Whether a page that was read is the leaf that `probe` looks for.
+/// Whether a page is the leaf that covers the probe.
 fn covers<I: Locate>(copy: &PageCopy<I::Layout>, probe: Probe<'_, Key<I>>) -> bool {
     let page = copy.page();
     page.level() == 0 && !page.is_head() && I::Layout::reach(page, probe) == FencePosition::Inside
@@ -190,7 +192,7 @@ async fn scan_down<I: Locate>(
     for (low, pointer) in index.locate_down(probe, expected).await? {
         match pages.post_together(pointer) {
             Ok(read) => posted.push(read),
-            // Without a buffer for the first there is nothing to begin with.
+            // Without a buffer for the first leaf the scan cannot begin.
             Err(miss) if posted.is_empty() => return Err(miss),
             Err(_) => break,
         }
@@ -204,7 +206,8 @@ async fn scan_down<I: Locate>(
         let cursor = progress.cursor.clone();
         let probe = cursor.as_ref().map_or(probe, Probe::Before);
         let found = covers::<I>(&leaf, probe);
-        // If not, the design does not know of a split yet, or of a merge: this one leaf is found by itself.
+        // If not, the design does not know of a split or a merge yet: find this one leaf by a
+        // descent.
         let leaf = if found { leaf } else { index.find(probe).await? };
         let low = I::Layout::low(leaf.page());
         let taken = take_from(index, &leaf, scan, cursor.as_ref(), records).await;
