@@ -8,12 +8,12 @@
 //!
 //! *Invariants* (`docs/internals/cache.md`)
 //! - C18. Nothing is offloaded while a hot node names no parent: it could be below the missing one.
-//! - O1. A change is requested under a ticket. If its outcome is unknown, the memory server is
-//!   asked to close the ticket: it answers with what it did under the ticket, and does nothing
+//! - offload.O1. A change is requested under a ticket. If its outcome is unknown, the memory server
+//!   is asked to close the ticket: it answers with what it did under the ticket, and does nothing
 //!   under it from then on. The mark stays until that is known.
-//! - O2. The requester never assumes that the memory server can do the operation. A memory server
-//!   refuses any request that would split or merge a node or leave the server; the operation is
-//!   then done here.
+//! - offload.O2. The requester never assumes that the memory server can do the operation. A memory
+//!   server refuses any request that would split or merge a node or leave the server; the operation
+//!   is then done here.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -66,7 +66,7 @@ struct Open {
 }
 
 /// A change that has been requested. Dropping this without [`Asked::has_ended`] puts its ticket in
-/// the list of tickets to close (O1).
+/// the list of tickets to close (offload.O1).
 #[derive(Debug)]
 struct Asked<'a> {
     open: Open,

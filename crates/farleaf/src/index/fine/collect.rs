@@ -3,12 +3,12 @@
 //! a time is enough.
 //!
 //! *Invariants*
-//! - G1. Two nodes are merged under the locks of their parent and both, taken in this order, and
-//!   only if the parent has a separator for both. So a separator that is still on its way always
-//!   finds its node unchanged.
-//! - G2. Parent, left and right change together or not at all, and those that lose keys are written
-//!   first.
-//! - G3. A node is dead, and nothing points to it, before it is retired.
+//! - fine.G1. Two nodes are merged under the locks of their parent and both, taken in this order,
+//!   and only if the parent has a separator for both. So a separator that is still on its way
+//!   always finds its node unchanged.
+//! - fine.G2. Parent, left and right change together or not at all, and those that lose keys are
+//!   written first.
+//! - fine.G3. A node is dead, and nothing points to it, before it is retired.
 //!
 //! A separator that a dead client has not installed stays missing: readers take one more step
 //! there, and the collection leaves the two nodes alone.
@@ -147,7 +147,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(L::high(parent.page()))
     }
 
-    /// Merges or evens out the children at `slot` and `slot + 1` (G1, G2).
+    /// Merges or evens out the children at `slot` and `slot + 1` (fine.G1, fine.G2).
     async fn join(
         &self,
         parent: &PageCopy<L>,

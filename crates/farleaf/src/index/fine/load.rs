@@ -2,8 +2,8 @@
 //! round the memory servers, with many WRITEs in flight. Writing the root, last, publishes them.
 //!
 //! *Invariants*
-//! - L1. Page `i` of a level is on server `i mod S`.
-//! - L2. Nothing reachable points to a loaded page before all of them are written.
+//! - fine.L1. Page `i` of a level is on server `i mod S`.
+//! - fine.L2. Nothing reachable points to a loaded page before all of them are written.
 
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};

@@ -7,13 +7,13 @@
 //! owner began; the root stays at its address.
 //!
 //! *Invariants*
-//! - B1. Following child words and siblings from the root reaches every record at every instant,
-//!   even after clients have died: a node is written before anything points to it, and unlinked
-//!   before it is freed.
-//! - B2. A node's high fence is its right sibling's low fence. The leftmost low fence is the
+//! - fine.B1. Following child words and siblings from the root reaches every record at every
+//!   instant, even after clients have died: a node is written before anything points to it, and
+//!   unlinked before it is freed.
+//! - fine.B2. A node's high fence is its right sibling's low fence. The leftmost low fence is the
 //!   smallest key, the rightmost high fence is infinite.
-//! - B3. Locks are taken from the top down and left before right, and the holder of a leaf's lock
-//!   waits for nothing but new nodes.
+//! - fine.B3. Locks are taken from the top down and left before right, and the holder of a leaf's
+//!   lock waits for nothing but new nodes.
 //!
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
 //! overlap.

@@ -2,12 +2,13 @@
 //! that have become too empty, and frees nodes. The memory servers collect their own trees.
 //!
 //! *Invariants*
-//! - G1. Two leaves are merged or evened out under the locks of both, and only if the server knows
-//!   the right one. So a record that is still on its way to the server finds its leaf unchanged.
-//! - G2. The server's record of the right leaf is removed before either leaf changes: readers come
-//!   to the left leaf and step to the right. Both change together or not at all, the one that loses
-//!   keys first.
-//! - G3. A leaf is dead, and nothing points to it, before it is retired.
+//! - hybrid.G1. Two leaves are merged or evened out under the locks of both, and only if the server
+//!   knows the right one. So a record that is still on its way to the server finds its leaf
+//!   unchanged.
+//! - hybrid.G2. The server's record of the right leaf is removed before either leaf changes:
+//!   readers come to the left leaf and step to the right. Both change together or not at all, the
+//!   one that loses keys first.
+//! - hybrid.G3. A leaf is dead, and nothing points to it, before it is retired.
 //!
 //! A record that was lost stays missing: readers take one more step there, and the collection
 //! leaves the two leaves alone. Leaves of two shares are never joined.
@@ -110,7 +111,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         Ok(())
     }
 
-    /// Merges or evens out two neighbours (G1, G2). Returns whether the right one is gone.
+    /// Merges or evens out two neighbours (hybrid.G1, hybrid.G2). Returns whether the right one is
+    /// gone.
     async fn join(
         &self,
         server: ServerId,

@@ -3,7 +3,8 @@
 //! readers. Then the first leaf of each share takes the content that was built for it, which links
 //! it to the chain of the other leaves. Then the servers publish their trees.
 //!
-//! *Invariant*: Z1. nothing reachable points to a loaded leaf before all of them are written.
+//! *Invariant*: hybrid.Z1. nothing reachable points to a loaded leaf before all of them are
+//! written.
 
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
