@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::handshake::Role;
+use crate::handshake::{Role, draw_epoch};
 use crate::timers::Timers;
 use crate::{Buffer, BufferPool, Counters, FabricError, RegionError};
 use rand::rngs::SmallRng;
@@ -126,6 +126,12 @@ impl Resources {
     /// [`crate::Fabric::random`].
     pub(crate) fn random(&self) -> u64 {
         self.rng.borrow_mut().next_u64()
+    }
+
+    /// [`crate::Fabric::unique`]: the seed is the same in all processes, so the bits come from the
+    /// operating system.
+    pub(crate) fn unique() -> u64 {
+        draw_epoch().expect("the operating system provides entropy")
     }
 
     /// [`crate::Fabric::sleep`].

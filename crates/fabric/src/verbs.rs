@@ -90,8 +90,14 @@ pub trait Fabric: Clone + 'static {
     /// Nanoseconds since the cluster started; never decreases.
     fn now_ns(&self) -> u64;
 
-    /// 64 random bits, from the cluster's seed.
+    /// 64 random bits, from the cluster's seed: endpoints of different processes may draw the same.
     fn random(&self) -> u64;
+
+    /// A number that no other call returns, in any process: for what must be told apart by all.
+    ///
+    /// # Panics
+    /// If the operating system provides no entropy.
+    fn unique(&self) -> u64;
 
     /// This endpoint's counters.
     fn counters(&self) -> &Counters;

@@ -163,6 +163,10 @@ impl<F: Fabric> Fabric for Late<F> {
         self.inner.random()
     }
 
+    fn unique(&self) -> u64 {
+        self.inner.unique()
+    }
+
     fn counters(&self) -> &Counters {
         self.inner.counters()
     }

@@ -546,6 +546,10 @@ impl<X: Transport> Fabric for Endpoint<X> {
         self.0.resources.random()
     }
 
+    fn unique(&self) -> u64 {
+        Resources::unique()
+    }
+
     #[inline]
     fn counters(&self) -> &Counters {
         &self.0.resources.counters

@@ -253,6 +253,10 @@ impl<S: Calls> Fabric for LocalFabric<S> {
         self.endpoint.resources.random()
     }
 
+    fn unique(&self) -> u64 {
+        Resources::unique()
+    }
+
     fn counters(&self) -> &Counters {
         self.counters_ref()
     }

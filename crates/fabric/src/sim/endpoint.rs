@@ -308,6 +308,14 @@ impl Fabric for SimFabric {
         self.own.rng.borrow_mut().next_u64()
     }
 
+    fn unique(&self) -> u64 {
+        let mut world = self.world.borrow_mut();
+        world.unique += 1;
+        // Multiplying by an odd number keeps the numbers apart and spreads them over all bits.
+        let spread = world.unique.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        spread ^ spread >> 32
+    }
+
     fn counters(&self) -> &Counters {
         &self.endpoint.counters
     }

@@ -107,6 +107,8 @@ pub(super) struct World {
     pub(super) died: Vec<Group>,
     late: ObjectArc<LateAnswers>,
     pub(super) endpoints: u64,
+    /// The count of unique numbers handed out.
+    pub(super) unique: u64,
     pub(super) doom: Option<Doom>,
     /// The fate of dead compute servers' messages in flight.
     last_words: LastWords,
@@ -176,6 +178,7 @@ impl World {
             died: Vec::new(),
             late: ObjectArc::default(),
             endpoints: 0,
+            unique: 0,
             doom: None,
             last_words: LastWords::default(),
             give_up_at_ns: u64::MAX,

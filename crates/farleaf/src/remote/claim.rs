@@ -21,10 +21,10 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         Err(RemoteError::Refused { server, refusal: Refusal::TreeExists })
     }
 
-    /// An index's options combined with a random number. The number distinguishes two clients that
-    /// create the same index, so each can repeat a claim of unknown outcome.
+    /// An index's options combined with a unique number. The number distinguishes two clients that
+    /// create the same index, in any process, so each can repeat a claim of unknown outcome.
     pub fn own_options(&self, options: u64) -> u64 {
-        options | self.fabric().random() << 32
+        options | self.fabric().unique() << 32
     }
 
     /// Claims all servers for an index, the root's server last. Until then there is no index to
