@@ -30,15 +30,16 @@ pub(crate) struct Arguments {
     /// Load this many generated records
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
-    /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the same key
-    /// the last one wins
+    /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the
+    /// same key the last one wins
     #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     input: Option<PathBuf>,
-    /// Take the keys, unsigned 64-bit numbers, from this column [default: `key`, or the first of a file without a header]
+    /// Take the keys, unsigned 64-bit numbers, from this column [default: `key`, or the first of a
+    /// file without a header]
     #[arg(long, value_name = "NAME", requires = "input")]
     key_column: Option<String>,
-    /// Take the values, unsigned 64-bit numbers, from this column [default: `value`, or the second of a file without a
-    /// header, or row numbers from 0]
+    /// Take the values, unsigned 64-bit numbers, from this column [default: `value`, or the second
+    /// of a file without a header, or row numbers from 0]
     #[arg(long, value_name = "NAME", requires = "input")]
     value_column: Option<String>,
     /// Seed the random numbers

@@ -1,6 +1,7 @@
 //! The one table of index designs, and of the fabrics that they run on.
 //!
-//! A new design is a variant of [`DesignName`] and an arm of [`run`]; `bench` and `demo` need nothing else.
+//! A new design is a variant of [`DesignName`] and an arm of [`run`]; `bench` and `demo` need
+//! nothing else.
 
 use clap::ValueEnum;
 use farleaf::index::Design;
@@ -20,14 +21,16 @@ use farleaf_fabric_verbs::VerbsConfig;
 /// The index designs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DesignName {
-    /// Coarse-grained: each memory server has a tree for its share of the keys; every operation is an RPC
+    /// Coarse-grained: each memory server has a tree for its share of the keys; every operation is
+    /// an RPC
     Coarse,
     /// Fine-grained: one tree whose nodes go round the memory servers; every operation is one-sided
     Fine,
-    /// Hybrid: the upper levels are trees on the memory servers, asked by RPC; the leaves are one-sided
+    /// Hybrid: the upper levels are trees on the memory servers, asked by RPC; the leaves are
+    /// one-sided
     Hybrid,
-    /// DEX: one tree whose nodes go round the memory servers; each compute server owns a range of keys and
-    /// caches the paths to them
+    /// DEX: one tree whose nodes go round the memory servers; each compute server owns a range of
+    /// keys and caches the paths to them
     Dex,
     /// No distribution: one tree in the memory of this machine, called directly; the yardstick
     Local,

@@ -1,6 +1,7 @@
 //! The command `farleaf`: the programs of a cluster, a demo, benchmarks and simulations.
 //!
-//! Exit codes: 0 success, 1 failure, 2 invalid command line or input file. An error is one line on stderr.
+//! Exit codes: 0 success, 1 failure, 2 invalid command line or input file. An error is one line on
+//! stderr.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! What goes to stdout, what to stderr, and the bars of progress.
 //!
-//! Results go to stdout, everything else to stderr; with `--json -` stdout has JSON and nothing else.
-//! Nothing here panics when the reader has gone.
+//! Results go to stdout, everything else to stderr; with `--json -` stdout has JSON and nothing
+//! else. Nothing here panics when the reader has gone.
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};

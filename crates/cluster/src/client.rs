@@ -1,10 +1,12 @@
-//! A program's way to a cluster: finds the compute servers in the catalog, and runs one task as a client of theirs. Where
-//! one of them is lost, a thread looks into the catalog again, and clients go on with what it finds.
+//! A program's way to a cluster: finds the compute servers in the catalog, and runs one task as a
+//! client of theirs. Where one of them is lost, a thread looks into the catalog again, and clients
+//! go on with what it finds.
 //!
-//! *Invariants*: at most one look at the catalog is under way for a connection, and the next begins no sooner than
-//! `LOOK_AGAIN_AFTER` later.
+//! *Invariants*: at most one look at the catalog is under way for a connection, and the next begins
+//! no sooner than `LOOK_AGAIN_AFTER` later.
 //!
-//! *Thread safety*: [`Connection`] is for any number of threads; a client belongs to the thread that it runs on.
+//! *Thread safety*: [`Connection`] is for any number of threads; a client belongs to the thread
+//! that it runs on.
 
 use crate::catalog::{self, Catalog, CatalogAddress};
 use crate::clock::Clock;
@@ -146,7 +148,8 @@ impl Directory<u64> for OneDirectory {
             return;
         }
         let look = move || {
-            // The catalog may be gone too: then everything stays as it was, and a later loss looks again.
+            // The catalog may be gone too: then everything stays as it was, and a later loss looks
+            // again.
             let _ = places.look();
             let mut known = lock(&places.known);
             known.is_looking = false;
@@ -222,12 +225,14 @@ impl Connection {
         (&*self.places.catalog, &self.places.keys)
     }
 
-    /// Empties the index, and waits until the compute servers serve the new one. All memory of the old index is given back
-    /// at once; operations that are under way are told that they are not served, or that their outcome is unknown. If this
-    /// program dies meanwhile, the servers go on by themselves.
+    /// Empties the index, and waits until the compute servers serve the new one. All memory of the
+    /// old index is given back at once; operations that are under way are told that they are not
+    /// served, or that their outcome is unknown. If this program dies meanwhile, the servers go on
+    /// by themselves.
     ///
     /// # Errors
-    /// [`ProgramError`]: there is no index to empty, another program is emptying it, or the new one is not served in time.
+    /// [`ProgramError`]: there is no index to empty, another program is emptying it, or the new one
+    /// is not served in time.
     pub fn clear(&self, within: Duration) -> Result<(), ProgramError> {
         let (catalog, keys) = self.catalog();
         let failed = |why: &str| Err(ProgramError::Failed(why.to_owned()));
@@ -264,7 +269,8 @@ impl Connection {
         )))
     }
 
-    /// Whether `other` leads to the same compute servers as this one: none was started again, has come or gone.
+    /// Whether `other` leads to the same compute servers as this one: none was started again, has
+    /// come or gone.
     pub fn leads_where(&self, other: &Self) -> bool {
         let same = |(one, other): (&ComputeRecord, &ComputeRecord)| {
             (one.number, &one.address, one.epoch) == (other.number, &other.address, other.epoch)

@@ -1,4 +1,5 @@
-//! What time it is in a program of the cluster, for leases and bounded waits; the only place that reads a clock.
+//! What time it is in a program of the cluster, for leases and bounded waits; the only place that
+//! reads a clock.
 //!
 //! *Thread safety*: any number of threads; copies are the same clock.
 

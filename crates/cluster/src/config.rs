@@ -1,7 +1,8 @@
 //! What programs are told: a TOML file, flags, and the file of the token.
 //!
-//! The keys of a file are the names of the flags, with `_` for `-`: each setting is named, checked and given its unit in one
-//! place. A file stands before the flags on the command line, so flags win.
+//! The keys of a file are the names of the flags, with `_` for `-`: each setting is named, checked
+//! and given its unit in one place. A file stands before the flags on the command line, so flags
+//! win.
 //!
 //! *Thread safety*: plain functions.
 
@@ -73,8 +74,8 @@ fn read_bounded(path: &Path, file: File, most: u64) -> Result<Vec<u8>, ConfigErr
     Ok(bytes)
 }
 
-/// The flags that a file of settings stands for. `flags` are the names of those that the program knows, without
-/// dashes.
+/// The flags that a file of settings stands for. `flags` are the names of those that the program
+/// knows, without dashes.
 ///
 /// # Errors
 /// [`ConfigError`] if the file cannot be read, is not TOML, or has a key that is no flag.
@@ -110,8 +111,8 @@ pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, Confi
     Ok(arguments)
 }
 
-/// Reads a token: 64 hexadecimal digits of 32 bytes, as [`make_token`] writes it, or any other text of 16 bytes and
-/// more. White space around it is no part of it.
+/// Reads a token: 64 hexadecimal digits of 32 bytes, as [`make_token`] writes it, or any other text
+/// of 16 bytes and more. White space around it is no part of it.
 ///
 /// # Errors
 /// [`ConfigError`] if it cannot be read, others may read it, or it is too short.

@@ -27,7 +27,8 @@ pub enum ProgramError {
         /// What it said.
         error: io::Error,
     },
-    /// The transport cannot be used, by this program or on this machine, and no other is taken instead.
+    /// The transport cannot be used, by this program or on this machine, and no other is taken
+    /// instead.
     #[error("{0}")]
     Transport(String),
     /// Anything else.

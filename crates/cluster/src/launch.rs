@@ -8,11 +8,13 @@
 //! D/launcher.pid
 //! ```
 //!
-//! *Invariants*: U1. one launcher has the folder. U2. when the launcher ends, whatever ends it, no server that it started goes
-//! on. U3. servers end in the order compute servers, memory servers, the one with the catalog last; none is killed before its
-//! time to end has passed. U4. restarts are bounded.
+//! *Invariants*: U1. one launcher has the folder. U2. when the launcher ends, whatever ends it, no
+//! server that it started goes on. U3. servers end in the order compute servers, memory servers,
+//! the one with the catalog last; none is killed before its time to end has passed. U4. restarts
+//! are bounded.
 //!
-//! *Thread safety*: [`run`] has the calling thread for itself: servers end when the thread that started them does.
+//! *Thread safety*: [`run`] has the calling thread for itself: servers end when the thread that
+//! started them does.
 
 use crate::catalog::{CatalogAddress, open};
 use crate::clock::Clock;
@@ -184,8 +186,8 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
-/// Why a server ended, in its own words: its last `error:` or panic since `from` in its log. Nothing else that it said
-/// last is a reason.
+/// Why a server ended, in its own words: its last `error:` or panic since `from` in its log.
+/// Nothing else that it said last is a reason.
 fn last_words(path: &Path, from: u64) -> Option<String> {
     const TAIL_BYTES: u64 = 16 * 1024;
     let mut file = File::open(path).ok()?;
@@ -495,8 +497,8 @@ fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
     Ok((folder, lock))
 }
 
-/// Starts a cluster, watches it, and ends it when `stop` is raised, or when no server is left. Says on `out` what
-/// there is and who dies. Whether everything went well.
+/// Starts a cluster, watches it, and ends it when `stop` is raised, or when no server is left. Says
+/// on `out` what there is and who dies. Whether everything went well.
 ///
 /// # Errors
 /// [`ProgramError`] if it could not be started; nothing of it goes on then.

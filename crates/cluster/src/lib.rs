@@ -1,8 +1,9 @@
-//! The programs that make a cluster: memory servers, the catalog of live servers, and what starts and watches
-//! them all. A crate of its own because of what it links: the library needs neither signals nor sockets for metrics nor etcd.
+//! The programs that make a cluster: memory servers, the catalog of live servers, and what starts
+//! and watches them all. A crate of its own because of what it links: the library needs neither
+//! signals nor sockets for metrics nor etcd.
 //!
-//! *Thread safety*: as each module says. Everything here is control plane: it blocks threads, and no operation on
-//! the index passes through it.
+//! *Thread safety*: as each module says. Everything here is control plane: it blocks threads, and
+//! no operation on the index passes through it.
 
 #![forbid(unsafe_code)]
 

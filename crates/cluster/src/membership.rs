@@ -1,8 +1,9 @@
 //! A program's own entry in the catalog, kept there by a lease.
 //!
-//! *Invariants*: N1. while the program runs and the catalog answers, its entry is there and says what was last published;
-//! when the program ends or dies, the entry goes, at the latest a term later. N2. an entry of another program is
-//! never overwritten: a program whose number is taken waits until it is free. N3. nothing is retried without a pause.
+//! *Invariants*: membership.N1. while the program runs and the catalog answers, its entry is there
+//! and says what was last published; when the program ends or dies, the entry goes, at the latest a
+//! term later. membership.N2. an entry of another program is never overwritten: a program whose
+//! number is taken waits until it is free. membership.N3. nothing is retried without a pause.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -44,8 +45,8 @@ impl std::fmt::Debug for Member {
     }
 }
 
-/// Puts `value` under `key` unless another program's is there; whether it is there now. `mine` is what this
-/// program has put there before.
+/// Puts `value` under `key` unless another program's is there; whether it is there now. `mine` is
+/// what this program has put there before.
 fn put(
     catalog: &dyn Catalog,
     key: &str,
@@ -62,7 +63,8 @@ fn put(
         None => None,
     };
     match catalog.put_if(key, expected, value, Some(lease)) {
-        // It may be there all the same: under this lease or not at all, since no other program writes this value.
+        // It may be there all the same: under this lease or not at all, since no other program
+        // writes this value.
         Err(CatalogError::Indeterminate { .. }) => {
             Ok(catalog.get(key)?.is_some_and(|entry| entry.value == value))
         }
@@ -110,8 +112,9 @@ impl Shared {
 }
 
 impl Member {
-    /// Registers `value` under `key`. If an entry is there, it is that of a program that lives or has died a short time
-    /// ago: waits for its end, for `patience` at most, or until `stop`; and so for a catalog that does not answer.
+    /// Registers `value` under `key`. If an entry is there, it is that of a program that lives or
+    /// has died a short time ago: waits for its end, for `patience` at most, or until `stop`; and
+    /// so for a catalog that does not answer.
     ///
     /// # Errors
     /// [`CatalogError`], the last one if time has run out.
@@ -158,7 +161,8 @@ impl Member {
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Changes what the entry says. After an error the entry says the one or the other; publishing again is safe.
+    /// Changes what the entry says. After an error the entry says the one or the other; publishing
+    /// again is safe.
     ///
     /// # Errors
     /// [`CatalogError`].

@@ -1,10 +1,10 @@
 //! What a server counts, as Prometheus reads it: `/metrics` and `/healthz` over HTTP.
 //!
-//! Programs say once what there is to count and where to look ([`Metrics::add`]); the numbers are looked up at each
-//! request. Nothing on the data path knows of this.
+//! Programs say once what there is to count and where to look ([`Metrics::add`]); the numbers are
+//! looked up at each request. Nothing on the data path knows of this.
 //!
-//! *Invariants*: connections are bounded in number and time, requests in size, and what is asked for makes no
-//! difference to what is answered, but for its path.
+//! *Invariants*: connections are bounded in number and time, requests in size, and what is asked
+//! for makes no difference to what is answered, but for its path.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -30,7 +30,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-/// How many connections are served at once; one more ends the oldest, so that idle ones do not block others.
+/// How many connections are served at once; one more ends the oldest, so that idle ones do not
+/// block others.
 const CONNECTIONS: usize = 64;
 /// The longest that a connection lasts, and that the head of a request may take.
 const CONNECTION: Duration = Duration::from_secs(10);
@@ -48,7 +49,8 @@ pub enum Kind {
 /// One number, and what tells it from the others of its family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Names and values of its labels; every sample of a family has others. One without any is alone in its family.
+    /// Names and values of its labels; every sample of a family has others. One without any is
+    /// alone in its family.
     pub labels: Vec<(&'static str, String)>,
     /// The number.
     pub value: u64,
@@ -126,8 +128,9 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Adds a family of numbers: `farleaf_` and `name`, which ends with its unit if it has one (`pool_bytes`). `look`
-    /// is called for each request, on the thread that answers: it must not block for long.
+    /// Adds a family of numbers: `farleaf_` and `name`, which ends with its unit if it has one
+    /// (`pool_bytes`). `look` is called for each request, on the thread that answers: it must not
+    /// block for long.
     pub fn add(
         &self,
         name: &'static str,

@@ -87,7 +87,8 @@ pub struct ComputeRecord {
     pub epoch: u64,
     /// The generation of the index that it serves; 0 while it does not serve.
     pub generation: u64,
-    /// The memory servers that it cannot reach: as long as there are any, it acknowledges no change.
+    /// The memory servers that it cannot reach: as long as there are any, it acknowledges no
+    /// change.
     #[serde(default)]
     pub unreachable: Vec<u16>,
     /// Where its metrics are, if anywhere: an address and a port.
@@ -116,7 +117,8 @@ impl fmt::Display for IndexState {
 /// The index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexRecord {
-    /// Raised when the index is made anew: a memory server whose memory is for a lower one makes a new, empty memory.
+    /// Raised when the index is made anew: a memory server whose memory is for a lower one makes a
+    /// new, empty memory.
     pub generation: u64,
     /// Whether it can be used.
     pub state: IndexState,

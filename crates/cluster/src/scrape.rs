@@ -1,7 +1,8 @@
 //! Asks servers for what they count ([`crate::metrics`]), many at the same time.
 //!
-//! *Invariants*: whatever a server does, its answer or the reason why there is none is there in time, and it takes no
-//! more memory than [`MAX_BYTES`]; a server that does not answer does not delay what others say.
+//! *Invariants*: whatever a server does, its answer or the reason why there is none is there in
+//! time, and it takes no more memory than [`MAX_BYTES`]; a server that does not answer does not
+//! delay what others say.
 //!
 //! *Thread safety*: a [`Scraper`] belongs to one thread at a time; what it finds are plain values.
 
@@ -85,7 +86,8 @@ impl Numbers {
     }
 }
 
-/// One line: `name number` or `name{label="value"} number`, perhaps with a time at its end. Labels are skipped.
+/// One line: `name number` or `name{label="value"} number`, perhaps with a time at its end. Labels
+/// are skipped.
 fn number(line: &str) -> Option<(String, f64)> {
     let is_named = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b':';
     let end = line.bytes().position(|byte| !is_named(byte))?;
@@ -155,8 +157,8 @@ impl Scraper {
         Ok(Self { runtime: Some(runtime), clock: Clock::start() })
     }
 
-    /// Asks all of them, each an address and a port, and waits until each has answered or `within` is over for it;
-    /// the answers are in the same order.
+    /// Asks all of them, each an address and a port, and waits until each has answered or `within`
+    /// is over for it; the answers are in the same order.
     pub fn ask(&self, addresses: &[String], within: Duration) -> Vec<Result<Numbers, Silence>> {
         let Some(runtime) = &self.runtime else { return Vec::new() };
         let (places, clock) = (Arc::new(Semaphore::new(TOGETHER)), self.clock);
@@ -214,8 +216,8 @@ mod tests {
         assert!(Numbers::parse(&line.repeat(MAX_NUMBERS + 1)).is_err());
     }
 
-    /// Answers every connection with this, however long it is, or never; not before the others of `together` are
-    /// asked too.
+    /// Answers every connection with this, however long it is, or never; not before the others of
+    /// `together` are asked too.
     fn stranger(answer: Option<Vec<u8>>, together: &Arc<Barrier>) -> String {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -1,4 +1,5 @@
-//! What all programs of a cluster must agree on: the first one that knows writes it down, the others compare.
+//! What all programs of a cluster must agree on: the first one that knows writes it down, the
+//! others compare.
 //!
 //! *Thread safety*: plain functions.
 
@@ -10,7 +11,8 @@ use crate::records::{self, Keys, SettingsRecord};
 /// What the cluster's settings are: `mine`, which are put down if there are none yet.
 ///
 /// # Errors
-/// [`ConfigError::Settings`] if the cluster has others; [`ProgramError`] if the catalog does not say.
+/// [`ConfigError::Settings`] if the cluster has others; [`ProgramError`] if the catalog does not
+/// say.
 pub fn agree(
     catalog: &dyn Catalog,
     keys: &Keys,
@@ -46,7 +48,8 @@ pub fn agree(
     Ok(())
 }
 
-/// Refuses a server whose number is not among those of the cluster: the others would wait for it, or it for keys.
+/// Refuses a server whose number is not among those of the cluster: the others would wait for it,
+/// or it for keys.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if `number` is not below `count`.

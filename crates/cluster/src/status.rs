@@ -82,8 +82,8 @@ impl ClusterStatus {
         self.compute.iter().find(|record| record.number == number)
     }
 
-    /// What keeps the cluster from serving, one line each; nothing if it serves. Without compute servers there is no
-    /// index to wait for.
+    /// What keeps the cluster from serving, one line each; nothing if it serves. Without compute
+    /// servers there is no index to wait for.
     pub fn missing(&self) -> Vec<String> {
         let Some(settings) = &self.settings else {
             return vec!["the size of the cluster is not set yet".to_owned()];

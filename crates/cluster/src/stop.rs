@@ -1,4 +1,5 @@
-//! The wish that a program end: raised by a signal or by code, and what every wait of a program waits for too.
+//! The wish that a program end: raised by a signal or by code, and what every wait of a program
+//! waits for too.
 //!
 //! *Thread safety*: any number of threads; clones are the same wish.
 

@@ -1,6 +1,8 @@
-//! What every catalog promises, checked on both back ends; and what the embedded one promises beyond.
+//! What every catalog promises, checked on both back ends; and what the embedded one promises
+//! beyond.
 //!
-//! An etcd is started where one is installed (Debian: `etcd-server`); where none is, its tests say so and pass.
+//! An etcd is started where one is installed (Debian: `etcd-server`); where none is, its tests say
+//! so and pass.
 
 use farleaf_cluster::catalog::{
     Catalog, CatalogError, EmbeddedCatalog, EmbeddedConfig, RemoteCatalog,

@@ -6,7 +6,8 @@
 //! the lane may have in flight, and as many again for answers whose completion has not been seen.
 //! lane.N3. a queue pair is destroyed only after it has been moved to the error state and its
 //! completions have been taken; no completion of it is left when its number can be reused. lane.N4.
-//! a call of a pair that is gone is not answered.
+//! a call of a pair that is gone is not answered. lane.N5. when an endpoint has been shut out, the
+//! lane's thread is not carrying out a call of it (F9, F10).
 //!
 //! *Thread safety*: [`Lane::serve`] runs on one thread; any thread may call the rest.
 
@@ -22,11 +23,16 @@ use farleaf_fabric::{InlineCpu, MAX_MESSAGE_BYTES, Message, RpcService, now_or_n
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::sync::Condvar;
+use std::time::Duration;
 
 /// Completions taken at a time.
 const COMPLETIONS: usize = 32;
 /// Limit on queued messages; at this many, the lane's thread takes no more completions.
 const READY: usize = 256;
+/// Longest wait for a call of an endpoint that is shut out; its thread has panicked if it takes
+/// longer.
+const LONGEST_CALL: Duration = Duration::from_secs(5);
 /// Bit that marks a SEND in a work request's id; without it, the id is that of a receive.
 const SENT: u64 = 1 << 63;
 
@@ -84,6 +90,8 @@ struct State {
     ready: VecDeque<Ready>,
     batch: Batch,
     serials: u64,
+    /// The serial of the session whose call the lane's thread is carrying out.
+    carried_out: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -99,6 +107,8 @@ pub(crate) struct Lane {
     sessions: usize,
     patience: Patience,
     state: Mutex<State>,
+    /// Signalled when a call has been carried out.
+    ended: Condvar,
     stopped: AtomicBool,
     requests: AtomicU64,
 }
@@ -135,6 +145,7 @@ impl Lane {
             sessions,
             patience,
             state: Mutex::default(),
+            ended: Condvar::new(),
             stopped: AtomicBool::new(false),
             requests: AtomicU64::new(0),
         })
@@ -196,12 +207,13 @@ impl Lane {
         debug_assert!(posted.is_ok(), "lending a place: {posted:?}");
     }
 
-    /// Shuts an endpoint out. When this returns, its queue pair is gone and none of its waiting
-    /// messages will be handled.
+    /// Shuts an endpoint out. When this returns, its queue pair is gone, none of its waiting
+    /// messages will be handled, and none is being handled (lane.N5).
     pub(crate) fn close(&self, pair: u32) {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         let Some(session) = state.sessions.get(&pair) else { return };
+        let serial = session.serial;
         session.pair.fail();
         self.take_completions(state, usize::MAX);
         drop(state.sessions.remove(&pair));
@@ -216,7 +228,8 @@ impl Lane {
                 self.lend(state, place);
             }
         }
-        drop(guard);
+        let is_under_way = |state: &mut State| state.carried_out == Some(serial);
+        drop(self.ended.wait_timeout_while(guard, LONGEST_CALL, is_under_way));
         self.wake.wake();
     }
 
@@ -249,6 +262,7 @@ impl Lane {
             while let Some(ready) = state.ready.pop_front() {
                 if let Some(call) = self.digest(&mut state, ready) {
                     self.requests.fetch_add(1, Ordering::Relaxed);
+                    state.carried_out = Some(call.serial);
                     return Some(call);
                 }
             }
@@ -382,6 +396,8 @@ impl Lane {
     fn answer(&self, call: &Call, reply: Message) {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
+        state.carried_out = None;
+        self.ended.notify_all();
         let Call { place, pair, serial, id, .. } = *call;
         if state.sessions.get(&pair).is_none_or(|session| session.serial != serial) {
             return self.lend(state, place);

@@ -696,12 +696,13 @@ mod tests {
     fn versions_roles_peers_and_deadlines_are_checked() {
         let key = token(7);
         let mut other = *initiator(&key).hello();
-        other[8] = 3;
+        let theirs = PROTOCOL_VERSION + 1;
+        other[8] = theirs as u8;
         let error = responder(&key).receive(&other, 0).unwrap_err();
-        assert_eq!(error, HandshakeError::Version { theirs: 2 });
+        assert_eq!(error, HandshakeError::Version { theirs });
         assert_eq!(error.refusal(), Some(Refusal::Version));
         let mut from_the_future = Refusal::Version.message();
-        from_the_future[8] = 2;
+        from_the_future[8] = theirs as u8;
         let refused = initiator(&key).receive(&from_the_future, 0);
         assert_eq!(refused, Err(HandshakeError::Refused(Refusal::Version)));
 

@@ -1,5 +1,5 @@
-//! The layers: which module may use which. The tests read the sources, so that a dependency against
-//! the arrows fails here.
+//! The layers: which module may use which, and habits that hold in every file. The tests read the
+//! sources, so that a dependency against the arrows fails here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -233,4 +233,64 @@ fn no_guard_is_made_only_to_be_refused() {
     }
     let wrong = "fn begin(&self) { (!self.busy.swap(true, AcqRel)).then_some(Moving(&self.busy)) }";
     assert_eq!(guards_made_in_vain(wrong, &guards), ["Moving"]);
+}
+
+#[test]
+fn comments_fit_100_columns() {
+    let is_too_wide = |line: &&str| {
+        let is_comment = line.trim_start().starts_with("//");
+        is_comment && line.chars().count() > 100 && !line.contains("://")
+    };
+    assert!(is_too_wide(&format!("// {}", "wide ".repeat(20)).as_str()));
+    for folder in ["crates", "fuzz"] {
+        for (file, text) in files_below(folder) {
+            assert_eq!(text.lines().find(is_too_wide), None, "{folder}/{file}");
+        }
+    }
+}
+
+/// The ids of the invariants that the head of a file declares: `C1. Word 0 of a frame is …`, at the
+/// beginning of a list item or of a sentence.
+fn declared_invariants(text: &str) -> BTreeSet<String> {
+    let head = text.lines().map_while(|line| line.strip_prefix("//!"));
+    let words: Vec<&str> = head.flat_map(|line| line.split_whitespace().chain(["\n"])).collect();
+    let is_id = |word: &str| {
+        let letters = word.chars().take_while(char::is_ascii_uppercase).count();
+        let number = &word[letters..];
+        (1..=2).contains(&letters)
+            && (1..=2).contains(&number.len())
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let mut declared = BTreeSet::new();
+    let mut before = ".";
+    for word in words {
+        if word == "\n" {
+            continue;
+        }
+        let begins = before == "-" || before.ends_with(['.', ';', ':', '*']);
+        if let Some(id) = word.strip_suffix(['.', ':'])
+            && begins
+            && is_id(id.rsplit('.').next().unwrap_or(id))
+        {
+            declared.insert(id.to_owned());
+        }
+        before = word;
+    }
+    declared
+}
+
+#[test]
+fn invariants_have_names_of_their_own() {
+    let example = "//! *Invariants*: lock.K1. a b (F3). K2. c\n//! - Q3: see K4. or\nuse K9. x\n";
+    let declared = declared_invariants(example);
+    assert_eq!(declared.iter().map(String::as_str).collect::<Vec<_>>(), ["K2", "Q3", "lock.K1"]);
+    let mut homes: BTreeMap<String, String> = BTreeMap::new();
+    for (file, text) in files_below("crates") {
+        for id in declared_invariants(&text) {
+            if let Some(other) = homes.insert(id.clone(), file.clone()) {
+                panic!("{id} is declared in {other} and in {file}: say `module.{id}`");
+            }
+        }
+    }
+    assert!(homes.len() > 150, "{homes:?}");
 }

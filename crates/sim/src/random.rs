@@ -31,10 +31,10 @@ impl Kind {
     pub const DESIGNS: [&str; 4] = ["coarse", "fine", "hybrid", "dex"];
     /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
     /// late, memory servers are unreachable, compute servers pause, compute servers die, live
-    /// compute servers are declared dead, a memory server dies, or compute servers of DEX die
-    /// together and restart.
-    pub const FAULTS: [&str; 8] =
-        ["slow", "lossy", "cut", "paused", "deaths", "buried", "memory", "crash"];
+    /// compute servers are declared dead, a memory server dies or is restarted
+    /// empty, or compute servers of DEX die together and restart. `restarts` is drawn only by name.
+    pub const FAULTS: [&str; 9] =
+        ["slow", "lossy", "cut", "paused", "deaths", "buried", "memory", "restarts", "crash"];
 
     /// Parses `design`, `design-faults` or `faults`.
     pub fn of(text: &str) -> Option<Self> {
@@ -288,7 +288,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
                     (0..dice.up_to(3)).map(|_| outage(dice, compute, PAUSES)).collect();
             }
         }
-        "memory" => {
+        "memory" | "restarts" => {
             // The first memory server stays alive, as it records which clients are dead.
             cluster.memory_servers = memory.max(2);
             let DeathSpec { server, earliest_ns, latest_ns } =
@@ -302,7 +302,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             let opened_ns = asked * (200_000 + 8 * faults.max_delay_ns);
             let (earliest_ns, latest_ns) = (earliest_ns + opened_ns, latest_ns + opened_ns);
             let death = vec![DeathSpec { server, earliest_ns, latest_ns }];
-            if dice.one_in(2) {
+            if what == "restarts" {
                 faults.restart_memory_server = death;
                 allowed_errors.push(ErrorKind::Restarted);
             } else {
@@ -330,7 +330,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             }
         }
     }
-    let loses = matches!(what, "lossy" | "cut" | "memory");
+    let loses = matches!(what, "lossy" | "cut" | "memory" | "restarts");
     if loses {
         // An answer takes as long as the memory server's work.
         let answer_ns = 4 * faults.jitter_ns + 4_000 * scenario.max_work_factor;

@@ -1,6 +1,7 @@
 //! The experiments, as data: what each varies, and what the paper says comes out.
 //!
-//! Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory* (VLDB 2024), §8.3. A new step is a new row.
+//! Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory* (VLDB 2024), §8.3. A new step
+//! is a new row.
 
 use farleaf_bench::report::Report;
 
@@ -27,7 +28,8 @@ pub(super) struct Row {
     /// The row that it adds something to.
     pub(super) after: Option<&'static str>,
     pub(super) words: &'static str,
-    /// The cache of all compute servers together, in percent of the data; none if the words say it, or the setting.
+    /// The cache of all compute servers together, in percent of the data; none if the words say it,
+    /// or the setting.
     pub(super) cache_percent: Option<f64>,
 }
 
@@ -97,7 +99,8 @@ const TWO_THREADS: Machines = Machines {
     cache_share: 0.25,
     runs: 1,
 };
-/// Real threads on one compute server, to see its locks; its cache has as much of its data as that of four.
+/// Real threads on one compute server, to see its locks; its cache has as much of its data as that
+/// of four.
 const REAL_TWO: Machines = Machines {
     name: "2 real threads",
     words: "--fabric local --compute-servers 1 --threads 2",
@@ -145,7 +148,8 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         ],
         rows: &[
             row("baseline: one-sided B+-tree", "--index fine"),
-            // The frames are those that nodes pass through, for all clients at once; nothing stays in them.
+            // The frames are those that nodes pass through, for all clients at once; nothing stays
+            // in them.
             step(
                 "+ partitions",
                 "baseline: one-sided B+-tree",

@@ -1,5 +1,5 @@
-//! `farleaf ablation`: what each part of DEX brings, step by step. Every figure is one run of `farleaf bench`, whose
-//! words are in the CSV.
+//! `farleaf ablation`: what each part of DEX brings, step by step. Every figure is one run of
+//! `farleaf bench`, whose words are in the CSV.
 
 mod experiments;
 
@@ -214,7 +214,8 @@ fn summary(experiment: &Experiment, outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Draws one SVG for each setting, `steps-a.svg` and so on, and for each kind of machines where throughput is shown.
+/// Draws one SVG for each setting, `steps-a.svg` and so on, and for each kind of machines where
+/// throughput is shown.
 fn draw(
     folder: &Path,
     experiment: &Experiment,

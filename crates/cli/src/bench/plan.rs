@@ -1,5 +1,5 @@
-//! From options to what is done: everything that can be wrong with a command line is found here, before
-//! anything runs.
+//! From options to what is done: everything that can be wrong with a command line is found here,
+//! before anything runs.
 
 use super::arguments::{Arguments, FabricName};
 use super::{over_time, reshaping};
@@ -351,8 +351,8 @@ fn cache_bytes(arguments: &Arguments, keys: u64) -> Option<u64> {
     arguments.cache_bytes.or(percent.map(|bytes| bytes as u64))
 }
 
-/// The memory that each server needs for its share of `keys` and, as these may all fall into one share,
-/// all of `inserts`; generously, because memory is taken only as it is used.
+/// The memory that each server needs for its share of `keys` and, as these may all fall into one
+/// share, all of `inserts`; generously, because memory is taken only as it is used.
 pub(crate) fn pool_bytes(
     keys: u64,
     fill: f64,
@@ -361,7 +361,8 @@ pub(crate) fn pool_bytes(
 ) -> anyhow::Result<usize> {
     let total: f64 = weights.iter().map(|weight| *weight as f64).sum();
     let most = weights.iter().copied().max().unwrap_or(1) as f64;
-    // A page of 1 KB holds 60 records; after splits it is half full, and a tenth is for inner nodes.
+    // A page of 1 KB holds 60 records; after splits it is half full, and a tenth is for inner
+    // nodes.
     let loaded = keys as f64 * most / total * 1024.0 / (60.0 * fill).floor() * 2.2;
     let inserted = inserts as f64 * 1024.0 / 30.0 * 1.1;
     // The conversion saturates, and then it is too much by far.

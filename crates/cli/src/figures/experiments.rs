@@ -1,8 +1,9 @@
-//! The experiments, as data: what each figure of the paper varies, and what its text says comes out.
+//! The experiments, as data: what each figure of the paper varies, and what its text says comes
+//! out.
 //!
-//! Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable Networks*
-//! (SIGMOD 2019), §6. The paper loads 100 M records; the shares that scans select are kept, the number of
-//! records is an option.
+//! Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
+//! Networks* (SIGMOD 2019), §6. The paper loads 100 M records; the shares that scans select are
+//! kept, the number of records is an option.
 
 use super::Results;
 

@@ -1,5 +1,6 @@
-//! `farleaf figures`: the paper's experiments on the simulator, every design side by side, printed as
-//! tables, written as CSV and drawn as SVG, with what the paper says of them and whether it holds here.
+//! `farleaf figures`: the paper's experiments on the simulator, every design side by side, printed
+//! as tables, written as CSV and drawn as SVG, with what the paper says of them and whether it
+//! holds here.
 
 mod experiments;
 mod plot;

@@ -1,7 +1,8 @@
-//! The handle on an embedded catalog elsewhere: one connection, one call at a time, opened again when it broke.
+//! The handle on an embedded catalog elsewhere: one connection, one call at a time, opened again
+//! when it broke.
 //!
-//! *Invariants*: a call ends by its deadline. What only reads, or may be done twice, is sent once more over a new
-//! connection; a change of an entry is not, once its bytes may have left.
+//! *Invariants*: a call ends by its deadline. What only reads, or may be done twice, is sent once
+//! more over a new connection; a change of an entry is not, once its bytes may have left.
 //!
 //! *Thread safety*: any number of threads; they take turns.
 

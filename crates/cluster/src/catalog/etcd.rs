@@ -1,8 +1,9 @@
-//! The catalog in an etcd: transactions that compare a key's revision of its last change, and etcd's own leases.
+//! The catalog in an etcd: transactions that compare a key's revision of its last change, and
+//! etcd's own leases.
 //!
-//! The client of etcd is asynchronous: one thread runs its tasks, so that connections live between calls too, and callers
-//! wait for theirs. *Invariant*: every call ends within [`CALL`]; a change that was not answered by then
-//! is indeterminate.
+//! The client of etcd is asynchronous: one thread runs its tasks, so that connections live between
+//! calls too, and callers wait for theirs. *Invariant*: every call ends within [`CALL`]; a change
+//! that was not answered by then is indeterminate.
 //!
 //! *Thread safety*: any number of threads, but none that is inside an asynchronous runtime.
 
@@ -20,7 +21,8 @@ use tokio::sync::oneshot;
 /// The longest that a call may take, and that a connection may take to open.
 const CALL: Duration = Duration::from_secs(3);
 const CONNECT: Duration = Duration::from_secs(2);
-/// How many entries a list takes at once: with the longest values, well below the 4 MiB that a message of etcd may have.
+/// How many entries a list takes at once: with the longest values, well below the 4 MiB that a
+/// message of etcd may have.
 const PAGE_ENTRIES: i64 = 32;
 
 /// A handle on an etcd.

@@ -1,6 +1,8 @@
-//! What the handle and the embedded catalog say to each other: JSON, one request and one answer a call.
+//! What the handle and the embedded catalog say to each other: JSON, one request and one answer a
+//! call.
 //!
-//! *Invariant*: no message is longer than [`MAX_MESSAGE_BYTES`]; a list that would be comes in pages.
+//! *Invariant*: no message is longer than [`MAX_MESSAGE_BYTES`]; a list that would be comes in
+//! pages.
 
 use super::{Entry, Lease, Version};
 use farleaf_fabric::MAX_MESSAGE_BYTES;

@@ -1,12 +1,15 @@
-//! The catalog: a few small records that say what a cluster consists of. Control plane only; decision 033.
+//! The catalog: a few small records that say what a cluster consists of. Control plane only;
+//! decision 033.
 //!
-//! Two back ends keep the same promises, and one suite checks both: [`embedded`](EmbeddedCatalog), one process with
-//! one file, and etcd (feature `etcd`).
+//! Two back ends keep the same promises, and one suite checks both: [`embedded`](EmbeddedCatalog),
+//! one process with one file, and etcd (feature `etcd`).
 //!
-//! *Invariants*: A1. what [`Catalog::put_if`] and [`Catalog::delete_if`] say about the version and what they do is one step.
-//! A2. an entry under a lease is gone no sooner than its lease's term after the last [`Catalog::keep_alive`], and some
-//! time after it. A3. what was answered survives the catalog's restart, but for leases without entries; leases
-//! get a whole term then. A4. every call ends within a bounded time. A5. versions of one key never repeat.
+//! *Invariants*: catalog.A1. what [`Catalog::put_if`] and [`Catalog::delete_if`] say about the
+//! version and what they do is one step. catalog.A2. an entry under a lease is gone no sooner than
+//! its lease's term after the last [`Catalog::keep_alive`], and some time after it. catalog.A3.
+//! what was answered survives the catalog's restart, but for leases without entries; leases get a
+//! whole term then. catalog.A4. every call ends within a bounded time. catalog.A5. versions of one
+//! key never repeat.
 //!
 //! *Thread safety*: a catalog is for any number of threads; calls block the thread.
 
@@ -36,7 +39,8 @@ pub const MAX_KEY_BYTES: usize = 256;
 /// The longest value, in bytes.
 pub const MAX_VALUE_BYTES: usize = 60 * 1024;
 
-/// The version of an entry: it grows with every change of it, and never comes again. Nothing else is to be read from it.
+/// The version of an entry: it grows with every change of it, and never comes again. Nothing else
+/// is to be read from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version(pub(crate) u64);
 
@@ -96,15 +100,16 @@ pub trait Catalog: Send + Sync {
     /// [`CatalogError`].
     fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError>;
 
-    /// The entries of all keys that begin with `prefix`, by key. Each is as it was at some time during the
-    /// call; together they need not be.
+    /// The entries of all keys that begin with `prefix`, by key. Each is as it was at some time
+    /// during the call; together they need not be.
     ///
     /// # Errors
     /// [`CatalogError`].
     fn list(&self, prefix: &str) -> Result<Vec<Entry>, CatalogError>;
 
-    /// Puts an entry if that of the key is of version `expected`, or if there is none and none is expected;
-    /// whether it did. Under a lease the entry goes with it; without one it stays, even if it was under one before.
+    /// Puts an entry if that of the key is of version `expected`, or if there is none and none is
+    /// expected; whether it did. Under a lease the entry goes with it; without one it stays, even
+    /// if it was under one before.
     ///
     /// # Errors
     /// [`CatalogError`]; a lease that has ended is refused.
@@ -122,7 +127,8 @@ pub trait Catalog: Send + Sync {
     /// [`CatalogError`].
     fn delete_if(&self, key: &str, expected: Version) -> Result<bool, CatalogError>;
 
-    /// A lease that ends a term after it was last kept alive. Back ends round the term up, to seconds at most.
+    /// A lease that ends a term after it was last kept alive. Back ends round the term up, to
+    /// seconds at most.
     ///
     /// # Errors
     /// [`CatalogError`].
@@ -197,11 +203,12 @@ impl fmt::Display for CatalogAddress {
     }
 }
 
-/// A handle on the catalog at an address. Connects to nobody yet. An etcd is not shown the token: who may
-/// use it is its own affair.
+/// A handle on the catalog at an address. Connects to nobody yet. An etcd is not shown the token:
+/// who may use it is its own affair.
 ///
 /// # Errors
-/// [`CatalogError::Refused`] if this program was built without that back end; what the operating system says.
+/// [`CatalogError::Refused`] if this program was built without that back end; what the operating
+/// system says.
 pub fn open(address: &CatalogAddress, token: &Token) -> Result<Arc<dyn Catalog>, CatalogError> {
     match address {
         CatalogAddress::Embedded(address) => Ok(Arc::new(RemoteCatalog::new(*address, token))),

@@ -1,9 +1,10 @@
 //! The embedded catalog: [`Store`] behind a listener.
 //!
-//! The listener's threads must not wait for a disk, so one thread of its own answers, in the order in which
-//! requests came, and ends leases.
+//! The listener's threads must not wait for a disk, so one thread of its own answers, in the order
+//! in which requests came, and ends leases.
 //!
-//! *Invariants*: at most [`QUEUE`] requests wait; more are refused. Requests without the token never reach the store.
+//! *Invariants*: at most [`QUEUE`] requests wait; more are refused. Requests without the token
+//! never reach the store.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
@@ -73,8 +74,8 @@ impl EmbeddedCatalog {
     /// Reads the state, and serves what connects to `listener` and has the token.
     ///
     /// # Errors
-    /// What the operating system says; [`io::ErrorKind::InvalidData`] if the file is no state of a catalog,
-    /// [`io::ErrorKind::AlreadyExists`] if another process has it.
+    /// What the operating system says; [`io::ErrorKind::InvalidData`] if the file is no state of a
+    /// catalog, [`io::ErrorKind::AlreadyExists`] if another process has it.
     pub fn start(
         listener: TcpListener,
         token: &Token,

@@ -1,7 +1,8 @@
 //! What the embedded catalog knows, and its file. No threads, no sockets, no clock: time comes in.
 //!
-//! *Invariants*: the file is replaced as a whole and only once the new one is on the disk; what a change answers
-//! has been written before. A write that fails leaves memory as it was. Entries, their bytes and leases are bounded.
+//! *Invariants*: the file is replaced as a whole and only once the new one is on the disk; what a
+//! change answers has been written before. A write that fails leaves memory as it was. Entries,
+//! their bytes and leases are bounded.
 //!
 //! *Thread safety*: one thread.
 
@@ -64,8 +65,8 @@ fn invalid(path: &Path, why: impl std::fmt::Display) -> io::Error {
 }
 
 impl Store {
-    /// The state in the file at `path`, or an empty one if there is none. Leases begin a whole term at
-    /// `now_ns`.
+    /// The state in the file at `path`, or an empty one if there is none. Leases begin a whole term
+    /// at `now_ns`.
     pub(super) fn open(path: &Path, now_ns: u64) -> io::Result<Self> {
         let empty = Content {
             format: FORMAT,
@@ -133,7 +134,8 @@ impl Store {
         })
     }
 
-    /// Answers a request at the time `now_ns`; nothing has expired by then that [`Store::expire`] did not see.
+    /// Answers a request at the time `now_ns`; nothing has expired by then that [`Store::expire`]
+    /// did not see.
     pub(super) fn answer(&mut self, request: Request, now_ns: u64) -> Answer {
         self.carry_out(request, now_ns).unwrap_or_else(Answer::Refused)
     }

@@ -1,7 +1,8 @@
-//! Where a compute server's clients arrive: requests wait in queues, one for each thread, until a task takes them.
+//! Where a compute server's clients arrive: requests wait in queues, one for each thread, until a
+//! task takes them.
 //!
-//! *Invariants*: F1. every request is answered: by a task, or as unavailable if there is no thread or its queue is
-//! full. F2. what waits is bounded, in number and in time.
+//! *Invariants*: F1. every request is answered: by a task, or as unavailable if there is no thread
+//! or its queue is full. F2. what waits is bounded, in number and in time.
 //!
 //! *Thread safety*: any number of threads.
 

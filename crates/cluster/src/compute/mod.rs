@@ -1,9 +1,10 @@
-//! The program of a compute server: it answers clients for the keys that the partition map gives it, over a cache of the
-//! memory servers' nodes.
+//! The program of a compute server: it answers clients for the keys that the partition map gives
+//! it, over a cache of the memory servers' nodes.
 //!
-//! It serves one generation of the index at a time. If a memory server was restarted, a part of the index's nodes is gone
-//! and the index with it: the compute server of the lowest number that lives raises the generation, the memory servers
-//! empty their memory, it makes a new index, and all serve that (decision 033).
+//! It serves one generation of the index at a time. If a memory server was restarted, a part of the
+//! index's nodes is gone and the index with it: the compute server of the lowest number that lives
+//! raises the generation, the memory servers empty their memory, it makes a new index, and all
+//! serve that (decision 033).
 //!
 //! *Thread safety*: [`run`] is for one thread of the program; what it starts says for itself.
 
@@ -63,7 +64,8 @@ pub struct ComputeServerOptions {
     pub term: Duration,
     /// The longest that one request to a memory server may take.
     pub request_timeout: Duration,
-    /// Where each range of keys begins but the first, if this program makes the first map: evenly, if there are none.
+    /// Where each range of keys begins but the first, if this program makes the first map: evenly,
+    /// if there are none.
     pub boundaries: Vec<u64>,
     /// Where its metrics are, if anywhere.
     pub metrics: Option<SocketAddr>,

@@ -1,4 +1,5 @@
-//! How a compute server reaches the memory servers: over the cluster's transport, and never over another in its place.
+//! How a compute server reaches the memory servers: over the cluster's transport, and never over
+//! another in its place.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -70,7 +71,8 @@ pub(super) enum MemoryTransport {
     Verbs(VerbsCluster),
 }
 
-/// Registered memory of one thread besides the cache: scratch buffers, messages and queues, in bytes, rounded up.
+/// Registered memory of one thread besides the cache: scratch buffers, messages and queues, in
+/// bytes, rounded up.
 #[cfg(feature = "verbs")]
 const BYTES_OF_A_THREAD: u64 = 2 << 20;
 

@@ -1,5 +1,5 @@
-//! The threads of a compute server: each has an endpoint to the memory servers, and a bounded number of tasks that
-//! answer requests at the same time.
+//! The threads of a compute server: each has an endpoint to the memory servers, and a bounded
+//! number of tasks that answer requests at the same time.
 //!
 //! *Thread safety*: the handle is for any number of threads; what a thread works with stays there.
 

@@ -1,4 +1,5 @@
-//! What serves a memory server's region: one transport, the one that was asked for, and never another in its place.
+//! What serves a memory server's region: one transport, the one that was asked for, and never
+//! another in its place.
 //!
 //! *Thread safety*: what is listening is for any number of threads.
 
@@ -112,7 +113,8 @@ impl Place {
             }
             #[cfg(feature = "verbs")]
             (Transport::Verbs, _) => {
-                // A page tells whether there is a device. Whether the pool can be locked, its own registration tells.
+                // A page tells whether there is a device. Whether the pool can be locked, its own
+                // registration tells.
                 probe(&DeviceChoice::default(), 4096).map_err(ProgramError::transport)?;
                 Ok(Self::Entrance(options.listen))
             }

@@ -1,12 +1,14 @@
 //! `farleaf memory-server`: one memory server as a program.
 //!
-//! *Generations*: an index lies on all memory servers together, so when one of them is restarted all of it is lost. The compute
-//! side then raises the generation in the catalog, and every memory server whose memory has been used for a lower one
-//! throws it away: a new, empty region, and a new listener at the same address that draws a new epoch, by which
-//! endpoints see that what they knew is gone.
+//! *Generations*: an index lies on all memory servers together, so when one of them is restarted
+//! all of it is lost. The compute side then raises the generation in the catalog, and every memory
+//! server whose memory has been used for a lower one throws it away: a new, empty region, and a new
+//! listener at the same address that draws a new epoch, by which endpoints see that what they knew
+//! is gone.
 //!
-//! *Invariants*: Y1. a region serves one generation, and the record that names that generation names the epoch of the listener
-//! that serves the region. Y2. a region that no endpoint was ever let into may serve the next generation; it is empty.
+//! *Invariants*: memory_server.Y1. a region serves one generation, and the record that names that
+//! generation names the epoch of the listener that serves the region. memory_server.Y2. a region
+//! that no endpoint was ever let into may serve the next generation; it is empty.
 //!
 //! *Thread safety*: [`run`] has the calling thread for itself.
 
@@ -33,7 +35,8 @@ use std::time::Duration;
 
 /// How often the generation is looked at.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long a program waits for a catalog that does not answer yet, or for its number to become free, beyond the term.
+/// How long a program waits for a catalog that does not answer yet, or for its number to become
+/// free, beyond the term.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How many connections an embedded catalog takes.
 const CATALOG_CONNECTIONS: usize = 4096;
@@ -63,7 +66,8 @@ pub struct MemoryServerOptions {
     pub number: u16,
     /// How compute servers reach it.
     pub transport: Transport,
-    /// Where it listens over tcp, and where connections are brought up over verbs; with port 0 the operating system chooses.
+    /// Where it listens over tcp, and where connections are brought up over verbs; with port 0 the
+    /// operating system chooses.
     pub listen: SocketAddr,
     /// The socket that it is reached by over shm.
     pub socket: Option<PathBuf>,

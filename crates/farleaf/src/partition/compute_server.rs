@@ -81,13 +81,13 @@ impl<L: Layout> ComputeServer<L> {
     }
 
     /// Halts the server until `until_ns`, or until it is resumed. Then wait for
-    /// [`ComputeServer::is_idle`].
-    pub fn halt(&self, until_ns: u64) {
+    /// [`ComputeServer::is_idle`]. Returns `false`, and has no effect, while the server is being
+    /// resumed.
+    pub fn halt(&self, until_ns: u64) -> bool {
         let until_ns = until_ns.clamp(SERVES + 1, RESUMES - 1);
-        // A resume in progress wins: this halt has no effect then.
-        let _ = self.halted_until_ns.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |held| {
-            (held != RESUMES).then_some(until_ns)
-        });
+        let halted = &self.halted_until_ns;
+        let halt = |held| (held != RESUMES).then_some(until_ns);
+        halted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, halt).is_ok()
     }
 
     /// Whether no operation is in flight.

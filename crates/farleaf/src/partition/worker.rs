@@ -251,13 +251,13 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     /// Stops serving, waits for the operations in flight, and writes everything back.
     ///
     /// # Errors
-    /// [`IndexError`] if something cannot be written, or if operations do not end in time. The
-    /// compute server is halted nevertheless.
+    /// [`IndexError`] if something cannot be written, or if operations or a resume under way do not
+    /// end in time. The compute server is halted nevertheless, unless it was being resumed.
     pub async fn halt(&self) -> Result<(), IndexError> {
         let (fabric, server) = (self.fabric(), &self.part.server);
-        server.halt(fabric.now_ns().saturating_add(LONGEST_HALT_NS));
         let until_ns = fabric.now_ns().saturating_add(LONGEST_DRAIN_NS);
-        while !server.is_idle() {
+        let halt = || server.halt(fabric.now_ns().saturating_add(LONGEST_HALT_NS));
+        while !halt() || !server.is_idle() {
             if fabric.now_ns() >= until_ns {
                 return Err(IndexError::Contended { retries: 0 });
             }

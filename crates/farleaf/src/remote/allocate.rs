@@ -40,8 +40,8 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         Self {
             carvers: carvers.collect(),
             in_doubt: (0..servers).map(|_| RefCell::default()).collect(),
-            // Unique starts in 64 bits keep the tokens of all endpoints apart, those of former lives
-            // included: a memory server still remembers the chunks that these took.
+            // Unique starts in 64 bits keep the tokens of all endpoints apart, those of former
+            // lives included: a memory server still remembers the chunks that these took.
             next_token: Cell::new(fabric.unique()),
             // Start at a random server, so that the first nodes of many endpoints do not pile up on
             // one.

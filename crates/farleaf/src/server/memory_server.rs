@@ -27,6 +27,15 @@ use std::sync::OnceLock;
 /// them repeats a request.
 const LATEST_CHUNKS: usize = 1024;
 
+/// A chunk that was allocated.
+#[derive(Clone, Copy, Debug)]
+struct LatestChunk {
+    /// Compute server and token of the request.
+    asked: (u16, u64),
+    at: GlobalAddr,
+    bytes: u64,
+}
+
 /// Settings of a memory server.
 #[derive(Clone, Debug)]
 pub struct MemoryServerConfig {
@@ -66,9 +75,9 @@ pub struct MemoryServer<L: Layout> {
     /// Nodes that clients have returned. The set cannot outgrow the region, because it has each
     /// node once.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
-    /// The latest chunks allocated, each with the compute server and the token of the request. A
-    /// client that gets no replies repeats its requests, and would empty the pool otherwise.
-    latest_chunks: Mutex<VecDeque<((u16, u64), GlobalAddr, u64)>>,
+    /// The latest chunks allocated. A client that gets no replies repeats its requests, and would
+    /// empty the pool otherwise.
+    latest_chunks: Mutex<VecDeque<LatestChunk>>,
     /// Held while the superblock's options and root are set.
     claim: Mutex<()>,
 }
@@ -227,10 +236,10 @@ impl<L: Layout> MemoryServer<L> {
 
     /// Allocates a chunk, or a node that a client returned. A repeated request gets the same one
     /// (A4).
-    fn allocate(&self, bytes: u64, of: Option<(u16, u64)>) -> Result<Reply<L>, Refusal> {
+    fn allocate(&self, bytes: u64, asked: Option<(u16, u64)>) -> Result<Reply<L>, Refusal> {
         let mut latest = lock(&self.latest_chunks);
-        let same = latest.iter().find(|(other, ..)| of == Some(*other));
-        if let Some(&(_, at, bytes)) = same {
+        let same = latest.iter().find(|chunk| asked == Some(chunk.asked));
+        if let Some(&LatestChunk { at, bytes, .. }) = same {
             return Ok(Reply::Chunk { at, bytes });
         }
         let given_back = lock(&self.given_back).pop_first();
@@ -238,11 +247,11 @@ impl<L: Layout> MemoryServer<L> {
             Some(at) => (at, (L::PAGE_WORDS as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN)),
             None => self.chunks.allocate(bytes).ok_or(Refusal::OutOfMemory)?,
         };
-        if let Some(of) = of {
+        if let Some(asked) = asked {
             if latest.len() == LATEST_CHUNKS {
                 latest.pop_front();
             }
-            latest.push_back((of, at, bytes));
+            latest.push_back(LatestChunk { asked, at, bytes });
         }
         Ok(Reply::Chunk { at, bytes })
     }

@@ -7,7 +7,7 @@
 //! - hybrid: Y1 and Y2 of `farleaf::index::hybrid`: one chain through all shares, in which each
 //!   share's first leaf begins where the share begins.
 //!
-//! *Invariant at every moment* in the hybrid design: Y3. A record of a server's tree names a leaf
+//! *Invariant at every moment* in the hybrid design (Y3): a record of a server's tree names a leaf
 //! that begins at its key, even while the leaf is locked, because a change takes the record out
 //! first.
 
