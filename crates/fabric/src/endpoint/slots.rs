@@ -4,7 +4,7 @@
 //! with it, whether or not its future still exists (F8). endpoint.O2. a slot is reused only when
 //! its operation has ended and its future has taken the result or is gone. Each use changes its
 //! generation, and so the id on the wire: a late completion for an operation that has ended finds
-//! no slot. O3. `outcome` is set once.
+//! no slot. endpoint.O3. `outcome` is set once.
 //!
 //! *Thread safety*: an endpoint's thread.
 
