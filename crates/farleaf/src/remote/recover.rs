@@ -72,9 +72,22 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         at: GlobalAddr,
         word: LockWord,
     ) -> Result<(), RemoteError> {
+        if self.look_after_one(at, word).await? {
+            return Ok(());
+        }
+        // It may wait for a page of its entry that a survivor took over, who has died too. Whoever
+        // tries again meets this page first, never that one.
+        match self.suspect.take() {
+            Some((other, word)) if other != at => self.look_after_one(other, word).await.map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for one page alone; whether nothing is left to be done.
+    async fn look_after_one(&self, at: GlobalAddr, word: LockWord) -> Result<bool, RemoteError> {
         let owner = word.owner();
         if owner == 0 || self.identity.owner() == Some(owner) {
-            return Ok(()); // what is this client's own is settled before every retry
+            return Ok(true); // what is this client's own is settled before every retry
         }
         let state = match self
             .rpc
@@ -90,7 +103,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             Err(RemoteError::Indeterminate(_) | RemoteError::Refused { .. }) => None,
             Err(error) => return Err(error),
         };
-        let Some((compute_server, fenced)) = state else { return Ok(()) };
+        let Some((compute_server, fenced)) = state else { return Ok(true) };
         if !fenced && !self.fabric().breaks(rules::RECOVERY_FENCES) {
             for server in self.all_servers() {
                 let fence = async || Ok(self.fabric().fence(server, compute_server).await?);
@@ -98,7 +111,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         }
         match self.recover(Gone { owner }, at).await {
-            Ok(()) | Err(Miss::Restart) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(Miss::Restart) => Ok(false),
             Err(Miss::Failed(error)) => Err(error),
         }
     }
