@@ -96,7 +96,7 @@ impl Rows {
 /// within a few percent.
 const SAMPLED: usize = 100_000;
 
-/// Reads the keys of a file, ascending, each once. Above [`SAMPLED`] rows, it returns an even
+/// Reads the keys of a file, ascending, each once. Above `SAMPLED` rows, it returns an even
 /// sample.
 ///
 /// # Errors

@@ -6,7 +6,7 @@
 use farleaf::cache::CacheOptions;
 use farleaf::rules::{KnownRule, RULES};
 use farleaf_fabric::CostModel;
-use farleaf_fabric::sim::{Faults, NetworkModel, Outage};
+use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -91,6 +91,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-moves-churn", include_str!("../scenarios/dex-moves-churn.toml")),
     ("dex-moves-faults", include_str!("../scenarios/dex-moves-faults.toml")),
     ("dex-moves-offload", include_str!("../scenarios/dex-moves-offload.toml")),
+    ("dex-moves-slow-reads", include_str!("../scenarios/dex-moves-slow-reads.toml")),
     ("dex-no-cache", include_str!("../scenarios/dex-no-cache.toml")),
     ("dex-offload", include_str!("../scenarios/dex-offload.toml")),
     ("dex-offload-cost", include_str!("../scenarios/dex-offload-cost.toml")),
@@ -119,6 +120,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("fine-scans", include_str!("../scenarios/fine-scans.toml")),
     ("fine-server-dies", include_str!("../scenarios/fine-server-dies.toml")),
     ("fine-server-restarts", include_str!("../scenarios/fine-server-restarts.toml")),
+    ("fine-slow-collectors-die", include_str!("../scenarios/fine-slow-collectors-die.toml")),
     ("fine-slow-gainers", include_str!("../scenarios/fine-slow-gainers.toml")),
     ("fine-small-pool", include_str!("../scenarios/fine-small-pool.toml")),
     ("hybrid-bulk", include_str!("../scenarios/hybrid-bulk.toml")),
@@ -127,6 +129,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("hybrid-client-dies", include_str!("../scenarios/hybrid-client-dies.toml")),
     ("hybrid-faults", include_str!("../scenarios/hybrid-faults.toml")),
     ("hybrid-hot-keys", include_str!("../scenarios/hybrid-hot-keys.toml")),
+    ("hybrid-late-locks", include_str!("../scenarios/hybrid-late-locks.toml")),
     ("hybrid-long-scans", include_str!("../scenarios/hybrid-long-scans.toml")),
     ("hybrid-one-leaf", include_str!("../scenarios/hybrid-one-leaf.toml")),
     ("hybrid-scans", include_str!("../scenarios/hybrid-scans.toml")),
@@ -451,6 +454,9 @@ pub struct FaultSpec {
     pub jitter_ns: u64,
     pub delay_probability: f64,
     pub max_delay_ns: u64,
+    /// Messages that are delayed beside that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slow: Vec<SlowSpec>,
     pub drop_probability: f64,
     pub drop_burst_ns: u64,
     pub late_probability: f64,
@@ -474,6 +480,58 @@ pub struct FaultSpec {
     pub cut_memory_server: Vec<OutageSpec>,
     /// Compute servers that the observer declares dead while they live.
     pub declare_live_dead: Vec<DeathSpec>,
+}
+
+/// Some messages are delayed by themselves, which others overtake: the fields are those of
+/// [`Slow`].
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlowSpec {
+    /// Of which operations; of all, if none is named.
+    #[serde(default)]
+    pub verbs: Vec<VerbSpec>,
+    /// Of which compute servers; of all, if none is named.
+    #[serde(default)]
+    pub compute_servers: Vec<u16>,
+    /// The replies, and not the requests.
+    #[serde(default)]
+    pub replies: bool,
+    /// How often, from 0 to 1.
+    pub probability: f64,
+    /// The longest delay, in nanoseconds.
+    pub max_ns: u64,
+}
+
+/// What a message belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VerbSpec {
+    /// A READ.
+    Read,
+    /// A WRITE.
+    Write,
+    /// A CAS.
+    Atomic,
+    /// A call.
+    Call,
+}
+
+impl SlowSpec {
+    fn slow(&self) -> Slow {
+        let verb = |verb: &VerbSpec| match verb {
+            VerbSpec::Read => Verb::Read,
+            VerbSpec::Write => Verb::Write,
+            VerbSpec::Atomic => Verb::Atomic,
+            VerbSpec::Call => Verb::Call,
+        };
+        Slow {
+            verbs: self.verbs.iter().map(verb).collect(),
+            compute_servers: self.compute_servers.clone(),
+            replies: self.replies,
+            probability: self.probability,
+            max_ns: self.max_ns,
+        }
+    }
 }
 
 /// A temporary outage of a server; the seed draws its beginning.
@@ -530,6 +588,7 @@ impl FaultSpec {
             jitter_ns: self.jitter_ns,
             delay_probability: self.delay_probability,
             max_delay_ns: self.max_delay_ns,
+            slow: self.slow.iter().map(SlowSpec::slow).collect(),
             drop_probability: self.drop_probability,
             late_probability: self.late_probability,
             max_late_ns: self.max_late_ns,
@@ -755,7 +814,9 @@ impl Scenario {
             ("drop_probability", faults.drop_probability),
             ("late_probability", faults.late_probability),
         ];
-        if let Some((name, _)) = probabilities.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
+        let slow = faults.slow.iter().map(|slow| ("slow.probability", slow.probability));
+        let mut probabilities = probabilities.into_iter().chain(slow);
+        if let Some((name, _)) = probabilities.find(|(_, p)| !(0.0..=1.0).contains(p)) {
             return Err(format!("{name} must be from 0 to 1"));
         }
         if faults.loses_messages() && faults.timeout_ns == 0 {

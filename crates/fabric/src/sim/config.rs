@@ -134,6 +134,8 @@ pub struct Faults {
     pub delay_probability: f64,
     /// Longest such delay, in nanoseconds.
     pub max_delay_ns: u64,
+    /// Delays of some messages only, on top of the others.
+    pub slow: Vec<Slow>,
     /// Probability that a message is lost, from 0 to 1: a request without an effect, or a reply
     /// after it. Needs a timeout.
     pub drop_probability: f64,
@@ -170,6 +172,43 @@ pub struct Faults {
     /// Memory servers that are unreachable: requests and replies are lost, and connections cannot
     /// be reset.
     pub cut_memory_server: Vec<Outage>,
+}
+
+/// What a message belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// A READ.
+    Read,
+    /// A WRITE.
+    Write,
+    /// A CAS or FETCH-ADD.
+    Atomic,
+    /// A call.
+    Call,
+}
+
+/// Some messages are delayed by themselves, which others overtake.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slow {
+    /// Of which operations; of all, if none is named.
+    pub verbs: Vec<Verb>,
+    /// Of which compute servers; of all, if none is named.
+    pub compute_servers: Vec<u16>,
+    /// The replies, and not the requests.
+    pub replies: bool,
+    /// How often, from 0 to 1.
+    pub probability: f64,
+    /// The longest delay, in nanoseconds.
+    pub max_ns: u64,
+}
+
+impl Slow {
+    /// Whether it is about such a message.
+    pub(super) fn is_about(&self, verb: Verb, compute_server: u16, reply: bool) -> bool {
+        self.replies == reply
+            && (self.verbs.is_empty() || self.verbs.contains(&verb))
+            && (self.compute_servers.is_empty() || self.compute_servers.contains(&compute_server))
+    }
 }
 
 /// A temporary outage of a server.
@@ -219,6 +258,9 @@ impl Faults {
         ];
         for (name, value) in probabilities {
             assert!((0.0..=1.0).contains(&value), "{name} is {value}, not a probability");
+        }
+        for Slow { probability, .. } in &self.slow {
+            assert!((0.0..=1.0).contains(probability), "{probability} is not a probability");
         }
         assert!(self.clock_drift_ppm < 1_000_000, "clock_drift_ppm must be less than a million");
         let loses = self.drop_probability > 0.0

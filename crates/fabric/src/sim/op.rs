@@ -4,6 +4,7 @@
 //! future has taken it, or until neither the future nor any event holds the operation (contract
 //! F8). sim.O2. `result` is set once; a later reply changes nothing.
 
+use super::config::Verb;
 use super::endpoint::EndpointState;
 use crate::{Buffer, FabricError, GlobalAddr, Message, ServerId};
 use std::cell::RefCell;
@@ -46,6 +47,16 @@ impl Body {
 
     pub(super) fn is_call(&self) -> bool {
         matches!(self, Self::Call(_))
+    }
+
+    /// Whose messages it makes.
+    fn verb(&self) -> Verb {
+        match self {
+            Self::Read { .. } => Verb::Read,
+            Self::Write { .. } => Verb::Write,
+            Self::CompareSwap { .. } | Self::FetchAdd { .. } | Self::Found(_) => Verb::Atomic,
+            Self::Call(_) | Self::Taken => Verb::Call,
+        }
     }
 
     /// The payload of the request, in bytes.
@@ -96,6 +107,7 @@ pub(super) struct OpState {
 pub(super) struct Op {
     pub(super) endpoint: Rc<EndpointState>,
     pub(super) server: ServerId,
+    pub(super) verb: Verb,
     /// The operation's deadline; `u64::MAX` for none.
     pub(super) deadline_ns: u64,
     /// The connection's generation when the operation was posted.
@@ -110,10 +122,12 @@ impl Op {
         deadline_ns: u64,
         body: Body,
     ) -> Rc<Self> {
+        let verb = body.verb();
         let state = OpState { body, pieces: None, reply: Ok(()), result: None, waker: None };
         let endpoint = Rc::clone(endpoint);
         let generation = endpoint.connections.borrow()[server.index()].generation;
-        Rc::new(Self { endpoint, server, deadline_ns, generation, state: RefCell::new(state) })
+        let state = RefCell::new(state);
+        Rc::new(Self { endpoint, server, verb, deadline_ns, generation, state })
     }
 
     pub(super) fn has_ended(&self) -> bool {

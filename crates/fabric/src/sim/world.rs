@@ -9,7 +9,7 @@
 //! message can be lost or a server found dead. `Deadline` and `Lost` end an operation without a
 //! completion; its remaining events still happen, and may take effect later (contract F7).
 
-use super::config::{LastWords, Outage, SimConfig};
+use super::config::{LastWords, Outage, SimConfig, Slow};
 use super::endpoint::EndpointState;
 use super::events::{Event, Events};
 use super::network::Nic;
@@ -373,7 +373,7 @@ impl World {
         let sender = usize::from(op.endpoint.compute_server);
         let start_ns = self.compute[sender].nic.send.take(at_ns, cost_ns);
         let lost = self.is_lost(op);
-        let mut arrives_ns = start_ns + self.travel_ns();
+        let mut arrives_ns = start_ns + self.travel_ns() + self.slowed_ns(op, false);
         if self.happens(self.config.faults.late_probability) {
             let late_ns = self.rng.random_range(1..=self.config.faults.max_late_ns.max(1));
             arrives_ns = arrives_ns.max(op.deadline_ns + late_ns);
@@ -552,7 +552,7 @@ impl World {
         let send = &mut self.memory[op.server.index()].nic.send;
         let start_ns = send.take(self.events.now_ns(), cost_ns);
         if !self.is_lost(op) {
-            let arrives_ns = start_ns + self.travel_ns();
+            let arrives_ns = start_ns + self.travel_ns() + self.slowed_ns(op, true);
             self.events.schedule(arrives_ns, Event::ReplyArrive(Rc::clone(op)));
         }
     }
@@ -601,6 +601,21 @@ impl World {
             travel_ns += self.rng.random_range(0..=self.config.faults.max_delay_ns);
         }
         travel_ns
+    }
+
+    /// By how much an operation's request or reply is delayed by itself.
+    fn slowed_ns(&mut self, op: &Op, reply: bool) -> u64 {
+        if self.config.faults.slow.is_empty() {
+            return 0;
+        }
+        let sender = op.endpoint.compute_server;
+        let all = self.config.faults.slow.iter();
+        let about = all.filter(|slow| slow.is_about(op.verb, sender, reply));
+        let draw = |slow: &Slow| match self.rng.random_bool(slow.probability) {
+            true => self.rng.random_range(0..=slow.max_ns),
+            false => 0,
+        };
+        about.map(draw).sum()
     }
 
     /// Draws whether a fault happens; a disabled fault takes nothing from the random stream.

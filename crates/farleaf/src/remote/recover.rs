@@ -77,9 +77,22 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         at: GlobalAddr,
         word: LockWord,
     ) -> Result<(), RemoteError> {
+        if self.look_after_one(at, word).await? {
+            return Ok(());
+        }
+        // It may wait for a page of its entry that a survivor took over, who has died too. Whoever
+        // tries again meets this page first, never that one.
+        match self.suspect.take() {
+            Some((other, word)) if other != at => self.look_after_one(other, word).await.map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for one page alone; whether nothing is left to be done.
+    async fn look_after_one(&self, at: GlobalAddr, word: LockWord) -> Result<bool, RemoteError> {
         let owner = word.owner();
         if owner == 0 || self.identity.owner() == Some(owner) {
-            return Ok(()); // this client's own doubts are settled before every retry
+            return Ok(true); // this client's own doubts are settled before every retry
         }
         let state = match self
             .rpc
@@ -95,7 +108,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             Err(RemoteError::Indeterminate(_) | RemoteError::Refused { .. }) => None,
             Err(error) => return Err(error),
         };
-        let Some((compute_server, fenced)) = state else { return Ok(()) };
+        let Some((compute_server, fenced)) = state else { return Ok(true) };
         // Fence before reading the log: a late WRITE of the dead client could change it afterwards.
         if !fenced && !self.fabric().breaks(rules::RECOVERY_FENCES) {
             for server in self.all_servers() {
@@ -104,7 +117,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         }
         match self.recover(Gone { owner }, at).await {
-            Ok(()) | Err(Miss::Restart) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(Miss::Restart) => Ok(false),
             Err(Miss::Failed(error)) => Err(error),
         }
     }
