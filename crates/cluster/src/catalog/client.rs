@@ -1,8 +1,8 @@
 //! The handle on an embedded catalog in another process. It has one connection, sends one call at a
 //! time, and reconnects after a failure.
-//!
-//! *Invariants*: a call ends by its deadline. A request that only reads or is idempotent is retried
-//! once over a new connection. A change of an entry is not retried once its bytes may have left.
+//! *Invariants*: a call ends by its deadline. If an attempt fails on a connection that was open
+//! before the call, the call is retried once over a new connection. A change of an entry is not
+//! retried once its bytes may have left.
 //!
 //! *Thread safety*: any number of threads; their calls run one at a time.
 

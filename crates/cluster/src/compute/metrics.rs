@@ -1,4 +1,4 @@
-//! What a compute server counts.
+//! The metrics of a compute server.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -124,7 +124,7 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     });
 }
 
-/// Serves them.
+/// Starts serving the metrics.
 pub(super) fn start(
     listen: SocketAddr,
     server: &Arc<TcpServer>,
