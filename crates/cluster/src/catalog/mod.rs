@@ -3,12 +3,12 @@
 //! Two back ends give the same guarantees, and one suite checks both:
 //! [`embedded`](EmbeddedCatalog), one process with one file, and etcd (feature `etcd`).
 //!
-//! *Invariants*: A1. [`Catalog::put_if`] and [`Catalog::delete_if`] check the version and change
-//! the entry in one atomic step. A2. An entry under a lease is deleted no sooner than one lease
-//! term after the last [`Catalog::keep_alive`], and eventually after that. A3. An acknowledged
-//! change survives a restart of the catalog, except for leases without entries; every surviving
-//! lease gets a whole term after the restart. A4. Every call ends within a bounded time. A5.
-//! Versions of one key never repeat.
+//! *Invariants*: catalog.A1. [`Catalog::put_if`] and [`Catalog::delete_if`] check the version and
+//! change the entry in one atomic step. catalog.A2. An entry under a lease is deleted no sooner
+//! than one lease term after the last [`Catalog::keep_alive`], and eventually after that.
+//! catalog.A3. An acknowledged change survives a restart of the catalog, except for leases without
+//! entries; every surviving lease gets a whole term after the restart. catalog.A4. Every call ends
+//! within a bounded time. catalog.A5. Versions of one key never repeat.
 //!
 //! *Thread safety*: any number of threads may share a catalog; calls block the calling thread.
 
