@@ -13,8 +13,8 @@ use farleaf_sim::{CommandError, DeathAt, Deaths, run_command, run_mutants, run_r
                         farleaf sim --mutants --count 2000\n\n\
                         Exit codes: 0 success, 1 a run violated an invariant (the output has the command that replays it), 2 invalid command line or input file.")]
 pub(crate) struct Arguments {
-    /// Run the scenario of this file or name, `all` for all built-in ones, or `canary` for those with a planted
-    /// bug, each of which must be caught within the seeds
+    /// Run the scenario of this file or name, `all` for all built-in ones, or `canary` for those
+    /// with a planted bug, each of which must be caught within the seeds
     #[arg(long, value_name = "FILE|all|canary", default_value = "all")]
     scenario: String,
     /// Begin with this seed
@@ -23,21 +23,23 @@ pub(crate) struct Arguments {
     /// Run this many seeds, counted up from the first
     #[arg(long, value_name = "K", default_value = "1", value_parser = units::positive)]
     count: u64,
-    /// In a scenario with crashes: repeat each seed for every WRITE at which compute servers can die, and for every
-    /// outcome of the WRITEs in flight
+    /// In a scenario with crashes: repeat each seed for every WRITE at which compute servers can
+    /// die, and for every outcome of the WRITEs in flight
     #[arg(long, conflicts_with = "death")]
     sweep: bool,
-    /// In a scenario with crashes: kill the compute servers once, at this WRITE; `none`, `some` or `all` of the WRITEs in
-    /// flight take effect
+    /// In a scenario with crashes: kill the compute servers once, at this WRITE; `none`, `some` or
+    /// `all` of the WRITEs in flight take effect
     #[arg(long, value_name = "WRITE:WORDS")]
     death: Option<DeathAt>,
-    /// So many random scenarios, each with a seed of its own, over all designs, faults and parameters
+    /// So many random scenarios, each with a seed of its own, over all designs, faults and
+    /// parameters
     #[arg(long, value_name = "N", value_parser = units::positive, conflicts_with_all = ["scenario", "count", "sweep", "death", "mutants"])]
     random: Option<u64>,
     /// Only random scenarios of this kind: a design, a fault, or both, as in dex-lossy
     #[arg(long, value_name = "KIND", default_value = "all", requires = "random")]
     kind: String,
-    /// Each planted bug in turn, or only those named: how many runs it takes to catch it, of --count at most
+    /// Each planted bug in turn, or only those named: how many runs it takes to catch it, of
+    /// --count at most
     #[arg(long, value_name = "BUG", num_args = 0.., conflicts_with_all = ["scenario", "sweep", "death"])]
     mutants: Option<Vec<String>>,
 }

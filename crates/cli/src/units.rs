@@ -1,7 +1,7 @@
 //! Numbers as people write them: `20_000_000`, `20M`, `64Mi`.
 
-/// A count: digits, with `_` between them, and a suffix `k`, `M` or `G` (thousands, millions, thousand
-/// millions) if need be.
+/// A count: digits, with `_` between them, and a suffix `k`, `M` or `G` (thousands, millions,
+/// thousand millions) if need be.
 pub(crate) fn count(text: &str) -> Result<u64, String> {
     let expected = "expected a whole number such as 500000, 500_000, 500k, 20M or 1G";
     parse(text, &[("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)])

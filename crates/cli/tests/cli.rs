@@ -1,4 +1,5 @@
-//! The command as scripts and people meet it: exit codes, one line for each error, JSON that parses.
+//! The command as scripts and people meet it: exit codes, one line for each error, JSON that
+//! parses.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};

@@ -2,10 +2,10 @@
 //! folder.
 //!
 //! ```text
-//! D/lock            held while the launcher runs        D/memory-0.log   what a server said
-//! D/token           the cluster's token, mode 600       D/memory-0.pid   its process
+//! D/lock            held while the launcher runs        D/memory-0.log   output of a server
+//! D/token           the cluster's token, mode 600       D/memory-0.pid   its process id
 //! D/catalog.json    the catalog's state                 D/compute-0.log  …
-//! D/catalog.address where the catalog is                D/memory-0.socket  over shm
+//! D/catalog.address the catalog's address               D/memory-0.socket  over shm
 //! D/launcher.pid
 //! ```
 //!

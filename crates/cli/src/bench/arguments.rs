@@ -1,4 +1,4 @@
-//! The options of `farleaf bench`.
+//! Options of `farleaf bench`.
 
 use super::{cache, over_time, reshaping};
 use crate::designs::{DesignName, PartitioningName};
@@ -40,7 +40,7 @@ Keys and values are 8 bytes each.
 
 Exit codes: 0 success, 1 failure, 2 invalid command line or input file.";
 
-/// The options of `farleaf bench`.
+/// Options of `farleaf bench`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
@@ -50,8 +50,8 @@ pub(crate) struct Arguments {
     /// Run this mix of operations, see below
     #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = Mix::named)]
     pub(super) workload: Mix,
-    /// Draw keys by this distribution: `uniform`, `zipfian:THETA` or `latest:THETA` [default: zipfian:0.99, for
-    /// ycsb-d latest:0.99]
+    /// Draw keys from this distribution: `uniform`, `zipfian:THETA` or `latest:THETA` [default:
+    /// zipfian:0.99, for ycsb-d latest:0.99]
     #[arg(long, value_name = "KIND")]
     pub(super) distribution: Option<Distribution>,
     /// Keep popular keys next to each other instead of scattering them by a hash
@@ -63,7 +63,8 @@ pub(crate) struct Arguments {
     /// Load the dense keys 0, 1, 2 and so on instead
     #[arg(long)]
     pub(super) dense: bool,
-    /// Replace insertions by upserts, drawn like lookups but from the loaded keys and the N keys after them
+    /// Replace insertions by upserts, drawn like lookups but from the loaded keys and the N keys
+    /// after them
     #[arg(long, value_name = "N", value_parser = units::positive)]
     pub(super) upserts_among_more: Option<u64>,
     /// Update keys to the value that they were loaded with
@@ -72,7 +73,8 @@ pub(crate) struct Arguments {
     /// Scan the key interval of N loaded keys instead of N records
     #[arg(long)]
     pub(super) scan_intervals: bool,
-    /// Measure this many operations, of all clients together, after a warm-up of a twentieth of them
+    /// Measure this many operations, of all clients together, after a warm-up of a twentieth of
+    /// them
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     pub(super) operations: u64,
     /// Measure for this many seconds of the fabric's time instead, after a warm-up of a twentieth
@@ -106,12 +108,13 @@ pub(crate) struct Arguments {
     /// Give each compute server a cache of this size
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
-    /// Give all compute servers together a cache of this percentage of the loaded records at 16 bytes each, or of the
-    /// records that a trace touches. About 200 hold everything, because pages also have free space and separators
+    /// Give all compute servers together a cache of this percentage of the loaded records at 16
+    /// bytes each, or of the records that a trace touches. About 200 hold all of them, because
+    /// pages also have free space and separators
     #[arg(long, value_name = "PERCENT", value_parser = units::cache_percent)]
     pub(super) cache_percent: Option<f64>,
-    /// Admit leaves to the cache: `cold`, `hot`, `coin:P` (hot with probability P) or `never`, which
-    /// caches nothing and reads all nodes on the way
+    /// Admit leaves to the cache: `cold`, `hot`, `coin:P` (hot with probability P) or `never`,
+    /// which caches nothing and reads all nodes on the path
     #[arg(long, value_name = "KIND", default_value = "cold", value_parser = cache::admission)]
     pub(super) admission: AdmissionName,
     /// Keep cooling frames in a `map` of small buckets, or in one `queue` behind one lock
@@ -125,29 +128,31 @@ pub(crate) struct Arguments {
         value_parser = units::limited::<u32>(1, 90)
     )]
     pub(super) cooling_percent: u32,
-    /// Choose the frames to cool: random `unused` ones, any at `random`, or one after the other as a
+    /// Choose the frames to cool: random `unused` ones, any at `random`, or one after the other as
+    /// a
     /// `clock`
     #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
     pub(super) victims: VictimName,
     /// Write back only the changed `words` of a leaf, or whole `pages` as in the paper
     #[arg(long, value_name = "KIND", default_value = "words", value_parser = cache::write_back)]
     pub(super) write_back: WriteBackName,
-    /// Offload operations to memory servers when a node is missing: `never`, `always` if possible, or `cost-aware`
-    /// if that is estimated to be faster
+    /// Offload operations to memory servers when a node is missing: `never`, `always` if possible,
+    /// or `cost-aware` if that is estimated to be faster
     #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
     pub(super) offload: OffloadName,
-    /// Write changed nodes of the design `dex` back within this many milliseconds, which costs WRITEs; 0 waits until
-    /// they are evicted
+    /// Write changed nodes of the design `dex` back within this many milliseconds, which costs
+    /// WRITEs; 0 waits until they are evicted
     #[arg(long, value_name = "MS", default_value = "0")]
     pub(super) write_back_ms: u32,
-    /// Read at most this many leaves together in a scan of the design `dex`; 1 reads one after the other
+    /// Read at most this many leaves together in a scan of the design `dex`; 1 reads one after the
+    /// other
     #[arg(long, value_name = "N", default_value = "16", value_parser = units::limited::<u32>(1, 1024))]
     pub(super) scan_ahead: u32,
     /// Give compute servers equal parts of all possible `keys` or of the loaded `records`
     #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
     pub(super) boundaries: Boundaries,
-    /// Keep subtrees of this level of the design `dex` on one memory server each [default: the largest level with 16
-    /// subtrees for each memory server]
+    /// Keep subtrees of this level of the design `dex` on one memory server each [default: the
+    /// largest level with 16 subtrees for each memory server]
     #[arg(long, value_name = "LEVEL", value_parser = units::limited::<u8>(0, 8))]
     pub(super) placement_level: Option<u8>,
     /// Partition keys among memory servers by this scheme
@@ -159,14 +164,15 @@ pub(crate) struct Arguments {
     /// Connect clients and memory servers by this fabric
     #[arg(long, visible_alias = "transport", value_enum, default_value = "local")]
     pub(super) fabric: FabricName,
-    /// Add a round trip time of this many nanoseconds [default: none on `local`, 1700 and the NICs' time on `sim`]
+    /// Add a round trip time of this many nanoseconds [default: none on `local`, 1700 and the NICs'
+    /// time on `sim`]
     #[arg(long, value_name = "NS", value_parser = units::count)]
     pub(super) network_latency_ns: Option<u64>,
     /// Serve RPCs with this many cores of each memory server, on `sim` [default: 4]
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) server_cores: Option<u16>,
-    /// Serve RPCs with this many threads of each memory server, on `local` and `verbs`; on `local`, 0 serves them in the caller
-    /// [default: 0 on `local`, 1 on `verbs`]
+    /// Serve RPCs with this many threads of each memory server, on `local` and `verbs`; on `local`,
+    /// 0 serves them in the caller [default: 0 on `local`, 1 on `verbs`]
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(0, 256))]
     pub(super) server_threads: Option<u16>,
     /// Give each memory server a pool of this size, allocated on first use. The design `local` has
@@ -176,8 +182,8 @@ pub(crate) struct Arguments {
     /// Seed the random numbers; on `sim` it determines the whole run
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     pub(super) seed: u64,
-    /// Replay a trace instead of a workload, by one client from an empty index: CSV with a header, plain
-    /// or gzip; a read is a lookup, a write sets the key's value
+    /// Replay a trace instead of a workload, by one client from an empty index: CSV with a header,
+    /// plain or gzip; a read is a lookup, a write sets the key's value
     #[arg(
         long,
         value_name = "FILE",
@@ -200,9 +206,9 @@ pub(crate) struct Arguments {
     /// Treat this text in that column as a write
     #[arg(long, value_name = "TEXT", default_value = "2a", requires = "trace")]
     pub(super) trace_write: String,
-    /// Make other keys popular during the run: at a part of it, such as `50%`, or after this many seconds of the
-    /// fabric's time, such as `2.5`. For zipfian distributions; with --clustered, the hotspot is one range
-    /// of keys before and another one after
+    /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
+    /// many seconds of the fabric's time, such as `2.5`. For zipfian distributions; with
+    /// --clustered, the hotspot moves from one range of keys to another
     #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
     pub(super) shift_hotspot_at: Option<Moment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
@@ -214,36 +220,40 @@ pub(crate) struct Arguments {
         requires = "shift_hotspot_at"
     )]
     pub(super) shift_hotspot_by: f64,
-    /// Balance load among the compute servers of the design `dex` during the measurement: keys move away from overloaded
-    /// ones
+    /// Balance load among the compute servers of the design `dex` during the measurement: move keys
+    /// away from overloaded ones
     #[arg(long)]
     pub(super) balance: bool,
-    /// Compare loads after this many milliseconds of the fabric's time
+    /// Compare loads at intervals of this many milliseconds of the fabric's time
     #[arg(long, value_name = "MS", default_value = "100", value_parser = over_time::interval, requires = "balance")]
     pub(super) balance_window_ms: f64,
-    /// Move keys between compute servers of the design `dex` during the measurement: all keys of FROM or, with PERCENT,
-    /// that part of its range, to its neighbour TO or to one without keys, at a moment as for --shift-hotspot-at. Can
-    /// be given several times
+    /// Move keys between compute servers of the design `dex` during the measurement: all keys of
+    /// FROM or, with PERCENT, that part of its range, to its neighbour TO or to a compute server
+    /// without keys, at a moment as for --shift-hotspot-at. Can be given several times
     #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = reshaping::planned_move)]
     pub(super) moves: Vec<PlannedChange>,
-    /// Add this many compute servers of the design `dex` without keys and clients at first, numbered after the others
+    /// Add this many compute servers of the design `dex` that have no keys and no clients at first,
+    /// numbered after the others
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_compute_servers: u16,
-    /// Let clients of the design `dex` use only keys of their own compute server, as if requests were sent to the owner. Spare
-    /// compute servers then have clients too, which wait until theirs owns keys; this needs --seconds
+    /// Let clients of the design `dex` use only keys of their own compute server, as if requests
+    /// were sent to the owner. Spare compute servers then have clients too, which wait until theirs
+    /// owns keys; this needs --seconds
     #[arg(long)]
     pub(super) own_keys: bool,
-    /// Keep this many of the memory servers, the last ones, free of nodes of the design `dex` at first
+    /// Keep this many of the memory servers, the last ones, free of nodes of the design `dex` at
+    /// first
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_memory_servers: u16,
-    /// Allocate new nodes on one of those too from this moment on. Can be given several times
+    /// From this moment on, allocate new nodes on one more of those memory servers. Can be given
+    /// several times
     #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
     pub(super) add_memory_server_at: Vec<Moment>,
     /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) timeline: Option<PathBuf>,
-    /// Divide it into intervals of this many milliseconds of the fabric's time, at most 2,000 [default: a
-    /// sixtieth of the run]
+    /// Divide the timeline into intervals of this many milliseconds of the fabric's time, at most
+    /// 2,000 of them [default: a sixtieth of the run]
     #[arg(long, value_name = "MS", value_parser = over_time::interval, requires = "timeline")]
     pub(super) interval_ms: Option<f64>,
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)

@@ -39,7 +39,8 @@ pub(crate) struct Arguments {
     /// Run this many compute servers
     #[arg(long, value_name = "C", value_parser = servers)]
     compute_servers: u16,
-    /// Give each memory server a pool of this size, such as 4Gi; allocated on first use, over verbs at once
+    /// Give each memory server a pool of this size, such as 4Gi; allocated on first use, over verbs
+    /// at once
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pool_bytes: u64,
     /// Run this many threads in each memory server
@@ -48,19 +49,23 @@ pub(crate) struct Arguments {
     /// Give each compute server a cache of this size, such as 1Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
-    /// Write changed nodes back within this many milliseconds; 0 waits until they are evicted or flushed
+    /// Write changed nodes back within this many milliseconds; 0 waits until they are evicted or
+    /// flushed
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
     /// Run this many worker threads in each compute server
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     compute_threads: u16,
-    /// Set the first key of each compute server but the first, for a new cluster [default: equal parts]
+    /// Set the first key of each compute server but the first, for a new cluster [default: equal
+    /// parts]
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
     boundaries: Vec<u64>,
-    /// Choose the boundaries so that compute servers get equal parts of the keys in this CSV file, plain or gzip
+    /// Choose the boundaries so that compute servers get equal parts of the keys in this CSV file,
+    /// plain or gzip
     #[arg(long, value_name = "FILE", conflicts_with = "boundaries")]
     boundaries_from: Option<PathBuf>,
-    /// Take the keys from this column of that file [default: `key`, or the first of a file without a header]
+    /// Take the keys from this column of that file [default: `key`, or the first of a file without
+    /// a header]
     #[arg(long, value_name = "NAME", requires = "boundaries_from")]
     key_column: Option<String>,
     /// Treat a server as dead after this many seconds without a lease renewal

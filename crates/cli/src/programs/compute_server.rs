@@ -53,14 +53,15 @@ pub(crate) struct Arguments {
     /// Cache nodes in this much memory, such as 16Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
-    /// Write changed nodes back within this many milliseconds, which bounds what a crash loses; 0 waits until they are
-    /// evicted or flushed
+    /// Write changed nodes back within this many milliseconds, which bounds what a crash loses; 0
+    /// waits until they are evicted or flushed
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
     /// Offload these operations to memory servers when a node is not cached
     #[arg(long, value_name = "POLICY", default_value = "never")]
     offload: Offload,
-    /// Set the first key of each compute server but the first; only the server that creates the first partition map uses it
+    /// Set the first key of each compute server but the first; only the server that creates the
+    /// first partition map uses it
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
     boundaries: Vec<u64>,
     /// Give up a request to a memory server after this many seconds

@@ -30,7 +30,8 @@ pub(crate) struct Arguments {
     /// Serve compute servers over tcp, shm or verbs
     #[arg(long, value_name = "TRANSPORT")]
     transport: Transport,
-    /// Listen at this address over tcp, or to set up RDMA connections; port 0 lets the system choose
+    /// Listen at this address over tcp, or to set up RDMA connections; port 0 lets the system
+    /// choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
     /// Listen at the socket of this path over shm

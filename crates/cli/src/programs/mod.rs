@@ -1,6 +1,7 @@
 //! The programs that make a cluster, and what looks at one.
 //!
-//! Each of their settings is a flag; `--config FILE` reads them from TOML, and flags on the command line win.
+//! Each of their settings is a flag; `--config FILE` reads them from TOML, and flags on the command
+//! line win.
 
 pub(crate) mod client;
 pub(crate) mod cluster;
@@ -29,7 +30,8 @@ use std::time::Duration;
 /// The commands whose settings can come from a file.
 const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
 
-/// For how long nodes are dirty at most, in milliseconds, unless a compute server is told otherwise.
+/// For how long nodes are dirty at most, in milliseconds, unless a compute server is told
+/// otherwise.
 const WRITE_BACK_MS: u32 = 1000;
 
 /// What every program of a cluster is told.
@@ -38,7 +40,8 @@ pub(crate) struct Common {
     /// Read settings from this TOML file first: `pool_bytes = "4Gi"` stands for `--pool-bytes 4Gi`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Log to stderr at this level: off, error, warn, info, debug or trace [default: $FARLEAF_LOG, or info]
+    /// Log to stderr at this level: off, error, warn, info, debug or trace [default: $FARLEAF_LOG,
+    /// or info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<Level>,
     /// End when this process, the parent, ends
@@ -137,7 +140,8 @@ fn file_among(arguments: &[OsString]) -> Option<PathBuf> {
     None
 }
 
-/// The command line with what its file of settings says, before what it says itself: the last one wins.
+/// The command line with what its file of settings says, before what it says itself: the last one
+/// wins.
 pub(crate) fn with_file(arguments: Vec<OsString>) -> Result<Vec<OsString>, ConfigError> {
     let Some(name) = arguments.get(1).and_then(|name| name.to_str()) else { return Ok(arguments) };
     let Some(path) = file_among(&arguments[1..]).filter(|_| WITH_FILES.contains(&name)) else {

@@ -31,8 +31,8 @@ const ASK: Duration = Duration::from_secs(1);
 const ENOUGH_OPERATIONS: f64 = 10_000.0;
 const UNEVEN: f64 = 0.9;
 
-/// What each server has of what all of its kind have, in the order of the rows: operations of compute servers, memory in
-/// use of memory servers. Nothing of servers without metrics.
+/// What each server has of what all of its kind have, in the order of the rows: operations of
+/// compute servers, memory in use of memory servers. Nothing of servers without metrics.
 struct Shares {
     parts: Vec<Option<f64>>,
     warning: Option<String>,

@@ -80,7 +80,8 @@ impl Drop for Screen {
     }
 }
 
-/// The text from the upper left corner on; 0 rows or columns stand for a size that the terminal does not tell.
+/// The text from the upper left corner on; 0 rows or columns stand for a size that the terminal
+/// does not tell.
 fn picture(text: &str, rows: u16, columns: u16) -> String {
     let bound = |size: u16, otherwise: usize| match size {
         0 => otherwise,

@@ -194,7 +194,8 @@ const KEYS_OF_A_WRITER: u64 = 40;
 const WRITE_BACK: Duration = Duration::from_millis(1000);
 const GRACE: Duration = Duration::from_millis(500);
 
-/// One kill under load; how many acknowledged changes were to be there, and how many later ones were lost.
+/// One kill under load; how many acknowledged changes were to be there, and how many later ones
+/// were lost.
 fn kill_under_load(transport: &str, run_for: Duration, both: bool) -> (usize, usize) {
     let mut cluster = serving(transport, &["--restart"]);
     let dir = cluster.dir().to_owned();

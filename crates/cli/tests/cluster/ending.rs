@@ -1,8 +1,9 @@
 //! What the programs say when one of them ends, a disk is full, or others crowd them.
 //!
-//! The launcher once gave the last line of a log as the reason of a death, called a clean end one too, and left half a token on a
-//! full disk; 2,000 idle connections kept `/metrics` busy for minutes; a memory server counted none of the nodes of DEX; a server whose
-//! log was on a full disk panicked on its next log line, and a memory server took the index with it.
+//! The launcher once gave the last line of a log as the reason of a death, called a clean end one
+//! too, and left half a token on a full disk; 2,000 idle connections kept `/metrics` busy for
+//! minutes; a memory server counted none of the nodes of DEX; a server whose log was on a full disk
+//! panicked on its next log line, and a memory server took the index with it.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, serving};

@@ -1,6 +1,8 @@
-//! Clients that lose a compute server: what they are told, and how they find it again, wherever it is.
+//! Clients that lose a compute server: what they are told, and how they find it again, wherever it
+//! is.
 //!
-//! A client once went on asking at the address that it had found first, and called what it had never sent unknown.
+//! A client once went on asking at the address that it had found first, and called what it had
+//! never sent unknown.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{KEYS, compute, connect, serving, try_both};

@@ -1,8 +1,10 @@
-//! Byte strings that nobody should send, to every port of a cluster of processes: who sends them is cut off, and nobody else
-//! notices. Half of the senders have no token; the others are let in, and make no sense from then on.
+//! Byte strings that nobody should send, to every port of a cluster of processes: who sends them is
+//! cut off, and nobody else notices. Half of the senders have no token; the others are let in, and
+//! make no sense from then on.
 //!
-//! `FARLEAF_HOSTILE_STRINGS` says how many each port gets; the seed is fixed. What an operator may do with the token,
-//! such as halting a compute server, is left out: that is no nonsense, and does what it says.
+//! `FARLEAF_HOSTILE_STRINGS` says how many each port gets; the seed is fixed. What an operator may
+//! do with the token, such as halting a compute server, is left out: that is no nonsense, and does
+//! what it says.
 
 use crate::launched::{Launched, eventually, text};
 use crate::serving::{DEADLINE, KEYS, compute, connect, serving, try_both};
@@ -46,8 +48,8 @@ struct Port {
     pid: u32,
 }
 
-/// Closes a socket so that it waits for nothing, and there are ports left for the next. Every other time the server has
-/// seen all that was sent by then; otherwise it may be cut off in the middle.
+/// Closes a socket so that it waits for nothing, and there are ports left for the next. Every other
+/// time the server has seen all that was sent by then; otherwise it may be cut off in the middle.
 fn hang_up(mut socket: TcpStream, rng: &mut SmallRng) -> io::Result<()> {
     if rng.random() {
         socket.shutdown(Shutdown::Write)?;
@@ -181,7 +183,8 @@ fn send(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
         };
         let mut bytes = vec![0; request.frame_bytes()];
         request.encode(rng.random(), &mut bytes);
-        // What is in a message has been mutated already. A short one could become an order if its frame shifted.
+        // What is in a message has been mutated already. A short one could become an order if its
+        // frame shifted.
         if kept == 0 || kept >= 4 && rng.random_ratio(1, 7) {
             let mut tail = bytes.split_off(bytes.len() - kept);
             mutate(&mut bytes, 0, rng);
@@ -261,8 +264,8 @@ fn strings_that_nobody_should_send_disturb_nobody() {
         println!("{port:?}: {before} bytes before, {after} after");
         assert!(after < before + GROWTH_BYTES, "{port:?} grew from {before} to {after} bytes");
     }
-    // Many strings got as far as what answers. A key of the other client is that of this compute server, every second one;
-    // it was looked up and changed.
+    // Many strings got as far as what answers. A key of the other client is that of this compute
+    // server, every second one; it was looked up and changed.
     let others = worked.load(Ordering::Relaxed) + 2;
     let scraper = Scraper::new().unwrap();
     for (port, name, others) in [(2, "requests_total", 0), (4, "operations_total", others)] {

@@ -62,8 +62,8 @@ impl Launched {
         Self::start_in(tempfile::tempdir().unwrap(), more)
     }
 
-    /// Starts a cluster without compute servers, unless `more` says otherwise, and waits until it says that it is
-    /// ready.
+    /// Starts a cluster without compute servers, unless `more` says otherwise, and waits until it
+    /// says that it is ready.
     pub(crate) fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Self {
         let (process, lines) = Self::spawn(folder.path(), more);
         let mut launched = Self { process, folder, said: Vec::new(), lines };

@@ -1,5 +1,5 @@
-//! Programs over verbs: where there is no device they end with one line, and nothing is taken instead; where there is one,
-//! a whole cluster serves.
+//! Programs over verbs: where there is no device they end with one line, and nothing is taken
+//! instead; where there is one, a whole cluster serves.
 
 use crate::launched::{Launched, farleaf, text};
 use farleaf_cluster::catalog::{EmbeddedCatalog, EmbeddedConfig, open};

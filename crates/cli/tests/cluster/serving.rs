@@ -1,4 +1,5 @@
-//! Clients of a whole cluster of processes: what they get, and what they are told when a server dies or stands still.
+//! Clients of a whole cluster of processes: what they get, and what they are told when a server
+//! dies or stands still.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use farleaf::client::Remote;
@@ -196,7 +197,8 @@ fn a_memory_server_that_stands_still_or_dies_holds_nobody_for_ever() {
     cluster.end(Signal::TERM);
 }
 
-/// What is acknowledged and written back at a clean end of a compute server is there after its restart.
+/// What is acknowledged and written back at a clean end of a compute server is there after its
+/// restart.
 #[test]
 fn a_compute_server_that_ends_cleanly_loses_nothing() {
     let mut cluster = serving("tcp", &["--restart"]);

@@ -1,7 +1,8 @@
 //! Where keys go: shares, boundaries taken from a file, and an index that is emptied.
 //!
-//! Dense keys once all went to one of two compute servers without a word, `--boundaries` on an index that had other ones
-//! was passed over in silence, and an index could be emptied only by killing a memory server.
+//! Dense keys once all went to one of two compute servers without a word, `--boundaries` on an
+//! index that had other ones was passed over in silence, and an index could be emptied only by
+//! killing a memory server.
 
 use crate::launched::{Launched, eventually, farleaf, text};
 use crate::serving::{DEADLINE, connect, serving};

@@ -133,8 +133,8 @@ fn without_restart_a_dead_server_stays_missing() {
     assert_eq!(cluster.end(Signal::TERM), Some(1));
 }
 
-/// A memory server that was started with a number too high once made the others wait for those in between, and `status`
-/// call the index lost.
+/// A memory server that was started with a number too high once made the others wait for those in
+/// between, and `status` call the index lost.
 #[test]
 fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
     let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];

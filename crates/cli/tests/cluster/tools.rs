@@ -1,7 +1,8 @@
 //! What `farleaf client` does with files, and how its benchmark ends.
 //!
-//! `client bench` once ran on for ever without a word when a compute server died, and called it a success; `client load`
-//! read other files than `demo --input`, and took any first line for a header.
+//! `client bench` once ran on for ever without a word when a compute server died, and called it a
+//! success; `client load` read other files than `demo --input`, and took any first line for a
+//! header.
 
 use crate::launched::{Launched, farleaf, signal, text};
 use crate::serving::{compute, serving};
@@ -52,7 +53,8 @@ fn a_benchmark_gives_up_when_a_compute_server_dies() {
     let json: Value = serde_json::from_str(&json).unwrap();
     let failures = json["failed"].as_u64().unwrap() + json["indeterminate"].as_u64().unwrap();
     assert!(failures >= 20, "{json}");
-    // Refusals take the longest of all here, and are in no latency: half of the deadline is in all that failed.
+    // Refusals take the longest of all here, and are in no latency: half of the deadline is in all
+    // that failed.
     let none_done = json["operations"].as_u64().unwrap() == failures;
     assert!(none_done || json["latency_p50_us"].is_f64(), "{json}");
     let few = ["--deadline-seconds", "1", "bench", "--operations", "20", "--most-failures", "1M"];

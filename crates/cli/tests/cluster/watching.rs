@@ -77,7 +77,8 @@ impl Fed {
         Self { shell, said }
     }
 
-    /// Does lines, and gives what is said up to `mark`, which a last line makes the shell say by its help.
+    /// Does lines, and gives what is said up to `mark`, which a last line makes the shell say by
+    /// its help.
     fn say(&mut self, line: &str) -> String {
         use std::io::BufRead;
         let mut stdin = self.shell.stdin.as_ref().unwrap();
@@ -111,8 +112,8 @@ impl Drop for Started {
     }
 }
 
-/// Once a shell did not find a compute server again that came back elsewhere: a client goes by the addresses that it
-/// has found first.
+/// Once a shell did not find a compute server again that came back elsewhere: a client goes by the
+/// addresses that it has found first.
 #[test]
 fn a_shell_goes_on_when_servers_are_back_elsewhere() {
     let mut cluster = serving("tcp", &[]);

@@ -39,7 +39,8 @@ pub(crate) struct Arguments {
     /// Use the keys of this CSV file instead, plain or gzip, as for `farleaf client load`
     #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     keys_from: Option<PathBuf>,
-    /// Take the keys from this column of that file [default: `key`, or the first of a file without a header]
+    /// Take the keys from this column of that file [default: `key`, or the first of a file without
+    /// a header]
     #[arg(long, value_name = "NAME", requires = "keys_from")]
     key_column: Option<String>,
     /// Load the keys first, into an empty index
@@ -51,8 +52,8 @@ pub(crate) struct Arguments {
     /// Keep popular keys next to each other instead of scattering them by a hash
     #[arg(long)]
     clustered: bool,
-    /// Make other keys popular during the run: at a part of it, such as `50%`, or after this many seconds. For zipfian
-    /// distributions
+    /// Make other keys popular during the run: at a part of it, such as `50%`, or after this many
+    /// seconds. For zipfian distributions
     #[arg(long, value_name = "PERCENT%|S", value_parser = bench::moment)]
     shift_hotspot_at: Option<Moment>,
     /// Move popular keys up by this percentage of the keys, wrapping around

@@ -40,8 +40,8 @@ fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> Outcome {
     if applied { Outcome::Done } else { Outcome::No(otherwise()) }
 }
 
-/// Does one operation, and prints what it finds. A scan ends early, as an error, when that is wished for; what asks for
-/// one key ends by its deadline.
+/// Does one operation, and prints what it finds. A scan ends early, as an error, when that is
+/// wished for; what asks for one key ends by its deadline.
 pub(crate) async fn run_line(
     client: &Client,
     line: Line,

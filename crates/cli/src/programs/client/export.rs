@@ -1,7 +1,7 @@
 //! `farleaf client export`: all records into a file, as `farleaf client load --bulk` reads them.
 //!
-//! *Invariant*: the file has all records or is as it was before: they are written to another beside it, which then takes its
-//! name.
+//! *Invariant*: the file has all records or is as it was before: they are written to another beside
+//! it, which then takes its name.
 
 use super::commands::print_scan;
 use super::{Abandon, Outcome, Patience, connect};

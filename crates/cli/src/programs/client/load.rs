@@ -22,7 +22,8 @@ pub(crate) struct Arguments {
     /// Take keys from this column [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME")]
     key_column: Option<String>,
-    /// Take values from this column [default: `value`, or the second of a file without a header, or row numbers from 0]
+    /// Take values from this column [default: `value`, or the second of a file without a header, or
+    /// row numbers from 0]
     #[arg(long, value_name = "NAME")]
     value_column: Option<String>,
     /// Load strictly ascending keys into an empty index that no other program uses meanwhile
@@ -36,7 +37,8 @@ pub(crate) struct Arguments {
 /// Records of one request, and how many requests are in flight.
 const RECORDS_TOGETHER: usize = 1024;
 const REQUESTS: usize = 8;
-/// A load of at least so many records, of which more than this share goes to one of several compute servers, is warned of.
+/// A load of at least so many records, of which more than this share goes to one of several compute
+/// servers, is warned of.
 const ENOUGH_RECORDS: u64 = 1_000;
 const FILLED: f64 = 0.9;
 

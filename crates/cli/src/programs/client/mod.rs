@@ -95,9 +95,11 @@ pub(crate) enum Command {
     Load(load::Arguments),
     /// Write all records to a CSV file that `load --bulk` reads
     ///
-    /// The export is a scan, not a snapshot: it may contain some of the changes that happen meanwhile.
+    /// The export is a scan, not a snapshot: it may contain some of the changes that happen
+    /// meanwhile.
     Export(export::Arguments),
-    /// Write all acknowledged changes to the memory servers: a crash of a compute server then loses none of them
+    /// Write all acknowledged changes to the memory servers: a crash of a compute server then loses
+    /// none of them
     Flush,
     /// Empty the index; operations under way are retried on the new index or fail
     Clear,

@@ -1,7 +1,8 @@
 //! The lines of earlier sessions, in a file.
 //!
-//! *Invariants*: what happens to the file makes no difference to what the lines do: a mishap is said once, and from then
-//! on lines are remembered in this session only. No line is added that is longer than a command may be.
+//! *Invariants*: what happens to the file makes no difference to what the lines do: a mishap is
+//! said once, and from then on lines are remembered in this session only. No line is added that is
+//! longer than a command may be.
 
 use super::words::LINE_BYTES;
 use crate::output::note;
@@ -17,7 +18,8 @@ pub(super) const LINES: usize = 1000;
 /// A file that is longer is no history.
 const MAX_BYTES: u64 = (LINES * 2 * LINE_BYTES) as u64;
 
-/// The user's file: `farleaf/history` in `$XDG_STATE_HOME`, or in `.local/state` of the home folder.
+/// The user's file: `farleaf/history` in `$XDG_STATE_HOME`, or in `.local/state` of the home
+/// folder.
 pub(super) fn file(state: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let state = state.and_then(absolute);

@@ -59,8 +59,8 @@ fn say(text: &str) -> anyhow::Result<()> {
 }
 
 impl Shell<'_> {
-    /// Does what a line asks for, and prints what comes of it, `ok` if there is nothing else to print. Its failure is
-    /// the error.
+    /// Does what a line asks for, and prints what comes of it, `ok` if there is nothing else to
+    /// print. Its failure is the error.
     fn line(&mut self, text: &str) -> anyhow::Result<Next> {
         let command = match parse(text, &self.more_help).map_err(anyhow::Error::msg)? {
             Asked::Nothing => return Ok(Next::Line),
@@ -118,7 +118,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     if is_interactive { prompt(shell).map(|()| true) } else { script(shell) }
 }
 
-/// Ends the program by a signal with the terminal as it was; without that, it would stay as it is while a line is edited.
+/// Ends the program by a signal with the terminal as it was; without that, it would stay as it is
+/// while a line is edited.
 fn restore_when_ended() -> anyhow::Result<()> {
     let Some(modes) = Modes::now() else { return Ok(()) };
     let mut signals = Signals::new([SIGTERM, SIGHUP])?;
@@ -175,8 +176,8 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
     }
 }
 
-/// The next line of a script, without its end; `None` at the end of the script. Of a line that is too long there is
-/// one byte more than may be.
+/// The next line of a script, without its end; `None` at the end of the script. Of a line that is
+/// too long there is one byte more than may be.
 fn read_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     let most = LINE_BYTES as u64 + 1;

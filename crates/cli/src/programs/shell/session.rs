@@ -1,10 +1,10 @@
 //! The shell's way to its cluster, which may come and go.
 //!
-//! Each operation has an endpoint of its own, so that nothing is sent over a connection that broke while somebody
-//! thought. After an error the catalog is asked where the servers are now.
+//! Each operation has an endpoint of its own, so that nothing is sent over a connection that broke
+//! while somebody thought. After an error the catalog is asked where the servers are now.
 //!
-//! *Invariants*: an operation is done again only if the servers have moved, it has printed nothing, and it either changes
-//! nothing or is known not to have happened; and only once.
+//! *Invariants*: an operation is done again only if the servers have moved, it has printed nothing,
+//! and it either changes nothing or is known not to have happened; and only once.
 
 use crate::output::is_broken_pipe;
 use crate::programs::ClusterLocation;

@@ -45,7 +45,8 @@ pub(super) enum Asked {
     Command(Box<Command>),
 }
 
-/// Reads a line; the error says in one line what is wrong with it. `more_help` stands at the end of the help.
+/// Reads a line; the error says in one line what is wrong with it. `more_help` stands at the end of
+/// the help.
 pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
     if line.len() > LINE_BYTES {
         return Err(format!("the line is longer than {LINE_BYTES} bytes"));

@@ -1,4 +1,5 @@
-//! What two looks at a cluster say together: for each server its load between them, and how it stands now.
+//! What two looks at a cluster say together: for each server its load between them, and how it
+//! stands now.
 //!
 //! *Thread safety*: plain values.
 
@@ -69,7 +70,8 @@ pub(super) enum State {
     Gone,
 }
 
-/// A server's line. What cannot be known is `None`: rates before a second look, ratios without operations.
+/// A server's line. What cannot be known is `None`: rates before a second look, ratios without
+/// operations.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) server: Server,
@@ -79,8 +81,8 @@ pub(super) struct Row {
     pub(super) operations_per_s: Option<f64>,
     /// The same since its counters began.
     pub(super) operations: Option<f64>,
-    /// Its part of what all compute servers do, from 0 to 1, or so far have done if they do nothing; a memory server's
-    /// part of all memory in use.
+    /// Its part of what all compute servers do, from 0 to 1, or so far have done if they do
+    /// nothing; a memory server's part of all memory in use.
     pub(super) share: Option<f64>,
     /// Leaves found in the cache, of all that were looked for, from 0 to 1.
     pub(super) hit_ratio: Option<f64>,

@@ -1,7 +1,8 @@
 //! `farleaf top`: the load of a cluster, live.
 //!
-//! The catalog is read on a thread of its own and the servers are asked at the same time, each with a bound, so that
-//! neither a catalog nor a server that says nothing keeps the others from being shown.
+//! The catalog is read on a thread of its own and the servers are asked at the same time, each with
+//! a bound, so that neither a catalog nor a server that says nothing keeps the others from being
+//! shown.
 
 mod draw;
 mod figures;
