@@ -129,8 +129,7 @@ pub(crate) struct Arguments {
     )]
     pub(super) cooling_percent: u32,
     /// Choose the frames to cool: random `unused` ones, any at `random`, or one after the other as
-    /// a
-    /// `clock`
+    /// a `clock`
     #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
     pub(super) victims: VictimName,
     /// Write back only the changed `words` of a leaf, or whole `pages` as in the paper
