@@ -306,7 +306,9 @@ impl Connection {
             body(ClientIndex::with_map(fabric, self.options, map, directory), number).await
         });
         let ended = |outcome: Option<_>| {
-            outcome.unwrap_or(Err(IndexError::InvalidArgument("a client did not end").into()))
+            outcome.unwrap_or(Err(
+                IndexError::InvalidArgument("a client's task did not complete").into()
+            ))
         };
         outcomes.into_iter().map(ended).collect()
     }

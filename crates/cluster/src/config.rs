@@ -186,7 +186,7 @@ pub fn advertised(bound: SocketAddr, said: Option<&str>) -> Result<String, Confi
             Ok(port.to_string())
         }
         None if bound.ip().is_unspecified() => Err(ConfigError::Settings(format!(
-            "others cannot connect to {bound}: pass their address for it with --advertise"
+            "other machines cannot connect to {bound}: pass a reachable address with --advertise"
         ))),
         None => Ok(bound.to_string()),
     }

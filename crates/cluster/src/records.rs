@@ -174,7 +174,7 @@ pub struct Keys {
 
 /// A string that is not a valid cluster name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("a cluster's name has from 1 to 64 letters, digits, `-` or `_`")]
+#[error("a cluster's name must have 1 to 64 letters, digits, `-` or `_`")]
 pub struct BadName;
 
 impl Keys {

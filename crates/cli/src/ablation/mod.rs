@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     for experiment in EXPERIMENTS.iter().filter(asked) {
         if experiment.part == Part::Trace && arguments.trace.is_none() {
-            note("the policies on a trace are left out: no --trace was given");
+            note("skipping the policies on a trace: they need --trace");
             continue;
         }
         let outcomes = measure(experiment, arguments)?;

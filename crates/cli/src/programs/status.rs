@@ -67,7 +67,7 @@ impl Shares {
         let warning = most.filter(|_| compute().count() > 1 && sums[0] >= ENOUGH_OPERATIONS);
         let warning = warning.map(|(row, part)| {
             format!(
-                "warning: {} has done {:.1}% of all operations: the keys asked for are nearly all its own",
+                "warning: {} has done {:.1}% of all operations: it owns nearly all keys that clients use",
                 row.server,
                 part.unwrap_or_default() * 100.0
             )

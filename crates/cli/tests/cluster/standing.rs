@@ -316,7 +316,7 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
                 .concat(),
             ),
             1,
-            "is no state of a catalog",
+            "is not a catalog's state file",
         ),
         (with(&["--config", &unknown]), 2, "unknown.toml: unknown setting `pool_byte`"),
         (with(&["--config", &no_unit]), 2, "expected a number of bytes such as 4096"),

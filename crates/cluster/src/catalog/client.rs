@@ -63,7 +63,9 @@ impl RemoteCatalog {
     fn call(&self, request: &Request) -> Result<Answer, CatalogError> {
         let bytes = encode(request);
         if bytes.len() > MAX_MESSAGE_BYTES {
-            return Err(CatalogError::Refused("the request is longer than a message".to_owned()));
+            return Err(CatalogError::Refused(
+                "the request exceeds the maximum size of a message".to_owned(),
+            ));
         }
         let changes = matches!(request, Request::PutIf { .. } | Request::DeleteIf { .. });
         let mut link = lock(&self.link);

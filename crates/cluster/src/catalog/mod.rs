@@ -151,10 +151,13 @@ pub trait Catalog: Send + Sync {
 fn check(key: &str, value: &str) -> Result<(), CatalogError> {
     let refuse = |why: String| Err(CatalogError::Refused(why));
     if key.is_empty() || key.len() > MAX_KEY_BYTES {
-        return refuse(format!("a key has from 1 to {MAX_KEY_BYTES} bytes"));
+        return refuse(format!("a key must have 1 to {MAX_KEY_BYTES} bytes"));
     }
     if value.len() > MAX_VALUE_BYTES {
-        return refuse(format!("a value has at most {MAX_VALUE_BYTES} bytes, not {}", value.len()));
+        return refuse(format!(
+            "a value must have at most {MAX_VALUE_BYTES} bytes, not {}",
+            value.len()
+        ));
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ pub(super) struct Store {
 }
 
 fn invalid(path: &Path, why: impl std::fmt::Display) -> io::Error {
-    let text = format!("{} is no state of a catalog: {why}", path.display());
+    let text = format!("{} is not a catalog's state file: {why}", path.display());
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
@@ -131,7 +131,7 @@ impl Store {
         self.save().map_err(|error| {
             (self.entries, self.leases) = before;
             // The rename may have happened, so do not reuse versions that a reader may have seen.
-            format!("its state cannot be written: {error}")
+            format!("cannot write the catalog's state: {error}")
         })
     }
 
@@ -222,7 +222,7 @@ impl Store {
         let stored = Stored { value, version: self.version, lease };
         let entry = Entry { key, value: stored.value.clone(), version: Version(stored.version) };
         if !fits(entry_bytes(&entry)) {
-            return Err("the value has too many characters that JSON writes as several".to_owned());
+            return Err("the value is too long once escaped as JSON".to_owned());
         }
         self.change(|store| drop(store.entries.insert(entry.key, stored)))?;
         Ok(Answer::Done(true))
@@ -230,7 +230,7 @@ impl Store {
 
     fn grant(&mut self, term_ns: u64, now_ns: u64) -> Result<Answer, String> {
         if !TERMS_NS.contains(&term_ns) {
-            return Err("a term is from a millisecond to an hour".to_owned());
+            return Err("a lease's term must be from 1 millisecond to 1 hour".to_owned());
         }
         if self.leases.len() >= MAX_LEASES {
             return Err("it is full".to_owned());

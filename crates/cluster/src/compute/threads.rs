@@ -277,7 +277,7 @@ async fn load_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue) {
 
 /// Serves one bulk load; its records arrive in consecutive requests.
 async fn load<F: Fabric>(worker: &Worker<F, Fixed8>, fill: f64, queue: &Queue) {
-    let given_up = IndexError::InvalidArgument("the bulk load was given up");
+    let given_up = IndexError::InvalidArgument("the bulk load was abandoned");
     // The request to answer once the work that it asks for is done.
     let pending: RefCell<Option<Reply>> = RefCell::new(None);
     let outcome = worker

@@ -143,10 +143,20 @@ fn fill(metrics: &Metrics, pool: &Shared) {
         metrics.add_one(name, help, kind, look);
     };
     use Kind::{Counter, Gauge};
-    one("connections", "Connections that are open", Gauge, Box::new(counters(|c| c.connections)));
-    one("welcomed", "Connections that were let in", Counter, Box::new(counters(|c| c.welcomed)));
-    one("refused", "Connections that were not let in", Counter, Box::new(counters(|c| c.refused)));
-    one("requests", "Requests", Counter, Box::new(counters(|c| c.requests)));
+    one("connections", "Open connections", Gauge, Box::new(counters(|c| c.connections)));
+    one(
+        "welcomed",
+        "Connections accepted by the handshake",
+        Counter,
+        Box::new(counters(|c| c.welcomed)),
+    );
+    one(
+        "refused",
+        "Connections refused by the handshake",
+        Counter,
+        Box::new(counters(|c| c.refused)),
+    );
+    one("requests", "Requests served", Counter, Box::new(counters(|c| c.requests)));
     one("pool_bytes", "Bytes of the pool", Gauge, Box::new(usage(|u| u.pool_bytes)));
     let help = "Allocated bytes of the pool";
     one("allocated_bytes", help, Gauge, Box::new(usage(|u| u.allocated_bytes)));
@@ -154,9 +164,9 @@ fn fill(metrics: &Metrics, pool: &Shared) {
         let pool = Arc::clone(pool);
         move || lock(&pool).as_ref().map_or(0, |pool| look(pool.service.nodes()))
     };
-    let help = "Nodes that were given away in chunks and are not known to be free";
+    let help = "Nodes allocated in chunks and not known to be free";
     one("nodes_in_use", help, Gauge, Box::new(nodes(|(in_use, _)| in_use)));
-    let help = "Nodes that were freed and wait for reuse on this server";
+    let help = "Freed nodes that wait for reuse on this server";
     one("nodes_free", help, Gauge, Box::new(nodes(|(_, free)| free)));
     let look = Arc::clone(pool);
     let generation = move || lock(&look).as_ref().map_or(0, |pool| pool.generation);

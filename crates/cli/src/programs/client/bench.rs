@@ -187,7 +187,7 @@ async fn load(
 ) -> anyhow::Result<u64> {
     let start_ns = client.fabric().now_ns();
     let records = keys.records().take_while(|_| !abandon.is_wished()).inspect(|_| bar.inc(1));
-    client.bulk_load(records, 0.7).await.context("the keys cannot be loaded")?;
+    client.bulk_load(records, 0.7).await.context("cannot load the keys")?;
     abandon.check()?;
     Ok(client.fabric().now_ns() - start_ns)
 }

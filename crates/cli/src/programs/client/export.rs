@@ -62,7 +62,7 @@ fn to_file(
     path: &Path,
 ) -> anyhow::Result<u64> {
     let name = path.display();
-    let cannot = || format!("{name} cannot be written");
+    let cannot = || format!("cannot write {name}");
     // Follow symbolic links, so that the file behind them is replaced, or created.
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {

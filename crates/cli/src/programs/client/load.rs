@@ -130,7 +130,7 @@ async fn bulk(
     }
     loaded.map(drop).map_err(|error| match error {
         IndexError::NotSorted { position } => anyhow::Error::from(crate::UsageError(format!(
-            "with --bulk keys ascend strictly, and record {} does not",
+            "--bulk needs strictly ascending keys: record {} is out of order",
             position + 1
         ))),
         error => error.into(),
