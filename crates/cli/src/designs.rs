@@ -24,13 +24,13 @@ pub(crate) enum DesignName {
     /// Coarse-grained: each memory server has a tree for its share of the keys; every operation is
     /// an RPC
     Coarse,
-    /// Fine-grained: one tree whose nodes are placed on the memory servers in turn; every operation
+    /// Fine-grained: one tree with its nodes placed on the memory servers in turn; every operation
     /// is one-sided
     Fine,
     /// Hybrid: the upper levels are trees on the memory servers, read by RPC; the leaves are
     /// one-sided
     Hybrid,
-    /// DEX: one tree whose nodes are placed on the memory servers in turn; each compute server owns
+    /// DEX: one tree with its nodes placed on the memory servers in turn; each compute server owns
     /// a range of keys and caches the paths to them
     Dex,
     /// No distribution: one tree in the memory of this machine, called directly; the baseline
@@ -73,7 +73,7 @@ impl DesignName {
 pub(crate) enum PartitioningName {
     /// Each server holds a range of keys
     Range,
-    /// Each server holds the keys whose hash maps to its number
+    /// Each server holds the keys that hash to its number
     Hash,
 }
 

@@ -30,7 +30,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A client of a cluster whose servers are processes.
+/// A client of a cluster of processes.
 pub type Client = ClientIndex<TcpFabric, Fixed8>;
 
 /// How to reach a cluster.

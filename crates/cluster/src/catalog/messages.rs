@@ -13,7 +13,7 @@ pub(super) enum Request {
     Get {
         key: String,
     },
-    /// Lists entries whose keys have the prefix and are greater than `after`.
+    /// Lists entries with keys that begin with `prefix` and are greater than `after`.
     List {
         prefix: String,
         after: Option<String>,
