@@ -48,7 +48,7 @@ pub(super) struct Asked {
     pub(super) since: Clock,
 }
 
-/// Age at which a request is dropped: its client has given up by then.
+/// Age at which a request is refused unread: its client is taken to have given up by then.
 const TOO_OLD: Duration = Duration::from_secs(10);
 
 impl Asked {
