@@ -53,7 +53,7 @@ fn a_benchmark_gives_up_when_a_compute_server_dies() {
     let json: Value = serde_json::from_str(&json).unwrap();
     let failures = json["failed"].as_u64().unwrap() + json["indeterminate"].as_u64().unwrap();
     assert!(failures >= 20, "{json}");
-    // Failed operations take the longest here, at least half of the deadline, and are in no latency.
+    // Failed operations take the longest, at least half of the deadline, and are in no latency.
     let none_done = json["operations"].as_u64().unwrap() == failures;
     assert!(none_done || json["latency_p50_us"].is_f64(), "{json}");
     let few = ["--deadline-seconds", "1", "bench", "--operations", "20", "--most-failures", "1M"];
