@@ -1,4 +1,5 @@
-//! `farleaf demo`: an embedded cluster, every design, a few workloads, one table.
+//! `farleaf demo`: runs a few workloads on every design in an embedded cluster, and prints one
+//! table.
 
 use crate::bench::{memory_servers, pool_bytes, warn_of_errors};
 use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, Task};
@@ -19,7 +20,7 @@ use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use std::path::PathBuf;
 
-/// The options of `farleaf demo`.
+/// Options of `farleaf demo`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  farleaf demo\n  farleaf demo --keys 10M\n  \
     farleaf demo --input orders.csv --key-column id --value-column amount\n\n\
@@ -31,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
     /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the
-    /// same key the last one wins
+    /// same key the last one counts
     #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     input: Option<PathBuf>,
     /// Take the keys, unsigned 64-bit numbers, from this column [default: `key`, or the first of a
@@ -58,7 +59,7 @@ const MEMORY_SERVERS: u16 = 4;
 const THREADS: u16 = 2;
 const FILL: f64 = 0.7;
 
-/// Measured operations of each workload: enough for the 99.9th percentile, and all done in seconds.
+/// Measured operations of each workload: enough for the 99.9th percentile, and done within seconds.
 const OPERATIONS: u64 = 200_000;
 const OPERATIONS_WITH_SCANS: u64 = 20_000;
 
@@ -205,7 +206,7 @@ impl Task for Demo<'_> {
 }
 
 impl Demo<'_> {
-    /// One lookup and one small scan, from the middle of the keys.
+    /// Prints one lookup and one small scan from the middle of the keys.
     fn show<D: Design<Fixed8>, P: Provider>(&self, testbed: &Testbed<D, P>) -> anyhow::Result<()> {
         let key = self.keys.key(self.keys.len() / 2);
         let value = testbed.get(key)?.map_or("nothing".to_owned(), |value| value.to_string());

@@ -1,7 +1,7 @@
-//! The one table of index designs, and of the fabrics that they run on.
+//! The table of index designs and fabrics.
 //!
-//! A new design is a variant of [`DesignName`] and an arm of [`run`]; `bench` and `demo` need
-//! nothing else.
+//! To add a design, add a variant to [`DesignName`] and an arm to [`run`]; `bench` and `demo` need
+//! no change.
 
 use clap::ValueEnum;
 use farleaf::index::Design;
@@ -24,20 +24,21 @@ pub(crate) enum DesignName {
     /// Coarse-grained: each memory server has a tree for its share of the keys; every operation is
     /// an RPC
     Coarse,
-    /// Fine-grained: one tree whose nodes go round the memory servers; every operation is one-sided
+    /// Fine-grained: one tree with its nodes placed on the memory servers in turn; every operation
+    /// is one-sided
     Fine,
-    /// Hybrid: the upper levels are trees on the memory servers, asked by RPC; the leaves are
+    /// Hybrid: the upper levels are trees on the memory servers, read by RPC; the leaves are
     /// one-sided
     Hybrid,
-    /// DEX: one tree whose nodes go round the memory servers; each compute server owns a range of
-    /// keys and caches the paths to them
+    /// DEX: one tree with its nodes placed on the memory servers in turn; each compute server owns
+    /// a range of keys and caches the paths to them
     Dex,
-    /// No distribution: one tree in the memory of this machine, called directly; the yardstick
+    /// No distribution: one tree in the memory of this machine, called directly; the baseline
     Local,
 }
 
 impl DesignName {
-    /// What reports call it.
+    /// The name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Coarse => <Coarse as Design<Fixed8>>::NAME,
@@ -48,7 +49,7 @@ impl DesignName {
         }
     }
 
-    /// Whether keys can be divided among memory servers in this way.
+    /// Whether the design can divide keys among memory servers in this way.
     pub(crate) fn takes(self, partitioning: PartitioningName) -> bool {
         match self {
             Self::Coarse => true,
@@ -58,7 +59,7 @@ impl DesignName {
         }
     }
 
-    /// Whether compute servers cache nodes.
+    /// Whether the design's compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
             Self::Dex => true,
@@ -67,17 +68,17 @@ impl DesignName {
     }
 }
 
-/// How keys are split among memory servers.
+/// A scheme of dividing keys among memory servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PartitioningName {
     /// Each server holds a range of keys
     Range,
-    /// Each server holds the keys whose hash is its number
+    /// Each server holds the keys that hash to its number
     Hash,
 }
 
 impl PartitioningName {
-    /// What reports call it.
+    /// The name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Range => "range",
@@ -86,16 +87,16 @@ impl PartitioningName {
     }
 }
 
-/// What can be chosen about an index, whatever its design.
+/// Options of an index, for all designs.
 #[derive(Clone, Debug)]
 pub(crate) struct IndexOptions {
-    /// How keys are split among memory servers.
+    /// How keys are divided among memory servers.
     pub(crate) partitioning: PartitioningName,
-    /// Where, under range partitioning: one boundary fewer than there are servers.
+    /// The boundaries under range partitioning: one fewer than there are servers.
     pub(crate) boundaries: Vec<u64>,
-    /// How DEX is partitioned among compute servers, and their caches.
+    /// DEX's partitioning among compute servers, and their caches.
     pub(crate) dex: DexOptions<u64>,
-    /// Memory of a design that has all of it in one place.
+    /// Pool size of a design that has all its memory in one place.
     pub(crate) single_pool_bytes: usize,
 }
 
@@ -104,19 +105,19 @@ pub(crate) struct IndexOptions {
 pub(crate) enum FabricConfig {
     /// Memory servers in this process.
     Local(LocalConfig),
-    /// Everything simulated.
+    /// A simulated cluster.
     Sim(Box<SimConfig>),
-    /// Memory servers in this process, reached over its RDMA device.
+    /// Memory servers in this process, reached through this machine's RDMA device.
     #[cfg(feature = "verbs")]
     Verbs(Box<VerbsConfig>),
 }
 
-/// What is done with a design on a fabric.
+/// Work to do with a design on a fabric, generic over both.
 pub(crate) trait Task {
-    /// What comes out.
+    /// The result.
     type Output;
 
-    /// Does it.
+    /// Does the work.
     fn run<D: Design<Fixed8>, P: Provider>(
         self,
         provider: &P,
@@ -124,7 +125,7 @@ pub(crate) trait Task {
     ) -> Self::Output;
 }
 
-/// Does `task` with a design on a fabric.
+/// Runs `task` with a design on a fabric.
 pub(crate) fn run<T: Task>(
     design: DesignName,
     options: &IndexOptions,
@@ -140,7 +141,7 @@ pub(crate) fn run<T: Task>(
             };
             on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, fabric, task)
         }
-        // Nodes go round the servers, wherever the boundaries are.
+        // Nodes are placed on the servers in turn, whatever the boundaries are.
         DesignName::Fine => on_fabric::<Fine, T>(&FineOptions::default(), fabric, task),
         DesignName::Hybrid => {
             on_fabric::<Hybrid, T>(&HybridOptions::with_boundaries(boundaries), fabric, task)

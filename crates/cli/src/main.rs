@@ -78,12 +78,12 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// Ends the command with exit code 2 and this line.
+/// Fails with this message and exit code 2.
 fn usage<T>(message: impl Into<String>) -> anyhow::Result<T> {
     Err(UsageError(message.into()).into())
 }
 
-/// Whether the error is in what the caller gave: the command line, or an input file.
+/// Whether the user's input caused the error: the command line, or an input file.
 fn is_callers(error: &anyhow::Error) -> bool {
     let is_config = |error: &ProgramError| matches!(error, ProgramError::Config(_));
     error.is::<UsageError>()
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        // The reader of the output has closed it.
+        // The reader closed the output, for example a pager.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::error_line(&output::causes(&error));
@@ -132,7 +132,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong, without how it would be right.
+/// The description of a command-line error, without clap's hints.
 fn first_paragraph(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
@@ -141,11 +141,11 @@ fn first_paragraph(error: &clap::Error) -> String {
     text[..end].to_owned()
 }
 
-/// Help and version go to stdout as they are; an error becomes one line.
+/// Prints help and version to stdout unchanged; prints an error as one line.
 fn explain(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A reader that has gone is no failure.
+            // A reader that has closed the pipe is not an error.
             let _ = error.print();
             ExitCode::SUCCESS
         }

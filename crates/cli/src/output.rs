@@ -1,7 +1,7 @@
-//! What goes to stdout, what to stderr, and the bars of progress.
+//! Output to stdout and stderr, and progress bars.
 //!
-//! Results go to stdout, everything else to stderr; with `--json -` stdout has JSON and nothing
-//! else. Nothing here panics when the reader has gone.
+//! Results go to stdout, all other output to stderr. With `--json -`, stdout has only the JSON. No
+//! function here panics when the reader has closed the pipe.
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -9,19 +9,19 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Where JSON goes.
+/// The destination of JSON.
 #[derive(Debug)]
 pub(crate) enum JsonTarget {
-    /// Nowhere.
+    /// None: no JSON is written.
     None,
-    /// To stdout, and the table to stderr.
+    /// Stdout; the table then goes to stderr.
     Stdout,
-    /// To this file.
+    /// This file.
     File(File, PathBuf),
 }
 
 impl JsonTarget {
-    /// Opens the file at once: a run of minutes must not end with a path that cannot be written.
+    /// Opens the file at once, so that a run of minutes does not fail at its end.
     pub(crate) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         Ok(match path {
             None => Self::None,
@@ -34,7 +34,7 @@ impl JsonTarget {
         })
     }
 
-    /// Text for people: to stdout, unless JSON goes there.
+    /// Writes text for people: to stdout, or to stderr if JSON goes to stdout.
     pub(crate) fn say(&self, text: &str) -> anyhow::Result<()> {
         match self {
             Self::Stdout => {
@@ -45,7 +45,7 @@ impl JsonTarget {
         }
     }
 
-    /// The JSON.
+    /// Writes the JSON.
     pub(crate) fn write(&mut self, json: &str) -> anyhow::Result<()> {
         match self {
             Self::None => Ok(()),
@@ -66,13 +66,13 @@ pub(crate) fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// An error as one line, whatever it is made of.
+/// Writes an error to stderr as one line, even if the message has several.
 pub(crate) fn error_line(message: &str) {
     let words: Vec<&str> = message.split_whitespace().collect();
     note(&format!("error: {}", words.join(" ")));
 }
 
-/// An error and what caused it. Some errors say their cause themselves: nothing is said twice.
+/// An error and its causes. Skips a cause that the error's own text already contains.
 pub(crate) fn causes(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -83,13 +83,14 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
     text
 }
 
-/// Whether the reader of the output has gone.
+/// Whether the error means that the reader has closed the pipe.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     error.chain().filter_map(|cause| cause.downcast_ref()).any(broken)
 }
 
-/// A bar on stderr for `total` steps, hidden when that is no terminal. Without a total it spins.
+/// A progress bar on stderr for `total` steps, hidden if stderr is not a terminal. Without a total
+/// it is a spinner.
 pub(crate) fn bar(what: &str, total: Option<u64>) -> ProgressBar {
     let (bar, template) = match total {
         Some(total) => (

@@ -1,4 +1,4 @@
-//! Curves with axes, a legend beside them and marks; and bars, for tables. Drawn as SVG.
+//! Plots drawn as SVG: curves with axes, marks and a legend beside them; and bars for tables.
 
 use anyhow::{Context, anyhow};
 use plotters::prelude::*;
@@ -7,15 +7,15 @@ use std::fmt::Display;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (800, 440);
-/// What the legend has of the width, beside the curves.
+/// Width of the legend beside the curves.
 const LEGEND: u32 = 150;
-/// What the highest point has above it, as a multiple of it.
+/// Upper end of the y axis, as a multiple of the highest point.
 const HEADROOM: f64 = 1.1;
-/// A bar with the space to the next, and the room for its name and for its figure.
+/// Height of a bar including the gap to the next; below, the widths for its name and its value.
 const BAR: i32 = 26;
 const BAR_NAME: i32 = 260;
 const BAR_FIGURE: i32 = 110;
-/// The room for title and caption above bars.
+/// Height of title and caption above bars.
 const BARS_TOP: i32 = 64;
 const COLOURS: [RGBColor; 6] = [
     RGBColor(31, 119, 180),
@@ -26,35 +26,35 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(90, 90, 90),
 ];
 
-/// What is drawn. Both axes start at 0.
+/// A plot of curves. Both axes start at 0.
 #[derive(Clone, Debug)]
 pub(crate) struct Plot {
-    /// Above everything: what the file is called, and what it shows.
+    /// The title above the plot.
     pub(crate) title: String,
-    /// Below it: what it was measured on.
+    /// The caption below the title: the conditions of the measurement.
     pub(crate) caption: String,
-    /// What the x axis says.
+    /// Label of the x axis.
     pub(crate) x: &'static str,
-    /// What the y axis says: rates.
+    /// Label of the y axis, which shows rates.
     pub(crate) y: &'static str,
-    /// From the left to the right; with more curves than colours, these start again.
+    /// Points from left to right; if there are more curves than colours, colours repeat.
     pub(crate) curves: Vec<Curve>,
-    /// Whether points are seen as such.
+    /// Whether points are drawn as dots.
     pub(crate) dots: bool,
-    /// Where on the x axis something happened, and what.
+    /// Marked positions on the x axis, with their labels.
     pub(crate) marks: Vec<(f64, String)>,
 }
 
 /// One curve.
 #[derive(Clone, Debug)]
 pub(crate) struct Curve {
-    /// What the legend calls it.
+    /// The name in the legend.
     pub(crate) name: String,
-    /// Where it goes through.
+    /// The points that the curve connects.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// A number of operations a second, to three digits.
+/// Formats operations per second with three digits.
 pub(crate) fn rate(throughput: f64) -> String {
     match throughput {
         rate if rate >= 1e6 => format!("{:.2} M", rate / 1e6),
@@ -64,7 +64,7 @@ pub(crate) fn rate(throughput: f64) -> String {
 }
 
 impl Plot {
-    /// Writes the file.
+    /// Writes the plot to a file.
     pub(crate) fn draw(&self, path: &Path) -> anyhow::Result<()> {
         self.write(path).with_context(|| format!("cannot draw {}", path.display()))
     }
@@ -93,7 +93,7 @@ impl Plot {
             .x_desc(self.x)
             .y_desc(self.y)
             .light_line_style(TRANSPARENT)
-            // Ticks are sums of steps: 0.30000000000000004 is 0.3.
+            // Ticks are sums of steps, so round: 0.30000000000000004 becomes 0.3.
             .x_label_formatter(&|value| ((value * 1e9).round() / 1e9).to_string())
             .y_label_formatter(&|value| rate(*value))
             .draw()
@@ -101,7 +101,8 @@ impl Plot {
         for (number, (at, label)) in self.marks.iter().enumerate() {
             let tick = PathElement::new([(*at, 0.0), (*at, top)], BLACK.stroke_width(1));
             chart.draw_series([tick]).map_err(failed)?;
-            // Beside its tick, where there is room, and not where the mark before has its own.
+            // Put the label on the side of its mark where there is room, at a height that the
+            // previous label does not use.
             let side = if *at > right * 0.7 { HPos::Right } else { HPos::Left };
             let style = ("sans-serif", 12).into_font().color(&BLACK);
             let style = style.pos(Pos::new(side, VPos::Center));
@@ -130,7 +131,7 @@ impl Plot {
     }
 }
 
-/// The height of title and caption.
+/// Height of title and caption.
 const TITLES: u32 = 52;
 
 fn draw_titles<B: DrawingBackend>(
@@ -149,16 +150,16 @@ fn draw_titles<B: DrawingBackend>(
 /// A column of a table as bars.
 #[derive(Clone, Debug)]
 pub(crate) struct Bars {
-    /// Above everything: what the file is called, and what it shows.
+    /// The title above the plot.
     pub(crate) title: String,
-    /// Below it: what it was measured on.
+    /// The caption below the title: the conditions of the measurement.
     pub(crate) caption: String,
-    /// From top to bottom: a name, how long the bar is, and the figure as it is written.
+    /// The bars from top to bottom: name, length, and the value as text.
     pub(crate) bars: Vec<(String, f64, String)>,
 }
 
 impl Bars {
-    /// Writes the file.
+    /// Writes the plot to a file.
     pub(crate) fn draw(&self, path: &Path) -> anyhow::Result<()> {
         self.write(path)
             .map_err(|error| anyhow!("{error}"))

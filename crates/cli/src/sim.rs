@@ -1,10 +1,10 @@
-//! `farleaf sim`: scenarios of workloads and faults on a simulated cluster.
+//! `farleaf sim`: runs scenarios of workloads and faults on a simulated cluster.
 
 use crate::{units, usage};
 use clap::Args;
 use farleaf_sim::{CommandError, DeathAt, Deaths, run_command, run_mutants, run_random};
 
-/// The options of `farleaf sim`.
+/// Options of `farleaf sim`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  farleaf sim --scenario all --seed 1 --count 100\n  \
                         farleaf sim --scenario canary\n  \
@@ -31,15 +31,15 @@ pub(crate) struct Arguments {
     /// `all` of the WRITEs in flight take effect
     #[arg(long, value_name = "WRITE:WORDS")]
     death: Option<DeathAt>,
-    /// So many random scenarios, each with a seed of its own, over all designs, faults and
+    /// Run this many random scenarios, each with a seed of its own, over all designs, faults and
     /// parameters
     #[arg(long, value_name = "N", value_parser = units::positive, conflicts_with_all = ["scenario", "count", "sweep", "death", "mutants"])]
     random: Option<u64>,
-    /// Only random scenarios of this kind: a design, a fault, or both, as in dex-lossy
+    /// Run only random scenarios of this kind: a design, a fault, or both, as in dex-lossy
     #[arg(long, value_name = "KIND", default_value = "all", requires = "random")]
     kind: String,
-    /// Each planted bug in turn, or only those named: how many runs it takes to catch it, of
-    /// --count at most
+    /// Plant each bug in turn, or only those named, and count the runs that it takes to catch it,
+    /// of --count at most
     #[arg(long, value_name = "BUG", num_args = 0.., conflicts_with_all = ["scenario", "sweep", "death"])]
     mutants: Option<Vec<String>>,
 }

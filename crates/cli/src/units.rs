@@ -1,14 +1,14 @@
-//! Numbers as people write them: `20_000_000`, `20M`, `64Mi`.
+//! Parsers of numbers as people write them: `20_000_000`, `20M`, `64Mi`.
 
-/// A count: digits, with `_` between them, and a suffix `k`, `M` or `G` (thousands, millions,
-/// thousand millions) if need be.
+/// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M` or `G`
+/// (thousands, millions, thousand millions).
 pub(crate) fn count(text: &str) -> Result<u64, String> {
     let expected = "expected a whole number such as 500000, 500_000, 500k, 20M or 1G";
     parse(text, &[("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)])
         .ok_or_else(|| expected.to_owned())
 }
 
-/// A count of at least 1.
+/// Parses a count of at least 1.
 pub(crate) fn positive(text: &str) -> Result<u64, String> {
     match count(text)? {
         0 => Err("must be at least 1".to_owned()),
@@ -29,20 +29,20 @@ pub(crate) fn limited<T: TryFrom<u64>>(
     }
 }
 
-/// The largest whole number that every reader of JSON takes as it is.
+/// The largest integer up to which every JSON reader is exact.
 const EXACT_IN_JSON: u64 = 1 << 53;
 
-/// A seed, which reports repeat as a number of JSON.
+/// Parses a seed, which reports contain as a JSON number.
 pub(crate) fn seed(text: &str) -> Result<u64, String> {
     limited(0, EXACT_IN_JSON)(text)
 }
 
-/// A weight: a count of at least 1 that reports repeat.
+/// Parses a weight: a count of at least 1 that reports contain.
 pub(crate) fn weight(text: &str) -> Result<u64, String> {
     positive(text).and_then(|_| limited(1, EXACT_IN_JSON)(text))
 }
 
-/// Bytes: as [`count`], and `Ki`, `Mi` or `Gi` for powers of 1024.
+/// Parses bytes: like [`count`], and with `Ki`, `Mi` or `Gi` for powers of 1024.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let expected = "expected a number of bytes such as 4096, 64Ki, 512Mi, 2Gi or 1G";
     let suffixes = [
@@ -68,22 +68,23 @@ fn parse(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
     number.checked_mul(factor)
 }
 
-/// How full pages are made.
+/// Parses the fill of pages.
 pub(crate) fn fill(text: &str) -> Result<f64, String> {
     within(text, 0.1, 1.0, "expected a number from 0.1 to 1.0")
 }
 
-/// A percentage.
+/// Parses a percentage.
 pub(crate) fn percent(text: &str) -> Result<f64, String> {
     within(text, 0.0, 100.0, "expected a number from 0 to 100")
 }
 
-/// A cache, in percent of what is loaded: inner nodes and free space come on top of the records.
+/// Parses a cache size in percent of the loaded data. It may exceed 100, because inner nodes and
+/// free space take room besides the records.
 pub(crate) fn cache_percent(text: &str) -> Result<f64, String> {
     within(text, 0.0, 10_000.0, "expected a number from 0 to 10000")
 }
 
-/// A time in seconds, up to a day.
+/// Parses a time in seconds, up to a day.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     within(text, 1e-6, 86_400.0, "expected a number of seconds from 0.000001 to 86400")
 }

@@ -1,5 +1,4 @@
-//! The command as scripts and people meet it: exit codes, one line for each error, JSON that
-//! parses.
+//! The command as scripts and people use it: exit codes, one line per error, valid JSON.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +13,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The one line of an error with this exit code.
+/// The single line of an error with this exit code.
 fn error(code: i32, arguments: &[&str]) -> String {
     let output = farleaf(arguments);
     let stderr = text(&output.stderr);
@@ -48,7 +47,7 @@ impl TestFile {
 
 impl Drop for TestFile {
     fn drop(&mut self) {
-        // Nothing depends on it.
+        // No other test depends on the removal.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -59,7 +58,7 @@ fn small<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&SMALL, more].concat()
 }
 
-/// Where there is no RDMA device, one line says so, or what else is missing.
+/// Without an RDMA device or another requirement, one line names what is missing.
 #[test]
 fn verbs_without_a_device_end_with_one_line() {
     let devices = std::fs::read_dir("/sys/class/infiniband");
@@ -251,10 +250,10 @@ fn dex_can_be_run_as_in_its_paper() {
         &[&harness[..], &["--cache-percent", "400", "--warm-up", "400k"]].concat(),
     );
     assert!(all["per_operation"]["reads"].as_f64().unwrap() < 0.001, "{all}");
-    // Intervals of dense keys have as many records as keys, but for those at the end.
+    // Intervals of dense keys contain as many records as keys, except at the ends.
     let scans = run("scan-only", &[&small[..], &paper].concat());
     let leaves = ["leaf_hits", "leaf_misses"].map(|name| scans["cache"][name].as_f64().unwrap());
-    // 100 records lie in 4.3 leaves of 30, less at the end of the keys.
+    // 100 records lie in 4.3 leaves of 30, and in fewer at the end of the keys.
     assert!((4.0..4.4).contains(&leaves.iter().sum::<f64>()), "{scans}");
     let upserts = run("insert-intensive", &[&small[..], &["--upserts-among-more", "20k"]].concat());
     assert_eq!(upserts["placement_level"], 0, "{upserts}");
@@ -302,7 +301,7 @@ fn a_timeline_is_shown_and_written() {
         let output = farleaf(&[&arguments[..], &["--json", "-"]].concat());
         let shown = text(&output.stderr);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        // In real time a run may end late, when the machine has something else to do.
+        // In real time a run on a loaded machine may end late.
         let intervals = if fabric == "sim" { "60 intervals of 66.7 µs" } else { "intervals of" };
         for expected in ["operations/s over time", intervals, "hotspot shifts", "1 │", "█"] {
             assert!(shown.contains(expected), "{expected}: {shown}");
@@ -395,7 +394,7 @@ fn the_ablation_has_a_row_for_each_step() {
     let steps = std::fs::read_to_string(folder.join("steps.csv")).unwrap();
     let column = |line: &str, name: &str| {
         let header = steps.lines().next().unwrap().split(',');
-        // The setting of the first lines has a comma in its quotes.
+        // The setting in the first lines has a comma inside its quotes.
         let place = header.rev().position(|column| column == name).unwrap();
         line.rsplit(',').nth(place).unwrap().parse::<f64>().unwrap()
     };

@@ -1,12 +1,12 @@
-//! A program's way to a cluster: finds the compute servers in the catalog, and runs one task as a
-//! client of theirs. Where one of them is lost, a thread looks into the catalog again, and clients
-//! go on with what it finds.
+//! A program's connection to a cluster. It finds the compute servers in the catalog and runs tasks
+//! as clients of them. When a client loses a compute server, a background thread reads the catalog
+//! again, and clients continue with the addresses that it finds.
 //!
-//! *Invariants*: at most one look at the catalog is under way for a connection, and the next begins
-//! no sooner than `LOOK_AGAIN_AFTER` later.
+//! *Invariants*: per connection, at most one read of the catalog for lost servers is under way, and
+//! the next one begins at least `LOOK_AGAIN_AFTER` later.
 //!
-//! *Thread safety*: [`Connection`] is for any number of threads; a client belongs to the thread
-//! that it runs on.
+//! *Thread safety*: any number of threads may share a [`Connection`]; a client belongs to the
+//! thread that runs it.
 
 use crate::catalog::{self, Catalog, CatalogAddress};
 use crate::clock::Clock;
@@ -33,25 +33,25 @@ use std::time::Duration;
 /// A client of a cluster of processes.
 pub type Client = ClientIndex<TcpFabric, Fixed8>;
 
-/// How a program reaches a cluster.
+/// How to reach a cluster.
 #[derive(Clone, Debug)]
 pub struct ConnectionConfig {
-    /// The cluster's name.
+    /// The name of the cluster.
     pub cluster: String,
-    /// Where its catalog is.
+    /// The address of its catalog.
     pub catalog: CatalogAddress,
-    /// Its secret.
+    /// The cluster's shared secret.
     pub token: Token,
-    /// The longest that one operation may take.
+    /// Deadline of one operation.
     pub deadline: Duration,
-    /// How many requests a client may have in flight.
+    /// Maximum number of requests that a client has in flight.
     pub depth: usize,
 }
 
-/// The least time between two looks at the catalog for servers that were lost.
+/// Minimum time between two reads of the catalog for lost servers.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// The compute servers of a cluster, as the catalog has them.
+/// A connection to the compute servers that the catalog lists.
 pub struct Connection {
     places: Arc<Places>,
     options: ClientOptions,
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// What all clients of a connection share.
+/// State that all clients of a connection share.
 struct Places {
     cluster: TcpCluster,
     catalog: Arc<dyn Catalog>,
@@ -73,20 +73,20 @@ struct Places {
     known: Mutex<Known>,
 }
 
-/// What the catalog said last.
+/// Result of the last read of the catalog.
 struct Known {
     map: PartitionMap<u64>,
-    /// The compute servers that are registered, by number.
+    /// The registered compute servers, by number.
     found: Vec<ComputeRecord>,
-    /// Compute servers that are not registered.
+    /// Numbers of the compute servers that are not registered.
     absent: BTreeSet<u16>,
-    /// A look is under way.
+    /// Whether a read of the catalog is under way.
     is_looking: bool,
-    /// When the next may begin, since the clock's start.
+    /// The earliest time of the next read, counted from the clock's start.
     not_before: Duration,
 }
 
-/// The compute servers that are registered, and those that are not.
+/// Splits the compute servers into registered records and unregistered numbers.
 fn registered(
     catalog: &dyn Catalog,
     keys: &Keys,
@@ -108,7 +108,8 @@ fn map_of(record: MapRecord) -> Result<PartitionMap<u64>, ProgramError> {
 }
 
 impl Places {
-    /// Looks where the compute servers are now; connections that are opened from then on go there.
+    /// Reads the current addresses of the compute servers; connections opened from then on use
+    /// them.
     fn look(&self) -> Result<(), ProgramError> {
         let catalog = &*self.catalog;
         let (found, absent) = registered(catalog, &self.keys, self.compute_servers)?;
@@ -126,7 +127,7 @@ impl Places {
     }
 }
 
-/// The connection, as one of its clients asks it.
+/// The connection as the directory that its clients ask.
 #[derive(Clone)]
 struct OneDirectory(Arc<Places>);
 
@@ -148,8 +149,8 @@ impl Directory<u64> for OneDirectory {
             return;
         }
         let look = move || {
-            // The catalog may be gone too: then everything stays as it was, and a later loss looks
-            // again.
+            // If the catalog fails too, keep the old addresses; the next loss triggers another
+            // read.
             let _ = places.look();
             let mut known = lock(&places.known);
             known.is_looking = false;
@@ -165,7 +166,7 @@ impl Directory<u64> for OneDirectory {
     }
 }
 
-/// The address of a server, of whose host the catalog may have the name.
+/// Resolves the address of a server, which may contain a host name.
 pub(crate) fn resolve(address: &str) -> Result<SocketAddr, ProgramError> {
     let what = format!("cannot resolve {address}");
     let found = address.to_socket_addrs().map_err(ProgramError::system(&what))?.next();
@@ -177,10 +178,10 @@ fn ns(time: Duration) -> u64 {
 }
 
 impl Connection {
-    /// Looks the compute servers up. Connects to them when there is something to ask.
+    /// Looks up the compute servers. Connects to them only when a client sends a request.
     ///
     /// # Errors
-    /// What the catalog says, or that the cluster has never served.
+    /// The catalog's error, or that the cluster has never served.
     pub fn open(config: &ConnectionConfig) -> Result<Self, ProgramError> {
         let catalog = catalog::open(&config.catalog, &config.token)?;
         let keys = Keys::new(&config.cluster)
@@ -191,7 +192,8 @@ impl Connection {
         let (settings, _) = settings.ok_or_else(unknown)?;
         let compute_servers = settings.compute_servers;
         let (found, absent) = registered(&*catalog, &keys, compute_servers)?;
-        // What is not there has no address, and is asked nothing.
+        // An unregistered server has a placeholder address; it is in `absent`, so clients send it
+        // nothing.
         let mut addresses = vec![SocketAddr::from(([0, 0, 0, 0], 0)); usize::from(compute_servers)];
         for record in &found {
             addresses[usize::from(record.number)] = resolve(&record.address)?;
@@ -201,7 +203,7 @@ impl Connection {
             ProgramError::Failed("the cluster has not served yet: it has no partition map".into())
         };
         let map = map_of(record.ok_or_else(no_map)?.0)?;
-        // Time for a second attempt at what changes nothing.
+        // Leaves time to retry an operation that changes nothing.
         let request = config.deadline * 2 / 5;
         let tcp = TcpConfig {
             role: Role::Client,
@@ -225,14 +227,14 @@ impl Connection {
         (&*self.places.catalog, &self.places.keys)
     }
 
-    /// Empties the index, and waits until the compute servers serve the new one. All memory of the
-    /// old index is given back at once; operations that are under way are told that they are not
-    /// served, or that their outcome is unknown. If this program dies meanwhile, the servers go on
-    /// by themselves.
+    /// Empties the index, and waits until the compute servers serve the new one. The memory servers
+    /// free all memory of the old index at once. Operations in flight fail as not served, or with
+    /// an unknown outcome. If this program dies meanwhile, the servers finish the change on their
+    /// own.
     ///
     /// # Errors
-    /// [`ProgramError`]: there is no index to empty, another program is emptying it, or the new one
-    /// is not served in time.
+    /// [`ProgramError`]: there is no index to empty, another program is emptying it, or the compute
+    /// servers do not serve the new one in time.
     pub fn clear(&self, within: Duration) -> Result<(), ProgramError> {
         let (catalog, keys) = self.catalog();
         let failed = |why: &str| Err(ProgramError::Failed(why.to_owned()));
@@ -269,8 +271,8 @@ impl Connection {
         )))
     }
 
-    /// Whether `other` leads to the same compute servers as this one: none was started again, has
-    /// come or gone.
+    /// Whether `other` has the same compute servers at the same addresses: no server has restarted,
+    /// joined or left.
     pub fn leads_where(&self, other: &Self) -> bool {
         let same = |(one, other): (&ComputeRecord, &ComputeRecord)| {
             (one.number, &one.address, one.epoch) == (other.number, &other.address, other.epoch)
@@ -280,10 +282,10 @@ impl Connection {
         mine.len() == theirs.len() && mine.iter().zip(&theirs).all(same)
     }
 
-    /// Runs one task as a client, on the calling thread.
+    /// Runs one task as a client on the calling thread.
     ///
     /// # Errors
-    /// What the task says.
+    /// The task's error.
     pub fn run<T: Send, E: Send + From<IndexError>>(
         &self,
         body: impl AsyncFn(Client) -> Result<T, E> + Sync,
@@ -292,7 +294,7 @@ impl Connection {
         outcomes.pop().unwrap_or(Err(IndexError::InvalidArgument("no client ran").into()))
     }
 
-    /// Runs as many tasks at the same time, each on a thread of its own; gives them their numbers.
+    /// Runs the tasks concurrently, each on a thread of its own, and passes each its number.
     pub fn run_all<T: Send, E: Send + From<IndexError>>(
         &self,
         clients: usize,
@@ -304,7 +306,9 @@ impl Connection {
             body(ClientIndex::with_map(fabric, self.options, map, directory), number).await
         });
         let ended = |outcome: Option<_>| {
-            outcome.unwrap_or(Err(IndexError::InvalidArgument("a client did not end").into()))
+            outcome.unwrap_or(Err(
+                IndexError::InvalidArgument("a client's task did not complete").into()
+            ))
         };
         outcomes.into_iter().map(ended).collect()
     }

@@ -1,18 +1,17 @@
-//! What time it is in a program of the cluster, for leases and bounded waits; the only place that
-//! reads a clock.
+//! The clock of a cluster program, for leases and bounded waits; no other module reads a clock.
 //!
-//! *Thread safety*: any number of threads; copies are the same clock.
+//! *Thread safety*: any number of threads; copies share one start.
 
 use std::time::{Duration, Instant};
 
-/// A clock that never goes back, counted from its start.
+/// A monotonic clock that counts from its start.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     started: Instant,
 }
 
 impl Clock {
-    /// A clock that starts now.
+    /// Starts a clock at the current time.
     pub fn start() -> Self {
         #[expect(
             clippy::disallowed_methods,
@@ -22,7 +21,7 @@ impl Clock {
         Self { started }
     }
 
-    /// How long ago it was started.
+    /// Time since its start.
     pub fn elapsed(&self) -> Duration {
         #[expect(
             clippy::disallowed_methods,
@@ -32,7 +31,7 @@ impl Clock {
         now.duration_since(self.started)
     }
 
-    /// Nanoseconds since it was started.
+    /// Nanoseconds since its start.
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }

@@ -1,8 +1,8 @@
-//! What programs are told: a TOML file, flags, and the file of the token.
+//! Settings of the programs: a TOML file, flags, and the token file.
 //!
-//! The keys of a file are the names of the flags, with `_` for `-`: each setting is named, checked
-//! and given its unit in one place. A file stands before the flags on the command line, so flags
-//! win.
+//! The keys of a settings file are the names of the flags, with `_` for `-`, so each setting is
+//! named, checked and given its unit in one place. A file's settings come before the flags on the
+//! command line, so flags win.
 //!
 //! *Thread safety*: plain functions.
 
@@ -15,7 +15,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a program was told nothing sensible; each is one line.
+/// An invalid setting; each message is one line.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -24,7 +24,7 @@ pub enum ConfigError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the operating system says.
+        /// The error of the operating system.
         error: io::Error,
     },
     /// A file is not TOML, or has unknown keys or values.
@@ -32,10 +32,10 @@ pub enum ConfigError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         why: String,
     },
-    /// The file of a token can be read by others.
+    /// Other users can read a token file.
     #[error("{path}: others can read this token (its mode is {mode:o}); run chmod 600 on it", path = .path.display())]
     Exposed {
         /// The file.
@@ -43,21 +43,21 @@ pub enum ConfigError {
         /// Its mode.
         mode: u32,
     },
-    /// Settings do not go together.
+    /// Settings contradict each other.
     #[error("{0}")]
     Settings(String),
 }
 
-/// This program was built without RDMA.
+/// Error text for programs built without RDMA.
 #[cfg(not(feature = "verbs"))]
 pub(crate) fn without_verbs() -> ConfigError {
     let why = "transport verbs is not in this program: it was built without the feature `verbs`";
     ConfigError::Settings(why.to_owned())
 }
 
-/// The longest file of settings, in bytes.
+/// Maximum size of a settings file, in bytes.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
-/// The longest token, in bytes.
+/// Maximum size of a token file, in bytes.
 const MAX_TOKEN_BYTES: u64 = 4096;
 
 fn at(path: &Path) -> impl Fn(io::Error) -> ConfigError {
@@ -74,11 +74,11 @@ fn read_bounded(path: &Path, file: File, most: u64) -> Result<Vec<u8>, ConfigErr
     Ok(bytes)
 }
 
-/// The flags that a file of settings stands for. `flags` are the names of those that the program
+/// Translates a settings file into flags. `flags` has the names of the flags that the program
 /// knows, without dashes.
 ///
 /// # Errors
-/// [`ConfigError`] if the file cannot be read, is not TOML, or has a key that is no flag.
+/// [`ConfigError`] if the file cannot be read, is not TOML, or has a key that is not a flag.
 pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, ConfigError> {
     let file = File::open(path).map_err(at(path))?;
     let bytes = read_bounded(path, file, MAX_FILE_BYTES)?;
@@ -111,11 +111,11 @@ pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, Confi
     Ok(arguments)
 }
 
-/// Reads a token: 64 hexadecimal digits of 32 bytes, as [`make_token`] writes it, or any other text
-/// of 16 bytes and more. White space around it is no part of it.
+/// Reads a token: 64 hexadecimal digits for 32 bytes, as [`make_token`] writes it, or any other
+/// text of at least 16 bytes. Surrounding white space is ignored.
 ///
 /// # Errors
-/// [`ConfigError`] if it cannot be read, others may read it, or it is too short.
+/// [`ConfigError`] if the file cannot be read, other users can read it, or the token is too short.
 pub fn read_token(path: &Path) -> Result<Token, ConfigError> {
     let file = File::open(path).map_err(at(path))?;
     let mode = file.metadata().map_err(at(path))?.mode() & 0o7777;
@@ -127,10 +127,10 @@ pub fn read_token(path: &Path) -> Result<Token, ConfigError> {
         .map_err(|short| ConfigError::Content { path: path.to_owned(), why: short.to_string() })
 }
 
-/// Draws a token and writes it to a new file that only its owner can read.
+/// Draws a random token and writes it to a new file that only its owner can read.
 ///
 /// # Errors
-/// [`ConfigError`] if the file is there already or cannot be written.
+/// [`ConfigError`] if the file exists already or cannot be written.
 pub fn make_token(path: &Path) -> Result<(), ConfigError> {
     if path.exists() {
         return Err(at(path)(io::ErrorKind::AlreadyExists.into()));
@@ -144,7 +144,7 @@ pub fn make_token(path: &Path) -> Result<(), ConfigError> {
     replace_with(path, &text, 0o600)
 }
 
-/// Writes a file beside, and puts it in place when all of it is there.
+/// Writes a temporary file next to `path`, and renames it into place once it is complete.
 fn replace_with(path: &Path, content: &str, mode: u32) -> Result<(), ConfigError> {
     let temporary = path.with_added_extension("new");
     let mut options = OpenOptions::new();
@@ -154,7 +154,7 @@ fn replace_with(path: &Path, content: &str, mode: u32) -> Result<(), ConfigError
         file.sync_all()
     });
     written.and_then(|()| std::fs::rename(&temporary, path)).map_err(|error| {
-        // What is there of it is of no use.
+        // A partly written file is useless.
         let _ = std::fs::remove_file(&temporary);
         at(path)(error)
     })
@@ -168,10 +168,10 @@ pub fn replace_file(path: &Path, content: &str) -> Result<(), ConfigError> {
     replace_with(path, content, 0o666)
 }
 
-/// The address to publish for a listener at `bound`: `said`, if given, otherwise `bound`.
+/// The address to publish for a listener at `bound`: `said` if given, otherwise `bound`.
 ///
 /// # Errors
-/// [`ConfigError::Settings`] if `bound` is every address of this machine and nothing else is said.
+/// [`ConfigError::Settings`] if `bound` is the unspecified address and `said` is `None`.
 pub fn advertised(bound: SocketAddr, said: Option<&str>) -> Result<String, ConfigError> {
     match said {
         Some(address) => {
@@ -186,7 +186,7 @@ pub fn advertised(bound: SocketAddr, said: Option<&str>) -> Result<String, Confi
             Ok(port.to_string())
         }
         None if bound.ip().is_unspecified() => Err(ConfigError::Settings(format!(
-            "others cannot connect to {bound}: pass their address for it with --advertise"
+            "other machines cannot connect to {bound}: pass a reachable address with --advertise"
         ))),
         None => Ok(bound.to_string()),
     }

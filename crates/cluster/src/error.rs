@@ -1,4 +1,4 @@
-//! Why a program of the cluster ended, or did not start.
+//! The errors with which a program of the cluster ends or fails to start.
 
 use crate::catalog::CatalogError;
 use crate::config::ConfigError;
@@ -6,43 +6,43 @@ use crate::records::RecordError;
 use std::io;
 use thiserror::Error;
 
-/// Why a program of the cluster ended, or did not start; each is one line.
+/// Why a program of the cluster ended or did not start; each message is one line.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// It was told nothing sensible.
+    /// Invalid settings.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The catalog did not do what was needed.
+    /// A call to the catalog failed.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// The catalog holds an invalid entry.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// What the program tried to do.
         what: String,
-        /// What it said.
+        /// The error of the operating system.
         error: io::Error,
     },
-    /// The transport cannot be used, by this program or on this machine, and no other is taken
-    /// instead.
+    /// The transport cannot be used by this program or on this machine. The program does not fall
+    /// back to another.
     #[error("{0}")]
     Transport(String),
-    /// Anything else.
+    /// Any other error.
     #[error("{0}")]
     Failed(String),
 }
 
 impl ProgramError {
-    /// Says why the transport cannot be used.
+    /// Wraps the reason why the transport cannot be used.
     pub(crate) fn transport(why: impl std::fmt::Display) -> Self {
         Self::Transport(why.to_string())
     }
 
-    /// Says what was tried when the operating system refused.
+    /// Adds what the program tried to do to an error of the operating system.
     pub fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |error| Self::System { what, error }

@@ -1,20 +1,21 @@
-//! `farleaf cluster`: a whole cluster on one host, each server a process of its own, in one folder.
+//! `farleaf cluster`: runs a whole cluster on one host, each server in its own process, in one
+//! folder.
 //!
 //! ```text
-//! D/lock            held while the launcher runs        D/memory-0.log   what a server said
-//! D/token           the cluster's token, mode 600       D/memory-0.pid   its process
+//! D/lock            held while the launcher runs        D/memory-0.log   output of a server
+//! D/token           the cluster's token, mode 600       D/memory-0.pid   its process id
 //! D/catalog.json    the catalog's state                 D/compute-0.log  …
-//! D/catalog.address where the catalog is                D/memory-0.socket  over shm
+//! D/catalog.address the catalog's address               D/memory-0.socket  over shm
 //! D/launcher.pid
 //! ```
 //!
-//! *Invariants*: U1. one launcher has the folder. U2. when the launcher ends, whatever ends it, no
-//! server that it started goes on. U3. servers end in the order compute servers, memory servers,
-//! the one with the catalog last; none is killed before its time to end has passed. U4. restarts
-//! are bounded.
+//! *Invariants*: U1. Only one launcher uses the folder at a time. U2. When the launcher ends, for
+//! whatever reason, so does every server that it started. U3. Servers end in this order: compute
+//! servers, memory servers, and last the memory server that runs the catalog; none is killed before
+//! its time limit for ending has passed. U4. Restarts are bounded.
 //!
-//! *Thread safety*: [`run`] has the calling thread for itself: servers end when the thread that
-//! started them does.
+//! *Thread safety*: [`run`] needs the calling thread for itself: servers end when the thread that
+//! started them ends.
 
 use crate::catalog::{CatalogAddress, open};
 use crate::clock::Clock;
@@ -36,34 +37,34 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// How often processes are looked at.
+/// Poll interval of the processes.
 const LOOK: Duration = Duration::from_millis(50);
-/// How many restarts of one server there may be in how long.
+/// At most this many restarts of one server within the period below.
 const RESTARTS: usize = 5;
 const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
-/// How long a server that died is left alone before it is started again.
+/// Pause before a dead server is restarted.
 const RESTART_PAUSE: Duration = Duration::from_millis(500);
 
-/// What the launcher is told.
+/// Options of the launcher.
 #[derive(Clone, Debug)]
 pub struct LaunchOptions {
-    /// The folder of everything.
+    /// The folder that holds all files.
     pub dir: PathBuf,
-    /// The cluster's name.
+    /// The name of the cluster.
     pub cluster: String,
     /// How compute servers reach memory servers.
     pub transport: Transport,
-    /// How many memory servers.
+    /// Number of memory servers.
     pub memory_servers: u16,
-    /// How many compute servers.
+    /// Number of compute servers.
     pub compute_servers: u16,
-    /// More flags of every memory server, and of every compute server.
+    /// Additional flags of every memory server.
     pub memory_flags: Vec<OsString>,
-    /// More flags of every compute server.
+    /// Additional flags of every compute server.
     pub compute_flags: Vec<OsString>,
-    /// Whether a server that died is started again.
+    /// Whether to restart servers that die.
     pub restart: bool,
-    /// How long the cluster may take until it serves.
+    /// Timeout for the cluster to begin serving.
     pub ready_within: Duration,
     /// How long a server may take to end before it is killed.
     pub end_within: Duration,
@@ -71,20 +72,20 @@ pub struct LaunchOptions {
     pub program: PathBuf,
 }
 
-/// The files of a launcher's folder that others may look for.
+/// The files of a launcher's folder that other programs may read.
 #[derive(Clone, Debug)]
 pub struct Folder(pub PathBuf);
 
 impl Folder {
-    /// The token.
+    /// The token file.
     pub fn token(&self) -> PathBuf {
         self.0.join("token")
     }
 
-    /// Where the catalog is.
+    /// The address of the catalog.
     ///
     /// # Errors
-    /// [`ConfigError`] if there is no cluster here.
+    /// [`ConfigError`] if the folder has no cluster.
     pub fn catalog(&self) -> Result<CatalogAddress, ConfigError> {
         let path = self.0.join("catalog.address");
         let text = fs::read_to_string(&path)
@@ -93,10 +94,10 @@ impl Folder {
     }
 }
 
-/// Lets this process end when its parent, process `parent`, ends.
+/// Makes this process end when its parent, process `parent`, ends.
 ///
 /// # Errors
-/// What the operating system says; [`io::ErrorKind::NotFound`] if the parent has ended already.
+/// The error of the operating system; [`io::ErrorKind::NotFound`] if the parent has ended already.
 pub fn end_with_parent(parent: u32) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM))?;
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
@@ -119,11 +120,11 @@ struct Server {
     kind: Kind,
     number: u16,
     process: Option<Child>,
-    /// Where it listened when it last served, to listen there again.
+    /// The address it last listened on, reused at a restart.
     address: Option<String>,
-    /// How long its log was when it was started last.
+    /// Length of its log when it was last started.
     log_from: u64,
-    /// When it was started again, and when it is to be.
+    /// Times of its recent restarts; below, the time of the next one.
     restarts: VecDeque<Duration>,
     restart_at: Option<Duration>,
 }
@@ -160,11 +161,11 @@ impl Server {
         self.process.as_ref().map(Child::id)
     }
 
-    /// How it ended, if it has, once.
+    /// Returns how the server ended, once, if it has ended.
     fn ended(&mut self, folder: &Path) -> Option<ExitStatus> {
         let status = self.process.as_mut()?.try_wait().ok().flatten()?;
         self.process = None;
-        // It may never have been written.
+        // The file may never have been written.
         let _ = fs::remove_file(self.file(folder, "pid"));
         Some(status)
     }
@@ -172,7 +173,7 @@ impl Server {
     fn signal(&self, signal: Signal) {
         let pid = self.pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         if let Some(pid) = pid {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let _ = kill_process(pid, signal);
         }
     }
@@ -186,8 +187,8 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
-/// Why a server ended, in its own words: its last `error:` or panic since `from` in its log.
-/// Nothing else that it said last is a reason.
+/// The reason why a server ended: the last `error:` line or panic in its log since offset `from`.
+/// Other log lines do not count as reasons.
 fn last_words(path: &Path, from: u64) -> Option<String> {
     const TAIL_BYTES: u64 = 16 * 1024;
     let mut file = File::open(path).ok()?;
@@ -227,7 +228,7 @@ impl Launcher<'_> {
         command.arg(name).args(["--number", &server.number.to_string()]);
         command.args(["--cluster", &self.options.cluster]);
         command.arg("--token-file").arg(self.folder.join("token"));
-        // Over shm, a memory server's address is its socket.
+        // Over shm, the address of a memory server is a socket path, not an address to listen on.
         let known = server.address.as_deref().filter(|at| at.parse::<SocketAddr>().is_ok());
         command.args(["--listen", known.unwrap_or("127.0.0.1:0")]);
         command.args(["--parent", &std::process::id().to_string()]);
@@ -240,7 +241,7 @@ impl Launcher<'_> {
             command.args(["--compute-servers", &self.options.compute_servers.to_string()]);
         }
         if server.kind == Kind::Memory && server.number == 0 {
-            // Where it was, once others know.
+            // Reuse the previous address, which other programs know.
             let listen = match &self.catalog {
                 Some(address) => address.to_string(),
                 None => "127.0.0.1:0".to_owned(),
@@ -263,7 +264,8 @@ impl Launcher<'_> {
             let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
             let log_from = log.metadata()?.len();
             let mut command = self.command(server);
-            // A group of its own: what a terminal sends to all is sent on in order.
+            // Each server gets its own process group, so that the launcher, not the terminal,
+            // passes signals on, in order.
             command.process_group(0).stdin(Stdio::null());
             command.stdout(log.try_clone()?).stderr(log);
             Ok((command.spawn()?, log_from))
@@ -276,7 +278,8 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// Says which servers have ended, and why those that died did; whether any has.
+    /// Reports which servers have ended, and why those that died did so. Returns whether any has
+    /// ended.
     fn reap(&mut self) -> bool {
         let mut anybody = false;
         for index in 0..self.servers.len() {
@@ -328,7 +331,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// Waits until the first memory server says where the catalog is, and `false` if it will not.
+    /// Waits until the first memory server publishes the catalog's address; `false` if it does not.
     fn await_catalog(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
         while self.clock.elapsed() < self.options.ready_within {
             if stop.wait(LOOK) || self.reap() {
@@ -348,7 +351,8 @@ impl Launcher<'_> {
         Ok(false)
     }
 
-    /// Whether all servers that are registered are those that were started, and they serve.
+    /// Whether the registered servers are exactly those that the launcher started, and all of them
+    /// serve.
     fn is_ready(&self, standing: &ClusterStatus) -> bool {
         let is_ours = |server: &Server| {
             let registered = match server.kind {
@@ -360,7 +364,7 @@ impl Launcher<'_> {
         standing.missing().is_empty() && self.servers.iter().all(is_ours)
     }
 
-    /// Waits until the cluster serves; how it stands, or nothing if it will not.
+    /// Waits until the cluster serves, and returns its status; `None` if it does not serve in time.
     fn await_ready(&mut self, stop: &Stop) -> Result<Option<ClusterStatus>, ProgramError> {
         let Some(address) = &self.catalog else { return Ok(None) };
         let catalog = open(address, &config::read_token(&self.folder.join("token"))?)?;
@@ -382,9 +386,9 @@ impl Launcher<'_> {
         Ok(None)
     }
 
-    /// Starts everything, and says so when it serves; whether it does.
+    /// Starts all servers and reports when the cluster serves. Returns whether it does.
     fn bring_up(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
-        // A stale file would lead to the catalog of an earlier cluster.
+        // A stale file would name the catalog of an earlier cluster.
         let _ = fs::remove_file(self.folder.join("catalog.address"));
         self.start(0)?;
         if !self.await_catalog(stop)? {
@@ -421,7 +425,7 @@ impl Launcher<'_> {
         Ok(true)
     }
 
-    /// Stops these servers: asks, waits, and kills those that do not end in time.
+    /// Stops these servers: asks them to end, waits, and kills those that exceed the time limit.
     fn end(&mut self, which: impl Fn(&Server) -> bool) {
         for server in self.servers.iter().filter(|server| which(server)) {
             server.signal(Signal::TERM);
@@ -461,7 +465,7 @@ impl Launcher<'_> {
     }
 }
 
-/// What could not be written is the machine's fault, not that of what was asked for.
+/// Reports a failed write as a failure of the machine, not as invalid settings.
 fn written(outcome: Result<(), ConfigError>) -> Result<(), ProgramError> {
     match outcome {
         Err(ConfigError::File { path, error }) => {
@@ -474,7 +478,7 @@ fn written(outcome: Result<(), ConfigError>) -> Result<(), ProgramError> {
 fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
     let what = format!("cannot make {}", dir.display());
     fs::create_dir_all(dir).map_err(ProgramError::system(what.clone()))?;
-    // Servers do not run in this process's current folder for ever.
+    // Servers may run in another working directory, so make the path absolute.
     let folder = fs::canonicalize(dir).map_err(ProgramError::system(what.clone()))?;
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
@@ -497,11 +501,11 @@ fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
     Ok((folder, lock))
 }
 
-/// Starts a cluster, watches it, and ends it when `stop` is raised, or when no server is left. Says
-/// on `out` what there is and who dies. Whether everything went well.
+/// Starts a cluster, watches it, and ends it when `stop` is raised or no server is left. Reports
+/// the servers, and those that die, on `out`. Returns whether all went well.
 ///
 /// # Errors
-/// [`ProgramError`] if it could not be started; nothing of it goes on then.
+/// [`ProgramError`] if the cluster could not be started; none of its servers is left running then.
 pub fn run(
     options: &LaunchOptions,
     stop: &Stop,
@@ -543,7 +547,7 @@ pub fn run(
         Ok(())
     });
     launcher.end_all();
-    // What is left of a run that has ended.
+    // These files belong to the run that has ended.
     for name in ["launcher.pid", "catalog.address"] {
         let _ = fs::remove_file(launcher.folder.join(name));
     }

@@ -1,9 +1,10 @@
-//! The programs that make a cluster: memory servers, the catalog of live servers, and what starts
-//! and watches them all. A crate of its own because of what it links: the library needs neither
-//! signals nor sockets for metrics nor etcd.
+//! The programs of a cluster: memory servers, compute servers, the catalog of live servers, and the
+//! launcher that starts and watches them. A crate of its own because of its dependencies: the
+//! library needs no signals, no sockets for metrics, and no etcd.
 //!
-//! *Thread safety*: as each module says. Everything here is control plane: it blocks threads, and
-//! no operation on the index passes through it.
+//! *Thread safety*: see each module. All code here is control plane: it blocks threads, and
+//! operations on the index do not pass through it, except for the requests that a compute server
+//! receives.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What programs say while they run: lines on stderr, by `tracing`.
+//! Logs of the programs: lines on stderr, through `tracing`.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -6,10 +6,10 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use tracing_subscriber::filter::LevelFilter;
 
-/// The environment variable that says how much is said, where no flag does.
+/// The environment variable that sets the log level if no flag does.
 pub const VARIABLE: &str = "FARLEAF_LOG";
 
-/// How much a program says.
+/// A log level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level(LevelFilter);
 
@@ -32,10 +32,10 @@ impl FromStr for Level {
 }
 
 impl Level {
-    /// That of the flag, of the environment variable, or the usual one.
+    /// The level of the flag, else of the environment variable, else the default.
     ///
     /// # Errors
-    /// One line if the variable names no level.
+    /// One line if the variable does not name a level.
     pub fn choose(flag: Option<Self>) -> Result<Self, String> {
         match (flag, std::env::var(VARIABLE)) {
             (Some(level), _) => Ok(level),
@@ -47,7 +47,7 @@ impl Level {
     }
 }
 
-/// Sends what this process says to stderr. Only the first call has an effect.
+/// Sends this process's log to stderr. Only the first call has an effect.
 pub fn start(level: Level) {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(level.0)
@@ -57,6 +57,6 @@ pub fn start(level: Level) {
         // A full disk must not end a server: reporting a failed write to stderr would panic.
         .log_internal_errors(false)
         .finish();
-    // A subscriber may be set already, as in tests.
+    // A subscriber may be set already, for example in tests.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }

@@ -1,9 +1,9 @@
-//! A program's own entry in the catalog, kept there by a lease.
+//! A program's own entry in the catalog, kept alive by a lease.
 //!
-//! *Invariants*: membership.N1. while the program runs and the catalog answers, its entry is there
-//! and says what was last published; when the program ends or dies, the entry goes, at the latest a
-//! term later. membership.N2. an entry of another program is never overwritten: a program whose
-//! number is taken waits until it is free. membership.N3. nothing is retried without a pause.
+//! *Invariants*: membership.N1. While the program runs and the catalog answers, its entry exists
+//! and holds the last published value; when the program ends or dies, the entry disappears within
+//! one term. membership.N2. A program never overwrites another program's entry: if its number is
+//! taken, it waits until the number is free. membership.N3. There is a pause before every retry.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -19,7 +19,7 @@ pub const DEFAULT_TERM: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 struct Published {
-    /// What the entry shall say.
+    /// The value that the entry should have.
     value: String,
     lease: Lease,
 }
@@ -28,12 +28,12 @@ struct Shared {
     catalog: Arc<dyn Catalog>,
     key: String,
     term: Duration,
-    /// Held during every exchange about the entry: it has one writer at a time.
+    /// Locked during every exchange about the entry, so that the entry has one writer at a time.
     published: Mutex<Published>,
     stop: Stop,
 }
 
-/// A program's place in the cluster; dropping it gives the place up.
+/// A program's registration in the cluster; dropping it unregisters the program.
 pub struct Member {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -45,8 +45,8 @@ impl std::fmt::Debug for Member {
     }
 }
 
-/// Puts `value` under `key` unless another program's is there; whether it is there now. `mine` is
-/// what this program has put there before.
+/// Puts `value` under `key` unless another program's entry is there. Returns whether `value` is
+/// there now. `mine` is the value that this program last put there.
 fn put(
     catalog: &dyn Catalog,
     key: &str,
@@ -63,8 +63,8 @@ fn put(
         None => None,
     };
     match catalog.put_if(key, expected, value, Some(lease)) {
-        // It may be there all the same: under this lease or not at all, since no other program
-        // writes this value.
+        // The put may have succeeded. No other program writes this value, so if it is there, it is
+        // under this lease.
         Err(CatalogError::Indeterminate { .. }) => {
             Ok(catalog.get(key)?.is_some_and(|entry| entry.value == value))
         }
@@ -73,7 +73,7 @@ fn put(
 }
 
 impl Shared {
-    /// A whole term more; or, if it has ended, a new lease and the entry again.
+    /// Renews the lease. If it has ended, grants a new lease and puts the entry again.
     fn keep(&self) -> Result<(), CatalogError> {
         let mut published = lock(&self.published);
         if self.catalog.keep_alive(published.lease)? {
@@ -87,7 +87,7 @@ impl Shared {
             tracing::info!("{}: registered again", self.key);
             return Ok(());
         }
-        // The next attempt grants another one.
+        // The next attempt grants another lease.
         self.catalog.revoke(lease)?;
         Err(CatalogError::Refused(format!("{} now belongs to another program", self.key)))
     }
@@ -112,12 +112,13 @@ impl Shared {
 }
 
 impl Member {
-    /// Registers `value` under `key`. If an entry is there, it is that of a program that lives or
-    /// has died a short time ago: waits for its end, for `patience` at most, or until `stop`; and
-    /// so for a catalog that does not answer.
+    /// Registers `value` under `key`. An existing entry belongs to a program that is alive or has
+    /// died recently: waits until it disappears, for at most `patience`, or until `stop` is raised.
+    /// Waits in the same way for a catalog that does not answer.
     ///
     /// # Errors
-    /// [`CatalogError`], the last one if time has run out.
+    /// [`CatalogError`]: a rejected handshake at once; otherwise the last error when `patience`
+    /// runs out or `stop` is raised.
     pub fn register(
         catalog: Arc<dyn Catalog>,
         key: String,
@@ -161,8 +162,8 @@ impl Member {
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Changes what the entry says. After an error the entry says the one or the other; publishing
-    /// again is safe.
+    /// Changes the value of the entry. After an error the entry may have the old or the new value;
+    /// publishing again is safe.
     ///
     /// # Errors
     /// [`CatalogError`].
@@ -182,7 +183,7 @@ impl Drop for Member {
     fn drop(&mut self) {
         self.shared.stop.raise();
         if let Some(thread) = lock(&self.thread).take() {
-            // If it has panicked, that has been said already.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
         let lease = lock(&self.shared.published).lease;

@@ -1,10 +1,10 @@
-//! What a server counts, as Prometheus reads it: `/metrics` and `/healthz` over HTTP.
+//! A server's metrics in Prometheus' format: `/metrics` and `/healthz` over HTTP.
 //!
-//! Programs say once what there is to count and where to look ([`Metrics::add`]); the numbers are
-//! looked up at each request. Nothing on the data path knows of this.
+//! Programs register once what they count and how to read it ([`Metrics::add`]); each request reads
+//! the current values. The data path does not depend on this module.
 //!
-//! *Invariants*: connections are bounded in number and time, requests in size, and what is asked
-//! for makes no difference to what is answered, but for its path.
+//! *Invariants*: connections are bounded in number and in time, and requests in size. The answer
+//! depends on the path of a request and on nothing else in it.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -30,29 +30,29 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-/// How many connections are served at once; one more ends the oldest, so that idle ones do not
+/// Maximum number of open connections. One more closes the oldest, so that idle connections do not
 /// block others.
 const CONNECTIONS: usize = 64;
-/// The longest that a connection lasts, and that the head of a request may take.
+/// Maximum duration of a connection; below, the timeout for receiving a request's head.
 const CONNECTION: Duration = Duration::from_secs(10);
 const HEAD: Duration = Duration::from_secs(2);
 
-/// What kind of number it is.
+/// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It only grows while the program runs; its name gets `_total` at its end.
+    /// It only grows while the program runs; its exported name ends in `_total`.
     Counter,
-    /// It goes up and down.
+    /// It can grow and shrink.
     Gauge,
 }
 
-/// One number, and what tells it from the others of its family.
+/// One value, with the labels that distinguish it within its family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Names and values of its labels; every sample of a family has others. One without any is
-    /// alone in its family.
+    /// Names and values of its labels, unique within the family. A sample without labels is the
+    /// only one of its family.
     pub labels: Vec<(&'static str, String)>,
-    /// The number.
+    /// The value.
     pub value: u64,
 }
 
@@ -111,7 +111,7 @@ impl Collector for Families {
     }
 }
 
-/// All that one program counts.
+/// The metrics of one program.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     families: Families,
@@ -128,9 +128,9 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Adds a family of numbers: `farleaf_` and `name`, which ends with its unit if it has one
-    /// (`pool_bytes`). `look` is called for each request, on the thread that answers: it must not
-    /// block for long.
+    /// Adds a family of metrics, exported as `farleaf_` and `name`, which ends with its unit if it
+    /// has one (`pool_bytes`). Every request calls `look` on the thread that answers it, so `look`
+    /// must not block for long.
     pub fn add(
         &self,
         name: &'static str,
@@ -141,7 +141,7 @@ impl Metrics {
         lock(&self.families.0).push(Family { name, help, kind, look: Box::new(look) });
     }
 
-    /// Adds a single number, as [`Metrics::add`] does.
+    /// Adds a single metric, in the way of [`Metrics::add`].
     pub fn add_one(
         &self,
         name: &'static str,
@@ -152,7 +152,7 @@ impl Metrics {
         self.add(name, help, kind, move || vec![look().into()]);
     }
 
-    /// Everything, in Prometheus' text format.
+    /// Renders all metrics in Prometheus' text format.
     pub fn text(&self) -> String {
         let mut out = String::new();
         text::encode(&mut out, &self.registry).expect("a string takes everything");
@@ -204,7 +204,8 @@ async fn serve(
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(_) => {
-                // There is too little of something: others may give it back.
+                // The system is out of some resource, such as file descriptors; other programs may
+                // release it.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -224,7 +225,7 @@ async fn serve(
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(16 * 1024);
             let connection = http.serve_connection(TokioIo::new(socket), service);
-            // Whatever ends it ends nothing else.
+            // An error or timeout of this connection affects no other.
             let _ = tokio::time::timeout(CONNECTION, connection).await;
         });
         open.push_back(connection.abort_handle());
@@ -232,10 +233,10 @@ async fn serve(
 }
 
 impl MetricsServer {
-    /// Serves what connects to `listener`.
+    /// Serves connections to `listener`.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The error of the operating system.
     pub fn start(
         listener: TcpListener,
         metrics: Metrics,
@@ -253,14 +254,14 @@ impl MetricsServer {
         let thread = std::thread::Builder::new().name("metrics".into()).spawn(move || {
             runtime.block_on(async {
                 tokio::spawn(serve(listener, metrics, is_healthy));
-                // It ends by the sender's end; then the runtime drops what is open.
+                // Dropping the sender ends this wait; the runtime then drops open connections.
                 let _ = ended.await;
             });
         })?;
         Ok(Self { address, end: Some(end), thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn local_address(&self) -> SocketAddr {
         self.address
     }
@@ -270,7 +271,7 @@ impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // If it has panicked, that has been said already.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
     }
@@ -326,7 +327,7 @@ mod tests {
         assert!(ask("/").starts_with("HTTP/1.1 404"));
         let garbage = get(server.local_address(), "this is not HTTP\r\n\r\n");
         assert!(!garbage.contains("200 OK"), "{garbage}");
-        // It has not suffered.
+        // The server still works.
         assert!(ask("/metrics").starts_with("HTTP/1.1 200 OK"));
     }
 }

@@ -1,4 +1,4 @@
-//! What the catalog holds about a cluster: JSON under `farleaf/<cluster>/`.
+//! The records of a cluster in the catalog: JSON under `farleaf/<cluster>/`.
 //!
 //! | key | under a lease | written by |
 //! | --- | --- | --- |
@@ -8,7 +8,7 @@
 //! | `map` | no | the compute servers |
 //! | `settings` | no | the first program |
 //!
-//! Unknown fields are skipped, so that an older program can read what a newer one has written.
+//! Readers skip unknown fields, so an older program can read the records of a newer one.
 //!
 //! *Thread safety*: plain values.
 
@@ -55,43 +55,42 @@ impl fmt::Display for Transport {
     }
 }
 
-/// A memory server that serves.
+/// A memory server that is serving.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRecord {
     /// Its number.
     pub number: u16,
-    /// Its process, on the machine that it runs on.
+    /// Its process id, on the machine that it runs on.
     pub pid: u32,
-    /// How it is reached.
+    /// How compute servers reach it.
     pub transport: Transport,
-    /// Where: an address and a port, or the path of a socket.
+    /// Its address and port, or the path of its socket.
     pub address: String,
-    /// What it says of itself in the handshake; another one is another memory.
+    /// The epoch that it sends in the handshake; a different epoch means different memory.
     pub epoch: u64,
-    /// The generation of the index that its memory is for ([`IndexRecord::generation`]).
+    /// The generation of the index that its memory serves ([`IndexRecord::generation`]).
     pub generation: u64,
-    /// Where its metrics are, if anywhere: an address and a port.
+    /// The address and port of its metrics, if it serves any.
     pub metrics: Option<String>,
 }
 
-/// A compute server that serves.
+/// A compute server that is running.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeRecord {
     /// Its number.
     pub number: u16,
-    /// Its process, on the machine that it runs on.
+    /// Its process id, on the machine that it runs on.
     pub pid: u32,
-    /// Where clients reach it: an address and a port.
+    /// Its address and port for clients.
     pub address: String,
-    /// What it says of itself in the handshake.
+    /// The epoch that it sends in the handshake.
     pub epoch: u64,
     /// The generation of the index that it serves; 0 while it does not serve.
     pub generation: u64,
-    /// The memory servers that it cannot reach: as long as there are any, it acknowledges no
-    /// change.
+    /// Memory servers that it cannot reach. While there are any, it acknowledges no change.
     #[serde(default)]
     pub unreachable: Vec<u16>,
-    /// Where its metrics are, if anywhere: an address and a port.
+    /// The address and port of its metrics, if it serves any.
     pub metrics: Option<String>,
 }
 
@@ -99,9 +98,9 @@ pub struct ComputeRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IndexState {
-    /// It is being made.
+    /// A compute server is creating it.
     Making,
-    /// It is there.
+    /// It is ready for use.
     Ready,
 }
 
@@ -114,22 +113,22 @@ impl fmt::Display for IndexState {
     }
 }
 
-/// The index.
+/// The state of the index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexRecord {
-    /// Raised when the index is made anew: a memory server whose memory is for a lower one makes a
-    /// new, empty memory.
+    /// Raised whenever the index is created anew. A memory server whose memory served a lower
+    /// generation then starts over with new, empty memory.
     pub generation: u64,
     /// Whether it can be used.
     pub state: IndexState,
-    /// The epochs of the memory servers that it is made on, by number.
+    /// The epochs of the memory servers that hold it, by server number.
     pub memory_epochs: Vec<u64>,
 }
 
-/// The owners of keys; see `farleaf::partition::PartitionMap`.
+/// The partition map; see `farleaf::partition::PartitionMap`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapRecord {
-    /// The higher, the newer.
+    /// The version of the map: a higher epoch is newer.
     pub epoch: u64,
     /// The lowest key of each range but the first.
     pub boundaries: Vec<u64>,
@@ -137,52 +136,52 @@ pub struct MapRecord {
     pub owners: Vec<u16>,
 }
 
-/// What all programs of a cluster agree on.
+/// Settings that all programs of a cluster agree on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingsRecord {
-    /// How many memory servers there are.
+    /// Number of memory servers.
     pub memory_servers: u16,
-    /// How many compute servers there are.
+    /// Number of compute servers.
     pub compute_servers: u16,
-    /// How memory servers are reached.
+    /// How compute servers reach memory servers.
     pub transport: Transport,
-    /// Subtrees of this level lie whole on one memory server.
+    /// Each subtree of this level lies on one memory server.
     pub placement_level: u8,
 }
 
-/// Why a record could not be had.
+/// Why reading a record failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The catalog did not give it.
+    /// The call to the catalog failed.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// What is there is none.
+    /// The entry is not a valid record.
     #[error("invalid catalog entry {key}: {why}")]
     Malformed {
-        /// Its key.
+        /// The key of the entry.
         key: String,
-        /// Why.
+        /// What is wrong with it.
         why: String,
     },
 }
 
-/// The keys of one cluster.
+/// The catalog keys of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
     prefix: String,
 }
 
-/// A name is no cluster's.
+/// A string that is not a valid cluster name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("a cluster's name has from 1 to 64 letters, digits, `-` or `_`")]
+#[error("a cluster's name must have 1 to 64 letters, digits, `-` or `_`")]
 pub struct BadName;
 
 impl Keys {
-    /// Those of the cluster of this name.
+    /// The keys of the cluster with this name.
     ///
     /// # Errors
-    /// [`BadName`] if a cluster cannot be called that.
+    /// [`BadName`] if the name is not a valid cluster name.
     pub fn new(cluster: &str) -> Result<Self, BadName> {
         let sound = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if !(1..=64).contains(&cluster.len()) || !cluster.bytes().all(sound) {
@@ -191,37 +190,37 @@ impl Keys {
         Ok(Self { prefix: format!("farleaf/{cluster}/") })
     }
 
-    /// Where a memory server registers.
+    /// The key under which a memory server registers.
     pub fn memory(&self, number: u16) -> String {
         format!("{}memory/{number}", self.prefix)
     }
 
-    /// What all memory servers' keys begin with.
+    /// The prefix of all memory servers' keys.
     pub fn memory_prefix(&self) -> String {
         format!("{}memory/", self.prefix)
     }
 
-    /// Where a compute server registers.
+    /// The key under which a compute server registers.
     pub fn compute(&self, number: u16) -> String {
         format!("{}compute/{number}", self.prefix)
     }
 
-    /// What all compute servers' keys begin with.
+    /// The prefix of all compute servers' keys.
     pub fn compute_prefix(&self) -> String {
         format!("{}compute/", self.prefix)
     }
 
-    /// The index.
+    /// The key of the index record.
     pub fn index(&self) -> String {
         format!("{}index", self.prefix)
     }
 
-    /// The partition map.
+    /// The key of the partition map.
     pub fn map(&self) -> String {
         format!("{}map", self.prefix)
     }
 
-    /// The settings.
+    /// The key of the settings.
     pub fn settings(&self) -> String {
         format!("{}settings", self.prefix)
     }
@@ -235,15 +234,15 @@ fn decode<T: DeserializeOwned>(key: &str, value: &str) -> Result<T, RecordError>
     serde_json::from_str(value).map_err(malformed)
 }
 
-/// A record as the catalog holds it.
+/// Encodes a record for the catalog.
 ///
 /// # Panics
-/// Never: every record is JSON.
+/// Never: every record can be encoded as JSON.
 pub fn encode(record: &impl Serialize) -> String {
     serde_json::to_string(record).expect("a record is JSON")
 }
 
-/// The record of a key and its version, if there is one.
+/// Reads the record of a key and its version; `None` if the key has no entry.
 ///
 /// # Errors
 /// [`RecordError`].
@@ -257,7 +256,7 @@ pub fn get<T: DeserializeOwned>(
     }
 }
 
-/// The records of all keys with a prefix, by key.
+/// Reads the records of all keys with a prefix, in key order.
 ///
 /// # Errors
 /// [`RecordError`].
@@ -268,7 +267,7 @@ pub fn list<T: DeserializeOwned>(
     catalog.list(prefix)?.iter().map(|entry| decode(&entry.key, &entry.value)).collect()
 }
 
-/// Puts a record as [`Catalog::put_if`] does.
+/// Puts a record in the way of [`Catalog::put_if`].
 ///
 /// # Errors
 /// [`CatalogError`].
@@ -299,7 +298,7 @@ mod tests {
             r#"{"generation":3,"state":"making","memory_epochs":[18446744073709551615,0]}"#
         );
         assert_eq!(decode::<IndexRecord>("index", &text).unwrap(), record);
-        // A newer program's.
+        // A record of a newer program.
         let newer = text.replace("\"state\"", "\"colour\":\"blue\",\"state\"");
         assert_eq!(decode::<IndexRecord>("index", &newer).unwrap(), record);
         assert!(decode::<IndexRecord>("index", "{}").is_err());

@@ -1,10 +1,10 @@
-//! Asks servers for what they count ([`crate::metrics`]), many at the same time.
+//! Reads the metrics of servers ([`crate::metrics`]), many servers concurrently.
 //!
-//! *Invariants*: whatever a server does, its answer or the reason why there is none is there in
-//! time, and it takes no more memory than [`MAX_BYTES`]; a server that does not answer does not
-//! delay what others say.
+//! *Invariants*: whatever a server does, the result for it, an answer or an error, is available in
+//! time and takes at most [`MAX_BYTES`] of memory. A server that does not answer does not delay the
+//! results of others.
 //!
-//! *Thread safety*: a [`Scraper`] belongs to one thread at a time; what it finds are plain values.
+//! *Thread safety*: a [`Scraper`] belongs to one thread at a time; its results are plain values.
 
 use crate::clock::Clock;
 use farleaf_fabric::sync::Arc;
@@ -22,22 +22,22 @@ use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// The longest text that is read, in bytes.
+/// Maximum size of an answer, in bytes.
 pub const MAX_BYTES: usize = 1 << 20;
-/// The most numbers of one server.
+/// Maximum number of samples of one server.
 pub const MAX_NUMBERS: usize = 4096;
-/// How many servers are asked at the same time; more wait for their turn.
+/// Number of servers asked concurrently; the others wait for their turn.
 const TOGETHER: usize = 256;
 
-/// Why a server's numbers are not there.
+/// Why a server's metrics are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Silence {
-    /// Nothing came in time.
+    /// The server did not answer in time.
     TimedOut,
-    /// It cannot be reached, or ended the connection.
+    /// The server cannot be reached, or closed the connection.
     Unreachable(String),
-    /// It answered with something else.
+    /// The server sent something other than metrics.
     Senseless(String),
 }
 
@@ -51,20 +51,20 @@ impl fmt::Display for Silence {
     }
 }
 
-/// The numbers of one server at one time.
+/// The samples of one server at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Numbers {
-    /// Name and number, in the server's order.
+    /// Names and values, in the server's order.
     numbers: Vec<(String, f64)>,
-    /// When the answer was there, in nanoseconds of the clock of its [`Scraper`].
+    /// When the answer was complete, in nanoseconds of the clock of its [`Scraper`].
     pub at_ns: u64,
 }
 
 impl Numbers {
-    /// The numbers in Prometheus' text format; lines that begin with `#` are skipped.
+    /// Parses Prometheus' text format; lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// The first invalid line, shortened; or that there are too many.
+    /// The first invalid line, shortened; or that there are too many samples.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut numbers = Vec::new();
         let lines = text.lines().map(str::trim);
@@ -77,7 +77,7 @@ impl Numbers {
         Ok(Self { numbers, at_ns: 0 })
     }
 
-    /// The sum over all numbers of this name, without `farleaf_`; `None` if there are none.
+    /// The sum of all samples with this name, given without `farleaf_`; `None` if there are none.
     pub fn sum(&self, name: &str) -> Option<f64> {
         let is_it = |found: &str| found.strip_prefix("farleaf_") == Some(name);
         let mut found = self.numbers.iter().filter(|(found, _)| is_it(found)).peekable();
@@ -86,8 +86,8 @@ impl Numbers {
     }
 }
 
-/// One line: `name number` or `name{label="value"} number`, perhaps with a time at its end. Labels
-/// are skipped.
+/// Parses one line: `name value` or `name{label="value"} value`, optionally followed by a
+/// timestamp. Labels are skipped.
 fn number(line: &str) -> Option<(String, f64)> {
     let is_named = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b':';
     let end = line.bytes().position(|byte| !is_named(byte))?;
@@ -101,7 +101,7 @@ fn number(line: &str) -> Option<(String, f64)> {
     is_sound.then(|| (name.to_owned(), number))
 }
 
-/// Where the `}` is that ends labels; not one inside a value.
+/// The position of the `}` that ends the labels; a `}` inside a label's value does not count.
 fn end_of_labels(text: &str) -> Option<usize> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     for (at, byte) in text.bytes().enumerate() {
@@ -116,10 +116,10 @@ fn end_of_labels(text: &str) -> Option<usize> {
     None
 }
 
-/// Asks servers.
+/// Reads metrics over HTTP.
 #[derive(Debug)]
 pub struct Scraper {
-    /// There until it is dropped.
+    /// `None` only while it is being dropped.
     runtime: Option<Runtime>,
     clock: Clock,
 }
@@ -135,7 +135,7 @@ async fn ask(address: &str) -> Result<String, Silence> {
         .map_err(lost)?;
     let request = Request::get("/metrics").header(HOST, address).body(Empty::<Bytes>::new());
     let request = request.map_err(|bad| Silence::Unreachable(bad.to_string()))?;
-    // The connection does the work, and ends with this task.
+    // The connection task does the I/O, and ends with this task.
     let mut connections = JoinSet::new();
     connections.spawn(connection);
     let response = requests.send_request(request).await.map_err(lost)?;
@@ -148,17 +148,17 @@ async fn ask(address: &str) -> Result<String, Silence> {
 }
 
 impl Scraper {
-    /// Starts the runtime that asks.
+    /// Starts the runtime that sends the requests.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The error of the operating system.
     pub fn new() -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Self { runtime: Some(runtime), clock: Clock::start() })
     }
 
-    /// Asks all of them, each an address and a port, and waits until each has answered or `within`
-    /// is over for it; the answers are in the same order.
+    /// Asks all servers, each given as an address and a port, and waits until each has answered or
+    /// has exceeded `within`. The results are in the order of `addresses`.
     pub fn ask(&self, addresses: &[String], within: Duration) -> Vec<Result<Numbers, Silence>> {
         let Some(runtime) = &self.runtime else { return Vec::new() };
         let (places, clock) = (Arc::new(Semaphore::new(TOGETHER)), self.clock);
@@ -216,8 +216,8 @@ mod tests {
         assert!(Numbers::parse(&line.repeat(MAX_NUMBERS + 1)).is_err());
     }
 
-    /// Answers every connection with this, however long it is, or never; not before the others of
-    /// `together` are asked too.
+    /// A server that answers every connection with `answer`, or never if it is `None`. It waits
+    /// until all servers of `together` have been asked.
     fn stranger(answer: Option<Vec<u8>>, together: &Arc<Barrier>) -> String {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -230,7 +230,7 @@ mod tests {
                 if let Some(answer) = &answer {
                     let mut request = [0; 512];
                     let _ = socket.read(&mut request);
-                    // It may have heard enough.
+                    // The client may have closed the connection after reading enough.
                     let _ = socket.write_all(answer);
                 } else {
                     kept.push(socket);
@@ -253,7 +253,7 @@ mod tests {
         let gone = nobody.local_addr().unwrap().to_string();
         drop(nobody);
         let long = [&b"HTTP/1.1 200 OK\r\n\r\n"[..], &b"#".repeat(MAX_BYTES + 1)].concat();
-        // Nobody of these would ever answer to somebody who asks one after the other.
+        // If the client asked one server after the other, none of these servers would ever answer.
         let together = Arc::new(Barrier::new(5));
         let strange = |answer: &[u8]| stranger(Some(answer.to_vec()), &together);
         let addresses = [

@@ -1,5 +1,5 @@
-//! What all programs of a cluster must agree on: the first one that knows writes it down, the
-//! others compare.
+//! The settings that all programs of a cluster must agree on: the first program that knows them
+//! writes them, the others compare theirs.
 //!
 //! *Thread safety*: plain functions.
 
@@ -8,11 +8,11 @@ use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::records::{self, Keys, SettingsRecord};
 
-/// What the cluster's settings are: `mine`, which are put down if there are none yet.
+/// Returns the cluster's settings. If there are none yet, writes `mine`.
 ///
 /// # Errors
-/// [`ConfigError::Settings`] if the cluster has others; [`ProgramError`] if the catalog does not
-/// say.
+/// [`ConfigError::Settings`] if the cluster has different settings; [`ProgramError`] if the catalog
+/// cannot be read.
 pub fn agree(
     catalog: &dyn Catalog,
     keys: &Keys,
@@ -20,7 +20,7 @@ pub fn agree(
 ) -> Result<(), ProgramError> {
     match records::put_if(catalog, &keys.settings(), None, mine, None) {
         Ok(true) => return Ok(()),
-        // They are there: compare them.
+        // Settings exist: compare them.
         Ok(false) | Err(CatalogError::Indeterminate { .. }) => {}
         Err(error) => return Err(error.into()),
     }
@@ -48,8 +48,8 @@ pub fn agree(
     Ok(())
 }
 
-/// Refuses a server whose number is not among those of the cluster: the others would wait for it,
-/// or it for keys.
+/// Refuses a server whose number is out of range: it would never get keys, or the other servers
+/// would wait for it.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if `number` is not below `count`.

@@ -1,6 +1,6 @@
-//! How a cluster stands, as the catalog says.
+//! The state of a cluster according to the catalog.
 //!
-//! A server is live if it is registered: it has kept its lease alive within a term.
+//! A server is live if it is registered, that is, if it has renewed its lease within a term.
 //!
 //! *Thread safety*: plain values.
 
@@ -11,47 +11,47 @@ use crate::records::{
 };
 use serde::Serialize;
 
-/// What the catalog says about a cluster. Its parts were read one after the other.
+/// A cluster's records in the catalog. They were read one after the other, not as a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ClusterStatus {
-    /// What it was made with; nothing before the first program.
+    /// The settings; `None` before the first program has written them.
     pub settings: Option<SettingsRecord>,
-    /// The memory servers that live, by number.
+    /// The live memory servers, by number.
     pub memory: Vec<MemoryRecord>,
-    /// The compute servers that live, by number.
+    /// The live compute servers, by number.
     pub compute: Vec<ComputeRecord>,
-    /// The index, once a compute server has begun to make it.
+    /// The index, once a compute server has begun to create it.
     pub index: Option<IndexRecord>,
-    /// The owners of keys.
+    /// The partition map.
     pub map: Option<MapRecord>,
 }
 
-/// A server as a line of a table.
+/// A server as a row of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// What it is, and its number.
+    /// Its kind and number.
     pub server: String,
-    /// Whether it lives.
+    /// Whether it is live.
     pub is_live: bool,
-    /// Where it is reached; empty if it does not live, as is what follows.
+    /// Its address. This and the following fields are empty if it is not live.
     pub address: String,
     /// Its epoch.
     pub epoch: String,
-    /// A memory server's generation; the keys that a compute server owns.
+    /// The generation of a memory server, or the keys that a compute server owns.
     pub holds: String,
-    /// Where its metrics are.
+    /// The address of its metrics.
     pub metrics: String,
 }
 
 impl Row {
-    /// Whether it is a memory server's.
+    /// Whether this is the row of a memory server.
     pub fn is_memory(&self) -> bool {
         self.server.starts_with("memory")
     }
 }
 
 impl ClusterStatus {
-    /// Reads it.
+    /// Reads the state of the cluster from the catalog.
     ///
     /// # Errors
     /// [`RecordError`].
@@ -72,18 +72,18 @@ impl ClusterStatus {
         })
     }
 
-    /// A memory server that lives.
+    /// The record of a live memory server.
     pub fn memory_server(&self, number: u16) -> Option<&MemoryRecord> {
         self.memory.iter().find(|record| record.number == number)
     }
 
-    /// A compute server that lives.
+    /// The record of a live compute server.
     pub fn compute_server(&self, number: u16) -> Option<&ComputeRecord> {
         self.compute.iter().find(|record| record.number == number)
     }
 
-    /// What keeps the cluster from serving, one line each; nothing if it serves. Without compute
-    /// servers there is no index to wait for.
+    /// The reasons why the cluster does not serve, one line each; empty if it serves. A cluster
+    /// without compute servers serves without an index.
     pub fn missing(&self) -> Vec<String> {
         let Some(settings) = &self.settings else {
             return vec!["the size of the cluster is not set yet".to_owned()];
@@ -145,7 +145,7 @@ impl ClusterStatus {
         format!("{}..{}", text(boundary(place.checked_sub(1))), text(boundary(Some(place))))
     }
 
-    /// A line for each server that should be there or is.
+    /// One row for each server that should exist or does exist.
     pub fn rows(&self) -> Vec<Row> {
         let count = |said: Option<u16>, live: Option<u16>| {
             said.unwrap_or(0).max(live.map_or(0, |number| number.saturating_add(1)))

@@ -1,7 +1,7 @@
-//! The wish that a program end: raised by a signal or by code, and what every wait of a program
-//! waits for too.
+//! A request for the program to end. A signal or code raises it, and every wait of a program also
+//! waits for it.
 //!
-//! *Thread safety*: any number of threads; clones are the same wish.
+//! *Thread safety*: any number of threads; clones share one request.
 
 use crate::clock::Clock;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
@@ -17,15 +17,16 @@ struct Shared {
     raised: Condvar,
 }
 
-/// Whether a program shall end.
+/// Whether the program should end.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<Shared>);
 
 impl Stop {
-    /// One that SIGTERM and SIGINT raise. From then on they do nothing else in this process.
+    /// Creates a request that SIGTERM and SIGINT raise. From then on these signals have no other
+    /// effect in this process.
     ///
     /// # Errors
-    /// What the operating system says if it does not let signals be caught.
+    /// The error of the operating system if signals cannot be caught.
     pub fn on_signals() -> io::Result<Self> {
         let stop = Self::default();
         let mut signals = Signals::new([SIGTERM, SIGINT])?;
@@ -40,18 +41,18 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Wishes for the end.
+    /// Requests the end.
     pub fn raise(&self) {
         *lock(&self.0.is_raised) = true;
         self.0.raised.notify_all();
     }
 
-    /// Whether the end was wished for.
+    /// Whether the end has been requested.
     pub fn is_raised(&self) -> bool {
         *lock(&self.0.is_raised)
     }
 
-    /// Waits so long, or until the end is wished for; whether it is.
+    /// Waits for this long, or until the end is requested; returns whether it has been.
     pub fn wait(&self, for_at_most: Duration) -> bool {
         let clock = Clock::start();
         let mut is_raised = lock(&self.0.is_raised);

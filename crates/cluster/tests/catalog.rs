@@ -1,8 +1,8 @@
-//! What every catalog promises, checked on both back ends; and what the embedded one promises
-//! beyond.
+//! The guarantees of every catalog, checked on both back ends, and the additional ones of the
+//! embedded catalog.
 //!
-//! An etcd is started where one is installed (Debian: `etcd-server`); where none is, its tests say
-//! so and pass.
+//! The tests start an etcd if one is installed (Debian: `etcd-server`). Otherwise the tests of etcd
+//! report that and pass.
 
 use farleaf_cluster::catalog::{
     Catalog, CatalogError, EmbeddedCatalog, EmbeddedConfig, RemoteCatalog,
@@ -23,7 +23,7 @@ fn embedded(folder: &Path, port: u16) -> EmbeddedCatalog {
     EmbeddedCatalog::start(listener, &token(), &config).unwrap()
 }
 
-/// Waits until something holds; it must, some time.
+/// Waits until a condition holds, and panics if it never does.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let never = Stop::default();
     for _ in 0..600 {
@@ -39,7 +39,7 @@ fn value(catalog: &dyn Catalog, key: &str) -> Option<String> {
     catalog.get(key).unwrap().map(|entry| entry.value)
 }
 
-/// The suite.
+/// The suite of all catalogs.
 fn conforms(catalog: &dyn Catalog) {
     entries_are_compared_and_set(catalog);
     lists_are_whole_and_in_order(catalog);
@@ -70,7 +70,7 @@ fn entries_are_compared_and_set(catalog: &dyn Catalog) {
     assert!(catalog.delete_if(key, again.version).unwrap());
 }
 
-/// More than one message holds.
+/// Lists more entries than one message can hold.
 fn lists_are_whole_and_in_order(catalog: &dyn Catalog) {
     let long = "x".repeat(30_000);
     for number in 0..12 {
@@ -95,7 +95,7 @@ fn leases_carry_their_entries(catalog: &dyn Catalog) {
     assert!(catalog.put_if("suite/short", None, "v", Some(short)).unwrap());
     assert!(catalog.put_if("suite/stays", None, "v", Some(short)).unwrap());
     assert!(catalog.put_if("suite/revoked", None, "v", Some(revoked)).unwrap());
-    // Put again without the lease, an entry stays.
+    // Putting an entry again without a lease detaches it from the lease.
     let version = catalog.get("suite/stays").unwrap().unwrap().version;
     assert!(catalog.put_if("suite/stays", Some(version), "w", None).unwrap());
     assert!(catalog.keep_alive(short).unwrap() && catalog.keep_alive(revoked).unwrap());
@@ -173,7 +173,7 @@ fn nobody_without_the_token_learns_anything() {
     assert_eq!(good.list("").unwrap().len(), 1);
 }
 
-/// A peer that takes everything and says nothing costs a bounded time.
+/// A peer that accepts all bytes but never answers costs a bounded time.
 #[test]
 fn a_catalog_that_says_nothing_is_given_up() {
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -196,7 +196,7 @@ mod etcd {
 
     impl Drop for Etcd {
         fn drop(&mut self) {
-            // It may have ended by itself.
+            // The process may have ended by itself.
             let _ = self.process.kill();
             let _ = self.process.wait();
         }
@@ -206,7 +206,7 @@ mod etcd {
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
     }
 
-    /// An etcd of its own, if one is installed.
+    /// Starts a private etcd, if one is installed.
     fn start() -> Option<Etcd> {
         let folder = tempfile::tempdir().unwrap();
         let (clients, peers) = (free_port(), free_port());

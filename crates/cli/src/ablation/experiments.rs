@@ -1,46 +1,47 @@
-//! The experiments, as data: what each varies, and what the paper says comes out.
+//! The experiments as data: what each one varies, and the results that the paper reports.
 //!
 //! Lu et al., *DEX: Scalable Range Indexing on Disaggregated Memory* (VLDB 2024), §8.3. A new step
 //! is a new row.
 
 use farleaf_bench::report::Report;
 
-/// What can be asked for alone.
+/// Parts that can be selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Part {
     /// Figure 8: a plain one-sided B+-tree, with logical partitions, with a cache
     Steps,
-    /// Figure 9: how candidates for eviction are kept, and how leaves enter the cache
+    /// Figure 9: how eviction candidates are kept, and how leaves are admitted to the cache
     Cache,
-    /// Figure 12: offloading, with more and more threads on each memory server
+    /// Figure 12: offloading, with an increasing number of threads on each memory server
     Offload,
-    /// The policies of the cache on a recorded trace
+    /// The cache's policies on a recorded trace
     Trace,
 }
 
-/// A name for the table, and words of `farleaf bench`.
+/// A row's name, and its arguments for `farleaf bench`.
 pub(super) type Words = (&'static str, &'static str);
 
-/// One line of a table.
+/// One row of a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) name: &'static str,
-    /// The row that it adds something to.
+    /// The row on which it builds.
     pub(super) after: Option<&'static str>,
     pub(super) words: &'static str,
-    /// The cache of all compute servers together, in percent of the data; none if the words say it,
-    /// or the setting.
+    /// The cache of all compute servers together, in percent of the data; `None` if the arguments
+    /// or the setting define it.
     pub(super) cache_percent: Option<f64>,
 }
 
-/// The machines that a row runs on.
+/// The machines of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machines {
     pub(super) name: &'static str,
     pub(super) words: &'static str,
-    /// The part of the cache that they have.
+    /// The fraction of the whole cache that these machines have.
     pub(super) cache_share: f64,
-    /// Runs, of which the median is taken by throughput: what is simulated is the same every time.
+    /// Number of runs, of which the one with the median throughput is reported; simulated runs are
+    /// deterministic.
     pub(super) runs: usize,
 }
 
@@ -57,7 +58,7 @@ impl std::fmt::Debug for Column {
     }
 }
 
-/// One experiment: a table for each setting, and in it a line for each row.
+/// One experiment: a table for each setting, with one line per row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Experiment {
     pub(super) part: Part,
@@ -65,7 +66,7 @@ pub(super) struct Experiment {
     pub(super) words: &'static str,
     pub(super) settings: &'static [Words],
     pub(super) rows: &'static [Row],
-    /// The first are those that the figures are from; of the others only the throughput is shown.
+    /// The figures come from the first machines; for the others only the throughput is shown.
     pub(super) machines: &'static [Machines],
     pub(super) shows_throughput: bool,
     pub(super) columns: &'static [Column],
@@ -85,22 +86,23 @@ const fn step(
     Row { name, after: Some(after), words, cache_percent }
 }
 
-/// The paper's: four compute servers of 36 threads.
+/// The paper's setup: four compute servers with 36 threads each.
 const ALL: Machines = Machines {
     name: "144 threads",
     words: "--fabric sim --compute-servers 4 --threads 36",
     cache_share: 1.0,
     runs: 1,
 };
-/// The paper fills one compute server after the other: the first one has a quarter of all caches.
+/// The paper fills one compute server after the other. The first one has a quarter of the whole
+/// cache.
 const TWO_THREADS: Machines = Machines {
     name: "2 threads",
     words: "--fabric sim --compute-servers 1 --threads 2",
     cache_share: 0.25,
     runs: 1,
 };
-/// Real threads on one compute server, to see its locks; its cache has as much of its data as that
-/// of four.
+/// Real threads on one compute server, to measure its locks. Its cache holds the same fraction of
+/// its data as with four.
 const REAL_TWO: Machines = Machines {
     name: "2 real threads",
     words: "--fabric local --compute-servers 1 --threads 2",
@@ -130,13 +132,13 @@ fn three(value: f64) -> String {
     format!("{value:.3}")
 }
 
-/// Operations on the network per operation of the index.
+/// Network operations per index operation.
 pub(super) fn remote(report: &Report) -> f64 {
     let cost = &report.per_operation;
     cost.reads + cost.writes + cost.atomics + cost.rpcs
 }
 
-/// All of them.
+/// All experiments.
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         part: Part::Steps,
@@ -148,8 +150,8 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         ],
         rows: &[
             row("baseline: one-sided B+-tree", "--index fine"),
-            // The frames are those that nodes pass through, for all clients at once; nothing stays
-            // in them.
+            // The frames are only buffers through which nodes pass, for all clients at once; no
+            // node stays cached.
             step(
                 "+ partitions",
                 "baseline: one-sided B+-tree",

@@ -1,5 +1,5 @@
-//! `farleaf ablation`: what each part of DEX brings, step by step. Every figure is one run of
-//! `farleaf bench`, whose words are in the CSV.
+//! `farleaf ablation`: what each part of DEX contributes, step by step. Every figure is one run of
+//! `farleaf bench`; the CSV file has its arguments.
 
 mod experiments;
 
@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The options of `farleaf ablation`.
+/// Options of `farleaf ablation`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "After §8.3 of Lu et al., DEX (VLDB 2024). The trace is as for `farleaf bench --trace`.\n\n\
@@ -31,13 +31,13 @@ pub(crate) struct Arguments {
     /// Load this many records (the paper has 200M)
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
-    /// Measure this many operations of each run, after as many to fill the caches
+    /// Measure this many operations of each run, after the same number to fill the caches
     #[arg(long, value_name = "N", default_value = "300k", value_parser = units::positive)]
     operations: u64,
     /// Seed the random numbers
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     seed: u64,
-    /// Replay this trace; without it that part is skipped
+    /// Replay this trace; without a trace, skip that part
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Write CSV and SVG files to this folder
@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
 }
 
-/// The words of one run.
+/// Parses the arguments of one run.
 #[derive(Debug, Parser)]
 #[command(name = "farleaf bench")]
 struct BenchLine {
@@ -53,7 +53,6 @@ struct BenchLine {
     arguments: bench::Arguments,
 }
 
-/// One run.
 #[derive(Debug)]
 struct Outcome {
     setting: &'static str,
@@ -63,7 +62,7 @@ struct Outcome {
     report: Report,
 }
 
-/// Runs the experiments.
+/// Runs the selected experiments.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(folder) = &arguments.out {
         std::fs::create_dir_all(folder)
@@ -74,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     for experiment in EXPERIMENTS.iter().filter(asked) {
         if experiment.part == Part::Trace && arguments.trace.is_none() {
-            note("the policies on a trace are left out: no --trace was given");
+            note("skipping the policies on a trace: they need --trace");
             continue;
         }
         let outcomes = measure(experiment, arguments)?;
@@ -96,7 +95,7 @@ fn measure(experiment: &Experiment, arguments: &Arguments) -> anyhow::Result<Vec
     let mut outcomes = Vec::new();
     for setting in *settings {
         for on in *machines {
-            // All rows take turns: what else the machine does slows down each of them.
+            // Interleave the rows' runs, so that other load on the machine slows down all of them.
             let mut reports: Vec<Vec<Report>> = vec![Vec::new(); rows.len()];
             for _ in 0..on.runs {
                 for (row, reports) in rows.iter().zip(&mut reports) {
@@ -124,14 +123,14 @@ fn measure(experiment: &Experiment, arguments: &Arguments) -> anyhow::Result<Vec
     Ok(outcomes)
 }
 
-/// The report of the median throughput.
+/// The report with the median throughput.
 fn median(mut reports: Vec<Report>) -> Report {
     reports.sort_by(|a, b| a.throughput_ops_per_s.total_cmp(&b.throughput_ops_per_s));
     let middle = reports.len() / 2;
     reports.swap_remove(middle)
 }
 
-/// The command line of one run.
+/// Builds the command line of one run.
 fn words(
     experiment: &Experiment,
     setting: &Words,
@@ -214,8 +213,8 @@ fn summary(experiment: &Experiment, outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Draws one SVG for each setting, `steps-a.svg` and so on, and for each kind of machines where
-/// throughput is shown.
+/// Draws one SVG per setting (`steps-a.svg` and so on) and per kind of machines with measured
+/// throughput.
 fn draw(
     folder: &Path,
     experiment: &Experiment,

@@ -1,4 +1,4 @@
-//! The options of `farleaf bench`.
+//! Options of `farleaf bench`.
 
 use super::{cache, over_time, reshaping};
 use crate::designs::{DesignName, PartitioningName};
@@ -40,7 +40,7 @@ Keys and values are 8 bytes each.
 
 Exit codes: 0 success, 1 failure, 2 invalid command line or input file.";
 
-/// The options of `farleaf bench`.
+/// Options of `farleaf bench`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
     /// Run this mix of operations, see below
     #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = Mix::named)]
     pub(super) workload: Mix,
-    /// Draw keys by this distribution: `uniform`, `zipfian:THETA` or `latest:THETA` [default:
+    /// Draw keys from this distribution: `uniform`, `zipfian:THETA` or `latest:THETA` [default:
     /// zipfian:0.99, for ycsb-d latest:0.99]
     #[arg(long, value_name = "KIND")]
     pub(super) distribution: Option<Distribution>,
@@ -109,12 +109,12 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
     /// Give all compute servers together a cache of this percentage of the loaded records at 16
-    /// bytes each, or of the records that a trace touches. About 200 hold everything, because pages
-    /// also have free space and separators
+    /// bytes each, or of the records that a trace touches. About 200 hold all of them, because
+    /// pages also have free space and separators
     #[arg(long, value_name = "PERCENT", value_parser = units::cache_percent)]
     pub(super) cache_percent: Option<f64>,
     /// Admit leaves to the cache: `cold`, `hot`, `coin:P` (hot with probability P) or `never`,
-    /// which caches nothing and reads all nodes on the way
+    /// which caches nothing and reads all nodes on the path
     #[arg(long, value_name = "KIND", default_value = "cold", value_parser = cache::admission)]
     pub(super) admission: AdmissionName,
     /// Keep cooling frames in a `map` of small buckets, or in one `queue` behind one lock
@@ -205,9 +205,9 @@ pub(crate) struct Arguments {
     /// Treat this text in that column as a write
     #[arg(long, value_name = "TEXT", default_value = "2a", requires = "trace")]
     pub(super) trace_write: String,
-    /// Make other keys popular during the run: at a part of it, such as `50%`, or after this many
-    /// seconds of the fabric's time, such as `2.5`. For zipfian distributions; with --clustered,
-    /// the hotspot is one range of keys before and another one after
+    /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
+    /// many seconds of the fabric's time, such as `2.5`. For zipfian distributions; with
+    /// --clustered, the hotspot moves from one range of keys to another
     #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
     pub(super) shift_hotspot_at: Option<Moment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
@@ -219,19 +219,19 @@ pub(crate) struct Arguments {
         requires = "shift_hotspot_at"
     )]
     pub(super) shift_hotspot_by: f64,
-    /// Balance load among the compute servers of the design `dex` during the measurement: keys move
+    /// Balance load among the compute servers of the design `dex` during the measurement: move keys
     /// away from overloaded ones
     #[arg(long)]
     pub(super) balance: bool,
-    /// Compare loads after this many milliseconds of the fabric's time
+    /// Compare loads at intervals of this many milliseconds of the fabric's time
     #[arg(long, value_name = "MS", default_value = "100", value_parser = over_time::interval, requires = "balance")]
     pub(super) balance_window_ms: f64,
     /// Move keys between compute servers of the design `dex` during the measurement: all keys of
-    /// FROM or, with PERCENT, that part of its range, to its neighbour TO or to one without keys,
-    /// at a moment as for --shift-hotspot-at. Can be given several times
+    /// FROM or, with PERCENT, that part of its range, to its neighbour TO or to a compute server
+    /// without keys, at a moment as for --shift-hotspot-at. Can be given several times
     #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = reshaping::planned_move)]
     pub(super) moves: Vec<PlannedChange>,
-    /// Add this many compute servers of the design `dex` without keys and clients at first,
+    /// Add this many compute servers of the design `dex` that have no keys and no clients at first,
     /// numbered after the others
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_compute_servers: u16,
@@ -244,14 +244,15 @@ pub(crate) struct Arguments {
     /// first
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 256))]
     pub(super) spare_memory_servers: u16,
-    /// Allocate new nodes on one of those too from this moment on. Can be given several times
+    /// From this moment on, allocate new nodes on one more of those memory servers. Can be given
+    /// several times
     #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
     pub(super) add_memory_server_at: Vec<Moment>,
     /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) timeline: Option<PathBuf>,
-    /// Divide it into intervals of this many milliseconds of the fabric's time, at most 2,000
-    /// [default: a sixtieth of the run]
+    /// Divide the timeline into intervals of this many milliseconds of the fabric's time, at most
+    /// 2,000 of them [default: a sixtieth of the run]
     #[arg(long, value_name = "MS", value_parser = over_time::interval, requires = "timeline")]
     pub(super) interval_ms: Option<f64>,
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)

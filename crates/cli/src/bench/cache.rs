@@ -1,4 +1,4 @@
-//! The words of the cache's options.
+//! Parsers of the cache's options.
 
 use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
 use farleaf::index::dex::Boundaries;

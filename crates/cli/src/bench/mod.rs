@@ -21,7 +21,7 @@ use farleaf_bench::timeline::chart;
 use farleaf_fabric::Provider;
 use plan::{Plan, Work};
 
-/// Runs the benchmark.
+/// Runs the benchmark and prints its report.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let plan = Plan::new(arguments)?;
     let mut json = JsonTarget::open(arguments.json.as_deref())?;
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     warn_of_errors(&report)
 }
 
-/// Runs one benchmark without a word.
+/// Runs one benchmark without any output.
 pub(crate) fn measure(arguments: &Arguments) -> anyhow::Result<Report> {
     Plan::new(arguments)?.run(arguments.index)
 }
@@ -51,7 +51,7 @@ impl Plan {
     fn run(&self, index: DesignName) -> anyhow::Result<Report> {
         #[cfg(feature = "verbs")]
         if let designs::FabricConfig::Verbs(config) = &self.fabric {
-            // All of it stays in place as long as the device may reach it.
+            // The region must stay in place as long as the device can access it.
             let bytes = self.pool_bytes.saturating_mul(self.report.memory_servers.into());
             farleaf_fabric_verbs::probe(&config.device, bytes)?;
         }
@@ -59,7 +59,7 @@ impl Plan {
     }
 }
 
-/// Failed operations are said aloud, and it is a failure if there was nothing else.
+/// Warns of failed operations; fails if all operations failed.
 pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
     let Some(first) = &report.first_error else { return Ok(()) };
     let Report { errors, operations, .. } = report;
@@ -71,7 +71,7 @@ pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What ran, and on what: the title of a timeline, and its caption.
+/// The title of a timeline, and its caption: what ran, and where.
 fn titles(report: &Report) -> (String, String) {
     let Report { index, workload, distribution, fabric, seed, .. } = report;
     let title = format!("timeline: {index} on {workload} ({distribution})");
@@ -109,7 +109,7 @@ fn summary(report: &Report) -> String {
     ) + &reshaping::summary(report)
 }
 
-/// What the caches did, if the design has any.
+/// The cache's part of the report, if the design has a cache.
 fn of_cache(report: &Report) -> String {
     if report.cache_bytes_per_compute_server == 0 {
         return String::new();

@@ -1,4 +1,4 @@
-//! Throughput over time, and hotspots that shift: what the options say, and what is written.
+//! Throughput over time and hotspots that shift: their options and output.
 
 use super::arguments::Arguments;
 use crate::output;
@@ -18,10 +18,10 @@ const PARTS: u32 = 60;
 /// The intervals of a run without a timeline.
 pub(super) const USUAL: Interval = Interval::Parts(PARTS);
 
-/// Curves of single compute servers are drawn for at most so many of them.
+/// Maximum number of compute servers for which single curves are drawn.
 const MOST_CURVES: usize = 5;
 
-/// A part of a run as `50%`, or seconds.
+/// Parses a moment: a fraction of the run such as `50%`, or seconds.
 pub(crate) fn moment(text: &str) -> Result<Moment, String> {
     let wrong = || {
         "expected a part of the run above 0% and below 100%, such as 50%, or a number of seconds from \
@@ -38,7 +38,7 @@ pub(crate) fn moment(text: &str) -> Result<Moment, String> {
     }
 }
 
-/// A percentage that is neither nothing nor all.
+/// Parses a percentage above 0 and below 100.
 pub(crate) fn part(text: &str) -> Result<f64, String> {
     units::percent(text)
         .ok()
@@ -46,7 +46,7 @@ pub(crate) fn part(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "expected a number above 0 and below 100".to_owned())
 }
 
-/// A time in milliseconds, from a nanosecond to an hour.
+/// Parses a time in milliseconds, from a nanosecond to an hour.
 pub(super) fn interval(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
     number
@@ -54,7 +54,7 @@ pub(super) fn interval(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "expected a number of milliseconds from 0.000001 to 3600000".to_owned())
 }
 
-/// The intervals that were asked for.
+/// The intervals that the options ask for.
 pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval>> {
     if arguments.timeline.is_none() {
         return Ok(None);
@@ -83,7 +83,7 @@ pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval
     Ok(Some(Interval::Nanoseconds((ms * 1e6).round() as u64)))
 }
 
-/// Whether a shift of the hotspot makes sense.
+/// Checks that a shift of the hotspot is possible with these options.
 pub(super) fn check_shift(arguments: &Arguments, distribution: Distribution) -> anyhow::Result<()> {
     let Some(at) = arguments.shift_hotspot_at else { return Ok(()) };
     if !matches!(distribution, Distribution::Zipfian { .. }) {
@@ -100,7 +100,7 @@ pub(super) fn check_shift(arguments: &Arguments, distribution: Distribution) -> 
     }
 }
 
-/// Says what did not come as it was asked for.
+/// Warns about requested output that the report does not have.
 pub(super) fn warn(report: &Report, asked: Option<Interval>) {
     if report.hotspot_shift.is_some_and(|shift| shift.at_ns.is_none()) {
         output::note("warning: the run had ended before the hotspot would have shifted");
@@ -115,11 +115,11 @@ pub(super) fn warn(report: &Report, asked: Option<Interval>) {
     }
 }
 
-/// Where a timeline is written.
+/// The folder of a timeline.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes the folder at once: a run of minutes must not end with one that cannot be made.
+    /// Creates the folder at once, so that a run of minutes does not fail at its end.
     pub(super) fn make(path: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(path)
             .with_context(|| format!("cannot make the folder {}", path.display()))?;
@@ -139,7 +139,7 @@ impl Folder {
     }
 }
 
-/// The curve of all operations and, of a few compute servers, one for each.
+/// The curve of all operations, and one for each compute server if there are few.
 fn plot(timeline: &Timeline, title: &str, caption: &str) -> Plot {
     let middle_ms = |interval: usize| {
         (timeline.start_ns(interval) as f64 + timeline.length_ns(interval) as f64 / 2.0) / 1e6

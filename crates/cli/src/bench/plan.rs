@@ -1,5 +1,4 @@
-//! From options to what is done: everything that can be wrong with a command line is found here,
-//! before anything runs.
+//! Turns options into a plan. All errors of a command line are found here, before the run starts.
 
 use super::arguments::{Arguments, FabricName};
 use super::{over_time, reshaping};
@@ -23,28 +22,28 @@ use farleaf_fabric::sync::Arc;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 
-/// Default cache of a compute server.
+/// Default cache size of a compute server.
 const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
 
-/// Real threads of one process.
+/// Maximum number of clients that are real threads of this process.
 const MOST_LOCAL_CLIENTS: u32 = 1024;
 
-/// Simulated clients, each with its histogram of latencies.
+/// Maximum number of simulated clients; each has its own histogram of latencies.
 const MOST_SIM_CLIENTS: u32 = 16_384;
 
-/// Endpoints that a memory server has room for.
+/// Maximum number of endpoints of a memory server.
 #[cfg(feature = "verbs")]
 const MOST_VERBS_CLIENTS: u32 = 128;
 
-/// Offsets on a memory server have 48 bits.
+/// Maximum size of a pool: offsets on a memory server have 48 bits.
 const MOST_POOL_BYTES: u64 = 1 << 47;
 
-/// Below this, a memory server has no room for its superblock and a few chunks.
+/// Minimum size of a pool: a smaller one has no room for the superblock and a few chunks.
 const LEAST_POOL_BYTES: u64 = 4 << 20;
 
-/// A whole run, ready to go.
+/// A run, ready to start.
 pub(super) struct Plan {
-    /// What is known of the report before the run.
+    /// The part of the report that is known before the run.
     pub(super) report: Report,
     pub(super) index: IndexOptions,
     pub(super) fabric: FabricConfig,
@@ -52,13 +51,13 @@ pub(super) struct Plan {
     /// Operations before the usual warm-up.
     pub(super) warm_up: Option<u64>,
     pub(super) pool_bytes: usize,
-    /// The intervals of the timeline, if one was asked for.
+    /// The intervals of the timeline, if the options ask for one.
     pub(super) interval: Option<Interval>,
-    /// A cache was asked for, and the design has none.
+    /// Whether a cache was requested for a design that has none.
     pub(super) ignores_cache: bool,
 }
 
-/// What is measured.
+/// The work to measure.
 pub(super) enum Work {
     Workload(Box<Run>),
     Trace(Vec<Operation>),
@@ -105,7 +104,7 @@ impl Plan {
                 let shift = arguments.shift_hotspot_at.map(|at| HotspotShift { at, by });
                 let own_keys = arguments.own_keys;
                 let reshaping = reshaping::of(arguments)?;
-                // Loads are counted over time.
+                // Balancing and planned changes need loads counted over time.
                 let is_counted = reshaping.balance || !reshaping.changes.is_empty();
                 let timeline = interval.or(is_counted.then_some(over_time::USUAL));
                 let run = Run {
@@ -221,7 +220,7 @@ impl Plan {
     }
 }
 
-/// What no single option can know.
+/// Checks combinations of options.
 fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     let Arguments { placement, memory_servers, compute_servers, .. } = arguments;
     let clients = u32::from(threads) * u32::from(*compute_servers);
@@ -336,7 +335,8 @@ fn amount(arguments: &Arguments) -> Amount {
     }
 }
 
-/// Unknown for a run by time: five million operations a second is more than a process does.
+/// Unknown for a run by time: assume five million operations a second, which is more than one
+/// process can do.
 fn expected_inserts(amount: Amount, share: f64) -> u64 {
     let operations = match amount {
         Amount::Operations(operations) => operations as f64,
@@ -351,8 +351,8 @@ fn cache_bytes(arguments: &Arguments, keys: u64) -> Option<u64> {
     arguments.cache_bytes.or(percent.map(|bytes| bytes as u64))
 }
 
-/// The memory that each server needs for its share of `keys` and, as these may all fall into one
-/// share, all of `inserts`; generously, because memory is taken only as it is used.
+/// The memory that each server needs for its share of `keys` and for all of `inserts`, which may
+/// all fall into one share. The estimate is generous, because memory is only taken as it is used.
 pub(crate) fn pool_bytes(
     keys: u64,
     fill: f64,
@@ -361,15 +361,15 @@ pub(crate) fn pool_bytes(
 ) -> anyhow::Result<usize> {
     let total: f64 = weights.iter().map(|weight| *weight as f64).sum();
     let most = weights.iter().copied().max().unwrap_or(1) as f64;
-    // A page of 1 KB holds 60 records; after splits it is half full, and a tenth is for inner
+    // A page of 1 KB holds 60 records. After splits it is half full; another tenth is for inner
     // nodes.
     let loaded = keys as f64 * most / total * 1024.0 / (60.0 * fill).floor() * 2.2;
     let inserted = inserts as f64 * 1024.0 / 30.0 * 1.1;
-    // The conversion saturates, and then it is too much by far.
+    // The conversion saturates; the result is then far above the limit.
     round_up(((loaded + inserted) as u64).saturating_add(64 << 20))
 }
 
-/// What all memory servers have together, as far as one region can have it.
+/// The memory of all servers together, limited to the size of one region.
 fn bytes_of_all(bytes_of_each: u64, memory_servers: u16) -> anyhow::Result<usize> {
     round_up(bytes_of_each.saturating_mul(memory_servers.into()).min(MOST_POOL_BYTES))
 }
@@ -384,7 +384,7 @@ fn round_up(bytes: u64) -> anyhow::Result<usize> {
     Ok(usize::try_from(bytes.next_multiple_of(1 << 20))?)
 }
 
-/// Memory servers with a pool of so many bytes each.
+/// Creates the configuration of memory servers with pools of this size.
 pub(crate) fn memory_servers(
     count: u16,
     pool_bytes: usize,

@@ -1,4 +1,5 @@
-//! What changes during a run beside the clients: what the options say, and what the report says.
+//! Changes to the cluster during a run, such as moves of keys: their options and their part of the
+//! report.
 
 use super::arguments::Arguments;
 use super::over_time::moment;
@@ -11,7 +12,7 @@ use farleaf_bench::report::Report;
 use farleaf_bench::table::duration;
 use std::fmt::Write as _;
 
-/// A move of keys as `FROM:TO[:PERCENT]@MOMENT`.
+/// Parses a move of keys, `FROM:TO[:PERCENT]@MOMENT`.
 pub(super) fn planned_move(text: &str) -> Result<PlannedChange, String> {
     let wrong = || {
         "expected FROM:TO[:PERCENT]@MOMENT, such as 0:1:50@40% or 2:3@1.5: two numbers of compute servers, how \
@@ -37,7 +38,7 @@ pub(super) fn planned_move(text: &str) -> Result<PlannedChange, String> {
     }
 }
 
-/// What the options ask for.
+/// The changes that the options ask for.
 pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
     let Arguments { compute_servers, memory_servers, .. } = arguments;
     let Arguments { spare_compute_servers, spare_memory_servers, .. } = arguments;
@@ -75,13 +76,13 @@ pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
     Ok(Reshaping { spare_compute_servers, balance: arguments.balance, write_back, changes })
 }
 
-/// How the design balances.
+/// Options of the balancer.
 pub(super) fn balance(arguments: &Arguments) -> BalanceOptions {
     let window_ns = (arguments.balance_window_ms * 1e6) as u64;
     BalanceOptions { window_ns, ..BalanceOptions::default() }
 }
 
-/// The load of each compute server, and the changes.
+/// Describes the load of each compute server, and the changes.
 pub(super) fn summary(report: &Report) -> String {
     let mut text = String::new();
     let shares = &report.compute_server_shares;
@@ -107,7 +108,7 @@ pub(super) fn summary(report: &Report) -> String {
     text
 }
 
-/// Says what did not come about.
+/// Warns about requested changes that did not happen.
 pub(super) fn warn(report: &Report, arguments: &Arguments) {
     for change in report.changes.iter().filter(|change| !change.done) {
         output::note(&format!("warning: {}", change.what));

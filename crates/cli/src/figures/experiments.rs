@@ -1,25 +1,25 @@
-//! The experiments, as data: what each figure of the paper varies, and what its text says comes
-//! out.
+//! The experiments as data: what each figure of the paper varies, and the results that its text
+//! reports.
 //!
 //! Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
-//! Networks* (SIGMOD 2019), §6. The paper loads 100 M records; the shares that scans select are
-//! kept, the number of records is an option.
+//! Networks* (SIGMOD 2019), §6. The paper loads 100 M records. Here the number of records is an
+//! option, and scans select the same shares of the records as in the paper.
 
 use super::Results;
 
-/// What a client does.
+/// A client's workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Workload {
-    /// A: point queries, uniform.
+    /// A: uniform point queries.
     Points,
     /// B: range queries that select this share of the records.
     Ranges(f64),
-    /// C and D: point queries and so many percent insertions.
+    /// C and D: point queries and this percentage of insertions.
     Inserts(u32),
 }
 
 impl Workload {
-    /// Its name in tables and file names.
+    /// The name in tables and file names.
     pub(super) fn name(self) -> String {
         match self {
             Self::Points => "A: points".to_owned(),
@@ -30,27 +30,27 @@ impl Workload {
     }
 }
 
-/// What a figure varies.
+/// The parameter that a figure varies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Axis {
-    /// Clients, forty at most on a compute server; four memory servers.
+    /// Number of clients, at most forty per compute server; four memory servers.
     Clients(&'static [u16]),
-    /// Loaded records, as a multiple of the option; 240 clients, four memory servers.
+    /// Number of loaded records, as a multiple of the option; 240 clients, four memory servers.
     Records(&'static [f64]),
-    /// Memory servers; 120 clients.
+    /// Number of memory servers; 120 clients.
     MemoryServers(&'static [u16]),
 }
 
-/// Where the records are.
+/// Distribution of the records over the memory servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placement {
-    /// Evenly.
+    /// Even.
     Even,
-    /// 80, 12, 5 and 3 percent on four servers; on others, 80 percent on the first.
+    /// 80, 12, 5 and 3 percent on four servers; with another number of servers, 80 percent on the
+    /// first.
     Skewed,
 }
 
-/// One figure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figure {
     pub(super) number: u32,
@@ -61,11 +61,12 @@ pub(super) struct Figure {
     pub(super) claims: &'static [Claim],
 }
 
-/// Something that the paper says of a figure.
+/// A claim of the paper about a figure.
 #[derive(Clone, Copy)]
 pub(super) struct Claim {
     pub(super) text: &'static str,
-    /// Whether it holds here; `None` if the designs that it speaks of were not run.
+    /// Whether the claim holds in these results; `None` if the designs that it concerns were not
+    /// run.
     pub(super) holds: fn(&Results) -> Option<bool>,
 }
 
@@ -84,7 +85,7 @@ const C: Workload = Workload::Inserts(5);
 const D: Workload = Workload::Inserts(50);
 use Placement::{Even, Skewed};
 
-/// All figures that can be drawn. Figure 9 is the network's part of figure 7's runs.
+/// All figures that can be drawn. Figure 9 shows the network traffic of figure 7's runs.
 pub(super) const FIGURES: &[Figure] = &[
     Figure {
         number: 7,

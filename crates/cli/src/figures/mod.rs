@@ -1,6 +1,5 @@
-//! `farleaf figures`: the paper's experiments on the simulator, every design side by side, printed
-//! as tables, written as CSV and drawn as SVG, with what the paper says of them and whether it
-//! holds here.
+//! `farleaf figures`: runs the paper's experiments on the simulator with every design. Prints
+//! tables, writes CSV, draws SVG, and reports whether each of the paper's claims holds.
 
 mod experiments;
 mod plot;
@@ -29,7 +28,7 @@ use std::io::Write as _;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// The options of `farleaf figures`.
+/// Options of `farleaf figures`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "The figures are 7, 8, 10, 11 and 12 of Ziegler et al. (SIGMOD 2019); 9 is the network's \
@@ -136,7 +135,7 @@ impl Results {
         Some(self.throughput(design, placement, workload, to)? / first)
     }
 
-    /// The designs that have points, each once.
+    /// The designs that have points, without duplicates.
     fn designs(&self) -> impl Iterator<Item = &'static str> {
         let mut seen: Vec<&'static str> = Vec::new();
         for point in &self.0 {
@@ -196,7 +195,7 @@ fn measure(figure: &Figure, arguments: &Arguments) -> anyhow::Result<Results> {
     Ok(results)
 }
 
-/// One point of every design's curve.
+/// The parameters of one point, for all designs.
 #[derive(Clone, Debug)]
 struct Setting {
     placement: Placement,
@@ -263,7 +262,7 @@ impl Setting {
         }
     }
 
-    /// Enough for a steady state, few enough for the simulator.
+    /// Enough operations for a steady state, and few enough for the simulator.
     fn operations(&self) -> u64 {
         let each = match self.workload {
             Workload::Points | Workload::Inserts(_) => 200,
@@ -309,7 +308,7 @@ impl Setting {
     }
 }
 
-/// How full pages are loaded.
+/// Fill of loaded pages.
 const FILL: f64 = 0.7;
 
 struct Measure<'a> {

@@ -5,7 +5,7 @@ use super::{Point, Results};
 use crate::plot::{Curve, Plot};
 use std::path::Path;
 
-/// Writes `base-….svg`.
+/// Draws the figure's plots to `base-….svg`.
 pub(super) fn draw(
     base: &Path,
     figure: &Figure,

@@ -1,4 +1,4 @@
-//! `farleaf cluster`: a whole cluster on this host.
+//! `farleaf cluster`: runs a whole cluster on this host.
 
 use super::{Common, WRITE_BACK_MS, duration, servers};
 use crate::{units, usage};
@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The options of `farleaf cluster`.
+/// Options of `farleaf cluster`.
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
@@ -90,7 +90,7 @@ fn flag(name: &str, value: impl ToString) -> [OsString; 2] {
 }
 
 impl Arguments {
-    /// Where each compute server's keys begin but the first's; nothing if that was not said.
+    /// The lowest key of each compute server but the first; empty if no option sets them.
     fn boundaries(&self) -> anyhow::Result<Vec<u64>> {
         let Some(path) = &self.boundaries_from else { return Ok(self.boundaries.clone()) };
         let names = ColumnNames { key: self.key_column.clone(), value: None };
@@ -106,7 +106,7 @@ impl Arguments {
     }
 }
 
-/// Runs a cluster until a signal ends it; whether all went well.
+/// Runs a cluster until a signal ends it; returns whether all went well.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let stop = arguments.common.start()?;
     let mut common = flag("--term-seconds", arguments.term_seconds.as_secs_f64()).to_vec();

@@ -1,4 +1,4 @@
-//! `farleaf compute-server`: one compute server.
+//! `farleaf compute-server`: runs one compute server.
 
 use super::{Common, WRITE_BACK_MS, address, duration};
 use crate::units;
@@ -10,18 +10,18 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What is left to memory servers.
+/// Which operations are offloaded to memory servers.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Offload {
-    /// None
+    /// Offload none
     Never,
-    /// All that memory servers can do
+    /// Offload every operation that memory servers support
     Always,
-    /// Those that are measured to be cheaper there
+    /// Offload operations that are measured to be cheaper there
     CostAware,
 }
 
-/// The options of `farleaf compute-server`.
+/// Options of `farleaf compute-server`.
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,

@@ -1,4 +1,4 @@
-//! `farleaf memory-server`: one memory server.
+//! `farleaf memory-server`: runs one memory server.
 
 use super::{Common, address, duration, servers};
 use crate::units;
@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The options of `farleaf memory-server`.
+/// Options of `farleaf memory-server`.
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
@@ -78,10 +78,10 @@ pub(crate) struct Arguments {
     /// Treat this server as dead after this many seconds without a lease renewal
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = duration)]
     term_seconds: Duration,
-    /// Make a cluster of this many memory servers; the first program to pass it decides
+    /// Create a cluster of this many memory servers; the first program to pass it decides
     #[arg(long, value_name = "M", value_parser = servers, requires = "compute_servers")]
     memory_servers: Option<u16>,
-    /// Make a cluster of this many compute servers; the first program to pass it decides
+    /// Create a cluster of this many compute servers; the first program to pass it decides
     #[arg(long, value_name = "C", value_parser = servers, requires = "memory_servers")]
     compute_servers: Option<u16>,
 }

@@ -1,7 +1,7 @@
-//! The programs that make a cluster, and what looks at one.
+//! The programs of a cluster, and the tools that observe one.
 //!
-//! Each of their settings is a flag; `--config FILE` reads them from TOML, and flags on the command
-//! line win.
+//! Every setting is a flag. `--config FILE` reads flags from TOML; flags on the command line
+//! override it.
 
 pub(crate) mod client;
 pub(crate) mod cluster;
@@ -27,14 +27,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The commands whose settings can come from a file.
+/// Commands that can read their settings from a file.
 const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
 
-/// For how long nodes are dirty at most, in milliseconds, unless a compute server is told
-/// otherwise.
+/// Default maximum age of a dirty node, in milliseconds.
 const WRITE_BACK_MS: u32 = 1000;
 
-/// What every program of a cluster is told.
+/// Options of every program of a cluster.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
     /// Read settings from this TOML file first: `pool_bytes = "4Gi"` stands for `--pool-bytes 4Gi`
@@ -50,7 +49,7 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// Starts what every program has: its log, and its end by signals.
+    /// Starts the log and the handling of signals.
     fn start(&self) -> anyhow::Result<Stop> {
         logging::start(Level::choose(self.log).map_err(ConfigError::Settings)?);
         let stop = Stop::on_signals().context("cannot catch signals")?;
@@ -61,7 +60,7 @@ impl Common {
     }
 }
 
-/// Where a cluster is that runs already.
+/// Location of a running cluster.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ClusterLocation {
     /// Find the cluster in this folder of `farleaf cluster`
@@ -79,12 +78,12 @@ pub(crate) struct ClusterLocation {
 }
 
 impl ClusterLocation {
-    /// Its catalog and its token.
+    /// The cluster's catalog and token.
     fn find(&self) -> anyhow::Result<(CatalogAddress, Token)> {
         let (address, token_file) = match (&self.dir, &self.catalog, &self.token_file) {
             (Some(dir), ..) => {
                 let folder = Folder(dir.clone());
-                // A folder without a running cluster is a cluster that does not serve.
+                // A folder without a running cluster means that the cluster does not serve.
                 let running = folder.catalog().map_err(|error| match error {
                     ConfigError::File { .. } if dir.is_dir() => {
                         ProgramError::Failed(format!("no cluster runs in {}", dir.display()))
@@ -100,19 +99,19 @@ impl ClusterLocation {
         Ok((address, token))
     }
 
-    /// Its keys in the catalog.
+    /// The cluster's keys in the catalog.
     fn keys(&self) -> anyhow::Result<Keys> {
         let keys = Keys::new(&self.cluster);
         Ok(keys.map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", self.cluster)))?)
     }
 }
 
-/// A term or a wait, in seconds.
+/// Parses a term or a wait, in seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     crate::units::seconds(text).map(Duration::from_secs_f64)
 }
 
-/// How many servers of a kind.
+/// Parses a number of servers of one kind.
 fn servers(text: &str) -> Result<u16, String> {
     crate::units::count(text)
         .ok()
@@ -121,12 +120,12 @@ fn servers(text: &str) -> Result<u16, String> {
         .ok_or_else(|| "expected a number of servers from 0 to 1024".to_owned())
 }
 
-/// An address and a port.
+/// Parses an address and a port.
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "expected an address and a port such as 127.0.0.1:7400".to_owned())
 }
 
-/// The value of `--config` among the flags.
+/// The value of `--config` on the command line.
 fn file_among(arguments: &[OsString]) -> Option<PathBuf> {
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -140,8 +139,8 @@ fn file_among(arguments: &[OsString]) -> Option<PathBuf> {
     None
 }
 
-/// The command line with what its file of settings says, before what it says itself: the last one
-/// wins.
+/// Inserts the flags of the settings file before those of the command line; the last occurrence of
+/// a flag wins.
 pub(crate) fn with_file(arguments: Vec<OsString>) -> Result<Vec<OsString>, ConfigError> {
     let Some(name) = arguments.get(1).and_then(|name| name.to_str()) else { return Ok(arguments) };
     let Some(path) = file_among(&arguments[1..]).filter(|_| WITH_FILES.contains(&name)) else {

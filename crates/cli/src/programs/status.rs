@@ -1,4 +1,4 @@
-//! `farleaf status`: how a cluster stands.
+//! `farleaf status`: shows the state of a cluster.
 
 use super::ClusterLocation;
 use clap::Args;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::io::Write;
 use std::time::Duration;
 
-/// The options of `farleaf status`.
+/// Options of `farleaf status`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf status --dir /tmp/farleaf\n  farleaf status --catalog \
@@ -25,14 +25,15 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// How long servers have to say what they have done.
+/// Timeout for reading the servers' metrics.
 const ASK: Duration = Duration::from_secs(1);
-/// Fewer operations than this are never called uneven; above this share they are.
+/// Minimum number of operations for a warning about uneven load; below, the share above which the
+/// warning is printed.
 const ENOUGH_OPERATIONS: f64 = 10_000.0;
 const UNEVEN: f64 = 0.9;
 
-/// What each server has of what all of its kind have, in the order of the rows: operations of
-/// compute servers, memory in use of memory servers. Nothing of servers without metrics.
+/// Each server's share of the total of its kind, in the order of the rows: operations for compute
+/// servers, allocated memory for memory servers. `None` for servers without metrics.
 struct Shares {
     parts: Vec<Option<f64>>,
     warning: Option<String>,
@@ -66,7 +67,7 @@ impl Shares {
         let warning = most.filter(|_| compute().count() > 1 && sums[0] >= ENOUGH_OPERATIONS);
         let warning = warning.map(|(row, part)| {
             format!(
-                "warning: {} has done {:.1}% of all operations: the keys asked for are nearly all its own",
+                "warning: {} has done {:.1}% of all operations: it owns nearly all keys that clients use",
                 row.server,
                 part.unwrap_or_default() * 100.0
             )
@@ -74,7 +75,7 @@ impl Shares {
         Ok(Self { parts, warning })
     }
 
-    /// The same in the order of other rows.
+    /// Reorders the shares to match other rows.
     fn of(self, asked: &[Row], rows: &[Row]) -> Self {
         let part = |row: &Row| {
             let place = asked.iter().position(|asked| asked.server == row.server)?;
@@ -104,7 +105,8 @@ fn table(rows: &[Row], shares: &Shares) -> Table {
     table
 }
 
-/// As JSON. Keys and epochs go up to 2^64, where readers of JSON lose digits: they are text.
+/// The state as JSON. Keys and epochs are strings: they can be up to 2^64, where JSON readers lose
+/// digits.
 fn as_json(standing: &ClusterStatus) -> serde_json::Result<Value> {
     fn as_text(value: &mut Value) {
         match value {
@@ -127,19 +129,20 @@ fn as_json(standing: &ClusterStatus) -> serde_json::Result<Value> {
     Ok(json)
 }
 
-/// Prints how a cluster stands; whether it serves.
+/// Prints the state of a cluster; returns whether it serves.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     show(&arguments.place, arguments.json)
 }
 
-/// Prints how a cluster stands, for people or as JSON; whether it serves.
+/// Prints the state of a cluster, for people or as JSON; returns whether it serves.
 pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<bool> {
     let (address, token) = place.find()?;
     let keys = place.keys()?;
     let catalog = open(&address, &token)?;
     let asked = ClusterStatus::read(&*catalog, &keys)?.rows();
     let shares = Shares::ask(&asked)?;
-    // Wait for slow servers: the shares must belong to the same moment.
+    // Read the catalog again after waiting for slow servers, so that state and shares are from
+    // about the same moment.
     let standing = ClusterStatus::read(&*catalog, &keys)?;
     let missing = standing.missing();
     let rows = standing.rows();

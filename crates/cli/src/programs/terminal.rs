@@ -1,6 +1,6 @@
-//! The terminal while a program has it for itself, and that it is given back as it was.
+//! Terminal modes of a program, and restoring them.
 //!
-//! *Invariants*: what a value here has changed is changed back when it is dropped, also by a panic.
+//! *Invariants*: dropping a value of this module, also by a panic, undoes the changes that it made.
 
 use rustix::stdio::stdin;
 use rustix::termios::{
@@ -8,34 +8,34 @@ use rustix::termios::{
 };
 use std::io::{self, Write};
 
-/// How the terminal of stdin was set.
+/// Saved modes of stdin's terminal.
 #[derive(Clone, Debug)]
 pub(crate) struct Modes(Termios);
 
 impl Modes {
-    /// How it is set now; `None` if stdin is no terminal.
+    /// The current modes; `None` if stdin is not a terminal.
     pub(crate) fn now() -> Option<Self> {
         tcgetattr(stdin()).ok().map(Self)
     }
 
-    /// Sets it so again.
+    /// Restores the saved modes.
     pub(crate) fn restore(&self) {
-        // A terminal that has gone needs nothing.
+        // Nothing to do if the terminal is gone.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
     }
 }
 
-/// Keys come one by one, without being shown, as long as this lives; Ctrl-C stays a signal.
+/// Delivers keys one by one, without echo, while this value lives. Ctrl-C still raises a signal.
 #[derive(Debug)]
 pub(crate) struct KeysAlone(Modes);
 
 impl KeysAlone {
-    /// `None` if stdin is no terminal.
+    /// `None` if stdin is not a terminal.
     pub(crate) fn begin() -> Option<Self> {
         let before = Modes::now()?;
         let mut modes = before.0.clone();
         modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
-        // Stopped with Ctrl-Z, it would leave its picture and these modes to the shell.
+        // Disable Ctrl-Z: a stopped program would leave its screen and these modes to the shell.
         modes.special_codes[SpecialCodeIndex::VSUSP] = 0;
         tcsetattr(stdin(), OptionalActions::Now, &modes).ok()?;
         Some(Self(before))
@@ -48,12 +48,12 @@ impl Drop for KeysAlone {
     }
 }
 
-/// The whole screen of stdout: what was on it comes back in the end.
+/// The alternate screen of stdout; dropping it restores the previous content.
 #[derive(Debug)]
 pub(crate) struct Screen;
 
 impl Screen {
-    /// Takes it.
+    /// Switches to the alternate screen.
     pub(crate) fn begin() -> io::Result<Self> {
         let screen = Self;
         let mut out = io::stdout().lock();
@@ -62,7 +62,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Shows these lines instead of those before, as far as there is room.
+    /// Replaces the content of the screen with as many of these lines as fit.
     pub(crate) fn show(&self, text: &str) -> io::Result<()> {
         let size = tcgetwinsize(rustix::stdio::stdout());
         let (rows, columns) = size.map_or((0, 0), |size| (size.ws_row, size.ws_col));
@@ -75,13 +75,12 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         let mut out = io::stdout().lock();
-        // A closed terminal needs no cleaning up.
+        // A closed terminal needs no cleanup.
         let _ = out.write_all(b"\x1b[?25h\x1b[?1049l").and_then(|()| out.flush());
     }
 }
 
-/// The text from the upper left corner on; 0 rows or columns stand for a size that the terminal
-/// does not tell.
+/// Clips the text to the screen; 0 rows or columns mean that the terminal does not report its size.
 fn picture(text: &str, rows: u16, columns: u16) -> String {
     let bound = |size: u16, otherwise: usize| match size {
         0 => otherwise,

@@ -1,4 +1,4 @@
-//! What is left when servers of a cluster of processes are killed, and how soon it is known.
+//! Killed servers of a cluster of processes: what survives, and how soon the others notice.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{DEADLINE, compute, connect, serving};
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Keys all over both compute servers' ranges.
+/// Spreads keys over both compute servers' ranges.
 fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -30,7 +30,8 @@ fn kill_and_await(cluster: &mut Launched, number: u16) {
     });
 }
 
-/// All records by scans in both directions, which must agree, as gets of these keys must.
+/// Reads all records by scans in both directions, which must agree with each other and with gets of
+/// these keys.
 async fn read_in_every_way(client: &Client, keys: &[u64]) -> BTreeMap<u64, u64> {
     let up = client.scan(&Scan::range(..)).await.unwrap();
     let mut down = client.scan(&Scan::range(..).reverse()).await.unwrap();
@@ -96,7 +97,8 @@ fn what_was_written_back_by_age_outlives_a_kill() {
     cluster.end(Signal::TERM);
 }
 
-/// The lease of the memory server goes on for long: it is not by that that anybody knows.
+/// The lease of the memory server lasts long, so the compute servers must notice its death in
+/// another way.
 #[test]
 fn no_change_is_acknowledged_when_a_memory_server_is_known_to_be_gone() {
     for transport in ["tcp", "shm"] {
@@ -148,7 +150,7 @@ fn what_was_exported_can_be_loaded_elsewhere() {
     assert_eq!(client(&cluster, &["export", name]), exported);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
 
-    // An existing file stays as private as it was, and a link stays a link.
+    // An existing file keeps its permissions, and a link stays a link.
     let (link, target) = (folder.path().join("link.csv"), folder.path().join("target.csv"));
     std::os::unix::fs::symlink("target.csv", &link).unwrap();
     assert_eq!(client(&cluster, &["export", link.to_str().unwrap()]), exported);
@@ -159,7 +161,7 @@ fn what_was_exported_can_be_loaded_elsewhere() {
     let mode = std::os::unix::fs::PermissionsExt::mode(&target.metadata().unwrap().permissions());
     assert_eq!((mode & 0o777, link.is_symlink()), (0o600, true));
 
-    // What cannot be written leaves what there was, and nothing beside it.
+    // A failed export leaves the old file as it was, and no temporary file beside it.
     let (code, _, said) = client(&cluster, &["export", "/dev/full"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("No space left") && said.lines().count() == 1, "{said}");
@@ -180,12 +182,12 @@ fn what_was_exported_can_be_loaded_elsewhere() {
     other.end(Signal::TERM);
 }
 
-/// A key's changes as its only writer saw them.
+/// The changes of a key, recorded by its only writer.
 #[derive(Debug, Default)]
 struct Written {
-    /// Values ascend from 1; the last that was asked for.
+    /// The last value that was sent; values ascend from 1.
     last: u64,
-    /// Those that were acknowledged, and when.
+    /// Acknowledged values, and when each was acknowledged.
     acknowledged: Vec<(u64, Duration)>,
 }
 
@@ -194,8 +196,8 @@ const KEYS_OF_A_WRITER: u64 = 40;
 const WRITE_BACK: Duration = Duration::from_millis(1000);
 const GRACE: Duration = Duration::from_millis(500);
 
-/// One kill under load; how many acknowledged changes were to be there, and how many later ones
-/// were lost.
+/// Kills servers once under load. Returns how many acknowledged changes had to survive, and how
+/// many later ones were lost.
 fn kill_under_load(transport: &str, run_for: Duration, both: bool) -> (usize, usize) {
     let mut cluster = serving(transport, &["--restart"]);
     let dir = cluster.dir().to_owned();
@@ -275,7 +277,7 @@ fn kill_under_load(transport: &str, run_for: Duration, both: bool) -> (usize, us
     (kept, lost)
 }
 
-/// Forty kills, which takes its minutes: `scripts/kills-under-load`.
+/// Forty kills, which take several minutes: `scripts/kills-under-load`.
 #[test]
 #[ignore = "takes ten minutes"]
 fn kills_under_load_lose_the_last_moments_only() {

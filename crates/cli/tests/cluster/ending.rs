@@ -1,9 +1,9 @@
-//! What the programs say when one of them ends, a disk is full, or others crowd them.
+//! What the programs report when one of them ends, a disk is full, or clients crowd them.
 //!
-//! The launcher once gave the last line of a log as the reason of a death, called a clean end one
-//! too, and left half a token on a full disk; 2,000 idle connections kept `/metrics` busy for
-//! minutes; a memory server counted none of the nodes of DEX; a server whose log was on a full disk
-//! panicked on its next log line, and a memory server took the index with it.
+//! The launcher once gave the last line of a log as the reason of a death, called a clean end a
+//! death too, and left half a token on a full disk. 2,000 idle connections kept `/metrics` busy for
+//! minutes. A memory server counted none of DEX's nodes. A server whose log was on a full disk
+//! panicked on its next log line, and if it was a memory server, the index was lost.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, serving};
@@ -32,7 +32,7 @@ fn a_full_disk_leaves_no_half_written_token() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("cluster");
     let words = ["--transport", "tcp", "--memory-servers", "1", "--compute-servers", "0"];
-    // A file may have no bytes: each write fails, as on a disk that is full.
+    // With a file size limit of 0, every write fails as on a full disk.
     let limited = Command::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" cluster --dir \"$@\""])
         .arg(env!("CARGO_BIN_EXE_farleaf"))
@@ -46,7 +46,7 @@ fn a_full_disk_leaves_no_half_written_token() {
     let left = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
     let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("token")).collect();
     assert!(left.is_empty(), "{left:?}");
-    // With room again, it begins as if nothing had been.
+    // Once there is room, it starts as if nothing had happened.
     std::fs::rename(&dir, folder.path().join("again")).unwrap();
     let again = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(folder.path().join("again")).unwrap() {
@@ -85,7 +85,7 @@ fn a_log_that_cannot_be_written_ends_no_server() {
     assert_eq!(server.wait().unwrap().code(), Some(0));
 }
 
-/// What `/metrics` says; an error if nothing comes.
+/// Reads `/metrics`; an error if there is no answer.
 fn metrics(address: &str) -> std::io::Result<String> {
     let mut socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(60)))?;

@@ -1,8 +1,8 @@
-//! Clients that lose a compute server: what they are told, and how they find it again, wherever it
-//! is.
+//! Clients that lose a compute server: the errors that they get, and how they find it again at any
+//! address.
 //!
-//! A client once went on asking at the address that it had found first, and called what it had
-//! never sent unknown.
+//! A client once kept asking at the first address that it had found, and reported operations that
+//! it had never sent as unknown.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{KEYS, compute, connect, serving, try_both};
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Longer than a compute server takes to come back.
+/// Longer than a compute server takes to restart.
 const LONG: Duration = Duration::from_secs(60);
 
 fn upsert(connection: &Connection, key: u64, value: u64) -> Result<(), IndexError> {
@@ -24,7 +24,7 @@ fn get(connection: &Connection, key: u64) -> Result<Option<u64>, IndexError> {
     connection.run(async |client| client.get(&key).await)
 }
 
-/// A compute server that the launcher knows nothing of.
+/// A compute server that the launcher did not start.
 struct Foreign(Child);
 
 impl Foreign {
@@ -61,7 +61,7 @@ fn a_compute_server_that_came_back_at_another_port_is_found() {
     signal(before.pid, Signal::KILL);
     cluster.await_line("compute server 1 has died: signal 9");
     let _foreign = Foreign::start(&cluster, 1);
-    // One operation waits for it: nothing of it can have happened before.
+    // This operation waits for the server: it cannot have happened before.
     assert_eq!(upsert(&connection, KEYS[1], 6), Ok(()));
     assert_eq!(get(&connection, KEYS[1]), Ok(Some(6)));
     let after = compute(&cluster, 1).unwrap();
@@ -102,7 +102,7 @@ fn a_change_that_was_not_sent_is_not_called_unknown() {
     let said = text(&put.stderr);
     assert_eq!(put.status.code(), Some(1));
     assert!(!said.contains("unknown") && said.contains("compute server 1"), "{said}");
-    // The catalog forgets it; so does the connection.
+    // The catalog removes the server, and then the connection does.
     eventually("the end of its lease", || compute(&cluster, 1).is_none().then_some(()));
     let told = eventually("the news", || {
         upsert(&connection, KEYS[1], 4)

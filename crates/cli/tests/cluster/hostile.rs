@@ -1,10 +1,10 @@
-//! Byte strings that nobody should send, to every port of a cluster of processes: who sends them is
-//! cut off, and nobody else notices. Half of the senders have no token; the others are let in, and
-//! make no sense from then on.
+//! Malformed byte strings to every port of a cluster of processes. Their sender is cut off, and no
+//! other client notices. Half of the senders have no token; the others are admitted, and send
+//! malformed messages from then on.
 //!
-//! `FARLEAF_HOSTILE_STRINGS` says how many each port gets; the seed is fixed. What an operator may
-//! do with the token, such as halting a compute server, is left out: that is no nonsense, and does
-//! what it says.
+//! `FARLEAF_HOSTILE_STRINGS` sets the number of strings per port; the seed is fixed. Orders that an
+//! operator may give with the token, such as halting a compute server, are left out: they are valid
+//! and do what they say.
 
 use crate::launched::{Launched, eventually, text};
 use crate::serving::{DEADLINE, KEYS, compute, connect, serving, try_both};
@@ -27,12 +27,12 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a process may grow by, in bytes: connections and their buffers, not what was sent.
+/// Maximum growth of a process, in bytes: for connections and their buffers, not for what was sent.
 const GROWTH_BYTES: u64 = 64 << 20;
-/// Keys that strings which happen to make sense may change, before they are mutated.
+/// The key in all messages before mutation: those that stay valid change only this key.
 const THEIR_KEY: u64 = 0x0123_4567_89ab_cdef;
 
-/// What answers at a port.
+/// The kind of server behind a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Catalog,
@@ -48,13 +48,14 @@ struct Port {
     pid: u32,
 }
 
-/// Closes a socket so that it waits for nothing, and there are ports left for the next. Every other
-/// time the server has seen all that was sent by then; otherwise it may be cut off in the middle.
+/// Closes a socket so that it does not linger and its port is free for the next one. Half of the
+/// time, waits until the server has read all of the input; otherwise the server may see it cut off
+/// in the middle.
 fn hang_up(mut socket: TcpStream, rng: &mut SmallRng) -> io::Result<()> {
     if rng.random() {
         socket.shutdown(Shutdown::Write)?;
         let mut sink = [0; 4096];
-        // Being cut off is an end, too.
+        // An error here also means that the connection has ended.
         while socket.read(&mut sink).is_ok_and(|bytes| bytes > 0) {}
     }
     rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
@@ -77,7 +78,7 @@ fn connected(port: &Port) -> io::Result<TcpStream> {
     Ok(socket)
 }
 
-/// A connection that has been let in.
+/// Opens a connection and completes the handshake.
 fn let_in(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<TcpStream> {
     let mut socket = connected(port)?;
     let mut initiator = initiator(port, token, rng);
@@ -92,7 +93,7 @@ fn let_in(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<TcpStrea
     }
 }
 
-/// A message to a compute server, without those that are orders.
+/// A mutated message to a compute server, made from any request but an order.
 fn ask(rng: &mut SmallRng) -> Vec<u8> {
     let key = THEIR_KEY;
     let ask: ClientRequest<Fixed8> = match rng.random_range(0..4) {
@@ -109,7 +110,7 @@ fn ask(rng: &mut SmallRng) -> Vec<u8> {
     bytes
 }
 
-/// A message to the catalog that, if it is understood, changes nothing of others.
+/// A message to the catalog that changes no entry of others, even if the catalog accepts it.
 fn request(rng: &mut SmallRng) -> Vec<u8> {
     let texts = [
         r#"{"get":{"key":"farleaf/default/map"}}"#,
@@ -135,7 +136,7 @@ fn is_order(message: &[u8]) -> bool {
     ClientRequest::<Fixed8>::decode(message).is_some_and(|ask| !harmless(ask))
 }
 
-/// Strings for a port over one connection; how many were sent.
+/// Sends strings to a port over one connection; returns how many it sent.
 fn send(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
     if port.kind == Kind::Metrics {
         let mut socket = connected(port)?;
@@ -183,8 +184,8 @@ fn send(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
         };
         let mut bytes = vec![0; request.frame_bytes()];
         request.encode(rng.random(), &mut bytes);
-        // What is in a message has been mutated already. A short one could become an order if its
-        // frame shifted.
+        // The content of a message has been mutated already. A short one could become an order if
+        // its frame shifted.
         if kept == 0 || kept >= 4 && rng.random_ratio(1, 7) {
             let mut tail = bytes.split_off(bytes.len() - kept);
             mutate(&mut bytes, 0, rng);
@@ -199,7 +200,7 @@ fn send(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
     Ok(sent)
 }
 
-/// What a process has in memory now, in bytes.
+/// Resident memory of a process, in bytes.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -264,8 +265,9 @@ fn strings_that_nobody_should_send_disturb_nobody() {
         println!("{port:?}: {before} bytes before, {after} after");
         assert!(after < before + GROWTH_BYTES, "{port:?} grew from {before} to {after} bytes");
     }
-    // Many strings got as far as what answers. A key of the other client is that of this compute
-    // server, every second one; it was looked up and changed.
+    // Many strings reached the code that answers. Subtract the operations of the well-behaved
+    // client: every second of its keys belongs to this compute server, and it reads and changes
+    // each key.
     let others = worked.load(Ordering::Relaxed) + 2;
     let scraper = Scraper::new().unwrap();
     for (port, name, others) in [(2, "requests_total", 0), (4, "operations_total", others)] {

@@ -1,4 +1,4 @@
-//! A launcher with its cluster, as a test starts one.
+//! A launcher with its cluster, for tests.
 
 use farleaf_cluster::catalog::{Catalog, open};
 use farleaf_cluster::config::read_token;
@@ -21,7 +21,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Waits until something is there; it must be, some time.
+/// Waits until `look` returns a value, and panics if it never does.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let never = Stop::default();
     for _ in 0..1200 {
@@ -62,8 +62,8 @@ impl Launched {
         Self::start_in(tempfile::tempdir().unwrap(), more)
     }
 
-    /// Starts a cluster without compute servers, unless `more` says otherwise, and waits until it
-    /// says that it is ready.
+    /// Starts a cluster, without compute servers unless `more` asks for them, and waits until it
+    /// reports that it is ready.
     pub(crate) fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Self {
         let (process, lines) = Self::spawn(folder.path(), more);
         let mut launched = Self { process, folder, said: Vec::new(), lines };
@@ -96,7 +96,7 @@ impl Launched {
         (process, lines)
     }
 
-    /// Reads what is said up to a line that begins so.
+    /// Reads the launcher's output up to a line with this beginning.
     pub(crate) fn await_line(&mut self, beginning: &str) -> String {
         loop {
             let mut line = String::new();
@@ -132,7 +132,7 @@ impl Launched {
         records::get(&*self.catalog(), &key).ok()?.map(|(record, _)| record)
     }
 
-    /// Ends it as an operator does; what it ended with.
+    /// Ends the launcher as an operator does; returns its exit code.
     pub(crate) fn end(&mut self, by: Signal) -> Option<i32> {
         signal(self.process.id(), by);
         self.process.wait().unwrap().code()

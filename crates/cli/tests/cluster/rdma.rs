@@ -1,5 +1,5 @@
-//! Programs over verbs: where there is no device they end with one line, and nothing is taken
-//! instead; where there is one, a whole cluster serves.
+//! Programs over verbs. Without a device they end with one line and do not fall back to another
+//! transport; with a device, a whole cluster serves.
 
 use crate::launched::{Launched, farleaf, text};
 use farleaf_cluster::catalog::{EmbeddedCatalog, EmbeddedConfig, open};
@@ -12,18 +12,18 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Exit code and beginning of the line, where the programs cannot have verbs.
+/// Exit code and beginning of the error where verbs is not available.
 const REFUSED: (i32, &str) = match cfg!(feature = "verbs") {
     true => (1, "error: no RDMA: "),
     false => (2, "error: transport verbs is not in this program"),
 };
 
-/// Whether there is a device, so that nothing here would be refused.
+/// Whether there is a device, so that the programs would not refuse verbs.
 fn has_device() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
-/// The only line that a program says of an error.
+/// The single line of a program's error.
 fn error_of(stderr: &[u8]) -> String {
     let said = text(stderr);
     let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
@@ -60,7 +60,7 @@ fn a_memory_server_without_a_device_ends_with_one_line() {
     );
 }
 
-/// It learns of the transport from the catalog.
+/// The compute server learns the transport from the catalog.
 #[test]
 fn a_compute_server_without_a_device_ends_with_one_line() {
     if has_device() {
@@ -93,13 +93,14 @@ fn a_compute_server_without_a_device_ends_with_one_line() {
         &address,
     ]);
     let line = error_of(&output.stderr);
-    // What the transport is, the command line does not say.
+    // The command line does not name the transport.
     assert_eq!((output.status.code(), line.starts_with(REFUSED.1)), (Some(1), true), "{line}");
     let gone: Vec<_> = catalog.list("").unwrap().into_iter().map(|entry| entry.key).collect();
     assert_eq!(gone, [key], "it is not registered any more");
 }
 
-/// The launcher says who kept it from serving, and why, and the folder belongs to no transport yet.
+/// The launcher reports which server failed and why, and the folder is not bound to a transport
+/// yet.
 #[test]
 fn a_cluster_without_a_device_says_why() {
     if has_device() {
@@ -123,7 +124,7 @@ fn a_cluster_without_a_device_says_why() {
     assert_eq!(other.end(Signal::TERM), Some(0));
 }
 
-/// An emulated machine is slow, and its processes stand still now and then.
+/// An emulated machine is slow, and its processes pause now and then.
 const PATIENT: [&str; 4] = ["--term-seconds", "10", "--ready-seconds", "300"];
 
 #[test]
@@ -143,7 +144,7 @@ fn a_cluster_serves_over_verbs() {
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
     let done = |out: &str| (Some(0), out.to_owned(), String::new());
-    // Keys of both compute servers, more than their caches hold.
+    // Keys of both compute servers, more than their caches can hold.
     let path = cluster.folder.path().join("records.csv");
     let lines: String = (0..5_000).map(|key| format!("{key},{}\n", key * 3)).collect();
     std::fs::write(&path, format!("key,value\n{lines}")).unwrap();
@@ -160,7 +161,7 @@ fn a_cluster_serves_over_verbs() {
     assert_eq!(client(&["scan", "2499", "--limit", "2"]), done("2499,7497\n2501,1\n"));
     let status = cluster.status();
     assert_eq!(status.status.code(), Some(0), "{}", text(&status.stdout));
-    // The launcher ends with 0 only if every server did.
+    // The launcher exits with 0 only if every server did.
     assert_eq!(cluster.end(Signal::TERM), Some(0));
     let compute = |number| std::fs::read_to_string(format!("{dir}/compute-{number}.log")).unwrap();
     for number in 0..2 {
@@ -168,7 +169,7 @@ fn a_cluster_serves_over_verbs() {
     }
 }
 
-/// The limit of locked memory is not for root, so the program is another user's.
+/// The limit of locked memory does not apply to root, so the program runs as another user.
 #[test]
 #[ignore = "needs an RDMA device and root"]
 fn a_pool_that_may_not_be_locked_ends_with_one_line() {
@@ -195,7 +196,7 @@ fn a_pool_that_may_not_be_locked_ends_with_one_line() {
     assert!(line.contains("the limit of locked memory is 1048576 bytes"), "{line}");
 }
 
-/// The next index is made on new memory, by new connections.
+/// The next index uses new memory over new connections.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn a_cluster_over_verbs_makes_its_index_anew() {

@@ -1,5 +1,5 @@
-//! Clients of a whole cluster of processes: what they get, and what they are told when a server
-//! dies or stands still.
+//! Clients of a whole cluster of processes: their results, and their errors when a server dies or
+//! hangs.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use farleaf::client::Remote;
@@ -29,7 +29,7 @@ pub(crate) fn compute(cluster: &Launched, number: u16) -> Option<ComputeRecord> 
     records::get(&*cluster.catalog(), &key).ok()?.map(|(record, _)| record)
 }
 
-/// Starts a cluster of processes, whatever memory servers it is given.
+/// Starts clusters of processes over this transport, and ignores the memory servers passed to it.
 struct Processes(&'static str);
 
 struct Running {
@@ -101,13 +101,13 @@ pub(crate) fn connect(cluster: &Launched, deadline: Duration) -> Connection {
     Connection::open(&config).unwrap()
 }
 
-/// Keys of either compute server.
+/// A key of each compute server.
 pub(crate) const KEYS: [u64; 2] = [7, u64::MAX - 7];
 pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
-/// What a loaded machine may add to that.
+/// Additional time for a loaded machine.
 const LATE: Duration = Duration::from_secs(20);
 
-/// One lookup and one change of a key; each ends in time, whatever it ends with.
+/// Runs one lookup and one change of a key. Each must end in time, with any outcome.
 pub(crate) fn try_both(connection: &Connection, key: u64) -> [Result<(), IndexError>; 2] {
     let clock = Clock::start();
     let outcomes = connection.run(async |client| {
@@ -119,7 +119,7 @@ pub(crate) fn try_both(connection: &Connection, key: u64) -> [Result<(), IndexEr
     outcomes.unwrap()
 }
 
-/// Done, or known not to be, or said to be unknown; nothing else.
+/// Checks that each outcome is done, known not to have happened, or unknown.
 fn honest(outcomes: [Result<(), IndexError>; 2]) {
     for outcome in outcomes {
         let known = matches!(
@@ -147,7 +147,8 @@ fn a_compute_server_that_stands_still_or_dies_is_missed_alone() {
     let first = compute(&cluster, 0).unwrap();
     signal(first.pid, Signal::STOP);
     let [read, write] = try_both(&connection, KEYS[0]);
-    // It lets nobody in, so nothing is sent; when its lease has ended, it is not there.
+    // The server accepts no connection, so nothing is sent; once its lease has ended, it is not
+    // registered.
     for outcome in [read, write] {
         let is_told = matches!(
             outcome,
@@ -164,7 +165,7 @@ fn a_compute_server_that_stands_still_or_dies_is_missed_alone() {
     assert_eq!(try_both(&connection, KEYS[1]), [Ok(()), Ok(())], "the other one serves");
     cluster.await_line("compute server 0 has been restarted");
     serves_again(&cluster, KEYS[0]);
-    // The connection from before goes on with it.
+    // The existing connection works with the restarted server.
     assert_eq!(try_both(&connection, KEYS[0]), [Ok(()), Ok(())]);
     cluster.end(Signal::TERM);
 }
@@ -197,8 +198,8 @@ fn a_memory_server_that_stands_still_or_dies_holds_nobody_for_ever() {
     cluster.end(Signal::TERM);
 }
 
-/// What is acknowledged and written back at a clean end of a compute server is there after its
-/// restart.
+/// Changes that were acknowledged before a clean end of a compute server are written back, and
+/// survive its restart.
 #[test]
 fn a_compute_server_that_ends_cleanly_loses_nothing() {
     let mut cluster = serving("tcp", &["--restart"]);

@@ -1,8 +1,8 @@
-//! Where keys go: shares, boundaries taken from a file, and an index that is emptied.
+//! The distribution of keys: shares, boundaries taken from a file, and an index that is emptied.
 //!
-//! Dense keys once all went to one of two compute servers without a word, `--boundaries` on an
-//! index that had other ones was passed over in silence, and an index could be emptied only by
-//! killing a memory server.
+//! Dense keys once all went to one of two compute servers without a warning, `--boundaries` was
+//! silently ignored if the index had different ones, and the only way to empty an index was to kill
+//! a memory server.
 
 use crate::launched::{Launched, eventually, farleaf, text};
 use crate::serving::{DEADLINE, connect, serving};
@@ -73,7 +73,7 @@ fn boundaries_come_from_a_file_and_stay() {
     let (code, out, said) = client(&cluster, &["load", &path]);
     assert_eq!((code, &*out, &*said), (Some(0), "12000 records\n", ""));
     assert_eq!(cluster.end(Signal::TERM), Some(0));
-    // Others are refused; the same, or none, are not.
+    // Different boundaries are refused; the same ones, or none, are accepted.
     folder = std::mem::replace(&mut cluster.folder, tempfile::tempdir().unwrap());
     let dir = folder.path().to_str().unwrap().to_owned();
     let words = with(&["--boundaries", "5"]);
@@ -131,7 +131,7 @@ fn an_index_is_emptied_whole_while_others_write() {
         ended.store(true, Ordering::Relaxed);
         writer.join().unwrap()
     });
-    // Every write was answered, and none by a lie about why it failed.
+    // Every write got an answer, and every error states correctly what is known about the outcome.
     for (key, outcome) in &told {
         let is_honest = matches!(
             outcome,
@@ -145,7 +145,7 @@ fn an_index_is_emptied_whole_while_others_write() {
     let old: Result<_, IndexError> =
         connection.run(async |client| client.scan(&Scan::range(..FIRST)).await);
     assert_eq!(old.unwrap(), []);
-    // What is acknowledged from now on is there.
+    // Changes acknowledged from now on survive.
     assert_eq!(client(&cluster, &["put", "5", "50"]).0, Some(0));
     assert_eq!(client(&cluster, &["scan", "0", "--limit", "1"]).1, "5,50\n");
     cluster.end(Signal::TERM);

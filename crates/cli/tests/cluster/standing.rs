@@ -1,4 +1,4 @@
-//! The programs of a cluster as an operator meets them: real signals, one line for each mistake.
+//! The programs of a cluster as an operator uses them: real signals, and one line for each mistake.
 
 use crate::launched::{Launched, eventually, farleaf, is_running, signal, text};
 use farleaf_cluster::launch::Folder;
@@ -108,14 +108,14 @@ fn a_memory_server_that_dies_is_missed_and_comes_back_as_another() {
         cluster.memory(1).filter(|record| record.epoch != before.epoch)
     });
     assert_eq!((&after.address, after.pid != before.pid), (&before.address, true));
-    // Who knew the old one is told, and not given another memory.
+    // A client of the old memory gets an error instead of access to the new memory.
     let told = eventually("the news", || match read(&client, 1) {
         Err(FabricError::Indeterminate { .. }) => None,
         told => Some(told),
     });
     assert_eq!(told, Err(FabricError::Restarted { server: ServerId::new(1) }));
     assert_eq!(read(&client, 0), Ok(()));
-    // A server has died: that is what the launcher ends with.
+    // A server has died, so the launcher exits with 1.
     assert_eq!(cluster.end(Signal::TERM), Some(1));
 }
 
@@ -133,8 +133,8 @@ fn without_restart_a_dead_server_stays_missing() {
     assert_eq!(cluster.end(Signal::TERM), Some(1));
 }
 
-/// A memory server that was started with a number too high once made the others wait for those in
-/// between, and `status` call the index lost.
+/// A memory server that was started with too high a number once made the others wait for the
+/// numbers in between, and made `status` report the index as lost.
 #[test]
 fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
     let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
@@ -154,7 +154,7 @@ fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
-/// The catalog dies with memory server 0, and the others go on and are found again.
+/// The catalog dies with memory server 0; the other servers go on, and register again.
 #[test]
 fn the_catalog_comes_back_with_what_it_knew() {
     let mut cluster =
@@ -187,7 +187,7 @@ fn memory_follows_the_generation_of_the_index() {
         })
     };
     let after = [of_generation(0), of_generation(1)];
-    // The one that was used is another memory at the same place; the other one may stay, and does.
+    // The memory that was used is replaced at the same address; the unused one may stay, and does.
     assert_ne!(after[0].epoch, before[0].epoch);
     assert_eq!(after[0].address, before[0].address);
     assert_eq!(after[1].epoch, before[1].epoch);
@@ -199,7 +199,7 @@ fn memory_follows_the_generation_of_the_index() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
-/// From the index that everybody serves, over its loss, to the next one.
+/// From a served index, over its loss, to the next one.
 #[test]
 fn a_whole_cluster_makes_its_index_anew_when_a_memory_server_has_died() {
     ["tcp", "shm"].into_iter().for_each(|transport| loses_its_index(transport, &[]));
@@ -316,7 +316,7 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
                 .concat(),
             ),
             1,
-            "is no state of a catalog",
+            "is not a catalog's state file",
         ),
         (with(&["--config", &unknown]), 2, "unknown.toml: unknown setting `pool_byte`"),
         (with(&["--config", &no_unit]), 2, "expected a number of bytes such as 4096"),

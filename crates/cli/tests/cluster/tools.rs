@@ -1,7 +1,7 @@
-//! What `farleaf client` does with files, and how its benchmark ends.
+//! How `farleaf client` handles files, and how its benchmark ends.
 //!
-//! `client bench` once ran on for ever without a word when a compute server died, and called it a
-//! success; `client load` read other files than `demo --input`, and took any first line for a
+//! `client bench` once kept running without output when a compute server died, and called the run a
+//! success. `client load` accepted other files than `demo --input`, and took any first line for a
 //! header.
 
 use crate::launched::{Launched, farleaf, signal, text};
@@ -53,8 +53,7 @@ fn a_benchmark_gives_up_when_a_compute_server_dies() {
     let json: Value = serde_json::from_str(&json).unwrap();
     let failures = json["failed"].as_u64().unwrap() + json["indeterminate"].as_u64().unwrap();
     assert!(failures >= 20, "{json}");
-    // Refusals take the longest of all here, and are in no latency: half of the deadline is in all
-    // that failed.
+    // Failed operations take the longest, at least half of the deadline, and are in no latency.
     let none_done = json["operations"].as_u64().unwrap() == failures;
     assert!(none_done || json["latency_p50_us"].is_f64(), "{json}");
     let few = ["--deadline-seconds", "1", "bench", "--operations", "20", "--most-failures", "1M"];
@@ -127,7 +126,7 @@ fn a_load_and_the_demo_read_the_same_files() {
             assert!(said.contains(why) && said.len() < 600, "{name}: {said}");
         }
     }
-    // What came before the error is there, and was counted.
+    // The rows before the error are loaded and counted.
     let path = file(&cluster, "again.csv", long.replace("1000,0\n", "1000,99\n").as_bytes());
     let (_, _, said) = client(&cluster, &["load", &path]);
     assert!(said.contains("records loaded before this: 5,000"), "{said}");

@@ -1,4 +1,4 @@
-//! The shell and the live view, on a whole cluster of processes.
+//! The shell and the live view on a whole cluster of processes.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, serving};
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// What a script comes to: the exit code, and what is said on stdout and stderr.
+/// Runs a script; returns the exit code, stdout and stderr.
 fn script(cluster: &Launched, lines: &str) -> (Option<i32>, String, String) {
     let mut shell = Command::new(env!("CARGO_BIN_EXE_farleaf"))
         .args(["shell", "--dir", cluster.dir(), "--deadline-seconds", "2"])
@@ -50,7 +50,7 @@ fn a_script_does_every_line_and_says_which_failed() {
     assert!(said.contains("--reverse") && said.contains("quit"), "{said}");
     assert_eq!(script(&cluster, ""), (Some(0), String::new(), String::new()));
     cluster.end(Signal::TERM);
-    // Each line says that nobody is there, and the next one is tried all the same.
+    // Each line reports that no server answers, and the next line still runs.
     let (code, said, errors) = script(&cluster, "get 1\nstatus\nget 2\nhelp quit\n");
     assert_eq!((code, errors.lines().count()), (Some(1), 3), "{errors}");
     assert!(said.contains("quit"), "{said}");
@@ -58,7 +58,7 @@ fn a_script_does_every_line_and_says_which_failed() {
     assert_eq!(nowhere.status.code(), Some(2));
 }
 
-/// A shell, fed line by line.
+/// A shell that gets its input line by line.
 struct Fed {
     shell: std::process::Child,
     said: std::io::BufReader<std::process::ChildStdout>,
@@ -77,8 +77,7 @@ impl Fed {
         Self { shell, said }
     }
 
-    /// Does lines, and gives what is said up to `mark`, which a last line makes the shell say by
-    /// its help.
+    /// Runs a line, and returns the output up to the text of `help quit`, which marks its end.
     fn say(&mut self, line: &str) -> String {
         use std::io::BufRead;
         let mut stdin = self.shell.stdin.as_ref().unwrap();
@@ -92,7 +91,7 @@ impl Fed {
             }
             all.push_str(&said);
         }
-        // The rest of the help is as long every time: up to the line of its options.
+        // Skip the rest of the help, up to its line of options.
         while !said.contains("--help") {
             said.clear();
             assert!(self.said.read_line(&mut said).unwrap() > 0, "it ended: {all}");
@@ -101,7 +100,7 @@ impl Fed {
     }
 }
 
-/// A program that is started by hand; it ends with the test.
+/// A program started by the test; it ends with the test.
 struct Started(std::process::Child);
 
 impl Drop for Started {
@@ -112,8 +111,8 @@ impl Drop for Started {
     }
 }
 
-/// Once a shell did not find a compute server again that came back elsewhere: a client goes by the
-/// addresses that it has found first.
+/// A shell once did not find a compute server that had restarted at another address, because a
+/// client keeps using the addresses that it found first.
 #[test]
 fn a_shell_goes_on_when_servers_are_back_elsewhere() {
     let mut cluster = serving("tcp", &[]);
@@ -135,10 +134,10 @@ fn a_shell_goes_on_when_servers_are_back_elsewhere() {
         let record = compute(&cluster, 0)?;
         (record.address != before.address && cluster.status().status.success()).then_some(())
     });
-    // Key 7 may be lost. A scan changes nothing, so that it may be done again without a word.
+    // Key 7 may be lost. A scan changes nothing, so the shell may retry it silently.
     assert_eq!(fed.say("scan 1000 --limit 1"), "no records\n");
     assert_eq!(fed.say("put 7 71\nget 7"), "ok\n71\n");
-    // Now all of them, and the catalog with them.
+    // Stop all servers, and the catalog with them.
     cluster.end(Signal::TERM);
     drop(again);
     assert_eq!(fed.say("get 7"), "", "an error, and no end");
@@ -150,7 +149,7 @@ fn a_shell_goes_on_when_servers_are_back_elsewhere() {
     cluster.end(Signal::TERM);
 }
 
-/// The line of a server, as cells.
+/// The cells of a server's row.
 fn cells(said: &str, server: &str) -> Vec<String> {
     let line = said.lines().find(|line| line.contains(server)).unwrap_or_else(|| panic!("{said}"));
     line.split(['│', '┆', '|']).map(|cell| cell.trim().to_owned()).collect()
@@ -192,7 +191,7 @@ fn the_view_shows_load_and_who_does_not_answer() {
     let half = (u64::MAX / 2).to_string();
     assert!(said.contains(&format!("..{half} ")) && said.contains(&format!("{half}.. ")), "{said}");
     drop(bench);
-    // One is dead, one stands still; the catalog has both for a minute.
+    // One is dead and one hangs; the catalog keeps both for a minute.
     signal(compute(&cluster, 1).unwrap().pid, Signal::KILL);
     let still = cluster.memory(1).unwrap().pid;
     signal(still, Signal::STOP);

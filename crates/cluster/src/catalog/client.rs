@@ -1,10 +1,10 @@
-//! The handle on an embedded catalog elsewhere: one connection, one call at a time, opened again
-//! when it broke.
+//! The handle on an embedded catalog in another process. It has one connection, sends one call at a
+//! time, and reconnects after a failure.
+//! *Invariants*: a call ends by its deadline. If an attempt fails on a connection that was open
+//! before the call, the call is retried once over a new connection. A change of an entry is not
+//! retried once its bytes may have left.
 //!
-//! *Invariants*: a call ends by its deadline. What only reads, or may be done twice, is sent once
-//! more over a new connection; a change of an entry is not, once its bytes may have left.
-//!
-//! *Thread safety*: any number of threads; they take turns.
+//! *Thread safety*: any number of threads; their calls run one at a time.
 
 use super::messages::{Answer, Request, encode};
 use super::{Catalog, CatalogError, Entry, Lease, Version, check};
@@ -20,10 +20,10 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// The longest that one attempt may take, connecting included.
+/// Timeout of one attempt, including connecting.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// A handle on an embedded catalog.
+/// A handle on an embedded catalog in another process.
 #[derive(Debug)]
 pub struct RemoteCatalog {
     address: SocketAddr,
@@ -31,18 +31,18 @@ pub struct RemoteCatalog {
     link: Mutex<Option<Link>>,
 }
 
-/// How an attempt failed.
+/// When an attempt failed, which decides whether it may be retried.
 enum Failure {
-    /// Before a byte of the request left.
+    /// Before any byte of the request left.
     Before(io::Error),
-    /// Afterwards.
+    /// After some bytes of the request may have left.
     After(io::Error),
-    /// At the door.
+    /// The catalog rejected the handshake.
     NotLetIn(HandshakeError),
 }
 
 impl RemoteCatalog {
-    /// A handle; it connects when it is first used.
+    /// Creates a handle, which connects on its first call.
     pub fn new(address: SocketAddr, token: &Token) -> Self {
         Self { address, token: token.clone(), link: Mutex::new(None) }
     }
@@ -63,13 +63,15 @@ impl RemoteCatalog {
     fn call(&self, request: &Request) -> Result<Answer, CatalogError> {
         let bytes = encode(request);
         if bytes.len() > MAX_MESSAGE_BYTES {
-            return Err(CatalogError::Refused("the request is longer than a message".to_owned()));
+            return Err(CatalogError::Refused(
+                "the request exceeds the maximum size of a message".to_owned(),
+            ));
         }
         let changes = matches!(request, Request::PutIf { .. } | Request::DeleteIf { .. });
         let mut link = lock(&self.link);
         let was_open = link.is_some();
         let mut result = self.attempt(&mut link, &bytes);
-        // An open connection may have been broken long ago, by a restart of the catalog.
+        // A restart of the catalog may have broken an idle connection long ago.
         let again = match &result {
             Err(Failure::Before(_)) => was_open,
             Err(Failure::After(_)) => was_open && !changes,
@@ -96,7 +98,7 @@ impl RemoteCatalog {
         }
     }
 
-    /// What came is no answer to what was asked.
+    /// The error for an answer that does not match the request.
     fn confused(&self, why: impl std::fmt::Debug) -> CatalogError {
         let address = self.address.to_string();
         CatalogError::Indeterminate { address, why: format!("invalid answer: {why:?}") }
@@ -122,7 +124,7 @@ impl Catalog for RemoteCatalog {
         let (mut all, mut after) = (Vec::<Entry>::new(), None);
         loop {
             match self.call(&Request::List { prefix: prefix.to_owned(), after })? {
-                // A page after which there are more has something in it, or this would not end.
+                // An empty page that claims more entries would make this loop endless.
                 Answer::Page { entries, more } if !more || !entries.is_empty() => {
                     all.extend(entries);
                     if !more {
@@ -171,7 +173,7 @@ impl Catalog for RemoteCatalog {
     }
 }
 
-/// The end of an attempt.
+/// The deadline of an attempt.
 #[derive(Clone, Copy)]
 struct Deadline {
     clock: Clock,
@@ -184,7 +186,6 @@ impl Deadline {
     }
 }
 
-/// An open connection.
 #[derive(Debug)]
 struct Link {
     socket: TcpStream,
@@ -198,7 +199,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Reads some bytes, at least one, before the deadline.
+/// Reads at least one byte before the deadline.
 fn read_some(socket: &mut TcpStream, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
     loop {
         socket.set_read_timeout(Some(deadline.left()?))?;
@@ -247,7 +248,7 @@ impl Link {
         self.receive(id, deadline).map_err(Failure::After)
     }
 
-    /// Waits for the completion; one call is in flight at most.
+    /// Waits for the completion of call `id`; at most one call is in flight.
     fn receive(&mut self, id: u64, deadline: Deadline) -> io::Result<Vec<u8>> {
         let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         let mut piece = [0; 16 * 1024];

@@ -1,11 +1,11 @@
-//! The catalog in an etcd: transactions that compare a key's revision of its last change, and
-//! etcd's own leases.
+//! The catalog in an etcd: transactions that compare a key's modification revision, and etcd's own
+//! leases.
 //!
-//! The client of etcd is asynchronous: one thread runs its tasks, so that connections live between
-//! calls too, and callers wait for theirs. *Invariant*: every call ends within [`CALL`]; a change
-//! that was not answered by then is indeterminate.
+//! The etcd client is asynchronous. One thread runs its tasks, so connections stay open between
+//! calls, and callers block until their call completes. *Invariant*: every call ends within
+//! [`CALL`]; the outcome of a change without an answer by then is indeterminate.
 //!
-//! *Thread safety*: any number of threads, but none that is inside an asynchronous runtime.
+//! *Thread safety*: any number of threads, but not from inside an asynchronous runtime.
 
 use super::{Catalog, CatalogError, Entry, Lease, Version, check};
 use etcd_client::{
@@ -18,25 +18,24 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// The longest that a call may take, and that a connection may take to open.
+/// Timeout of a call, and of opening a connection.
 const CALL: Duration = Duration::from_secs(3);
 const CONNECT: Duration = Duration::from_secs(2);
-/// How many entries a list takes at once: with the longest values, well below the 4 MiB that a
-/// message of etcd may have.
+/// Entries that a list reads at once. Even with the longest values, they fit well within the 4 MiB
+/// limit of an etcd message.
 const PAGE_ENTRIES: i64 = 32;
 
-/// A handle on an etcd.
 #[derive(Debug)]
 pub struct EtcdCatalog {
     members: String,
     client: ClientHandle,
     runtime: Handle,
-    /// Dropped, it ends the thread.
+    /// Dropping the sender ends the thread.
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The client, which cannot be printed.
+/// The client, wrapped because it does not implement `Debug`.
 struct ClientHandle(Client);
 
 impl std::fmt::Debug for ClientHandle {
@@ -50,12 +49,13 @@ fn entry_of(found: &KeyValue) -> Result<Entry, Error> {
     Ok(Entry { key, value, version: Version(found.mod_revision() as u64) })
 }
 
-/// The least key above `key`.
+/// The least key greater than `key`.
 fn next_key(key: &str) -> Vec<u8> {
     [key.as_bytes(), &[0]].concat()
 }
 
-/// The least key above all that begin with `prefix`; etcd takes a zero byte for no end.
+/// The end of the range of keys that begin with `prefix`. For etcd, a single zero byte means an
+/// open end.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     while let Some(last) = end.pop() {
@@ -67,13 +67,13 @@ fn end_of(prefix: &str) -> Vec<u8> {
     vec![0]
 }
 
-/// The version of a key that is expected; that of a key that is not there is 0.
+/// Compares a key's version with `expected`; the version of a missing key is 0.
 fn is_version(key: &str, expected: Option<Version>) -> Compare {
     let revision = expected.map_or(0, |version| version.0 as i64);
     Compare::mod_revision(key, CompareOp::Equal, revision)
 }
 
-/// Whether etcd says that there is no such lease.
+/// Whether etcd reports that the lease does not exist.
 fn is_no_lease(error: &Error) -> bool {
     match error {
         Error::GRpcStatus(status) => status.message().contains("lease not found"),
@@ -83,10 +83,11 @@ fn is_no_lease(error: &Error) -> bool {
 }
 
 impl EtcdCatalog {
-    /// A handle on the etcd with these members, each `HOST:PORT`. Connects when it is first used.
+    /// Creates a handle on the etcd with these members, each `HOST:PORT`. It connects on its first
+    /// call.
     ///
     /// # Errors
-    /// [`CatalogError::Unreachable`] with what the operating system or the client says.
+    /// [`CatalogError::Unreachable`] with the error of the operating system or the client.
     pub fn new(members: &[String]) -> Result<Self, CatalogError> {
         let address = format!("etcd:{}", members.join(","));
         let failed = |why: String| CatalogError::Unreachable { address: address.clone(), why };
@@ -101,7 +102,7 @@ impl EtcdCatalog {
         let thread = std::thread::Builder::new()
             .name("etcd".into())
             .spawn(move || {
-                // It ends by the sender's end.
+                // Dropping the sender ends this wait.
                 let _ = runtime.block_on(ended);
             })
             .map_err(system)?;
@@ -133,7 +134,7 @@ impl EtcdCatalog {
         }
     }
 
-    /// A change: without an answer its outcome is unknown.
+    /// Runs a transaction that changes an entry. Without an answer, the outcome is unknown.
     fn change(&self, transaction: Txn) -> Result<bool, CatalogError> {
         let mut client = self.client();
         let done = self.call(async move { client.txn(transaction).await });
@@ -200,7 +201,7 @@ impl Catalog for EtcdCatalog {
 
     fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError> {
         let mut client = self.client();
-        // To open the stream is to keep alive once.
+        // Opening the stream already sends one keep-alive.
         let kept = self.call(async move { client.lease_keep_alive(lease.0 as i64).await });
         match kept {
             Ok(_) => Ok(true),
@@ -222,7 +223,7 @@ impl Drop for EtcdCatalog {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // If it has panicked, that has been said already.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
     }

@@ -1,17 +1,16 @@
-//! The catalog: a few small records that say what a cluster consists of. Control plane only;
-//! decision 033.
+//! The catalog: a few small records that describe a cluster. Control plane only; decision 033.
 //!
-//! Two back ends keep the same promises, and one suite checks both: [`embedded`](EmbeddedCatalog),
-//! one process with one file, and etcd (feature `etcd`).
+//! Two back ends give the same guarantees, and one suite checks both:
+//! [`embedded`](EmbeddedCatalog), one process with one file, and etcd (feature `etcd`).
 //!
-//! *Invariants*: catalog.A1. what [`Catalog::put_if`] and [`Catalog::delete_if`] say about the
-//! version and what they do is one step. catalog.A2. an entry under a lease is gone no sooner than
-//! its lease's term after the last [`Catalog::keep_alive`], and some time after it. catalog.A3.
-//! what was answered survives the catalog's restart, but for leases without entries; leases get a
-//! whole term then. catalog.A4. every call ends within a bounded time. catalog.A5. versions of one
-//! key never repeat.
+//! *Invariants*: catalog.A1. [`Catalog::put_if`] and [`Catalog::delete_if`] check the version and
+//! change the entry in one atomic step. catalog.A2. An entry under a lease is deleted no sooner
+//! than one lease term after the last [`Catalog::keep_alive`], and eventually after that.
+//! catalog.A3. An acknowledged change survives a restart of the catalog, except for leases without
+//! entries; every surviving lease gets a whole term after the restart. catalog.A4. Every call ends
+//! within a bounded time. catalog.A5. Versions of one key never repeat.
 //!
-//! *Thread safety*: a catalog is for any number of threads; calls block the thread.
+//! *Thread safety*: any number of threads may share a catalog; calls block the calling thread.
 
 mod client;
 #[cfg(feature = "etcd")]
@@ -34,85 +33,86 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
-/// The longest key, in bytes.
+/// Maximum length of a key, in bytes.
 pub const MAX_KEY_BYTES: usize = 256;
-/// The longest value, in bytes.
+/// Maximum length of a value, in bytes.
 pub const MAX_VALUE_BYTES: usize = 60 * 1024;
 
-/// The version of an entry: it grows with every change of it, and never comes again. Nothing else
-/// is to be read from it.
+/// The version of an entry. It grows with every change of the entry and never repeats; it has no
+/// other meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version(pub(crate) u64);
 
-/// A lease: entries that were put under it go when it ends.
+/// A lease: when it ends, the catalog deletes the entries that were put under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Lease(pub(crate) u64);
 
-/// What the catalog holds under a key.
+/// An entry of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The key.
     pub key: String,
     /// The value.
     pub value: String,
-    /// Its version.
+    /// Its version, which every change of the entry raises.
     pub version: Version,
 }
 
-/// Why the catalog did not do what it was asked for.
+/// Why a call to the catalog failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CatalogError {
-    /// It cannot be reached, or did not answer in time. Nothing was changed.
+    /// The catalog could not be reached or did not answer in time. Nothing was changed.
     #[error("the catalog at {address} cannot be reached: {why}")]
     Unreachable {
-        /// Where it should be.
+        /// The address of the catalog.
         address: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It did not answer a request for a change, which may have been made.
+    /// The catalog did not answer a change, which may have taken effect.
     #[error("the catalog at {address} did not answer; the request may have taken effect: {why}")]
     Indeterminate {
-        /// Where it should be.
+        /// The address of the catalog.
         address: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It does not let this program in.
+    /// The catalog rejected this program's handshake.
     #[error("the catalog at {address} cannot be used: {why}")]
     NotLetIn {
-        /// Where it is.
+        /// The address of the catalog.
         address: String,
-        /// Why not.
+        /// The reason.
         why: HandshakeError,
     },
-    /// It said no. Nothing was changed.
+    /// The catalog refused the request. Nothing was changed.
     #[error("the catalog refused the request: {0}")]
     Refused(String),
 }
 
 /// The catalog of a cluster.
 pub trait Catalog: Send + Sync {
-    /// The entry of a key, if there is one.
+    /// Reads the entry of a key; `None` if the key has none.
     ///
     /// # Errors
     /// [`CatalogError`].
     fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError>;
 
-    /// The entries of all keys that begin with `prefix`, by key. Each is as it was at some time
-    /// during the call; together they need not be.
+    /// Lists the entries of all keys that begin with `prefix`, in key order. Each entry was current
+    /// at some time during the call; the list as a whole need not be a snapshot.
     ///
     /// # Errors
     /// [`CatalogError`].
     fn list(&self, prefix: &str) -> Result<Vec<Entry>, CatalogError>;
 
-    /// Puts an entry if that of the key is of version `expected`, or if there is none and none is
-    /// expected; whether it did. Under a lease the entry goes with it; without one it stays, even
-    /// if it was under one before.
+    /// Puts an entry if the key's current version is `expected`, or if the key has no entry and
+    /// `expected` is `None`. Returns whether it did. An entry that is put under a lease is deleted
+    /// when the lease ends; one that is put without a lease stays, even if it was under a lease
+    /// before.
     ///
     /// # Errors
-    /// [`CatalogError`]; a lease that has ended is refused.
+    /// [`CatalogError`]; refused if the lease has ended.
     fn put_if(
         &self,
         key: &str,
@@ -121,45 +121,48 @@ pub trait Catalog: Send + Sync {
         lease: Option<Lease>,
     ) -> Result<bool, CatalogError>;
 
-    /// Deletes the entry of a key if it is of this version; whether it did.
+    /// Deletes the entry of a key if it has this version. Returns whether it did.
     ///
     /// # Errors
     /// [`CatalogError`].
     fn delete_if(&self, key: &str, expected: Version) -> Result<bool, CatalogError>;
 
-    /// A lease that ends a term after it was last kept alive. Back ends round the term up, to
-    /// seconds at most.
+    /// Grants a lease that ends one term after the last keep-alive. Back ends round the term up, to
+    /// whole seconds at most.
     ///
     /// # Errors
     /// [`CatalogError`].
     fn grant(&self, term: Duration) -> Result<Lease, CatalogError>;
 
-    /// Gives a lease a whole term again; `false` if it has ended.
+    /// Extends a lease by a whole term from now; `false` if it has ended.
     ///
     /// # Errors
     /// [`CatalogError`].
     fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError>;
 
-    /// Ends a lease, and with it its entries; nothing happens if it has ended already.
+    /// Ends a lease and deletes its entries. Does nothing if it has ended already.
     ///
     /// # Errors
     /// [`CatalogError`].
     fn revoke(&self, lease: Lease) -> Result<(), CatalogError>;
 }
 
-/// Refuses what no back end holds.
+/// Refuses keys and values that are too long for any back end, and empty keys.
 fn check(key: &str, value: &str) -> Result<(), CatalogError> {
     let refuse = |why: String| Err(CatalogError::Refused(why));
     if key.is_empty() || key.len() > MAX_KEY_BYTES {
-        return refuse(format!("a key has from 1 to {MAX_KEY_BYTES} bytes"));
+        return refuse(format!("a key must have 1 to {MAX_KEY_BYTES} bytes"));
     }
     if value.len() > MAX_VALUE_BYTES {
-        return refuse(format!("a value has at most {MAX_VALUE_BYTES} bytes, not {}", value.len()));
+        return refuse(format!(
+            "a value must have at most {MAX_VALUE_BYTES} bytes, not {}",
+            value.len()
+        ));
     }
     Ok(())
 }
 
-/// Where a catalog is.
+/// The address of a catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CatalogAddress {
     /// `HOST:PORT`: embedded in the program of a memory server.
@@ -203,12 +206,12 @@ impl fmt::Display for CatalogAddress {
     }
 }
 
-/// A handle on the catalog at an address. Connects to nobody yet. An etcd is not shown the token:
-/// who may use it is its own affair.
+/// Creates a handle on the catalog at an address, without connecting yet. The token is not sent to
+/// an etcd, which has its own access control.
 ///
 /// # Errors
-/// [`CatalogError::Refused`] if this program was built without that back end; what the operating
-/// system says.
+/// [`CatalogError::Refused`] if this program was built without that back end; otherwise the error
+/// of the operating system.
 pub fn open(address: &CatalogAddress, token: &Token) -> Result<Arc<dyn Catalog>, CatalogError> {
     match address {
         CatalogAddress::Embedded(address) => Ok(Arc::new(RemoteCatalog::new(*address, token))),

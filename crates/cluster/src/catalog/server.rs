@@ -1,12 +1,12 @@
 //! The embedded catalog: [`Store`] behind a listener.
 //!
-//! The listener's threads must not wait for a disk, so one thread of its own answers, in the order
-//! in which requests came, and ends leases.
+//! The listener's threads must not wait for a disk. A separate thread answers requests in the order
+//! in which they arrived, and ends leases.
 //!
-//! *Invariants*: at most [`QUEUE`] requests wait; more are refused. Requests without the token
-//! never reach the store.
+//! *Invariants*: at most [`QUEUE`] requests wait; further requests are refused. Requests without
+//! the token never reach the store.
 //!
-//! *Thread safety*: the handle is for any number of threads.
+//! *Thread safety*: any number of threads may use the handle.
 
 use super::messages::{Answer, Request, encode};
 use super::store::Store;
@@ -25,17 +25,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How many requests may wait.
+/// Maximum number of waiting requests.
 const QUEUE: usize = 1024;
-/// How often leases are looked at again if their end could not be written.
+/// Pause before retrying to end leases after a write failed.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// What an embedded catalog is like.
+/// Options of an embedded catalog.
 #[derive(Clone, Debug)]
 pub struct EmbeddedConfig {
-    /// The file of its state.
+    /// The file that holds its state.
     pub state: PathBuf,
-    /// How many connections there may be.
+    /// Maximum number of connections.
     pub connections: usize,
 }
 
@@ -45,18 +45,18 @@ struct Waiting {
     reply: ReplySink,
 }
 
-/// An embedded catalog that runs; dropping it stops it.
+/// A running embedded catalog; dropping it stops it.
 #[derive(Debug)]
 pub struct EmbeddedCatalog {
-    /// Stops first: then the last sender is gone, and the thread ends.
+    /// Stopped first, which drops the last sender, so that the thread ends.
     server: Option<TcpServer>,
     address: SocketAddr,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Locked as long as this runs.
+    /// Holds the lock on the state while the catalog runs.
     _lock: File,
 }
 
-/// Takes the state for this process alone.
+/// Locks the state for this process.
 fn lock_state(state: &Path) -> io::Result<File> {
     let path = state.with_added_extension("lock");
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
@@ -71,11 +71,11 @@ fn lock_state(state: &Path) -> io::Result<File> {
 }
 
 impl EmbeddedCatalog {
-    /// Reads the state, and serves what connects to `listener` and has the token.
+    /// Reads the state and serves connections to `listener` that prove the token.
     ///
     /// # Errors
-    /// What the operating system says; [`io::ErrorKind::InvalidData`] if the file is no state of a
-    /// catalog, [`io::ErrorKind::AlreadyExists`] if another process has it.
+    /// The error of the operating system; [`io::ErrorKind::InvalidData`] if the file is not a
+    /// catalog's state, [`io::ErrorKind::AlreadyExists`] if another process uses it.
     pub fn start(
         listener: TcpListener,
         token: &Token,
@@ -100,7 +100,7 @@ impl EmbeddedCatalog {
         Ok(Self { server: Some(server), address, thread: Mutex::new(Some(thread)), _lock: lock })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn local_address(&self) -> SocketAddr {
         self.address
     }
@@ -110,13 +110,13 @@ impl Drop for EmbeddedCatalog {
     fn drop(&mut self) {
         self.server = None;
         if let Some(thread) = lock(&self.thread).take() {
-            // If it has panicked, that has been said already.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// What the listener's threads call.
+/// Receives requests on the listener's threads and queues them.
 struct Front {
     sender: SyncSender<Waiting>,
 }
@@ -164,7 +164,8 @@ fn serve(mut store: Store, requests: &Receiver<Waiting>, clock: Clock) {
         };
         match requests.recv_timeout(wait) {
             Ok(Waiting { request, reply }) => {
-                // Leases that ended while the queue was empty ended before this request.
+                // Expire leases first: those that ended while the queue was empty ended before this
+                // request.
                 let answer = match store.expire(clock.now_ns()) {
                     Ok(()) => store.answer(request, clock.now_ns()),
                     Err(why) => Answer::Refused(why),

@@ -1,7 +1,8 @@
-//! What the embedded catalog knows, and its file. No threads, no sockets, no clock: time comes in.
+//! The state of the embedded catalog and its file. It has no threads, sockets or clock: callers
+//! pass the time in.
 //!
-//! *Invariants*: the file is replaced as a whole and only once the new one is on the disk; what a
-//! change answers has been written before. A write that fails leaves memory as it was. Entries,
+//! *Invariants*: the file is only replaced as a whole, after the new file is on disk; a change is
+//! written before it is acknowledged. A failed write leaves the state in memory as it was. Entries,
 //! their bytes and leases are bounded.
 //!
 //! *Thread safety*: one thread.
@@ -17,11 +18,11 @@ use std::ops::Bound;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The most that there may be of each.
+/// Maximum numbers of entries, of their bytes, and of leases.
 const MAX_ENTRIES: usize = 8192;
 const MAX_BYTES: usize = 16 << 20;
 const MAX_LEASES: usize = 8192;
-/// The shortest and the longest term, in nanoseconds.
+/// The shortest and the longest term of a lease, in nanoseconds.
 const TERMS_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,10 +36,10 @@ struct Stored {
 #[serde(deny_unknown_fields)]
 struct Content {
     format: u32,
-    /// The last version that was given.
+    /// The last version that was assigned.
     version: u64,
     entries: BTreeMap<String, Stored>,
-    /// The terms, in nanoseconds, of the leases that entries are under.
+    /// Terms of the leases that have entries, in nanoseconds.
     terms_ns: BTreeMap<u64, u64>,
 }
 
@@ -50,7 +51,6 @@ struct Term {
     ends_ns: u64,
 }
 
-/// The state of an embedded catalog.
 #[derive(Debug)]
 pub(super) struct Store {
     path: PathBuf,
@@ -60,13 +60,13 @@ pub(super) struct Store {
 }
 
 fn invalid(path: &Path, why: impl std::fmt::Display) -> io::Error {
-    let text = format!("{} is no state of a catalog: {why}", path.display());
+    let text = format!("{} is not a catalog's state file: {why}", path.display());
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 impl Store {
-    /// The state in the file at `path`, or an empty one if there is none. Leases begin a whole term
-    /// at `now_ns`.
+    /// Reads the state from the file at `path`, or starts empty if there is no file. Every lease
+    /// gets a whole term from `now_ns`.
     pub(super) fn open(path: &Path, now_ns: u64) -> io::Result<Self> {
         let empty = Content {
             format: FORMAT,
@@ -97,12 +97,13 @@ impl Store {
         if !store.entries.values().all(known) {
             return Err(invalid(path, "an entry's lease is missing"));
         }
-        // Whether it can be written shall show now, not when the first server registers.
+        // Find out now, rather than when the first server registers, whether the file can be
+        // written.
         store.save()?;
         Ok(store)
     }
 
-    /// Writes everything to a new file, and puts it in the place of the old one.
+    /// Writes the state to a new file and renames it over the old one.
     fn save(&self) -> io::Result<()> {
         let used: BTreeSet<u64> = self.entries.values().filter_map(|stored| stored.lease).collect();
         let terms = self.leases.iter().filter(|(id, _)| used.contains(id));
@@ -123,19 +124,19 @@ impl Store {
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 
-    /// Makes a change of the entries and writes it; without the writing there is no change.
+    /// Makes a change of the entries and writes it. If the write fails, the change is undone.
     fn change(&mut self, make: impl FnOnce(&mut Self)) -> Result<(), String> {
         let before = (self.entries.clone(), self.leases.clone());
         make(self);
         self.save().map_err(|error| {
             (self.entries, self.leases) = before;
-            // The rename may have been made: versions that may have been seen do not come again.
-            format!("its state cannot be written: {error}")
+            // The rename may have happened, so do not reuse versions that a reader may have seen.
+            format!("cannot write the catalog's state: {error}")
         })
     }
 
-    /// Answers a request at the time `now_ns`; nothing has expired by then that [`Store::expire`]
-    /// did not see.
+    /// Answers a request at the time `now_ns`. The caller has called [`Store::expire`] for that
+    /// time.
     pub(super) fn answer(&mut self, request: Request, now_ns: u64) -> Answer {
         self.carry_out(request, now_ns).unwrap_or_else(Answer::Refused)
     }
@@ -221,7 +222,7 @@ impl Store {
         let stored = Stored { value, version: self.version, lease };
         let entry = Entry { key, value: stored.value.clone(), version: Version(stored.version) };
         if !fits(entry_bytes(&entry)) {
-            return Err("the value has too many characters that JSON writes as several".to_owned());
+            return Err("the value is too long once escaped as JSON".to_owned());
         }
         self.change(|store| drop(store.entries.insert(entry.key, stored)))?;
         Ok(Answer::Done(true))
@@ -229,12 +230,13 @@ impl Store {
 
     fn grant(&mut self, term_ns: u64, now_ns: u64) -> Result<Answer, String> {
         if !TERMS_NS.contains(&term_ns) {
-            return Err("a term is from a millisecond to an hour".to_owned());
+            return Err("a lease's term must be from 1 millisecond to 1 hour".to_owned());
         }
         if self.leases.len() >= MAX_LEASES {
             return Err("it is full".to_owned());
         }
-        // Drawn, not counted: a lease that a restart has forgotten must not become another's.
+        // Draw the id at random: a counter could reuse the id of a lease that a restart has
+        // forgotten.
         let mut id = 0;
         while id == 0 || self.leases.contains_key(&id) {
             id = draw_epoch().map_err(|error| error.to_string())? >> 1;
@@ -243,7 +245,7 @@ impl Store {
         Ok(Answer::Granted(Lease(id)))
     }
 
-    /// Ends leases, and deletes what is under them.
+    /// Ends leases and deletes their entries.
     fn end(&mut self, ids: &[u64]) -> Result<(), String> {
         let under = |stored: &Stored| stored.lease.is_some_and(|id| ids.contains(&id));
         if !self.entries.values().any(under) {
@@ -256,14 +258,14 @@ impl Store {
         })
     }
 
-    /// Ends the leases whose term is over.
+    /// Ends the leases that have expired by `now_ns`.
     pub(super) fn expire(&mut self, now_ns: u64) -> Result<(), String> {
         let over = |(id, term): (&u64, &Term)| (term.ends_ns <= now_ns).then_some(*id);
         let ids: Vec<u64> = self.leases.iter().filter_map(over).collect();
         if ids.is_empty() { Ok(()) } else { self.end(&ids) }
     }
 
-    /// When the next term is over.
+    /// When the next lease expires.
     pub(super) fn next_end_ns(&self) -> Option<u64> {
         self.leases.values().map(|term| term.ends_ns).min()
     }
@@ -304,7 +306,7 @@ mod tests {
 
         let mut store = Store::open(&path, 50 * SECOND_NS).unwrap();
         assert_eq!((keys(&store), store.version), (vec!["goes", "stays"], version));
-        // A lease without entries is not written.
+        // A lease without entries is not written, so it does not survive a restart.
         let alive = |store: &mut Store, lease, now_ns| {
             store.answer(Request::KeepAlive { lease }, now_ns) == Answer::Done(true)
         };
@@ -318,7 +320,7 @@ mod tests {
         assert_eq!(keys(&Store::open(&path, 0).unwrap()), ["stays"], "an end is written too");
     }
 
-    /// A crash in the middle of writing leaves a torn temporary file beside a whole state.
+    /// A crash in the middle of a write leaves a torn temporary file beside an intact state.
     #[test]
     fn a_torn_temporary_file_changes_nothing() {
         let folder = tempfile::tempdir().unwrap();
@@ -331,7 +333,7 @@ mod tests {
         let mut store = Store::open(&path, 0).unwrap();
         put(&mut store, "b", None);
         assert_eq!(keys(&Store::open(&path, 0).unwrap()), ["a", "b"]);
-        // What is in the place of the state and is none is not overwritten.
+        // A file in the state's place that is not a valid state is not overwritten.
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         let error = Store::open(&path, 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);

@@ -1,8 +1,8 @@
-//! Where a compute server's clients arrive: requests wait in queues, one for each thread, until a
-//! task takes them.
+//! Receives the requests of a compute server's clients. They wait in queues, one per thread, until
+//! a task takes them.
 //!
-//! *Invariants*: F1. every request is answered: by a task, or as unavailable if there is no thread
-//! or its queue is full. F2. what waits is bounded, in number and in time.
+//! *Invariants*: F1. Every request is answered: by a task, or as unavailable if there is no thread
+//! or its queue is full. F2. Waiting requests are bounded in number and in time.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -17,15 +17,15 @@ use std::sync::mpsc::Sender;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// Requests that wait for one thread.
+/// Maximum number of requests waiting for one thread.
 const WAITING: usize = 8192;
 
-/// Where an answer goes.
+/// The destination of an answer.
 #[derive(Debug)]
 pub(super) enum Reply {
-    /// To a client.
+    /// A client.
     Sink(ReplySink),
-    /// To another thread of this program.
+    /// Another thread of this program.
     Local(Sender<ClientResponse<Fixed8>>),
 }
 
@@ -33,22 +33,22 @@ impl Reply {
     pub(super) fn send(self, told: ClientResponse<Fixed8>) {
         match self {
             Self::Sink(sink) => sink.send(told.encode()),
-            // The client may have given up.
+            // The receiver may have given up.
             Self::Local(sender) => _ = sender.send(told),
         }
     }
 }
 
-/// A request, and where its answer goes.
+/// A request and the destination of its answer.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) ask: ClientRequest<Fixed8>,
     pub(super) reply: Reply,
-    /// When it came.
+    /// Runs since the request arrived.
     pub(super) since: Clock,
 }
 
-/// Clients have given up after this long.
+/// Age at which a request is refused unread: its client is taken to have given up by then.
 const TOO_OLD: Duration = Duration::from_secs(10);
 
 impl Asked {
@@ -56,7 +56,7 @@ impl Asked {
         Self { ask, reply, since: Clock::start() }
     }
 
-    /// Whether the client has given up.
+    /// Whether the request is so old that its client has given up.
     pub(super) fn is_too_old(&self) -> bool {
         self.since.elapsed() > TOO_OLD
     }
@@ -69,17 +69,17 @@ impl Asked {
 #[derive(Debug, Default)]
 struct Waiting {
     asked: VecDeque<Asked>,
-    /// Tasks that wait for more.
+    /// Tasks that wait for a request.
     idle: Vec<Waker>,
     closed: bool,
 }
 
-/// Requests that wait for the tasks of one thread.
+/// Requests waiting for the tasks of one thread.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<Waiting>);
 
 impl Queue {
-    /// Adds a request, or answers it as unavailable.
+    /// Queues a request, or answers it as unavailable.
     pub(super) fn push(&self, asked: Asked) {
         let mut waiting = lock(&self.0);
         if waiting.closed || waiting.asked.len() >= WAITING {
@@ -94,7 +94,7 @@ impl Queue {
         }
     }
 
-    /// The next request; none any more when the queue has been closed.
+    /// Waits for the next request; `None` once the queue is closed.
     pub(super) async fn next(&self) -> Option<Asked> {
         poll_fn(|context| {
             let mut waiting = lock(&self.0);
@@ -112,7 +112,7 @@ impl Queue {
         .await
     }
 
-    /// Takes nothing more; what waits is answered as unavailable, and the tasks end.
+    /// Closes the queue: waiting requests are answered as unavailable, and the tasks end.
     pub(super) fn close(&self) {
         let (asked, idle) = {
             let mut waiting = lock(&self.0);
@@ -131,9 +131,9 @@ impl Queue {
 /// The queues of all threads.
 #[derive(Debug)]
 pub(super) struct Queues {
-    /// One for each thread.
+    /// One queue per thread.
     pub(super) threads: Vec<Queue>,
-    /// What builds trees, on the first thread.
+    /// Bulk loads, which the first thread serves.
     pub(super) loads: Queue,
     next: AtomicUsize,
 }
@@ -168,14 +168,14 @@ impl Queues {
     }
 }
 
-/// Passes requests of clients to the generation that is served.
+/// Passes clients' requests to the generation that is being served.
 #[derive(Debug, Default)]
 pub(super) struct Front {
     serving: Mutex<Option<Arc<Queues>>>,
 }
 
 impl Front {
-    /// Passes requests to these queues from now on, or refuses them.
+    /// From now on, passes requests to these queues, or refuses them if there are none.
     pub(super) fn set(&self, queues: Option<Arc<Queues>>) {
         *lock(&self.serving) = queues;
     }

@@ -1,4 +1,4 @@
-//! What is done with a whole index before it is served.
+//! Operations on a whole index, before a compute server serves it.
 //!
 //! *Thread safety*: blocks the calling thread.
 
@@ -11,7 +11,7 @@ use farleaf::page::Fixed8;
 use farleaf::partition::{self, Dex};
 use farleaf_fabric::Cluster;
 
-/// The compute server number of endpoints that manage the whole index.
+/// The compute server number used by endpoints that manage the whole index; no server has it.
 const NOBODY: u16 = 0x7ffe;
 
 fn run<C: Cluster, Fut: Future<Output = Result<(), IndexError>>>(
@@ -24,7 +24,7 @@ fn run<C: Cluster, Fut: Future<Output = Result<(), IndexError>>>(
     outcome.map_err(because)
 }
 
-/// Makes an empty index.
+/// Creates an empty index.
 pub(super) fn create<C: Cluster>(
     cluster: &C,
     boundaries: Vec<u64>,
@@ -35,7 +35,7 @@ pub(super) fn create<C: Cluster>(
     run(cluster, NOBODY, async |fabric| <Dex as Design<Fixed8>>::create(&fabric, options).await)
 }
 
-/// Ends whatever life this compute server had before, so that another can begin.
+/// Ends the previous life of this compute server, if it had one, so that a new life can begin.
 pub(super) fn end_former_life<C: Cluster>(
     cluster: &C,
     compute_server: u16,

@@ -1,4 +1,4 @@
-//! What a compute server counts.
+//! The metrics of a compute server.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -27,24 +27,24 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     };
     metrics.add_one(
         "connections",
-        "Connections that are open",
+        "Open connections",
         Gauge,
         listener(|s| s.counters().connections),
     );
     metrics.add_one(
         "welcomed",
-        "Connections that were let in",
+        "Connections accepted by the handshake",
         Counter,
         listener(|s| s.counters().welcomed),
     );
     metrics.add_one(
         "refused",
-        "Connections that were not let in",
+        "Connections refused by the handshake",
         Counter,
         listener(|s| s.counters().refused),
     );
     let watch = Arc::clone(watched);
-    metrics.add("operations", "Operations that clients have asked for", Counter, move || {
+    metrics.add("operations", "Operations requested by clients", Counter, move || {
         let tally = &watch.tally;
         let count = |counter: &farleaf_fabric::sync::AtomicU64| counter.load(Ordering::Relaxed);
         let kinds = vec![
@@ -56,7 +56,7 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
         labelled("kind", kinds)
     });
     let watch = Arc::clone(watched);
-    let help = "Operations that were not done: keys of others, or not served at present";
+    let help = "Operations refused: keys of other compute servers, or not served at present";
     metrics
         .add_one("refusals", help, Counter, move || watch.tally.refusals.load(Ordering::Relaxed));
     let family = |name, help, kind, look: fn(&Seen) -> Vec<Sample>| {
@@ -73,8 +73,7 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
         ];
         labelled("verb", verbs)
     });
-    let help =
-        "Bytes that remote operations have moved, since this generation of the index is served";
+    let help = "Bytes moved by remote operations, since this generation of the index is served";
     family("remote_bytes", help, Counter, |seen| {
         vec![
             sum(seen, |done| {
@@ -83,39 +82,42 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
             .into(),
         ]
     });
-    family("remote_retries", "Remote operations that were tried again", Counter, |seen| {
+    family("remote_retries", "Retries of remote operations", Counter, |seen| {
         vec![sum(seen, |done| done.fabric.retries).into()]
     });
-    family("cache_leaf_hits", "Leaves that were found in the cache", Counter, |seen| {
+    family("cache_leaf_hits", "Leaf lookups that the cache served", Counter, |seen| {
         vec![sum(seen, |done| done.cache.leaf_hits).into()]
     });
-    family("cache_leaf_misses", "Leaves that were not", Counter, |seen| {
+    family("cache_leaf_misses", "Leaf lookups that the cache did not serve", Counter, |seen| {
         vec![sum(seen, |done| done.cache.leaf_misses).into()]
     });
-    family("cache_inner_misses", "Inner nodes that were not found in the cache", Counter, |seen| {
-        vec![sum(seen, |done| done.cache.inner_misses).into()]
-    });
-    family("cache_write_backs", "Nodes that were written back", Counter, |seen| {
+    family(
+        "cache_inner_misses",
+        "Inner node lookups that the cache did not serve",
+        Counter,
+        |seen| vec![sum(seen, |done| done.cache.inner_misses).into()],
+    );
+    family("cache_write_backs", "Nodes written back", Counter, |seen| {
         vec![sum(seen, |done| done.cache.write_backs).into()]
     });
-    family("offloads", "Operations that were left to memory servers", Counter, |seen| {
+    family("offloads", "Operations offloaded to memory servers", Counter, |seen| {
         vec![sum(seen, |done| done.cache.offloads).into()]
     });
     family("cached_bytes", "Bytes of nodes in the cache", Gauge, |seen| {
         vec![seen.cached_bytes.into()]
     });
-    let help = "Bytes of nodes in the cache that the memory servers do not have yet";
+    let help = "Bytes of changed nodes in the cache that are not written back yet";
     family("dirty_bytes", help, Gauge, |seen| vec![seen.dirt.bytes.into()]);
     let help =
-        "Milliseconds since the oldest of them was changed; 0 if nothing is written back by age";
+        "Milliseconds since the oldest unwritten change; 0 if nothing is written back by age";
     family("oldest_dirty_milliseconds", help, Gauge, |seen| {
         vec![(seen.dirt.oldest_ns / 1_000_000).into()]
     });
-    let help = "Memory servers that cannot be reached: no change is acknowledged";
+    let help = "Unreachable memory servers: while there are any, no change is acknowledged";
     family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
     let help = "The epoch of the partition map; 0 while the server does not serve";
     family("map_epoch", help, Gauge, |seen| vec![seen.map_epoch.into()]);
-    let help = "The lowest key that it owns, and the last";
+    let help = "Lowest and last key that the compute server owns";
     family("partition", help, Gauge, |seen| {
         let ends = |(low, high): (u64, Option<u64>)| {
             vec![("lowest", low), ("last", high.map_or(u64::MAX, |high| high.saturating_sub(1)))]
@@ -124,7 +126,7 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     });
 }
 
-/// Serves them.
+/// Starts serving the metrics.
 pub(super) fn start(
     listen: SocketAddr,
     server: &Arc<TcpServer>,
@@ -133,7 +135,9 @@ pub(super) fn start(
 ) -> Result<MetricsServer, ProgramError> {
     let metrics = Metrics::default();
     fill(&metrics, server, &watched);
-    metrics.add_one("compute_server", "Its number", Kind::Gauge, move || number.into());
+    metrics.add_one("compute_server", "Number of the compute server", Kind::Gauge, move || {
+        number.into()
+    });
     let what = format!("metrics cannot be served at {listen}");
     let listener = TcpListener::bind(listen).map_err(ProgramError::system(what))?;
     MetricsServer::start(listener, metrics, move || watched.look().map_epoch > 0)

@@ -1,12 +1,13 @@
-//! The program of a compute server: it answers clients for the keys that the partition map gives
-//! it, over a cache of the memory servers' nodes.
+//! The compute server program. It answers clients for the keys that the partition map assigns to
+//! it, through a cache of the memory servers' nodes.
 //!
-//! It serves one generation of the index at a time. If a memory server was restarted, a part of the
-//! index's nodes is gone and the index with it: the compute server of the lowest number that lives
-//! raises the generation, the memory servers empty their memory, it makes a new index, and all
-//! serve that (decision 033).
+//! It serves one generation of the index at a time. A restarted memory server has lost some of the
+//! index's nodes, so the whole index is lost. The live compute server with the lowest number then
+//! raises the generation, the memory servers empty their memory, that compute server creates a new
+//! index, and all compute servers serve it (decision 033).
 //!
-//! *Thread safety*: [`run`] is for one thread of the program; what it starts says for itself.
+//! *Thread safety*: [`run`] occupies one thread of the program; the modules that it starts describe
+//! their own thread safety.
 
 mod front;
 mod index;
@@ -39,44 +40,44 @@ use std::path::PathBuf;
 use std::time::Duration;
 use threads::{Done, Tally, Threads, Transport};
 
-/// What a compute server is like.
+/// Options of a compute server.
 #[derive(Clone, Debug)]
 pub struct ComputeServerOptions {
     /// Its number among the compute servers.
     pub number: u16,
-    /// The cluster's name.
+    /// The name of the cluster.
     pub cluster: String,
-    /// Where clients reach it.
+    /// The address to listen on for clients.
     pub listen: SocketAddr,
-    /// Threads that work on requests.
+    /// Threads that process requests.
     pub threads: usize,
-    /// Threads that receive and send them.
+    /// Threads that receive requests and send answers.
     pub io_threads: usize,
-    /// Its cache.
+    /// Options of its cache.
     pub cache: CacheOptions,
-    /// Where the catalog is.
+    /// The address of the catalog.
     pub catalog: CatalogAddress,
-    /// The file of the cluster's token.
+    /// The file with the cluster's token.
     pub token_file: PathBuf,
-    /// Where clients reach it, if not where it listens.
+    /// The address that clients should use, if it differs from `listen`.
     pub advertise: Option<String>,
-    /// The term of its lease.
+    /// Term of its lease.
     pub term: Duration,
-    /// The longest that one request to a memory server may take.
+    /// Timeout of one request to a memory server.
     pub request_timeout: Duration,
-    /// Where each range of keys begins but the first, if this program makes the first map: evenly,
-    /// if there are none.
+    /// The lowest key of each range but the first, used only by the server that creates the first
+    /// partition map. If empty, that server divides the keys evenly.
     pub boundaries: Vec<u64>,
-    /// Where its metrics are, if anywhere.
+    /// The address to serve metrics on, if any.
     pub metrics: Option<SocketAddr>,
 }
 
-/// How often the catalog is looked at.
+/// Interval between two looks at the catalog.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long a program waits for its number and the catalog, beyond the term.
+/// How long to wait for the server's number and the catalog, in addition to the term.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the metrics of a compute server are made of.
+/// Sources of a compute server's metrics.
 #[derive(Debug, Default)]
 struct Watched {
     tally: Arc<Tally>,
@@ -88,25 +89,25 @@ struct Watching {
     shared: Arc<threads::Shared>,
 }
 
-/// What a compute server says of itself at one moment.
+/// A snapshot of a compute server's state.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// What its threads have done since they began to serve this generation.
+    /// What each of its threads has done since it began to serve this generation.
     done: Vec<Done>,
-    /// The epoch of its map, 0 while it does not serve.
+    /// The epoch of its map; 0 while it does not serve.
     map_epoch: u64,
-    /// Its range: the lowest key, and the first beyond.
+    /// Its key range: the lowest key, and the first key beyond it.
     range: Option<(u64, Option<u64>)>,
     /// Bytes of nodes in its cache.
     cached_bytes: u64,
-    /// What of them the memory servers do not have yet.
+    /// The part of the cache that is not written back yet.
     dirt: Dirt,
-    /// Memory servers that it cannot reach.
+    /// Number of memory servers that it cannot reach.
     unreachable: u64,
 }
 
 impl Watched {
-    /// What there is to say now.
+    /// Takes a snapshot.
     fn look(&self) -> Seen {
         let Some(Watching { shared }) = lock(&self.serving).clone() else { return Seen::default() };
         let range = shared.server.map().range_of(shared.server.number());
@@ -121,7 +122,7 @@ impl Watched {
     }
 }
 
-/// One generation, served.
+/// One generation being served.
 struct Serving {
     generation: u64,
     threads: Threads,
@@ -135,16 +136,16 @@ struct Program<'a> {
     front: Arc<Front>,
     watched: Arc<Watched>,
     serving: Option<Serving>,
-    /// Whether the cluster's transport is known to be one that can be used here.
+    /// Whether this machine is known to support the cluster's transport.
     is_reachable: bool,
     /// The last reported reason for not serving.
     said: String,
 }
 
-/// Runs a compute server until `stop`; then it writes everything back.
+/// Runs a compute server until `stop` is raised, then writes back its cache.
 ///
 /// # Errors
-/// [`ProgramError`]: what keeps it from serving at all, or from ending cleanly.
+/// [`ProgramError`]: why it cannot serve at all, or cannot end cleanly.
 pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramError> {
     let token = config::read_token(&options.token_file)?;
     let keys = Keys::new(&options.cluster)
@@ -206,7 +207,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         }
         match program.look() {
             Ok(()) => {}
-            // No waiting helps.
+            // These errors do not go away by waiting.
             Err(error @ (ProgramError::Transport(_) | ProgramError::Config(_))) => {
                 outcome = Err(error);
                 break;
@@ -221,7 +222,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
             }
         }
     }
-    // Meanwhile clients are told that this server does not serve.
+    // While it ends, clients get the answer that this server does not serve.
     let ended = program.end();
     drop(member);
     drop(metrics);
@@ -233,12 +234,12 @@ fn failed<T>(what: impl Into<String>) -> Result<T, ProgramError> {
     Err(ProgramError::Failed(what.into()))
 }
 
-/// An error of the index, or of what is read from the catalog, as the program's.
+/// Wraps an error of the index or of the catalog's contents as the program's error.
 fn because(error: impl std::fmt::Display) -> ProgramError {
     ProgramError::Failed(error.to_string())
 }
 
-/// The first few boundaries, for a message.
+/// The first few boundaries, for an error message.
 fn listed(boundaries: &[u64]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = boundaries.iter().take(SHOWN).map(u64::to_string).collect();
@@ -249,7 +250,7 @@ fn listed(boundaries: &[u64]) -> String {
 }
 
 impl Program<'_> {
-    /// Its record, with how it stands now.
+    /// The server's record with its current state.
     fn standing(&self, record: &ComputeRecord) -> ComputeRecord {
         let (generation, unreachable) = match &self.serving {
             Some(serving) => {
@@ -260,7 +261,7 @@ impl Program<'_> {
         ComputeRecord { generation, unreachable, ..record.clone() }
     }
 
-    /// Says something once.
+    /// Logs a message, unless it was the last one logged.
     fn say(&mut self, what: String) {
         if self.said != what {
             tracing::info!("{what}");
@@ -271,7 +272,7 @@ impl Program<'_> {
     fn memory(&self, settings: &SettingsRecord) -> Result<Option<Vec<MemoryRecord>>, ProgramError> {
         let mut found: Vec<MemoryRecord> =
             records::list(&*self.catalog, &self.keys.memory_prefix())?;
-        // A server of a number that the cluster does not have holds no part of the index.
+        // A memory server with a number outside the cluster holds no part of the index.
         found.retain(|record| record.number < settings.memory_servers);
         found.sort_by_key(|record| record.number);
         let whole = found.len() == usize::from(settings.memory_servers)
@@ -279,7 +280,7 @@ impl Program<'_> {
         Ok(whole.then_some(found))
     }
 
-    /// Looks at the catalog, and does what is to be done.
+    /// Reads the catalog and does the next step that it calls for.
     fn look(&mut self) -> Result<(), ProgramError> {
         let settings = records::get::<SettingsRecord>(&*self.catalog, &self.keys.settings())?;
         let Some((settings, _)) = settings else {
@@ -319,7 +320,8 @@ impl Program<'_> {
         Ok(())
     }
 
-    /// Whether it falls to this compute server to make the index: to the first that lives.
+    /// Whether this server must create the index: it is the live compute server with the lowest
+    /// number.
     fn is_maker(&self) -> Result<bool, ProgramError> {
         let compute: Vec<ComputeRecord> =
             records::list(&*self.catalog, &self.keys.compute_prefix())?;
@@ -360,14 +362,14 @@ impl Program<'_> {
             boundaries: map.boundaries().to_vec(),
             owners: map.owners().to_vec(),
         };
-        // If another was first, it is that one's map; the next look finds it.
+        // If another server was first, its map counts; the next look finds it.
         match records::put_if(&*self.catalog, &key, None, &record, None)? {
             true => Ok(map),
             false => failed("another compute server created the partition map first"),
         }
     }
 
-    /// Brings the index one step nearer to being there.
+    /// Takes the next step towards a ready index.
     fn make(
         &mut self,
         index: Option<(IndexRecord, catalog::Version)>,
@@ -413,7 +415,7 @@ impl Program<'_> {
             MemoryTransport::Verbs(cluster) => index::create(&cluster, boundaries, level),
         };
         if let Err(error) = created {
-            // Whatever there is of it: begin with empty memory.
+            // Parts of an index may exist, so begin with empty memory.
             records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
             return Err(error);
         }
@@ -466,7 +468,7 @@ impl Program<'_> {
         Threads::start(server, &Arc::new(cluster), self.options.threads, tally)
     }
 
-    /// Goes by the catalog's map, if that is newer.
+    /// Adopts the catalog's map if it is newer.
     fn learn_map(&mut self) -> Result<(), ProgramError> {
         let Some(serving) = &self.serving else { return Ok(()) };
         let server = &serving.threads.shared.server;
@@ -493,7 +495,7 @@ impl Program<'_> {
         self.serving.take()
     }
 
-    /// The index that was served is no more.
+    /// Stops serving an index that no longer exists.
     fn abandon(&mut self) {
         if let Some(serving) = self.take_down() {
             tracing::warn!("generation {} of the index is gone", serving.generation);

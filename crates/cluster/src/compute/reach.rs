@@ -1,5 +1,5 @@
-//! How a compute server reaches the memory servers: over the cluster's transport, and never over
-//! another in its place.
+//! Connects a compute server to the memory servers over the cluster's transport. It never falls
+//! back to another transport.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -63,7 +63,7 @@ impl Transport for VerbsCluster {
     }
 }
 
-/// The memory servers, over one transport.
+/// The memory servers over one transport.
 pub(super) enum MemoryTransport {
     Tcp(TcpCluster),
     Shm(ShmCluster),
@@ -76,7 +76,7 @@ pub(super) enum MemoryTransport {
 #[cfg(feature = "verbs")]
 const BYTES_OF_A_THREAD: u64 = 2 << 20;
 
-/// Whether this program can reach memory servers over `transport` at all, before it tries to.
+/// Checks in advance whether this program can reach memory servers over `transport`.
 ///
 /// # Errors
 /// [`ProgramError::Transport`], which says in one line what is missing.
@@ -90,7 +90,8 @@ pub(super) fn check(
         TransportName::Verbs => {
             let bytes = options.threads as u64 * BYTES_OF_A_THREAD + options.cache.bytes;
             let bytes = usize::try_from(bytes).map_err(because)?;
-            // All of it: what cannot be locked would show as operations that fail.
+            // Probe the full size: memory that cannot be locked would otherwise show up as failing
+            // operations.
             probe(&DeviceChoice::default(), bytes).map(drop).map_err(ProgramError::transport)
         }
         #[cfg(not(feature = "verbs"))]
@@ -102,7 +103,7 @@ pub(super) fn check(
 }
 
 impl MemoryTransport {
-    /// The memory servers of these records.
+    /// Connects to the memory servers of these records.
     ///
     /// # Errors
     /// [`ProgramError`]: an address cannot be resolved, or the transport cannot be used.

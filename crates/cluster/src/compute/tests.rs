@@ -1,4 +1,4 @@
-//! Clients, compute servers and memory servers over real sockets, all in this process, through the
+//! Runs clients, compute servers and memory servers over real sockets in one process, through the
 //! suite of all designs.
 
 use super::front::Front;
@@ -34,7 +34,7 @@ struct ComputeServerHere {
 struct TiersCluster {
     clients: TcpCluster,
     compute: Vec<ComputeServerHere>,
-    /// Behind the compute servers; stopped after them.
+    /// The memory servers behind the compute servers; stopped after them.
     _memory: Arc<TcpCluster>,
 }
 
@@ -131,8 +131,8 @@ fn the_suite_through_few_frames_and_offloading() {
     suite(&Tiers { compute_servers: 2, threads: 1, cache });
 }
 
-/// Who asks a compute server to halt and dies leaves it halted for a while, not for ever; and
-/// nobody replaces a tree that others use.
+/// A client that asks a compute server to halt and then dies leaves it halted for a limited time,
+/// not forever. No client can replace a tree that other clients use.
 #[test]
 fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
     let tiers = Tiers { compute_servers: 1, threads: 2, cache: CacheOptions::default() };

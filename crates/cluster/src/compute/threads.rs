@@ -1,7 +1,8 @@
-//! The threads of a compute server: each has an endpoint to the memory servers, and a bounded
-//! number of tasks that answer requests at the same time.
+//! The threads of a compute server. Each has an endpoint to the memory servers and a bounded number
+//! of tasks that answer requests concurrently.
 //!
-//! *Thread safety*: the handle is for any number of threads; what a thread works with stays there.
+//! *Thread safety*: any number of threads may use the handle; a thread's working state stays on
+//! that thread.
 
 use super::failed;
 use super::front::{Asked, Queue, Queues, Reply};
@@ -21,24 +22,24 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Requests that one thread works on at the same time.
+/// Requests that one thread processes concurrently.
 const TASKS: usize = 64;
-/// How often a thread tells what it has done.
+/// Interval at which a thread publishes its counters.
 const TELL_NS: u64 = 250_000_000;
-/// How long the next step of a bulk load may take to come.
+/// Timeout for the next step of a bulk load.
 const LOAD_STEP_NS: u64 = 30_000_000_000;
-/// How long a compute server may take to write everything back when it ends.
+/// Timeout for writing back the cache when a compute server ends.
 const FLUSH: Duration = Duration::from_secs(60);
 
-/// What the transport between compute and memory servers is: endpoints and what drives them.
+/// A transport between compute and memory servers: it provides endpoints and their drivers.
 pub(super) trait Transport: Send + Sync + 'static {
     type Fabric: Fabric;
     type Driver: Driver;
 
-    /// What drives the calling thread's endpoints.
+    /// The driver of the calling thread's endpoints.
     fn driver(&self) -> Result<Self::Driver, String>;
 
-    /// An endpoint of a compute server on the driver's thread.
+    /// Opens a compute server's endpoint on the driver's thread.
     fn open(
         driver: &Self::Driver,
         compute_server: u16,
@@ -46,7 +47,7 @@ pub(super) trait Transport: Send + Sync + 'static {
     ) -> Result<Self::Fabric, String>;
 }
 
-/// What was answered, by kind.
+/// Answered requests, by kind.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) lookups: AtomicU64,
@@ -70,14 +71,14 @@ impl Tally {
     }
 }
 
-/// What a thread has done so far.
+/// Counters of a thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Done {
     pub(super) fabric: CounterSnapshot,
     pub(super) cache: CacheCounters,
 }
 
-/// What all threads of one serving share.
+/// State that all threads of one serving share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) server: Arc<ComputeServer<Fixed8>>,
@@ -85,19 +86,19 @@ pub(super) struct Shared {
     pub(super) tally: Arc<Tally>,
     pub(super) done: Vec<Mutex<Done>>,
     clock: Clock,
-    /// What the endpoints' clock said when `clock` began.
+    /// The endpoints' clock at the time when `clock` started.
     origin_ns: AtomicU64,
 }
 
 impl Shared {
-    /// What the memory servers do not have yet.
+    /// Changes that are not written back to the memory servers yet.
     pub(super) fn dirt(&self) -> Dirt {
         let now_ns = self.origin_ns.load(Ordering::Acquire) + self.clock.now_ns();
         self.server.dex().cache().dirt(now_ns)
     }
 }
 
-/// Threads that serve.
+/// The serving threads.
 #[derive(Debug)]
 pub(super) struct Threads {
     pub(super) shared: Arc<Shared>,
@@ -105,7 +106,7 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// Starts `count` threads over `transport`; they serve when all of them have opened the index.
+    /// Starts `count` threads over `transport`; they serve once all of them have opened the index.
     pub(super) fn start<T: Transport>(
         server: Arc<ComputeServer<Fixed8>>,
         transport: &Arc<T>,
@@ -150,7 +151,7 @@ impl Threads {
         Ok(this)
     }
 
-    /// Stops serving, and writes everything back that the memory servers do not have.
+    /// Stops serving, and writes all changes back to the memory servers.
     pub(super) fn flush(&self) -> Result<(), ErrorCode> {
         let (sender, receiver) = channel();
         let reply = Reply::Local(sender);
@@ -162,12 +163,12 @@ impl Threads {
         }
     }
 
-    /// Whether all of them run: one that has not been stopped ends only by a panic.
+    /// Whether all threads run: before `stop`, a thread ends only by a panic.
     pub(super) fn are_alive(&self) -> bool {
         self.threads.iter().all(|thread| !thread.is_finished())
     }
 
-    /// Ends the threads; what waits is answered as unavailable.
+    /// Ends the threads; waiting requests are answered as unavailable.
     pub(super) fn stop(self) {
         self.shared.queues.close();
         for thread in self.threads {
@@ -176,7 +177,7 @@ impl Threads {
     }
 }
 
-/// Closes a thread's queues when it ends, also by a panic, so that no request waits for it.
+/// Closes a thread's queues when the thread ends, also by a panic, so that no request waits for it.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
@@ -251,7 +252,7 @@ async fn answer_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, tally:
     }
 }
 
-/// Tells every now and then what the thread has done, until its queue is closed.
+/// Publishes the thread's counters periodically until its queue is closed.
 async fn tell<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, done: &Mutex<Done>) {
     while !queue.is_closed() {
         let fabric = worker.fabric().counters().snapshot();
@@ -260,7 +261,7 @@ async fn tell<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, done: &Mutex
     }
 }
 
-/// Serves bulk loads, one after the other.
+/// Serves bulk loads one at a time.
 async fn load_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue) {
     while let Some(Asked { ask, reply, .. }) = queue.next().await {
         match ask {
@@ -274,10 +275,10 @@ async fn load_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue) {
     }
 }
 
-/// One bulk load: its records come one request after the other.
+/// Serves one bulk load; its records arrive in consecutive requests.
 async fn load<F: Fabric>(worker: &Worker<F, Fixed8>, fill: f64, queue: &Queue) {
-    let given_up = IndexError::InvalidArgument("the bulk load was given up");
-    // The request that is answered when the work that it asks for is done.
+    let given_up = IndexError::InvalidArgument("the bulk load was abandoned");
+    // The request to answer once the work that it asks for is done.
     let pending: RefCell<Option<Reply>> = RefCell::new(None);
     let outcome = worker
         .load(fill, async || {
@@ -317,7 +318,7 @@ async fn load<F: Fabric>(worker: &Worker<F, Fixed8>, fill: f64, queue: &Queue) {
     }
 }
 
-/// The next request, if it comes in time.
+/// Waits for the next request, up to `ns` nanoseconds.
 async fn next_within<F: Fabric>(fabric: &F, queue: &Queue, ns: u64) -> Option<Asked> {
     let mut next = std::pin::pin!(queue.next());
     let mut late = std::pin::pin!(fabric.sleep(ns));

@@ -1,7 +1,7 @@
-//! What serves a memory server's region: one transport, the one that was asked for, and never
-//! another in its place.
+//! Serves a memory server's region over the configured transport. It never falls back to another
+//! transport.
 //!
-//! *Thread safety*: what is listening is for any number of threads.
+//! *Thread safety*: any number of threads may use a listener.
 
 use super::MemoryServerOptions;
 use crate::config::{self, ConfigError};
@@ -21,7 +21,7 @@ use farleaf_fabric_verbs::{
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 
-/// What a listener has counted.
+/// Counters of a listener.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
     pub(super) connections: u64,
@@ -30,11 +30,11 @@ pub(super) struct Counted {
     pub(super) requests: u64,
 }
 
-/// What serves a region over one transport.
+/// A listener that serves a region over one transport.
 pub(super) trait Listening: Send {
-    /// Where it is reached, on this machine.
+    /// The place where it listens, on this machine.
     fn place(&self) -> Place;
-    /// What it says of itself in the handshake.
+    /// The epoch that it sends in the handshake.
     fn epoch(&self) -> u64;
     fn counted(&self) -> Counted;
 }
@@ -86,23 +86,24 @@ impl Listening for VerbsServer {
     }
 }
 
-/// Where a memory server is reached.
+/// The place where a memory server is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Over tcp; with port 0 the operating system chooses.
+    /// Over tcp; with port 0 the operating system chooses the port.
     Address(SocketAddr),
     /// Over shm.
     Socket(PathBuf),
-    /// Over verbs: where connections are brought up, as over tcp.
+    /// Over verbs: the TCP address used to set up connections.
     #[cfg(feature = "verbs")]
     Entrance(SocketAddr),
 }
 
 impl Place {
-    /// Where these options want it.
+    /// The place that these options ask for.
     ///
     /// # Errors
-    /// [`ProgramError`]: the transport is not in this program, or this machine has nothing for it.
+    /// [`ProgramError`]: this program was built without the transport, or this machine does not
+    /// support it.
     pub(super) fn wanted(options: &MemoryServerOptions) -> Result<Self, ProgramError> {
         match (options.transport, &options.socket) {
             (Transport::Tcp, _) => Ok(Self::Address(options.listen)),
@@ -113,8 +114,8 @@ impl Place {
             }
             #[cfg(feature = "verbs")]
             (Transport::Verbs, _) => {
-                // A page tells whether there is a device. Whether the pool can be locked, its own
-                // registration tells.
+                // Probing one page shows whether there is a device. Registering the pool will show
+                // whether the pool can be locked.
                 probe(&DeviceChoice::default(), 4096).map_err(ProgramError::transport)?;
                 Ok(Self::Entrance(options.listen))
             }
@@ -123,7 +124,7 @@ impl Place {
         }
     }
 
-    /// What others are told.
+    /// The address to publish for compute servers.
     pub(super) fn advertised(&self, options: &MemoryServerOptions) -> Result<String, ConfigError> {
         match self {
             Self::Address(address) => config::advertised(*address, options.advertise.as_deref()),
@@ -136,7 +137,7 @@ impl Place {
         }
     }
 
-    /// What memory can be reached that way.
+    /// The kind of memory that this transport can reach.
     pub(super) fn backing(&self) -> Backing {
         match self {
             Self::Address(_) => Backing::Private,
@@ -146,10 +147,11 @@ impl Place {
         }
     }
 
-    /// Serves `service` there.
+    /// Serves `service` at this place.
     ///
     /// # Errors
-    /// [`ProgramError`]: the address is taken, or the operating system or the device refuse.
+    /// [`ProgramError`]: the address is in use, or the operating system or the device reports an
+    /// error.
     pub(super) fn serve(
         &self,
         options: &MemoryServerOptions,

@@ -1,16 +1,16 @@
-//! `farleaf memory-server`: one memory server as a program.
+//! `farleaf memory-server`: runs one memory server as a program.
 //!
-//! *Generations*: an index lies on all memory servers together, so when one of them is restarted
-//! all of it is lost. The compute side then raises the generation in the catalog, and every memory
-//! server whose memory has been used for a lower one throws it away: a new, empty region, and a new
-//! listener at the same address that draws a new epoch, by which endpoints see that what they knew
-//! is gone.
+//! *Generations*: an index spans all memory servers, so a restart of one of them loses the whole
+//! index. The compute servers then raise the generation in the catalog. Every memory server whose
+//! memory was used for a lower generation discards that memory: it creates a new, empty region and
+//! a new listener at the same address, which draws a new epoch. The epoch tells endpoints that
+//! their knowledge of the old region is void.
 //!
-//! *Invariants*: memory_server.Y1. a region serves one generation, and the record that names that
-//! generation names the epoch of the listener that serves the region. memory_server.Y2. a region
-//! that no endpoint was ever let into may serve the next generation; it is empty.
+//! *Invariants*: memory_server.Y1. A region serves one generation, and the record that names that
+//! generation also names the epoch of the listener that serves the region. memory_server.Y2. A
+//! region to which no endpoint was ever admitted is empty, and may serve the next generation.
 //!
-//! *Thread safety*: [`run`] has the calling thread for itself.
+//! *Thread safety*: [`run`] occupies the calling thread.
 
 mod listening;
 
@@ -33,67 +33,68 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How often the generation is looked at.
+/// Poll interval of the generation.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long a program waits for a catalog that does not answer yet, or for its number to become
-/// free, beyond the term.
+/// How long to wait, in addition to the term, for a catalog that does not answer yet, or for the
+/// server's number to become free.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many connections an embedded catalog takes.
+/// Maximum number of connections to an embedded catalog.
 const CATALOG_CONNECTIONS: usize = 4096;
 
-/// Where the catalog is.
+/// The place of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CatalogPlace {
-    /// Elsewhere.
+    /// In another process, or an etcd.
     At(CatalogAddress),
     /// Embedded in this program.
     Here {
-        /// Where it listens; with port 0 the operating system chooses.
+        /// The address to listen on; with port 0 the operating system chooses the port.
         listen: SocketAddr,
-        /// The file of its state.
+        /// The file that holds its state.
         state: PathBuf,
-        /// A file that is to say where it listens.
+        /// A file to write its address to.
         address_file: Option<PathBuf>,
     },
 }
 
-/// What a memory server's program is told.
+/// Options of a memory server.
 #[derive(Clone, Debug)]
 pub struct MemoryServerOptions {
-    /// The cluster's name.
+    /// The name of the cluster.
     pub cluster: String,
     /// The server's number, from 0.
     pub number: u16,
     /// How compute servers reach it.
     pub transport: Transport,
-    /// Where it listens over tcp, and where connections are brought up over verbs; with port 0 the
-    /// operating system chooses.
+    /// The address to listen on over tcp, or to set up connections over verbs; with port 0 the
+    /// operating system chooses the port.
     pub listen: SocketAddr,
-    /// The socket that it is reached by over shm.
+    /// The path of its socket over shm.
     pub socket: Option<PathBuf>,
-    /// Where others reach that, if not where it listens.
+    /// The address that compute servers should use, if it differs from `listen`.
     pub advertise: Option<String>,
-    /// Bytes of its pool.
+    /// Size of its pool, in bytes.
     pub pool_bytes: usize,
-    /// Subtrees of this level lie whole on one memory server.
+    /// Each subtree of this level lies on one memory server.
     pub placement_level: u8,
     /// Threads that serve connections.
     pub threads: usize,
-    /// How many connections there may be.
+    /// Maximum number of connections.
     pub connections: usize,
-    /// Where the catalog is.
+    /// The place of the catalog.
     pub catalog: CatalogPlace,
-    /// The file of the cluster's token.
+    /// The file with the cluster's token.
     pub token_file: PathBuf,
-    /// Where metrics are served, if anywhere.
+    /// The address to serve metrics on, if any.
     pub metrics: Option<SocketAddr>,
-    /// The term of its lease in the catalog.
+    /// Term of its lease in the catalog.
     pub term: Duration,
-    /// How many memory and compute servers the cluster has, if it is this program that says so.
+    /// Numbers of memory and compute servers for the cluster's settings, if this program may write
+    /// them.
     pub servers: Option<(u16, u16)>,
 }
 
-/// A region that is served.
+/// A region being served.
 struct Pool {
     listening: Box<dyn Listening>,
     service: Arc<MemoryServer<Fixed8>>,
@@ -120,13 +121,13 @@ impl Pool {
         Ok(Self { listening, service, generation })
     }
 
-    /// Whether an endpoint was ever let in.
+    /// Whether an endpoint was ever admitted.
     fn was_used(&self) -> bool {
         self.listening.counted().welcomed > 0
     }
 }
 
-/// The pool; none while one takes another's place.
+/// The pool; `None` while one pool replaces another.
 type Shared = Arc<Mutex<Option<Pool>>>;
 
 fn fill(metrics: &Metrics, pool: &Shared) {
@@ -142,10 +143,20 @@ fn fill(metrics: &Metrics, pool: &Shared) {
         metrics.add_one(name, help, kind, look);
     };
     use Kind::{Counter, Gauge};
-    one("connections", "Connections that are open", Gauge, Box::new(counters(|c| c.connections)));
-    one("welcomed", "Connections that were let in", Counter, Box::new(counters(|c| c.welcomed)));
-    one("refused", "Connections that were not let in", Counter, Box::new(counters(|c| c.refused)));
-    one("requests", "Requests", Counter, Box::new(counters(|c| c.requests)));
+    one("connections", "Open connections", Gauge, Box::new(counters(|c| c.connections)));
+    one(
+        "welcomed",
+        "Connections accepted by the handshake",
+        Counter,
+        Box::new(counters(|c| c.welcomed)),
+    );
+    one(
+        "refused",
+        "Connections refused by the handshake",
+        Counter,
+        Box::new(counters(|c| c.refused)),
+    );
+    one("requests", "Requests served", Counter, Box::new(counters(|c| c.requests)));
     one("pool_bytes", "Bytes of the pool", Gauge, Box::new(usage(|u| u.pool_bytes)));
     let help = "Allocated bytes of the pool";
     one("allocated_bytes", help, Gauge, Box::new(usage(|u| u.allocated_bytes)));
@@ -153,9 +164,9 @@ fn fill(metrics: &Metrics, pool: &Shared) {
         let pool = Arc::clone(pool);
         move || lock(&pool).as_ref().map_or(0, |pool| look(pool.service.nodes()))
     };
-    let help = "Nodes that were given away in chunks and are not known to be free";
+    let help = "Nodes allocated in chunks and not known to be free";
     one("nodes_in_use", help, Gauge, Box::new(nodes(|(in_use, _)| in_use)));
-    let help = "Nodes that were freed and wait for reuse on this server";
+    let help = "Freed nodes that wait for reuse on this server";
     one("nodes_free", help, Gauge, Box::new(nodes(|(_, free)| free)));
     let look = Arc::clone(pool);
     let generation = move || lock(&look).as_ref().map_or(0, |pool| pool.generation);
@@ -163,7 +174,7 @@ fn fill(metrics: &Metrics, pool: &Shared) {
     one("generation", help, Gauge, Box::new(generation));
 }
 
-/// The generation that the catalog says; 0 before there was an index.
+/// The generation in the catalog; 0 before the first index exists.
 fn generation(catalog: &dyn Catalog, keys: &Keys) -> Result<u64, ProgramError> {
     let index = records::get::<IndexRecord>(catalog, &keys.index())?;
     Ok(index.map_or(0, |(index, _)| index.generation))
@@ -175,7 +186,7 @@ struct Program<'a> {
     keys: Keys,
     catalog: Arc<dyn Catalog>,
     pool: Shared,
-    /// Where the pool is served, also while it is not.
+    /// The place where the pool is served, also valid while there is no pool.
     place: Place,
     advertised: String,
     metrics: Option<String>,
@@ -197,7 +208,7 @@ impl Program<'_> {
         }))
     }
 
-    /// Makes the memory one for `generation`.
+    /// Prepares the memory for `generation`: keeps it if unused, otherwise replaces it.
     fn renew(&self, generation: u64) -> Result<(), ProgramError> {
         let mut place = lock(&self.pool);
         if let Some(pool) = place.as_mut().filter(|pool| !pool.was_used()) {
@@ -205,7 +216,7 @@ impl Program<'_> {
             tracing::info!("generation {generation}: keeping the unused memory");
             return Ok(());
         }
-        // First the old one: there may not be room for both, and it has the address.
+        // Drop the old pool first: it holds the address, and there may not be room for both.
         *place = None;
         let pool = Pool::start(self.options, &self.token, &self.place, generation)?;
         let epoch = pool.listening.epoch();
@@ -214,7 +225,7 @@ impl Program<'_> {
         Ok(())
     }
 
-    /// Follows the generation until the end is wished for.
+    /// Follows the generation until `stop` is raised.
     fn serve(&self, member: &Member, stop: &Stop) -> Result<(), ProgramError> {
         let (mut published, mut fails) = (true, false);
         while !stop.wait(LOOK) {
@@ -236,7 +247,7 @@ impl Program<'_> {
                     fails = false;
                 }
                 Ok(()) => {}
-                // Without a catalog, connected programs go on.
+                // Programs that are connected already can go on without the catalog.
                 Err(error @ (ProgramError::Catalog(_) | ProgramError::Record(_))) => {
                     if !fails {
                         tracing::warn!("{error}");
@@ -250,7 +261,7 @@ impl Program<'_> {
     }
 }
 
-/// Waits for what the catalog must say once before anything can begin.
+/// Retries a request to the catalog that must succeed before the server can start.
 fn patiently<T>(
     stop: &Stop,
     mut ask: impl FnMut() -> Result<T, ProgramError>,
@@ -271,7 +282,7 @@ fn patiently<T>(
 /// Runs a memory server until `stop` is raised.
 ///
 /// # Errors
-/// [`ProgramError`]: it could not start, or could not go on.
+/// [`ProgramError`]: the server could not start, or could not go on.
 pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramError> {
     let token = config::read_token(&options.token_file)?;
     let keys = Keys::new(&options.cluster)
@@ -305,7 +316,8 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         settings::check_number("memory", options.number, count)?;
     }
     let generation = patiently(stop, || generation(&*catalog, &keys))?;
-    // First this, then the settings: what cannot be served is not what the cluster is made with.
+    // Start the pool before writing the settings, so that settings that cannot be served are never
+    // written.
     let pool = Pool::start(options, &token, &wanted, generation)?;
     if let Some((memory_servers, compute_servers)) = options.servers {
         let mine = SettingsRecord {
@@ -345,7 +357,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         program.advertised
     );
     let ended = program.serve(&member, stop);
-    // First it is not registered any more, then it does not serve; the catalog goes last.
+    // Unregister first, then stop serving; the catalog ends last.
     drop(member);
     drop(metrics);
     drop(program);

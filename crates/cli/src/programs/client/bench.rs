@@ -1,4 +1,4 @@
-//! `farleaf client bench`: closed loops of clients, several operations of each in flight.
+//! `farleaf client bench`: a closed loop per client, with several operations in flight.
 
 use super::tally::{Progress, Tally};
 use super::{Abandon, Outcome, Patience, connect};
@@ -20,7 +20,7 @@ use farleaf_fabric::sync::Arc;
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 
-/// The options of `farleaf client bench`.
+/// Options of `farleaf client bench`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf client --dir /tmp/farleaf bench --load --workload ycsb-b --keys 1M \
@@ -46,14 +46,14 @@ pub(crate) struct Arguments {
     /// Load the keys first, into an empty index
     #[arg(long)]
     load: bool,
-    /// Draw keys by this distribution: uniform, zipfian:THETA or latest:THETA
+    /// Draw keys from this distribution: uniform, zipfian:THETA or latest:THETA
     #[arg(long, value_name = "NAME", default_value = "uniform")]
     distribution: Distribution,
     /// Keep popular keys next to each other instead of scattering them by a hash
     #[arg(long)]
     clustered: bool,
-    /// Make other keys popular during the run: at a part of it, such as `50%`, or after this many
-    /// seconds. For zipfian distributions
+    /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
+    /// many seconds. For zipfian distributions
     #[arg(long, value_name = "PERCENT%|S", value_parser = bench::moment)]
     shift_hotspot_at: Option<Moment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
@@ -124,7 +124,7 @@ struct Loop<'a> {
     client: &'a Client,
     stream: RefCell<OperationStream>,
     tally: RefCell<Tally>,
-    /// Operations that are left, and when the last may begin.
+    /// Remaining operations; below, the time after which no operation begins.
     left: Cell<u64>,
     until_ns: u64,
     begun: Cell<u64>,
@@ -135,7 +135,7 @@ struct Loop<'a> {
 }
 
 impl Loop<'_> {
-    /// One of those that share the client.
+    /// One of the concurrent tasks that share the client.
     async fn work(&self) {
         let fabric = self.client.fabric();
         loop {
@@ -187,12 +187,12 @@ async fn load(
 ) -> anyhow::Result<u64> {
     let start_ns = client.fabric().now_ns();
     let records = keys.records().take_while(|_| !abandon.is_wished()).inspect(|_| bar.inc(1));
-    client.bulk_load(records, 0.7).await.context("the keys cannot be loaded")?;
+    client.bulk_load(records, 0.7).await.context("cannot load the keys")?;
     abandon.check()?;
     Ok(client.fabric().now_ns() - start_ns)
 }
 
-/// Measures; done if no operation failed.
+/// Runs the benchmark; the outcome is `Done` only if no operation failed.
 pub(super) fn run(
     place: &ClusterLocation,
     patience: &Patience,

@@ -1,4 +1,4 @@
-//! The operations on single keys and ranges, for the command line and the shell.
+//! Operations on single keys and ranges, for the command line and the shell.
 
 use super::Abandon;
 use farleaf::index::{RangeIndex, Scan};
@@ -24,24 +24,24 @@ impl Line {
     }
 }
 
-/// What came of it.
+/// The outcome of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It did what it was for.
+    /// The command succeeded.
     Done,
-    /// Its condition did not hold.
+    /// Its condition did not hold; the text says why.
     No(String),
 }
 
-/// Records of a long scan that are asked for at once.
+/// Records that one part of a long scan requests.
 const RECORDS_TOGETHER: u64 = 65_536;
 
 fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> Outcome {
     if applied { Outcome::Done } else { Outcome::No(otherwise()) }
 }
 
-/// Does one operation, and prints what it finds. A scan ends early, as an error, when that is
-/// wished for; what asks for one key ends by its deadline.
+/// Executes one operation and prints its results. A scan stops with an error when the user abandons
+/// it; an operation on one key ends by its deadline.
 pub(crate) async fn run_line(
     client: &Client,
     line: Line,
@@ -77,7 +77,8 @@ pub(crate) async fn run_line(
     })
 }
 
-/// Prints a scan part by part: it may be longer than memory is large. `count` learns of each part.
+/// Prints a scan part by part, because its result may not fit into memory. Calls `count` for each
+/// part.
 pub(super) async fn print_scan(
     client: &Client,
     (start, limit, reverse): (u64, u64, bool),

@@ -1,7 +1,8 @@
-//! `farleaf client export`: all records into a file, as `farleaf client load --bulk` reads them.
+//! `farleaf client export`: writes all records to a file that `farleaf client load --bulk` can
+//! read.
 //!
-//! *Invariant*: the file has all records or is as it was before: they are written to another beside
-//! it, which then takes its name.
+//! *Invariant*: the file has all records or is unchanged: the records are written to a temporary
+//! file beside it, which is then renamed.
 
 use super::commands::print_scan;
 use super::{Abandon, Outcome, Patience, connect};
@@ -14,24 +15,24 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Links that are followed.
+/// Maximum number of symbolic links to follow.
 const MOST_LINKS: usize = 16;
 
-/// The options of `farleaf client export`.
+/// Options of `farleaf client export`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The file to write; - or none for stdout
+    /// Write to this file; - or no argument for stdout
     file: Option<PathBuf>,
 }
 
 impl Arguments {
-    /// The file, if it is not stdout.
+    /// The path of the file; `None` for stdout.
     fn path(&self) -> Option<&Path> {
         self.file.as_deref().filter(|file| *file != Path::new("-"))
     }
 }
 
-/// Writes all records; how many there were.
+/// Writes all records, and returns their number.
 fn write(
     place: &ClusterLocation,
     patience: &Patience,
@@ -53,7 +54,7 @@ fn write(
     written
 }
 
-/// Writes all records to a file; what is none, such as a pipe, is written to as it is.
+/// Writes all records to a file. Writes directly to anything but a regular file, such as a pipe.
 fn to_file(
     place: &ClusterLocation,
     patience: &Patience,
@@ -61,8 +62,8 @@ fn to_file(
     path: &Path,
 ) -> anyhow::Result<u64> {
     let name = path.display();
-    let cannot = || format!("{name} cannot be written");
-    // Behind a link there is a file, too, or will be.
+    let cannot = || format!("cannot write {name}");
+    // Follow symbolic links, so that the file behind them is replaced, or created.
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
         let Ok(behind) = std::fs::read_link(&path) else { break };
@@ -88,7 +89,7 @@ fn to_file(
     Ok(records)
 }
 
-/// Exports; a failure says so.
+/// Exports all records. An error says that the export failed.
 pub(super) fn run(
     place: &ClusterLocation,
     patience: &Patience,

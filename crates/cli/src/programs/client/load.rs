@@ -1,4 +1,4 @@
-//! `farleaf client load`: records from a CSV file.
+//! `farleaf client load`: loads records from a CSV file.
 
 use super::{Abandon, Outcome, Patience, connect};
 use crate::output::{self, grouped};
@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-/// The options of `farleaf client load`.
+/// Options of `farleaf client load`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The CSV file, plain or gzip, or - for stdin
+    /// Load this CSV file, plain or gzip, or - for stdin
     pub(crate) file: PathBuf,
     /// Take keys from this column [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME")]
@@ -34,15 +34,15 @@ pub(crate) struct Arguments {
     fill: f64,
 }
 
-/// Records of one request, and how many requests are in flight.
+/// Records per request; below, the maximum number of requests in flight.
 const RECORDS_TOGETHER: usize = 1024;
 const REQUESTS: usize = 8;
-/// A load of at least so many records, of which more than this share goes to one of several compute
-/// servers, is warned of.
+/// A load of at least this many records prints a warning if more than the fraction below goes to
+/// one of several compute servers.
 const ENOUGH_RECORDS: u64 = 1_000;
 const FILLED: f64 = 0.9;
 
-/// Records from the rows of a file. The first error ends them, and is kept.
+/// Records from the rows of a file. The first error ends them and is kept in `error`.
 struct Records {
     rows: Rows,
     error: Option<anyhow::Error>,
@@ -50,10 +50,10 @@ struct Records {
     owners: Owners,
 }
 
-/// Where the records went.
+/// Counts the records that each compute server received.
 struct Owners {
     map: Rc<PartitionMap<u64>>,
-    /// How many, by compute server.
+    /// Number of records, by compute server.
     records: BTreeMap<u16, u64>,
 }
 
@@ -62,7 +62,7 @@ impl Owners {
         *self.records.entry(self.map.owner_of(&key)).or_default() += 1;
     }
 
-    /// That nearly all went to one of several compute servers, if so.
+    /// A warning if nearly all records went to one of several compute servers.
     fn warning(&self) -> Option<String> {
         let all: u64 = self.records.values().sum();
         let (server, most) = self.records.iter().max_by_key(|(_, records)| **records)?;
@@ -108,7 +108,7 @@ async fn upsert(client: &Client, records: &RefCell<Records>, count: &dyn Fn(u64)
         let sent = together.len() as u64;
         match client.upsert_all(together).await {
             Ok(()) => count(sent),
-            // The others end when they have their answers.
+            // The other tasks stop after their outstanding requests.
             Err(error) => {
                 records.borrow_mut().error.get_or_insert(error.into());
             }
@@ -124,13 +124,13 @@ async fn bulk(
 ) -> Result<(), anyhow::Error> {
     let counted = std::iter::from_fn(|| records.borrow_mut().next()).inspect(|_| count(1));
     let loaded = client.bulk_load(counted, fill).await;
-    // What is wrong with the file comes first: it may be why the rest failed.
+    // Report an error of the file first: it may be the cause of the others.
     if let Some(error) = records.borrow_mut().error.take() {
         return Err(error);
     }
     loaded.map(drop).map_err(|error| match error {
         IndexError::NotSorted { position } => anyhow::Error::from(crate::UsageError(format!(
-            "with --bulk keys ascend strictly, and record {} does not",
+            "--bulk needs strictly ascending keys: record {} is out of order",
             position + 1
         ))),
         error => error.into(),

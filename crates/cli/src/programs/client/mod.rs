@@ -1,4 +1,4 @@
-//! `farleaf client`: a cluster's index from the command line.
+//! `farleaf client`: reads and changes a cluster's index from the command line.
 
 mod bench;
 mod commands;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The options of `farleaf client`.
+/// Options of `farleaf client`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf client --dir /tmp/farleaf put 17 4\n  farleaf client --dir /tmp/farleaf \
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     command: Command,
 }
 
-/// How long emptying an index may take.
+/// Timeout for emptying an index.
 const CLEAR_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a client waits.
@@ -46,7 +46,7 @@ pub(crate) struct Patience {
     deadline_seconds: Duration,
 }
 
-/// What a client does.
+/// The commands of a client.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Print the value of a key
@@ -120,19 +120,21 @@ pub(crate) fn connect(
     Ok(Connection::open(&config)?)
 }
 
-/// A request to end a long command early; by default there is none.
+/// A request to end a long command early; never raised by default.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Abandon(Arc<AtomicBool>);
 
 impl Abandon {
-    /// One that Ctrl-C raises; Ctrl-C ends nothing else in this process from then on.
+    /// Creates a request that Ctrl-C raises. From then on Ctrl-C has no other effect in this
+    /// process.
     pub(crate) fn on_interrupt() -> std::io::Result<Self> {
         let abandon = Self::default();
         signal_hook::flag::register(SIGINT, Arc::clone(&abandon.0))?;
         Ok(abandon)
     }
 
-    /// One that whatever ends a program wishes for: what it has begun is cleared away first.
+    /// Creates a request that any signal to end the program raises, so that the command can clean
+    /// up first.
     fn on_end() -> std::io::Result<Self> {
         let abandon = Self::on_interrupt()?;
         for signal in [SIGTERM, SIGHUP] {
@@ -141,7 +143,7 @@ impl Abandon {
         Ok(abandon)
     }
 
-    /// Before the next command.
+    /// Clears the request before the next command.
     pub(crate) fn forget(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
@@ -157,7 +159,8 @@ impl Abandon {
 }
 
 impl Command {
-    /// The operation, if it is only one; a shell has a connection for these already.
+    /// The command as a single operation, if it is one; a shell runs these over its existing
+    /// connection.
     pub(crate) fn line(&self) -> Option<Line> {
         Some(match *self {
             Self::Get { key } => Line::Get { key },
@@ -171,7 +174,7 @@ impl Command {
         })
     }
 
-    /// Runs it over connections of its own; what came of it.
+    /// Runs the command over new connections, and returns its outcome.
     pub(crate) fn run(
         &self,
         place: &ClusterLocation,
@@ -194,7 +197,7 @@ impl Command {
     }
 }
 
-/// Runs one operation, and prints what it finds; also says whether it has printed anything.
+/// Executes one operation and prints its results. Also returns whether it has printed anything.
 pub(crate) fn run_once(
     connection: &Connection,
     line: Line,
@@ -210,7 +213,7 @@ pub(crate) fn run_once(
     ran.unwrap_or_else(|error| (Err(error), false))
 }
 
-/// Knows whether anything was written.
+/// A writer that records whether anything was written.
 struct Printed<W> {
     out: W,
     is_printed: bool,
@@ -227,11 +230,11 @@ impl<W: Write> Write for Printed<W> {
     }
 }
 
-/// Runs one command; whether it did what it was for.
+/// Runs one command; returns whether it succeeded.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let Arguments { place, patience, command } = arguments;
     let abandon = match command {
-        // It has something to clear away.
+        // An export has a temporary file to remove.
         Command::Export(_) => Abandon::on_end().context("cannot catch signals")?,
         _ => Abandon::default(),
     };

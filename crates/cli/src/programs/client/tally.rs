@@ -1,6 +1,6 @@
-//! What a client's benchmark counts, and how it shows it.
+//! Counters and output of a client's benchmark.
 //!
-//! *Thread safety*: a [`Tally`] belongs to its client; [`Progress`] is shared by all of them.
+//! *Thread safety*: a [`Tally`] belongs to its client; all clients share one [`Progress`].
 
 use crate::output::{self, grouped};
 use comfy_table::{Table, presets};
@@ -11,18 +11,18 @@ use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 
-/// What one client has done.
+/// Counters of one client.
 pub(super) struct Tally {
-    /// Of operations that were done.
+    /// Latencies of the operations that were completed.
     pub(super) latency_ns: Histogram<u64>,
     /// Lookups, changes and scans that found no record.
     pub(super) absent: u64,
-    /// Insertions of keys that were there.
+    /// Insertions of keys that existed already.
     pub(super) present: u64,
     pub(super) failed: u64,
     pub(super) unknown: u64,
     pub(super) first_error: Option<IndexError>,
-    /// Failures in a row, by the compute server that was asked.
+    /// Consecutive failures, by compute server.
     in_a_row: BTreeMap<u16, u64>,
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
@@ -43,7 +43,7 @@ impl Tally {
         })
     }
 
-    /// Counts an operation; how many in a row have now failed that asked the same compute server.
+    /// Counts an operation. Returns the number of consecutive failures at the same compute server.
     pub(super) fn record(
         &mut self,
         operation: &Operation,
@@ -73,7 +73,7 @@ impl Tally {
         *in_a_row
     }
 
-    /// Adds another client's.
+    /// Adds another client's counters.
     pub(super) fn add(&mut self, other: Self) -> anyhow::Result<()> {
         self.latency_ns.add(&other.latency_ns)?;
         self.absent += other.absent;
@@ -98,13 +98,13 @@ impl Tally {
         self.latency_ns.len() as f64 / self.seconds().max(1e-9)
     }
 
-    /// A latency in microseconds; none if nothing was done.
+    /// A quantile of the latencies in microseconds; `None` if no operation was completed.
     pub(super) fn microseconds(&self, quantile: f64) -> Option<f64> {
         let nothing = self.latency_ns.is_empty();
         (!nothing).then(|| self.latency_ns.value_at_quantile(quantile) as f64 / 1e3)
     }
 
-    /// Why this is no success, if it is none.
+    /// The reason why the run is not a success, if there is one.
     pub(super) fn trouble(&self) -> Option<String> {
         let error = self.first_error.as_ref()?;
         Some(format!(
@@ -141,10 +141,10 @@ impl Tally {
     }
 }
 
-/// How often a run says how far it is where no bar can be drawn.
+/// Interval between progress lines if no bar can be drawn.
 const SAY_EVERY_NS: u64 = 5_000_000_000;
 
-/// How far all clients are, and whether they have given up.
+/// Progress of all clients, and whether they have given up.
 pub(super) struct Progress {
     bar: ProgressBar,
     done: AtomicU64,
@@ -152,7 +152,7 @@ pub(super) struct Progress {
     start_ns: AtomicU64,
     said_ns: AtomicU64,
     gave_up: Mutex<Option<String>>,
-    /// The same, to be looked at without the lock.
+    /// Not 0 once `gave_up` is set; can be read without the lock.
     has_given_up: AtomicU64,
 }
 
@@ -171,12 +171,12 @@ impl Progress {
 
     pub(super) fn start(&self, now_ns: u64) {
         for start in [&self.start_ns, &self.said_ns] {
-            // The first client sets it.
+            // The first client sets the start.
             let _ = start.compare_exchange(0, now_ns, Ordering::AcqRel, Ordering::Acquire);
         }
     }
 
-    /// One more operation has ended.
+    /// Counts an operation that has ended.
     pub(super) fn count(&self, has_failed: bool, now_ns: u64) {
         let done = self.done.fetch_add(1, Ordering::AcqRel) + 1;
         let failed = self.failed.fetch_add(has_failed.into(), Ordering::AcqRel);
@@ -208,7 +208,7 @@ impl Progress {
         self.has_given_up.load(Ordering::Acquire) != 0
     }
 
-    /// Ends the bar; why the run was given up, if it was.
+    /// Ends the bar; returns why the run was given up, if it was.
     pub(super) fn end(self) -> Option<String> {
         self.bar.finish_and_clear();
         lock(&self.gave_up).take()

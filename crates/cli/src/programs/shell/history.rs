@@ -1,8 +1,8 @@
-//! The lines of earlier sessions, in a file.
+//! The shell's history of earlier sessions, kept in a file.
 //!
-//! *Invariants*: what happens to the file makes no difference to what the lines do: a mishap is
-//! said once, and from then on lines are remembered in this session only. No line is added that is
-//! longer than a command may be.
+//! *Invariants*: a failure of the file does not affect commands: it is reported once, and from then
+//! on the history is kept in memory for this session only. No line longer than the command limit is
+//! added.
 
 use super::words::LINE_BYTES;
 use crate::output::note;
@@ -13,9 +13,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// How many lines are kept.
+/// Number of lines kept.
 pub(super) const LINES: usize = 1000;
-/// A file that is longer is no history.
+/// A longer file is not a history.
 const MAX_BYTES: u64 = (LINES * 2 * LINE_BYTES) as u64;
 
 /// The user's file: `farleaf/history` in `$XDG_STATE_HOME`, or in `.local/state` of the home
@@ -27,7 +27,7 @@ pub(super) fn file(state: Option<OsString>, home: Option<OsString>) -> Option<Pa
     Some(state?.join("farleaf/history"))
 }
 
-/// Where lines are kept.
+/// The place where lines are kept.
 #[derive(Debug)]
 pub(super) struct Kept {
     path: Option<PathBuf>,
@@ -65,7 +65,7 @@ impl Kept {
         }
     }
 
-    /// Remembers a line, before it is done.
+    /// Adds a line, before its command runs.
     pub(super) fn add(&mut self, line: &str, lines: &mut FileHistory) {
         if line.len() > LINE_BYTES {
             return;
@@ -77,7 +77,7 @@ impl Kept {
         }
     }
 
-    /// Where, if anywhere.
+    /// The path of the file, if the history is kept in one.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(remembered(&lines), ["get 1", "put 1 2", "scan 0"]);
         // Only the user may read the history.
         assert_eq!(metadata(&path).unwrap().permissions().mode() & 0o077, 0);
-        // Gone in the middle of a session: the next line makes a new one.
+        // The file disappears in the middle of a session: the next line creates a new one.
         let mut kept = Kept::open(Some(path.clone()), &mut lines);
         std::fs::remove_file(&path).unwrap();
         kept.add("get 2", &mut lines);
@@ -140,7 +140,7 @@ mod tests {
             kept.add("get 1", &mut lines);
             assert_eq!(remembered(&lines), ["get 1"]);
         }
-        // It was there, and its folder goes.
+        // The folder of an existing file disappears.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("history");
         let mut lines = FileHistory::new();

@@ -1,4 +1,4 @@
-//! `farleaf shell`: a cluster's index from a prompt, or by the lines of a script.
+//! `farleaf shell`: reads and changes a cluster's index from a prompt or a script.
 
 mod history;
 mod session;
@@ -20,7 +20,7 @@ use signal_hook::iterator::Signals;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use words::{Asked, Command, LINE_BYTES, parse};
 
-/// The options of `farleaf shell`.
+/// Options of `farleaf shell`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf shell --dir /tmp/farleaf\n  farleaf shell --dir /tmp/farleaf < script\n\nIt has \
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     patience: Patience,
 }
 
-/// What comes after a line.
+/// What the shell does after a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Line,
@@ -48,7 +48,7 @@ struct Shell<'a> {
     arguments: &'a Arguments,
     abandon: &'a Abandon,
     session: Session<'a>,
-    /// What stands at the end of the help.
+    /// Text at the end of the help.
     more_help: String,
 }
 
@@ -59,8 +59,8 @@ fn say(text: &str) -> anyhow::Result<()> {
 }
 
 impl Shell<'_> {
-    /// Does what a line asks for, and prints what comes of it, `ok` if there is nothing else to
-    /// print. Its failure is the error.
+    /// Executes a line and prints its results, or `ok` if there are none. Returns the command's
+    /// failure as the error.
     fn line(&mut self, text: &str) -> anyhow::Result<Next> {
         let command = match parse(text, &self.more_help).map_err(anyhow::Error::msg)? {
             Asked::Nothing => return Ok(Next::Line),
@@ -101,9 +101,10 @@ impl Shell<'_> {
     }
 }
 
-/// Runs the shell; whether all lines of a script did what they were for.
+/// Runs the shell; returns whether all lines of a script succeeded.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    // A cluster that does not serve at present may do so later; what names none never will.
+    // A cluster that does not serve at present may do so later, but a location that names no
+    // cluster is an error.
     match arguments.place.find().and_then(|_| arguments.place.keys().map(drop)) {
         Err(error) if crate::is_callers(&error) => return Err(error),
         _ => {}
@@ -118,8 +119,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     if is_interactive { prompt(shell).map(|()| true) } else { script(shell) }
 }
 
-/// Ends the program by a signal with the terminal as it was; without that, it would stay as it is
-/// while a line is edited.
+/// On a signal, restores the terminal and ends the program. Otherwise the terminal would keep the
+/// modes used to edit a line.
 fn restore_when_ended() -> anyhow::Result<()> {
     let Some(modes) = Modes::now() else { return Ok(()) };
     let mut signals = Signals::new([SIGTERM, SIGHUP])?;
@@ -155,7 +156,7 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
         let text = match editor.readline("farleaf> ") {
             Ok(text) => text,
             Err(ReadlineError::Interrupted) => continue,
-            // The size of the window, or a byte that is none of a text.
+            // The window size changed, or the input is not UTF-8.
             Err(ReadlineError::Signal(_)) => continue,
             Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
                 error_line("the line is not UTF-8");
@@ -176,8 +177,8 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
     }
 }
 
-/// The next line of a script, without its end; `None` at the end of the script. Of a line that is
-/// too long there is one byte more than may be.
+/// The next line of a script, without its line end; `None` at the end of the script. A line that is
+/// too long is cut off one byte after the limit.
 fn read_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     let most = LINE_BYTES as u64 + 1;

@@ -1,10 +1,12 @@
-//! The shell's way to its cluster, which may come and go.
+//! The shell's connection to its cluster, which may stop and start again.
 //!
-//! Each operation has an endpoint of its own, so that nothing is sent over a connection that broke
-//! while somebody thought. After an error the catalog is asked where the servers are now.
+//! Each operation has an endpoint of its own, so that no operation is sent over a connection that
+//! broke while the user was idle. After an error the shell reads the current addresses of the
+//! servers from the catalog.
 //!
-//! *Invariants*: an operation is done again only if the servers have moved, it has printed nothing,
-//! and it either changes nothing or is known not to have happened; and only once.
+//! *Invariants*: an operation is retried at most once, and only if all of this holds: the servers
+//! have moved, the operation has printed nothing, and it either changes nothing or is known not to
+//! have happened.
 
 use crate::output::is_broken_pipe;
 use crate::programs::ClusterLocation;
@@ -12,10 +14,10 @@ use crate::programs::client::{Abandon, Line, Outcome, Patience, connect, run_onc
 use farleaf::index::IndexError;
 use farleaf_cluster::client::Connection;
 
-/// Requests of one operation that are in flight together.
+/// Maximum number of requests of one operation in flight.
 const DEPTH: usize = 256;
 
-/// A way to a cluster.
+/// A connection to a cluster, reopened as needed.
 #[derive(Debug)]
 pub(super) struct Session<'a> {
     place: &'a ClusterLocation,
@@ -24,7 +26,7 @@ pub(super) struct Session<'a> {
     connection: Option<Connection>,
 }
 
-/// Whether doing it again does it once.
+/// Whether the operation can be repeated without happening twice.
 fn is_harmless(line: Line, error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(IndexError::Indeterminate(_)) => line.is_reading(),
@@ -43,7 +45,7 @@ impl<'a> Session<'a> {
         Self { place, patience, abandon, connection: None }
     }
 
-    /// Does one operation, and prints what it finds; also says whether it has printed anything.
+    /// Executes one operation and prints its results. Also returns whether it has printed anything.
     pub(super) fn run(&mut self, line: Line) -> (anyhow::Result<Outcome>, bool) {
         let connection = match self.connection.take() {
             Some(connection) => connection,
@@ -60,7 +62,7 @@ impl<'a> Session<'a> {
                 return (outcome, is_printed);
             }
         };
-        // Without a catalog the servers that were known may still be there.
+        // If the catalog is down, the known servers may still be running.
         let fresh = connect(self.place, self.patience, DEPTH).ok();
         let fresh = fresh.filter(|fresh| !fresh.leads_where(&connection));
         let have_moved = fresh.is_some();

@@ -1,10 +1,10 @@
-//! The commands of the shell, from the words of a line.
+//! Parses the shell's commands.
 
 use crate::programs::client;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-/// The longest line, in bytes.
+/// Maximum length of a line, in bytes.
 pub(super) const LINE_BYTES: usize = 4096;
 
 #[derive(Debug, Parser)]
@@ -23,7 +23,7 @@ struct Words {
 pub(super) enum Command {
     #[command(flatten)]
     Client(client::Command),
-    /// Show how the cluster stands, and whether it serves
+    /// Show the state of the cluster, and whether it serves
     Status {
         /// Print JSON
         #[arg(long)]
@@ -34,19 +34,18 @@ pub(super) enum Command {
     Quit,
 }
 
-/// What a line asks for.
+/// The request of a line.
 #[derive(Debug)]
 pub(super) enum Asked {
-    /// Nothing: it is empty, or a comment.
+    /// Nothing: the line is empty or a comment.
     Nothing,
-    /// This is to be shown.
+    /// Show this help text.
     Help(String),
-    /// This is to be done.
+    /// Run this command.
     Command(Box<Command>),
 }
 
-/// Reads a line; the error says in one line what is wrong with it. `more_help` stands at the end of
-/// the help.
+/// Parses a line; the error says in one line what is wrong. `more_help` is appended to the help.
 pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
     if line.len() > LINE_BYTES {
         return Err(format!("the line is longer than {LINE_BYTES} bytes"));

@@ -1,13 +1,13 @@
-//! The figures as text.
+//! Renders the figures as text.
 
 use super::figures::{Row, Server, State};
 use comfy_table::{CellAlignment, Table, presets};
 use farleaf_cluster::status::ClusterStatus;
 
-/// The most partitions that are shown.
+/// Maximum number of partitions shown.
 const PARTITIONS: usize = 64;
 
-/// A number with its thousands as `k`, `M` and so on, three digits long at least.
+/// Formats a number with `k`, `M` and so on for thousands, with at least three digits.
 fn short(number: f64) -> String {
     let sizes = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     match sizes.into_iter().find(|(size, _)| number >= *size) {
@@ -16,7 +16,7 @@ fn short(number: f64) -> String {
     }
 }
 
-/// Bytes with their units.
+/// Formats bytes with their unit.
 fn bytes(number: f64) -> String {
     let sizes = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
     match sizes.into_iter().find(|(bits, _)| number >= f64::from(1u32 << bits)) {
@@ -39,7 +39,7 @@ fn table(header: &[&str], right_from: usize) -> Table {
     table
 }
 
-/// What of a compute server's memory the memory servers do not have, and since when.
+/// Formats how much of a compute server's cache is dirty, and since when.
 fn dirt(row: &Row) -> String {
     match (row.dirty_bytes, row.dirty_ms) {
         (Some(0.0), _) => "0 B".to_owned(),
@@ -117,7 +117,7 @@ fn partitions(standing: &ClusterStatus, rows: &[Row]) -> String {
     }
 }
 
-/// Everything, without a line feed at the end.
+/// Renders the whole view, without a line feed at the end.
 pub(super) fn text(standing: &ClusterStatus, catalog: Option<&str>, rows: &[Row]) -> String {
     let missing = standing.missing();
     let serves = match missing.as_slice() {

@@ -1,5 +1,4 @@
-//! What two looks at a cluster say together: for each server its load between them, and how it
-//! stands now.
+//! Compares two samples of a cluster: each server's load between them, and its current state.
 //!
 //! *Thread safety*: plain values.
 
@@ -8,7 +7,7 @@ use farleaf_cluster::status::ClusterStatus;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Memory or compute server, and its number.
+/// The kind of a server, and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Server {
     Memory(u16),
@@ -24,20 +23,21 @@ impl std::fmt::Display for Server {
     }
 }
 
-/// What a server was at one look.
+/// A sample of one server.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
-    /// What it says of itself in handshakes: another one counts from 0.
+    /// The epoch of its handshake; the counters of a new epoch start at 0.
     epoch: u64,
     address: String,
     /// `None` if it serves no metrics.
     answer: Option<Result<Numbers, Silence>>,
 }
 
-/// One look at all servers.
+/// A sample of all servers.
 pub(super) type Look = BTreeMap<Server, Seen>;
 
-/// Asks all servers that the catalog names. Takes no longer than `within`, but for very many.
+/// Samples all servers that the catalog lists. Takes at most `within`, unless there are very many
+/// servers.
 pub(super) fn look(scraper: &Scraper, standing: &ClusterStatus, within: Duration) -> Look {
     let memory = standing.memory.iter().map(|record| {
         let server = Server::Memory(record.number);
@@ -57,42 +57,42 @@ pub(super) fn look(scraper: &Scraper, standing: &ClusterStatus, within: Duration
     look
 }
 
-/// How a server stands.
+/// The state of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum State {
     /// It answers.
     Live,
-    /// The catalog has it, and it does not answer.
+    /// It is registered but does not answer.
     Silent(String),
-    /// The catalog has it, and it was told to serve no metrics.
+    /// It is registered, and serves no metrics.
     NoMetrics,
-    /// The catalog does not have it.
+    /// It is not registered.
     Gone,
 }
 
-/// A server's line. What cannot be known is `None`: rates before a second look, ratios without
+/// A server's row. Unknown values are `None`: rates before a second sample, ratios without
 /// operations.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) server: Server,
     pub(super) state: State,
     pub(super) address: String,
-    /// Of clients on a compute server; requests on a memory server.
+    /// Clients' operations on a compute server, or requests to a memory server, per second.
     pub(super) operations_per_s: Option<f64>,
-    /// The same since its counters began.
+    /// The same, as the total since its counters began.
     pub(super) operations: Option<f64>,
-    /// Its part of what all compute servers do, from 0 to 1, or so far have done if they do
-    /// nothing; a memory server's part of all memory in use.
+    /// A compute server's share of all operations, from 0 to 1: of those since the previous sample,
+    /// or of all so far if there were none. A memory server's share of all allocated memory.
     pub(super) share: Option<f64>,
-    /// Leaves found in the cache, of all that were looked for, from 0 to 1.
+    /// Fraction of leaf lookups that the cache served, from 0 to 1.
     pub(super) hit_ratio: Option<f64>,
     pub(super) remote_per_operation: Option<f64>,
     pub(super) bytes_per_operation: Option<f64>,
     pub(super) connections: Option<f64>,
-    /// Of nodes in the cache of a compute server; given away from the pool of a memory server.
+    /// Bytes of nodes in a compute server's cache, or allocated from a memory server's pool.
     pub(super) memory_bytes: Option<f64>,
     pub(super) pool_bytes: Option<f64>,
-    /// What the memory servers do not have yet, and for how long at most.
+    /// Bytes that are not written back yet; below, the age of the oldest of them.
     pub(super) dirty_bytes: Option<f64>,
     pub(super) dirty_ms: Option<f64>,
     pub(super) map_epoch: Option<f64>,
@@ -120,7 +120,7 @@ impl Row {
     }
 }
 
-/// How much a counter has grown; `None` if it began anew meanwhile.
+/// The growth of a counter; `None` if it restarted in between.
 fn grown(before: &Numbers, now: &Numbers, name: &str) -> Option<f64> {
     let grown = now.sum(name)? - before.sum(name)?;
     (grown >= 0.0).then_some(grown)
@@ -178,7 +178,7 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
     }
 }
 
-/// A line for each server that should be there or is.
+/// One row for each server that should exist or does exist.
 pub(super) fn rows(standing: &ClusterStatus, before: &Look, now: &Look) -> Vec<Row> {
     let settings = standing.settings.as_ref();
     let (memory, compute) =
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!((found.connections, found.memory_bytes), (Some(3.0), Some(77.0)));
         assert_eq!((found.dirty_bytes, found.dirty_ms), (Some(8.0), Some(750.0)));
         assert_eq!(found.state, State::Live);
-        // Nothing happened: no ratios.
+        // Without operations there are no ratios.
         let idle = row(server, Some(&now), &Seen { ..now.clone() });
         assert_eq!((idle.operations_per_s, idle.hit_ratio), (None, None));
         let later = seen(5, 4_000_000_000, &text(300, 200, 100, 60));
@@ -292,7 +292,7 @@ mod tests {
         let before = seen(5, 1, &text(100, 50, 50, 10));
         let restarted = row(server, Some(&before), &seen(6, 2_000_000_000, &text(300, 90, 90, 90)));
         assert_eq!((restarted.operations_per_s, restarted.connections), (None, Some(3.0)));
-        // A new generation of the index counts some things from 0.
+        // Some counters restart at 0 with a new generation of the index.
         let again = row(server, Some(&before), &seen(5, 2_000_000_001, &text(300, 3, 4, 5)));
         assert_eq!((again.hit_ratio, again.remote_per_operation), (None, None));
         assert_eq!(again.operations_per_s, Some(100.0));

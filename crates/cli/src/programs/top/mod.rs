@@ -1,8 +1,7 @@
-//! `farleaf top`: the load of a cluster, live.
+//! `farleaf top`: shows the load of a cluster live.
 //!
-//! The catalog is read on a thread of its own and the servers are asked at the same time, each with
-//! a bound, so that neither a catalog nor a server that says nothing keeps the others from being
-//! shown.
+//! A separate thread reads the catalog, and the servers are asked concurrently, each with a
+//! timeout, so a catalog or server that does not answer cannot keep the others from being shown.
 
 mod draw;
 mod figures;
@@ -22,7 +21,7 @@ use figures::{Look, look, rows};
 use std::io::{IsTerminal, Read, Write};
 use std::time::Duration;
 
-/// The options of `farleaf top`.
+/// Options of `farleaf top`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf top --dir /tmp/farleaf\n  farleaf top --dir /tmp/farleaf --once\n\nIt reads every \
@@ -52,17 +51,17 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How long servers and a catalog may take at least and at most, whatever the interval is.
+/// The minimum and maximum wait for servers and the catalog, whatever the interval.
 const SHORTEST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// What the catalog says, as far as that is known.
+/// The last known state of the catalog.
 #[derive(Clone, Debug)]
 struct Known {
     standing: ClusterStatus,
-    /// When that was, in nanoseconds.
+    /// When it was read, in nanoseconds.
     at_ns: u64,
-    /// Why it is not known better.
+    /// Why it could not be read since.
     trouble: Option<String>,
 }
 
@@ -78,12 +77,12 @@ fn read(
         }
     };
     let standing = ClusterStatus::read(&*catalog, &place.keys()?)?;
-    // After an error it is opened anew: it may be elsewhere.
+    // Reconnect after an error: the catalog may have moved.
     *opened = Some(catalog);
     Ok(standing)
 }
 
-/// Reads the catalog again and again; the first time before it returns.
+/// Reads the catalog repeatedly; returns after the first read.
 fn watch(
     place: &ClusterLocation,
     every: Duration,
@@ -107,12 +106,12 @@ fn watch(
             }
         }
     };
-    // It may be blocked in a read when the program ends, so it is never joined.
+    // The thread may be blocked in a read when the program ends, so it is never joined.
     std::thread::Builder::new().name("catalog".into()).spawn(work)?;
     Ok(known)
 }
 
-/// Ends the program by `q`.
+/// Ends the program when the user types `q`.
 fn listen(stop: &Stop) -> anyhow::Result<()> {
     let stop = stop.clone();
     let work = move || {
@@ -127,7 +126,7 @@ fn listen(stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Shows how a cluster does until it is told to end.
+/// Shows the load of a cluster until the program is told to end.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let stop = Stop::on_signals().context("cannot catch signals")?;
     let (clock, every) = (Clock::start(), arguments.interval);
