@@ -412,7 +412,7 @@ fn the_ablation_has_a_row_for_each_step() {
     std::fs::remove_dir_all(folder).unwrap();
 
     let without = farleaf(&["ablation", "--part", "trace"]);
-    assert!(without.status.success() && text(&without.stderr).contains("no --trace was given"));
+    assert!(without.status.success() && text(&without.stderr).contains("they need --trace"));
     assert!(error(2, &["ablation", "--part", "nope"]).contains("possible values: steps, cache"));
 }
 

@@ -5,6 +5,7 @@ use crate::{units, usage};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::input::{ColumnNames, sample_keys};
+use farleaf_cluster::compute::first_map;
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::records::Transport;
 use std::ffi::OsString;
@@ -121,6 +122,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let mut compute_flags = [&common[..], &cache, &write_back, &compute_threads].concat();
     let boundaries = arguments.boundaries()?;
     if !boundaries.is_empty() {
+        if let Err(error) = first_map(boundaries.clone(), arguments.compute_servers) {
+            return usage(error.to_string());
+        }
         let boundaries: Vec<_> = boundaries.iter().map(u64::to_string).collect();
         compute_flags.extend(flag("--boundaries", boundaries.join(",")));
     }

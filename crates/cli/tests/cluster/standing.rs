@@ -259,6 +259,12 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
         let first = ["memory-server", "--number", "0"].iter();
         first.chain(more).map(|word| (*word).to_owned()).collect::<Vec<_>>()
     };
+    let made = folder.path().join("made").to_str().unwrap().to_owned();
+    let cluster = |boundaries: &str| {
+        let words = format!("cluster --dir {made} --transport tcp --memory-servers 1");
+        let words = format!("{words} --compute-servers 2 --boundaries {boundaries}");
+        words.split(' ').map(str::to_owned).collect::<Vec<_>>()
+    };
     let here = ["--catalog-listen", "127.0.0.1:0", "--catalog-state", state.to_str().unwrap()];
     let with = |more: &[&str]| server(&[&here, more].concat());
     let tcp = ["--transport", "tcp"];
@@ -272,7 +278,7 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
         (
             with(&[&tcp[..], &["--token-file", &token, "--cluster", "a/b"]].concat()),
             2,
-            "a cluster's name has",
+            "a cluster's name must have",
         ),
         (
             with(&[&tcp[..], &["--token-file", &token, "--listen", "0.0.0.0:0"]].concat()),
@@ -325,6 +331,8 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
         (vec!["status".into()], 2, "--dir"),
         (vec!["status".into(), "--dir".into(), "/no/folder".into()], 2, "/no/folder"),
         (vec!["cluster".into(), "--dir".into(), "/tmp".into()], 2, "--transport"),
+        (cluster("5,6"), 2, "2 compute servers need 1 boundaries, not 2"),
+        (cluster("0"), 2, "boundaries must ascend strictly from above 0"),
     ];
     for (arguments, code, expected) in cases {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

@@ -239,6 +239,27 @@ fn because(error: impl std::fmt::Display) -> ProgramError {
     ProgramError::Failed(error.to_string())
 }
 
+/// The partition map that a cluster begins with.
+///
+/// # Errors
+/// [`ConfigError::Settings`] unless `boundaries` has one key fewer than there are servers, all of
+/// them ascending strictly from above 0.
+pub fn first_map(
+    boundaries: Vec<u64>,
+    compute_servers: u16,
+) -> Result<PartitionMap<u64>, ConfigError> {
+    let needed = usize::from(compute_servers.max(1)) - 1;
+    if boundaries.len() != needed {
+        let found = boundaries.len();
+        let what =
+            format!("{compute_servers} compute servers need {needed} boundaries, not {found}");
+        return Err(ConfigError::Settings(what));
+    }
+    PartitionMap::new::<Fixed8>(1, boundaries).map_err(|_| {
+        ConfigError::Settings("boundaries must ascend strictly from above 0".to_owned())
+    })
+}
+
 /// The first few boundaries, for an error message.
 fn listed(boundaries: &[u64]) -> String {
     const SHOWN: usize = 8;
@@ -351,12 +372,7 @@ impl Program<'_> {
             }
             false => self.options.boundaries.clone(),
         };
-        if boundaries.len() + 1 != usize::from(servers) {
-            let (needed, found) = (servers - 1, boundaries.len());
-            let what = format!("{servers} compute servers need {needed} boundaries, not {found}");
-            return Err(ConfigError::Settings(what).into());
-        }
-        let map = PartitionMap::new::<Fixed8>(1, boundaries).map_err(because)?;
+        let map = first_map(boundaries, servers)?;
         let record = MapRecord {
             epoch: map.epoch(),
             boundaries: map.boundaries().to_vec(),
