@@ -128,7 +128,7 @@ impl Columns {
     }
 
     /// Same as [`Columns::open`], but reads from stdin.
-    pub(crate) fn of_stdin() -> Result<Self, InputError> {
+    pub(crate) fn from_stdin() -> Result<Self, InputError> {
         Self::read(Path::new("stdin"), Box::new(io::stdin()))
     }
 

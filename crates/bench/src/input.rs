@@ -52,7 +52,7 @@ impl Rows {
     /// [`InputError`] if the file cannot be read, or its first row does not identify the columns.
     pub fn open(path: &Path, names: &ColumnNames) -> Result<Self, InputError> {
         let mut columns = match path == Path::new("-") {
-            true => Columns::of_stdin()?,
+            true => Columns::from_stdin()?,
             false => Columns::open(path)?,
         };
         if columns.width() == 0 {

@@ -4,7 +4,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::driver::{Made, Measurement};
+use crate::driver::{AppliedChange, Measurement};
 use crate::timeline::Timeline;
 use farleaf::index::Reshaped;
 use farleaf::wire::Usage;
@@ -120,8 +120,8 @@ pub struct Changed {
     pub done: bool,
 }
 
-impl From<&Made> for Changed {
-    fn from(made: &Made) -> Self {
+impl From<&AppliedChange> for Changed {
+    fn from(made: &AppliedChange) -> Self {
         let done = made.outcome.as_ref().ok().copied();
         let Reshaped { took_ns, writes, bytes_written, moved, .. } = done.unwrap_or_default();
         Self {
@@ -161,7 +161,6 @@ pub struct PerOperation {
     pub writes: f64,
     /// CAS and FETCH-ADD.
     pub atomics: f64,
-    /// RPCs.
     pub rpcs: f64,
     /// Payload bytes of READs.
     pub bytes_read: f64,
@@ -284,7 +283,7 @@ impl Report {
         }
         self.compute_server_shares =
             measured.timeline.as_ref().map(Timeline::shares).unwrap_or_default();
-        self.changes = measured.made.iter().map(Changed::from).collect();
+        self.changes = measured.changes.iter().map(Changed::from).collect();
         self.timeline = measured.timeline.clone();
         self
     }

@@ -64,7 +64,7 @@ fn join_and_leave(provider: &impl Provider, amount: Amount) -> Measurement {
     let measured = dex(provider, &keys, &options).measure(&run, &|_| ()).unwrap();
     assert_eq!((measured.errors, measured.misses), (0, 0));
     let moves: Vec<_> =
-        measured.made.iter().map(|made| made.outcome.clone().unwrap().moved).collect();
+        measured.changes.iter().map(|made| made.outcome.clone().unwrap().moved).collect();
     assert_eq!(moves, [Some((0, 2)), Some((1, 2))]);
     measured
 }
@@ -74,7 +74,7 @@ fn keys_move_when_it_is_ordered() {
     for amount in [Amount::Operations(60_000), Amount::Nanoseconds(6_000_000)] {
         let measured = join_and_leave(&SimConfig::default(), amount);
         let timeline = measured.timeline.unwrap();
-        let at = |made: usize| measured.made[made].at_ns as f64 / timeline.elapsed_ns as f64;
+        let at = |made: usize| measured.changes[made].at_ns as f64 / timeline.elapsed_ns as f64;
         assert!(
             (0.25..0.35).contains(&at(0)) && (0.55..0.65).contains(&at(1)),
             "{:?}",
@@ -112,7 +112,7 @@ fn who_asks_for_own_keys_is_not_disturbed() {
     run.timeline = Some(Interval::Nanoseconds(200_000));
     let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
     assert_eq!((measured.errors, measured.misses), (0, 0));
-    let [made] = &*measured.made else { panic!("{:?}", measured.made) };
+    let [made] = &*measured.changes else { panic!("{:?}", measured.changes) };
     let moved = made.outcome.as_ref().unwrap();
     assert!(moved.writes > 100, "there is something to wait for: {moved:?}");
     let timeline = measured.timeline.unwrap();
@@ -138,7 +138,7 @@ fn a_balancer_spreads_a_hotspot_and_rests() {
     run.timeline = Some(Interval::Nanoseconds(1_000_000));
     let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
     assert_eq!((measured.errors, measured.misses), (0, 0));
-    assert!(measured.made.iter().all(|made| made.by_balancer && made.outcome.is_ok()));
+    assert!(measured.changes.iter().all(|made| made.by_balancer && made.outcome.is_ok()));
     let timeline = measured.timeline.unwrap();
     let busiest = timeline.busiest_share();
     let story = || format!("{busiest:?}\n{:?}", timeline.marks);
@@ -146,7 +146,7 @@ fn a_balancer_spreads_a_hotspot_and_rests() {
     assert!(busiest[30] > 0.6 && busiest[58] < 0.35, "{}", story());
     let resting = |from: u64, to: u64| {
         let within = |at_ns: u64| (from * 1_000_000..to * 1_000_000).contains(&at_ns);
-        measured.made.iter().all(|made| !within(made.at_ns))
+        measured.changes.iter().all(|made| !within(made.at_ns))
     };
     assert!(resting(22, 30) && resting(52, 60), "{}", story());
 }
@@ -165,9 +165,9 @@ fn designs_that_cannot_say_so() {
     let reshaping = Reshaping { balance: true, changes, ..Reshaping::default() };
     let run = run_of(&keys, 2, Amount::Operations(2_000), reshaping);
     let measured = testbed.measure(&run, &|_| ()).unwrap();
-    assert_eq!((measured.errors, measured.made.len()), (0, 2));
+    assert_eq!((measured.errors, measured.changes.len()), (0, 2));
     let refused = |error: &IndexError| matches!(error, IndexError::InvalidArgument(_));
-    assert!(measured.made.iter().all(|made| made.outcome.as_ref().is_err_and(refused)));
+    assert!(measured.changes.iter().all(|made| made.outcome.as_ref().is_err_and(refused)));
 }
 
 /// WRITEs of writing back by age are counted. Without a limit there are none, as everything fits in

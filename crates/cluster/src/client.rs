@@ -38,7 +38,6 @@ pub type Client = ClientIndex<TcpFabric, Fixed8>;
 pub struct ConnectionConfig {
     /// The name of the cluster.
     pub cluster: String,
-    /// The address of its catalog.
     pub catalog: CatalogAddress,
     /// The cluster's shared secret.
     pub token: Token,
@@ -103,7 +102,7 @@ fn registered(
 
 fn map_of(record: MapRecord) -> Result<PartitionMap<u64>, ProgramError> {
     let MapRecord { epoch, boundaries, owners } = record;
-    PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners)
+    PartitionMap::from_owners::<Fixed8>(epoch, boundaries, owners)
         .map_err(|error| ProgramError::Failed(error.to_string()))
 }
 

@@ -40,7 +40,6 @@ pub enum ConfigError {
     Exposed {
         /// The file.
         path: PathBuf,
-        /// Its mode.
         mode: u32,
     },
     /// Settings contradict each other.

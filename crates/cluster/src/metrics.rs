@@ -52,7 +52,6 @@ pub struct Sample {
     /// Names and values of its labels, unique within the family. A sample without labels is the
     /// only one of its family.
     pub labels: Vec<(&'static str, String)>,
-    /// The value.
     pub value: u64,
 }
 

@@ -58,7 +58,6 @@ impl fmt::Display for Transport {
 /// A memory server that is serving.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRecord {
-    /// Its number.
     pub number: u16,
     /// Its process id, on the machine that it runs on.
     pub pid: u32,
@@ -77,7 +76,6 @@ pub struct MemoryRecord {
 /// A compute server that is running.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeRecord {
-    /// Its number.
     pub number: u16,
     /// Its process id, on the machine that it runs on.
     pub pid: u32,

@@ -35,7 +35,6 @@ pub struct Row {
     pub is_live: bool,
     /// Its address. This and the following fields are empty if it is not live.
     pub address: String,
-    /// Its epoch.
     pub epoch: String,
     /// The generation of a memory server, or the keys that a compute server owns.
     pub holds: String,

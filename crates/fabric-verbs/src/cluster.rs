@@ -77,7 +77,7 @@ pub struct VerbsCluster {
 }
 
 impl VerbsCluster {
-    /// The client side of servers elsewhere, numbered in the order of their entrances' `addresses`.
+    /// The client side of servers elsewhere, numbered in the order of their acceptors' `addresses`.
     /// Connects to none yet: an endpoint connects to a server when it first has something to send
     /// there.
     ///

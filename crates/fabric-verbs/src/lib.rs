@@ -9,11 +9,13 @@
 //!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 
+#![deny(missing_docs)]
+
+mod acceptor;
 mod bring_up;
 mod cluster;
 mod device;
 mod endpoint;
-mod entrance;
 mod ffi;
 mod lane;
 mod link;

@@ -17,7 +17,7 @@ use crate::objects::Operation;
 use crate::piece::{Header, Kind, PIECE_BYTES};
 use crate::wire::{Event, Wire};
 use farleaf_fabric::endpoint::dial::{Carrier, Lost, Ready};
-use farleaf_fabric::endpoint::{Around, Body, Slot};
+use farleaf_fabric::endpoint::{Body, LinkContext, Slot};
 use farleaf_fabric::handshake::{Gather, HandshakeMessage, draw_epoch};
 use farleaf_fabric::provider::{Heard, next_message};
 use farleaf_fabric::{FabricError, MAX_MESSAGE_BYTES, Uncertainty};
@@ -64,12 +64,12 @@ impl Carrier<Verbs> for Queues {
     fn welcomed(
         &mut self,
         socket: &mut TcpStream,
-        around: &Around<'_, Verbs>,
+        context: &LinkContext<'_, Verbs>,
     ) -> Result<Ready, Lost> {
         let mut offer = || -> io::Result<Wire> {
-            let shared = &around.transport.shared;
+            let shared = &context.transport.shared;
             let psn = draw_epoch()? as u32 & 0x00ff_ffff;
-            let (channel, token) = (&around.reactor.source, around.token);
+            let (channel, token) = (&context.reactor.source, context.token);
             let (depth, window) = (shared.config.depth, shared.config.window);
             let wire = Wire::new(&shared.adapter, channel, token, depth, window, psn)?;
             socket.write_all(&Control::Offer(wire.own()).encode())?;
@@ -83,14 +83,14 @@ impl Carrier<Verbs> for Queues {
     fn answered(
         &mut self,
         message: &HandshakeMessage,
-        around: &Around<'_, Verbs>,
+        context: &LinkContext<'_, Verbs>,
     ) -> Result<Ready, Lost> {
         let (Some(Control::Answer(peer, lent)), Some(wire)) =
             (Control::decode(message), &mut self.wire)
         else {
             return Err(Lost);
         };
-        let shared = &around.transport.shared;
+        let shared = &context.transport.shared;
         // If connecting fails, the attempt fails like a refused one.
         let connected = wire.connect(&shared.adapter, peer, lent, shared.config.patience);
         connected.map(|()| Ready::Now).map_err(|_| Lost)
@@ -100,7 +100,7 @@ impl Carrier<Verbs> for Queues {
         &mut self,
         socket: &mut TcpStream,
         slots: &mut Slots,
-        around: &Around<'_, Verbs>,
+        context: &LinkContext<'_, Verbs>,
     ) -> Result<(), Lost> {
         loop {
             let message = match next_message(&mut *socket, &mut self.gather) {
@@ -110,7 +110,7 @@ impl Carrier<Verbs> for Queues {
             };
             let Some(Control::Fenced { id }) = Control::decode(&message) else { return Err(Lost) };
             match slots.pending(id).map(|slot| &slot.body) {
-                Some(Body::Fence { .. }) => slots.end(id, Ok(()), around.resources),
+                Some(Body::Fence { .. }) => slots.end(id, Ok(()), context.resources),
                 Some(_) => return Err(Lost),
                 None => {}
             }
@@ -118,7 +118,7 @@ impl Carrier<Verbs> for Queues {
     }
 
     /// Handles completions; returns whether there were any.
-    fn poll(&mut self, slots: &mut Slots, around: &Around<'_, Verbs>) -> Result<bool, Lost> {
+    fn poll(&mut self, slots: &mut Slots, context: &LinkContext<'_, Verbs>) -> Result<bool, Lost> {
         let Some(wire) = &mut self.wire else { return Ok(false) };
         let mut events = std::mem::take(&mut self.events);
         let mut polled = wire.poll(&mut events).is_ok();
@@ -130,11 +130,11 @@ impl Carrier<Verbs> for Queues {
                         if let Some(found) = slot.progress.found.take() {
                             slot.body = Body::Found(found.get(0));
                         }
-                        slots.end(id, Ok(()), around.resources);
+                        slots.end(id, Ok(()), context.resources);
                     }
                 }
                 Event::Message { place, bytes } => {
-                    let taken = take_message(wire, place, bytes, slots, &mut self.asks, around);
+                    let taken = take_message(wire, place, bytes, slots, &mut self.asks, context);
                     polled &= taken && wire.give_back(place).is_ok();
                 }
             }
@@ -148,7 +148,7 @@ impl Carrier<Verbs> for Queues {
         &mut self,
         socket: &mut TcpStream,
         slots: &mut Slots,
-        around: &Around<'_, Verbs>,
+        context: &LinkContext<'_, Verbs>,
     ) -> Result<(), Lost> {
         let Some(wire) = &mut self.wire else { return Ok(()) };
         let mut good = true;
@@ -158,12 +158,12 @@ impl Carrier<Verbs> for Queues {
                 good &= socket.write_all(&Control::Fence { id, compute_server }.encode()).is_ok();
             }
         }
-        let known = &mut *around.transport.known.borrow_mut();
+        let known = &mut *context.transport.known.borrow_mut();
         while wire.has_room() {
             let Some(id) = self.verbs.pop_front() else { break };
             let Some(slot) = slots.pending(id) else { continue };
-            if let Err(error) = post_verb(wire, id, slot, known, around.transport) {
-                slots.end(id, Err(error), around.resources);
+            if let Err(error) = post_verb(wire, id, slot, known, context.transport) {
+                slots.end(id, Err(error), context.resources);
             }
         }
         while wire.has_number() {
@@ -270,7 +270,7 @@ fn take_message(
     bytes: usize,
     slots: &mut Slots,
     asks: &mut VecDeque<u64>,
-    around: &Around<'_, Verbs>,
+    context: &LinkContext<'_, Verbs>,
 ) -> bool {
     let Some(header) = wire.places.header(place, bytes) else { return false };
     if !wire.answered() {
@@ -303,17 +303,17 @@ fn take_message(
                 return true;
             }
             slot.body = Body::Call(std::mem::take(&mut call.reply));
-            around.resources.counters.count_rpc_reply(whole);
-            slots.end(id, Ok(()), around.resources);
+            context.resources.counters.count_rpc_reply(whole);
+            slots.end(id, Ok(()), context.resources);
         }
         Kind::TooLarge => {
             let error = FabricError::MessageTooLarge { bytes: whole };
-            slots.end(id, Err(error), around.resources);
+            slots.end(id, Err(error), context.resources);
         }
         Kind::Gone => {
             let why = Uncertainty::NotKnownThere;
             let error = FabricError::Indeterminate { server, why };
-            slots.end(id, Err(error), around.resources);
+            slots.end(id, Err(error), context.resources);
         }
         Kind::Request | Kind::More => return false,
     }

@@ -1,18 +1,18 @@
 //! A memory server over RDMA: its registered region, the threads that answer calls, and the
-//! entrance, a thread that opens and closes connections over TCP.
+//! acceptor, a thread that opens and closes connections over TCP.
 //!
 //! *Invariants*: verbs.S1. the number of connections, the number of those that have not proven
 //! themselves, and the memory of each are bounded. verbs.S2. a queue pair serves as long as its
-//! connection to the entrance and its gate are open. verbs.S3. an endpoint is welcomed again only
+//! connection to the acceptor and its gate are open. verbs.S3. an endpoint is welcomed again only
 //! after the queue pair of its last connection is gone (F9); a fence is acknowledged only after the
 //! queue pairs of its compute server are gone (F10). verbs.S4. after `stop`, nothing takes effect
 //! any more and no thread is left.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
+use crate::acceptor::QueuePairAcceptor;
 use crate::bring_up::Lent;
 use crate::device::{Adapter, DeviceChoice, Patience};
-use crate::entrance::Entrance;
 use crate::lane::Lane;
 use crate::objects::Registration;
 use farleaf_fabric::RpcService;
@@ -147,12 +147,12 @@ impl VerbsServer {
             let body = move || shared.lanes[lane].serve(&*service, lane);
             server.threads.start(format!("verbs-{}-{lane}", identity.number), body)?;
         }
-        let mut entrance = Entrance::new(listener, shared)?;
-        server.threads.start(format!("verbs-{}-door", identity.number), move || entrance.run())?;
+        let mut acceptor = QueuePairAcceptor::new(listener, shared)?;
+        server.threads.start(format!("verbs-{}-door", identity.number), move || acceptor.run())?;
         Ok(server)
     }
 
-    /// Address of its entrance.
+    /// Address of its acceptor.
     pub fn local_address(&self) -> SocketAddr {
         self.address
     }
@@ -173,7 +173,7 @@ impl VerbsServer {
         }
     }
 
-    /// Closes the entrance and every connection, and joins all threads.
+    /// Closes the acceptor and every connection, and joins all threads.
     pub fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
         self.shared.wake.wake();

@@ -8,6 +8,8 @@
 //! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared
 //! by all threads and is only accessed word by word, atomically.
 
+#![deny(missing_docs)]
+
 mod access;
 mod addr;
 mod buffer;

@@ -107,7 +107,7 @@ impl Region {
     #[cfg(not(any(loom, shuttle)))]
     pub fn map_memfd(memfd: std::os::fd::OwnedFd, bytes: usize) -> Result<Self, RegionError> {
         check_size(bytes)?;
-        Ok(Self { mapping: Mapping::of_memfd(memfd, bytes)? })
+        Ok(Self { mapping: Mapping::from_memfd(memfd, bytes)? })
     }
 
     /// The file to hand to other processes, if the region is shared.

@@ -6,6 +6,7 @@
 //! concurrently, for scans and multi-gets. [`rules`] lists the protocol rules that the simulator
 //! can break. `ARCHITECTURE.md` follows one key all the way.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 pub mod cache;

@@ -23,7 +23,7 @@ pub struct KnownRule {
 
 impl KnownRule {
     /// The rule that the bug named `bug` breaks.
-    pub fn of_bug(bug: &str) -> Option<&'static Self> {
+    pub fn with_bug(bug: &str) -> Option<&'static Self> {
         RULES.iter().find(|known| known.bug == bug)
     }
 }
@@ -86,8 +86,8 @@ rules! {
     VALIDATION: "skips_validation", "L3", "A read of a page is valid only if the page's version has not changed.";
     HAND_OVER_VALIDATED: "trusts_old_parents", "T1", "A parent is validated after its child's version was read.";
     RETIRED_NODES_REST: "frees_at_once", "E2", "A node of a memory server's tree is reused only two epochs after it was retired.";
-    ONCE_PER_TICKET: "does_it_twice", "walks.W1", "An offloaded change is made at most once per ticket.";
-    WALKS_DOUBT: "walks_anywhere", "walks.W2", "A walk refuses a page with another address, level or range than expected.";
+    ONCE_PER_TICKET: "does_it_twice", "offloads.W1", "An offloaded change is made at most once per ticket.";
+    WALKS_DOUBT: "walks_anywhere", "offloads.W2", "A walk refuses a page with another address, level or range than expected.";
     // The cache.
     FENCES: "skips_fences", "D5", "A node is searched only if its fences cover the key.";
     PARENT_LOOKED_AT: "marks_blindly", "C6", "A node is marked as being fetched only while its parent points to it.";
@@ -146,7 +146,7 @@ mod tests {
         let bugs: BTreeSet<_> = RULES.iter().map(|known| known.bug).collect();
         let numbers: BTreeSet<_> = RULES.iter().map(|known| known.rule).collect();
         assert_eq!((bugs.len(), numbers.len()), (RULES.len(), RULES.len()));
-        assert_eq!(KnownRule::of_bug("skips_fences").map(|known| known.rule), Some(FENCES));
-        assert_eq!(KnownRule::of_bug("nope"), None);
+        assert_eq!(KnownRule::with_bug("skips_fences").map(|known| known.rule), Some(FENCES));
+        assert_eq!(KnownRule::with_bug("nope"), None);
     }
 }

@@ -35,7 +35,7 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> FineIn
 
 /// A simulated cluster with a planted bug.
 fn with_bug(bug: &str, config: SimConfig) -> SimConfig {
-    SimConfig { broken: Some(KnownRule::of_bug(bug).unwrap().rule), ..config }
+    SimConfig { broken: Some(KnownRule::with_bug(bug).unwrap().rule), ..config }
 }
 
 fn number_from(variable: &str) -> Option<u64> {

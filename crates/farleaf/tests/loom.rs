@@ -318,7 +318,7 @@ fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
     let cache = Arc::new(
         Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything()).unwrap(),
     );
-    let (root, left) = (cache.take_spare().unwrap(), cache.take_spare().unwrap());
+    let (root, left) = (cache.take_free().unwrap(), cache.take_free().unwrap());
     root.page().format_empty(at(ROOT), 1, &0, None);
     assert!(Tiny::inner_insert(root.page(), &0, at(LEFT)));
     assert!(Tiny::inner_insert(root.page(), &50, at(RIGHT)));
@@ -345,12 +345,12 @@ fn a_descent_beside_an_eviction() {
         let thread = thread::spawn(move || {
             assert_eq!(theirs.cool(left, true), Cooled::Done(None));
             assert_eq!(theirs.cooling().pop(0), Some(left));
-            let spare = theirs.evict(left).unwrap();
+            let free = theirs.evict(left).unwrap();
             let parent = theirs.seen(root).unwrap();
             let mark = theirs.mapping().begin_io(RIGHT, || parent.is_valid()).unwrap();
-            spare.page().format_empty(at(RIGHT), 0, &50, None);
-            assert_eq!(Tiny::leaf_insert(spare.page(), &60, &2), LeafInsert::Inserted);
-            assert!(theirs.publish_hot(spare, mark, parent, 1).is_ok());
+            free.page().format_empty(at(RIGHT), 0, &50, None);
+            assert_eq!(Tiny::leaf_insert(free.page(), &60, &2), LeafInsert::Inserted);
+            assert!(theirs.publish_hot(free, mark, parent, 1).is_ok());
         });
         if let Some(parent) = cache.seen(root) {
             let slot = Tiny::inner_slot(parent.page, Probe::At(&10));

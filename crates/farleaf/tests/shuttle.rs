@@ -74,7 +74,7 @@ impl<F: Clone> Clone for Late<F> {
 
 impl<F: Fabric> Late<F> {
     fn new(inner: F, bug: &str) -> Self {
-        let broken = KnownRule::of_bug(bug).map(|known| known.rule);
+        let broken = KnownRule::with_bug(bug).map(|known| known.rule);
         Self { inner, posted: Rc::default(), broken }
     }
 

@@ -23,7 +23,7 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
     let edit = |action| Request::Edit(LeafEdit { key, action });
     let walk = |action, ticket| {
         let edit = LeafEdit { key, action };
-        OffloadRequest::Walk { node, level, edit, ticket }.into()
+        OffloadRequest::Edit { node, level, edit, ticket }.into()
     };
     vec![
         (TreeRequest::Describe.into(), "00"),
@@ -106,7 +106,7 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "16000406050403020102058877665544332211080706050403020109000000000000000101020501020304",
         ),
         (
-            OffloadRequest::WalkScan {
+            OffloadRequest::Scan {
                 node,
                 level,
                 lower: Excluded(key),
@@ -155,11 +155,11 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         ),
         (Reply::Owner { owner, compute_server, dead: true, fenced: false }, "09010203040100"),
         (
-            Reply::Walked { leaf: None, answer: answer(false, Some(VALUE)) },
+            Reply::Offloaded { leaf: None, answer: answer(false, Some(VALUE)) },
             "0a0000010807060504030201",
         ),
         (
-            Reply::Walked { leaf: Some(at()), answer: answer(true, None) },
+            Reply::Offloaded { leaf: Some(at()), answer: answer(true, None) },
             "0a0100040605040302010100",
         ),
         (Reply::Owners(vec![0x0201, 0x0403]), "0b01020304"),

@@ -75,11 +75,11 @@ impl Board {
             LoadSpec::Insert => BTreeMap::new(),
             LoadSpec::Bulk => workload::initial_contents(&scenario.workload),
         };
-        Self { death, ..Self::of_round(scenario, initial) }
+        Self { death, ..Self::for_round(scenario, initial) }
     }
 
     /// The board of a round that begins with the contents `initial`.
-    pub(crate) fn of_round(scenario: &Scenario, initial: BTreeMap<u64, u64>) -> Self {
+    pub(crate) fn for_round(scenario: &Scenario, initial: BTreeMap<u64, u64>) -> Self {
         let cluster = &scenario.cluster;
         let clients = cluster.compute_servers * cluster.clients_per_compute_server;
         Self {
@@ -216,7 +216,7 @@ impl Board {
             if !is_harmless && !self.allows(&error) {
                 self.report(format!("{action} failed with an error that is not allowed: {error}"));
             }
-            Outcome::of_error(&error)
+            Outcome::from_error(&error)
         });
         self.recorder.finish(ticket, outcome.clone(), fabric.now_ns());
         outcome

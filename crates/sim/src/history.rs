@@ -30,7 +30,6 @@ pub enum Action {
     Remove(u64),
     /// Exchanges a value if it is the expected one.
     CompareExchange {
-        /// The key.
         key: u64,
         /// The value that the key must have.
         expected: u64,
@@ -72,7 +71,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// The outcome that corresponds to an error.
-    pub fn of_error(error: &IndexError) -> Self {
+    pub fn from_error(error: &IndexError) -> Self {
         match error {
             IndexError::Indeterminate(_) => Self::Indeterminate(error.to_string()),
             _ => Self::Failed(error.to_string()),

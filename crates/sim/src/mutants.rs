@@ -42,7 +42,7 @@ impl Mutant {
     /// # Errors
     /// [`ScenarioError`] if the table names an unknown scenario.
     pub fn hunt(&self, seed: u64, most: u64) -> Result<Option<Caught>, ScenarioError> {
-        let canary = KnownRule::of_bug(self.bug).map(Canary);
+        let canary = KnownRule::with_bug(self.bug).map(Canary);
         let places: Vec<Place> =
             self.shown_by.iter().map(|name| Place::of(name)).collect::<Result<_, _>>()?;
         for (run, place) in (0..most).zip(places.iter().cycle()) {

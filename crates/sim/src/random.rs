@@ -68,7 +68,6 @@ impl Dice {
     }
 }
 
-/// The random scenario of a seed.
 pub fn random_scenario(kind: Kind, seed: u64) -> Scenario {
     let mut dice = Dice(workload::rng(seed, u64::MAX / 11));
     let design =

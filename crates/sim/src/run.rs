@@ -55,7 +55,6 @@ pub enum RunOutcome {
 pub struct RunReport {
     /// The scenario's name.
     pub scenario: String,
-    /// The seed.
     pub seed: u64,
     /// A digest of everything that the clients did and saw.
     pub history_hash: u64,

@@ -231,7 +231,7 @@ impl TryFrom<String> for Canary {
 
     fn try_from(bug: String) -> Result<Self, String> {
         let known = || RULES.iter().map(|known| known.bug).collect::<Vec<_>>().join(", ");
-        KnownRule::of_bug(&bug)
+        KnownRule::with_bug(&bug)
             .map(Self)
             .ok_or_else(|| format!("unknown bug `{bug}`; expected one of {}", known()))
     }
@@ -265,7 +265,6 @@ pub struct ClusterSpec {
     pub cores_per_memory_server: usize,
     /// Number of compute servers.
     pub compute_servers: u16,
-    /// Clients of each compute server.
     pub clients_per_compute_server: u16,
     /// Operations that each client keeps in flight.
     #[serde(default = "one")]
@@ -389,7 +388,6 @@ pub enum VictimSpec {
     /// At random, sparing frames in use.
     #[default]
     Unused,
-    /// At random.
     Random,
     /// One after the other.
     Clock,
@@ -412,7 +410,6 @@ pub enum OffloadSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitioningSpec {
-    /// By a hash.
     Hash,
     /// By ranges, which are equal parts of the scenario's key space.
     Range,
@@ -421,7 +418,6 @@ pub enum PartitioningSpec {
 /// The network. Missing fields default to those of [`NetworkModel`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the fields are those of the network model")]
 pub struct NetworkSpec {
     pub one_way_ns: Option<u64>,
     pub bandwidth_bytes_per_s: Option<u64>,
@@ -447,7 +443,6 @@ impl NetworkSpec {
 /// Faults to inject, with the fields of [`Faults`]. Missing fields inject nothing.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the fields are those of the simulator's faults")]
 pub struct FaultSpec {
     pub tear_probability: f64,
     pub tear_window_ns: u64,
@@ -506,13 +501,10 @@ pub struct SlowSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerbSpec {
-    /// A READ.
     Read,
-    /// A WRITE.
     Write,
     /// A CAS.
     Atomic,
-    /// A call.
     Call,
 }
 
@@ -670,7 +662,6 @@ pub enum LoadSpec {
 /// Relative weights of the kinds of operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the fields are the index's operations")]
 pub struct Weights {
     pub get: u32,
     pub insert: u32,

@@ -126,7 +126,6 @@ const NAP_NS: u64 = 20_000;
 /// Draws in search of an operation on an owned key. After these, the client takes any.
 const MOST_DRAWN: u32 = 1_000;
 
-/// The first key of an operation.
 pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
     match operation {
         Operation::Get { key }

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::Made;
+use super::AppliedChange;
 use crate::timeline::Timeline;
 use farleaf::cache::CacheCounters;
 use farleaf::index::IndexError;
@@ -35,7 +35,7 @@ pub struct Measurement {
     /// Operations over time, if the run records a timeline.
     pub timeline: Option<Timeline>,
     /// Changes made beside the clients, ordered by time.
-    pub made: Vec<Made>,
+    pub changes: Vec<AppliedChange>,
 }
 
 impl Measurement {
@@ -52,7 +52,7 @@ impl Measurement {
             first_error: None,
             shifted_at_ns: None,
             timeline: None,
-            made: Vec::new(),
+            changes: Vec::new(),
         }
     }
 

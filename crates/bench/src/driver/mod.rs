@@ -15,12 +15,12 @@
 //! *Thread safety*: a testbed belongs to one thread. Its clients run on as many threads as the
 //! provider chooses.
 
-mod beside;
+mod background;
 mod client;
 mod measurement;
 mod moment;
 
-pub use beside::{Change, Made, PlannedChange, Reshaping};
+pub use background::{AppliedChange, Change, PlannedChange, Reshaping};
 pub use client::{execute, first_key, scan_from};
 pub use measurement::Measurement;
 pub use moment::{Due, Moment};
@@ -28,7 +28,7 @@ pub use moment::{Due, Moment};
 use crate::keys::KeySpace;
 use crate::timeline::{Interval, Recorder, Timeline};
 use crate::workload::{Inserted, Operation, OperationStream, StreamConfig};
-use beside::{AtWork, Beside};
+use background::{AtWork, BackgroundTasks};
 use client::Client;
 use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf::page::Fixed8;
@@ -234,21 +234,21 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         let inserted = Arc::new(Inserted::new(clients, self.next_number));
         let number_of_run = self.runs;
         self.runs += 1;
-        let beside = Beside::new(run, clients);
+        let background = BackgroundTasks::new(run, clients);
         let gate = Gate::new(clients);
         let compute = &self.compute;
         let endpoints: Vec<u16> =
-            compute_servers.iter().copied().chain(beside.endpoints()).collect();
+            compute_servers.iter().copied().chain(background.endpoints()).collect();
         let outcomes = self.cluster.run(&endpoints, async |fabric, number| {
             if let Some(task) = number.checked_sub(clients) {
                 let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
-                return beside.run(&fabric, &opened?, &gate, task).await;
+                return background.run(&fabric, &opened?, &gate, task).await;
             }
-            let _at_work = AtWork::of(&beside);
+            let _at_work = AtWork::new(&background);
             let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
             let mut client = Client {
                 fabric: &fabric,
-                stream: OperationStream::of_run(&run.stream, number_of_run, number, &inserted),
+                stream: OperationStream::for_run(&run.stream, number_of_run, number, &inserted),
                 measured: Measurement::new(),
                 progress,
                 compute_server: compute_servers[number],
@@ -272,7 +272,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             let servers = run.compute_servers + run.reshaping.spare_compute_servers;
             client.recorder =
                 run.timeline.map(|interval| Recorder::new(interval, origin_ns, servers, clients));
-            client.clock = beside.clock(number);
+            client.clock = background.clock(number);
             client.work(&index, amount).await;
             let mut measured = client.measured;
             measured.counters = fabric.counters().snapshot() - before;
@@ -380,7 +380,7 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             let outcome = match outcome.ok_or(BenchError::ClientDied { client })?? {
                 Brought::Client(outcome) => *outcome,
                 Brought::Changes(made) => {
-                    sum.made.extend(made);
+                    sum.changes.extend(made);
                     continue;
                 }
                 Brought::Cost(cost) => {
@@ -399,12 +399,12 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         sum.elapsed_ns = end_ns.saturating_sub(start_ns);
         sum.shifted_at_ns = shifted_at_ns.map(|at_ns| at_ns.saturating_sub(origin_ns));
         sum.timeline = Timeline::of(recorders, origin_ns, end_ns);
-        sum.made.sort_by_key(|made| made.at_ns);
+        sum.changes.sort_by_key(|made| made.at_ns);
         if let Some(timeline) = &mut sum.timeline {
             if let Some(at_ns) = sum.shifted_at_ns {
                 timeline.mark(at_ns, "hotspot shifts");
             }
-            for made in &sum.made {
+            for made in &sum.changes {
                 timeline.mark(made.at_ns, made.label());
             }
         }
@@ -419,7 +419,7 @@ type FabricOf<P> = <<P as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::
 /// The result of one task of a run.
 enum Brought {
     Client(Box<Outcome>),
-    Changes(Vec<Made>),
+    Changes(Vec<AppliedChange>),
     /// The cost of writing back by age, which counts towards the operations' cost.
     Cost(Box<Measurement>),
 }

@@ -115,7 +115,6 @@ impl Timeline {
         self.interval_ns * interval as u64
     }
 
-    /// Length of an interval.
     pub fn length_ns(&self, interval: usize) -> u64 {
         match interval + 1 == self.len() {
             true => self.elapsed_ns - self.start_ns(interval),

@@ -24,26 +24,51 @@ use rand::{RngExt, SeedableRng};
 /// An operation for the driver to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the fields are those of the index's operations")]
 pub enum Operation {
     /// Looks a key up.
-    Get { key: u64 },
-    /// Inserts a key.
-    Insert { key: u64, value: u64 },
+    Get {
+        key: u64,
+    },
+    Insert {
+        key: u64,
+        value: u64,
+    },
     /// Changes the value of an existing key.
-    Update { key: u64, value: u64 },
+    Update {
+        key: u64,
+        value: u64,
+    },
     /// Sets a key's value, whether or not the key exists.
-    Upsert { key: u64, value: u64 },
+    Upsert {
+        key: u64,
+        value: u64,
+    },
     /// Removes a key.
-    Remove { key: u64 },
+    Remove {
+        key: u64,
+    },
     /// Changes a value if it is the expected one.
-    CompareExchange { key: u64, expected: u64, new: u64 },
+    CompareExchange {
+        key: u64,
+        expected: u64,
+        new: u64,
+    },
     /// Reads a value, then updates it.
-    ReadModifyWrite { key: u64, value: u64 },
+    ReadModifyWrite {
+        key: u64,
+        value: u64,
+    },
     /// Reads up to `limit` records from `from` on, descending if `reverse`.
-    Scan { from: u64, limit: u32, reverse: bool },
+    Scan {
+        from: u64,
+        limit: u32,
+        reverse: bool,
+    },
     /// Reads all records from `from` up to, but not including, `below`.
-    ScanInterval { from: u64, below: u64 },
+    ScanInterval {
+        from: u64,
+        below: u64,
+    },
     /// Looks up the keys in [`OperationStream::batch`].
     MultiGet,
 }
@@ -140,14 +165,14 @@ impl OperationStream {
     /// # Panics
     /// If the mix has no operations, or `inserted` has no such client.
     pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<Inserted>) -> Self {
-        Self::of_run(config, 0, client, inserted)
+        Self::for_run(config, 0, client, inserted)
     }
 
     /// The stream of client `client` in run `run`, counted over the runs on one index (stream.W3).
     ///
     /// # Panics
     /// Same as [`OperationStream::new`].
-    pub fn of_run(
+    pub fn for_run(
         config: &StreamConfig,
         run: u64,
         client: usize,
@@ -162,7 +187,7 @@ impl OperationStream {
         let operations: Box<[_]> = config.mix.operations.iter().map(add).collect();
         assert!(total_weight > 0, "a mix has at least one operation");
         let n = config.keys.len();
-        let of_run = if run == 0 { 0 } else { mix64(run << 32) };
+        let for_run = if run == 0 { 0 } else { mix64(run << 32) };
         let scattered = Permutation::new(n, config.seed);
         let batch = operations.iter().map(|(kind, _)| match kind {
             OperationKind::MultiGet { keys } => *keys as usize,
@@ -170,7 +195,7 @@ impl OperationStream {
         });
         Self {
             rng: Xoshiro256PlusPlus::seed_from_u64(
-                mix64(config.seed) ^ mix64(!(client as u64)) ^ of_run,
+                mix64(config.seed) ^ mix64(!(client as u64)) ^ for_run,
             ),
             batch: Vec::with_capacity(batch.max().unwrap_or(0)),
             operations,
@@ -395,7 +420,7 @@ mod tests {
             let mix = Mix::named("read-only").unwrap();
             let config = config(mix, Distribution::Zipfian { theta: 0.99 }, n);
             let inserted = Arc::new(Inserted::new(1, 0));
-            let mut stream = OperationStream::of_run(&config, run, 0, &inserted);
+            let mut stream = OperationStream::for_run(&config, run, 0, &inserted);
             let key = |operation| match operation {
                 Some(Operation::Get { key }) => key,
                 other => panic!("{other:?}"),

@@ -50,9 +50,7 @@ pub struct Lease(pub(crate) u64);
 /// An entry of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The key.
     pub key: String,
-    /// The value.
     pub value: String,
     /// Its version, which every change of the entry raises.
     pub version: Version,

@@ -53,9 +53,7 @@ pub struct ComputeServerOptions {
     pub threads: usize,
     /// Threads that receive requests and send answers.
     pub io_threads: usize,
-    /// Options of its cache.
     pub cache: CacheOptions,
-    /// The address of the catalog.
     pub catalog: CatalogAddress,
     /// The file with the cluster's token.
     pub token_file: PathBuf,
@@ -362,7 +360,7 @@ impl Program<'_> {
                 ))
                 .into());
             }
-            return PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners).map_err(because);
+            return PartitionMap::from_owners::<Fixed8>(epoch, boundaries, owners).map_err(because);
         }
         let servers = settings.compute_servers.max(1);
         let boundaries = match self.options.boundaries.is_empty() {
@@ -492,7 +490,7 @@ impl Program<'_> {
             && record.epoch > server.epoch()
         {
             let MapRecord { epoch, boundaries, owners } = record;
-            let map = PartitionMap::of_owners::<Fixed8>(epoch, boundaries, owners);
+            let map = PartitionMap::from_owners::<Fixed8>(epoch, boundaries, owners);
             let map = map.map_err(because)?;
             if map.range_of(server.number()) != server.dex().range() {
                 return failed(format!(

@@ -73,7 +73,7 @@ impl Listening for ShmServer {
 #[cfg(feature = "verbs")]
 impl Listening for VerbsServer {
     fn place(&self) -> Place {
-        Place::Entrance(self.local_address())
+        Place::QueuePairs(self.local_address())
     }
 
     fn epoch(&self) -> u64 {
@@ -95,7 +95,7 @@ pub(super) enum Place {
     Socket(PathBuf),
     /// Over verbs: the TCP address used to set up connections.
     #[cfg(feature = "verbs")]
-    Entrance(SocketAddr),
+    QueuePairs(SocketAddr),
 }
 
 impl Place {
@@ -117,7 +117,7 @@ impl Place {
                 // Probing one page shows whether there is a device. Registering the pool will show
                 // whether the pool can be locked.
                 probe(&DeviceChoice::default(), 4096).map_err(ProgramError::transport)?;
-                Ok(Self::Entrance(options.listen))
+                Ok(Self::QueuePairs(options.listen))
             }
             #[cfg(not(feature = "verbs"))]
             (Transport::Verbs, _) => Err(config::without_verbs().into()),
@@ -129,7 +129,7 @@ impl Place {
         match self {
             Self::Address(address) => config::advertised(*address, options.advertise.as_deref()),
             #[cfg(feature = "verbs")]
-            Self::Entrance(address) => config::advertised(*address, options.advertise.as_deref()),
+            Self::QueuePairs(address) => config::advertised(*address, options.advertise.as_deref()),
             Self::Socket(path) => path
                 .to_str()
                 .map(str::to_owned)
@@ -143,7 +143,7 @@ impl Place {
             Self::Address(_) => Backing::Private,
             Self::Socket(_) => Backing::Shared { huge_pages: false },
             #[cfg(feature = "verbs")]
-            Self::Entrance(_) => Backing::Private,
+            Self::QueuePairs(_) => Backing::Private,
         }
     }
 
@@ -187,7 +187,7 @@ impl Place {
                 })?)
             }
             #[cfg(feature = "verbs")]
-            Self::Entrance(listen) => {
+            Self::QueuePairs(listen) => {
                 let config = VerbsServerConfig {
                     number: options.number,
                     threads: options.threads,

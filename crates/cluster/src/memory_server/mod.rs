@@ -81,7 +81,6 @@ pub struct MemoryServerOptions {
     pub threads: usize,
     /// Maximum number of connections.
     pub connections: usize,
-    /// The place of the catalog.
     pub catalog: CatalogPlace,
     /// The file with the cluster's token.
     pub token_file: PathBuf,

@@ -7,7 +7,7 @@
 //! *Thread safety*: an endpoint's thread.
 
 use super::connection::{Attempts, Connection, Greeted, Phase};
-use super::{Around, Inner, Link, Peers, Slots, Transport, lost};
+use super::{Inner, Link, LinkContext, Peers, Slots, Transport, lost};
 use crate::handshake::{Gather, HandshakeMessage, Wanted};
 use crate::sockets::{Heard, connect_socket, next_message};
 use crate::{FabricError, ServerId};
@@ -48,7 +48,11 @@ pub trait Carrier<X: Dials>: Debug {
     ///
     /// # Errors
     /// The attempt has failed.
-    fn welcomed(&mut self, socket: &mut TcpStream, around: &Around<'_, X>) -> Result<Ready, Lost>;
+    fn welcomed(
+        &mut self,
+        socket: &mut TcpStream,
+        context: &LinkContext<'_, X>,
+    ) -> Result<Ready, Lost>;
 
     /// Handles the answer to the message of [`Carrier::welcomed`], if there is one.
     ///
@@ -57,9 +61,9 @@ pub trait Carrier<X: Dials>: Debug {
     fn answered(
         &mut self,
         message: &HandshakeMessage,
-        around: &Around<'_, X>,
+        context: &LinkContext<'_, X>,
     ) -> Result<Ready, Lost> {
-        let _ = (message, around);
+        let _ = (message, context);
         Err(Lost)
     }
 
@@ -71,7 +75,7 @@ pub trait Carrier<X: Dials>: Debug {
         &mut self,
         socket: &mut TcpStream,
         slots: &mut Slots<X::Progress>,
-        around: &Around<'_, X>,
+        context: &LinkContext<'_, X>,
     ) -> Result<(), Lost>;
 
     /// Polls for completions that do not come over the socket; returns whether there were any.
@@ -81,9 +85,9 @@ pub trait Carrier<X: Dials>: Debug {
     fn poll(
         &mut self,
         slots: &mut Slots<X::Progress>,
-        around: &Around<'_, X>,
+        context: &LinkContext<'_, X>,
     ) -> Result<bool, Lost> {
-        let _ = (slots, around);
+        let _ = (slots, context);
         Ok(false)
     }
 
@@ -95,7 +99,7 @@ pub trait Carrier<X: Dials>: Debug {
         &mut self,
         socket: &mut TcpStream,
         slots: &mut Slots<X::Progress>,
-        around: &Around<'_, X>,
+        context: &LinkContext<'_, X>,
     ) -> Result<(), Lost>;
 
     /// [`Link::arm`], of an open connection.
@@ -146,54 +150,54 @@ impl<W> Dialled<W> {
 }
 
 impl<W> Dialled<W> {
-    fn connect<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    fn connect<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
-        let peers = around.transport.peers();
+        let peers = context.transport.peers();
         let timeout_ns = peers.config().connect_timeout_ns;
         let address = peers.address(self.connection.server());
         let socket = connect_socket(address).and_then(|socket| {
-            around.watch(&socket, EventFlags::IN | EventFlags::OUT)?;
+            context.watch(&socket, EventFlags::IN | EventFlags::OUT)?;
             Ok(socket)
         });
         match socket {
             Ok(socket) => {
                 self.socket = Some(socket);
-                self.connection.connecting(around.now_ns.saturating_add(timeout_ns));
+                self.connection.connecting(context.now_ns.saturating_add(timeout_ns));
             }
-            Err(_) => self.fail(slots, around, self.lost()),
+            Err(_) => self.fail(slots, context, self.lost()),
         }
     }
 
-    fn connected<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    fn connected<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
         if !matches!(socket.take_error(), Ok(None)) {
-            return self.fail(slots, around, self.lost());
+            return self.fail(slots, context, self.lost());
         }
         if socket.peer_addr().is_err() {
             return; // an event of an earlier socket
         }
-        let peers = around.transport.peers();
+        let peers = context.transport.peers();
         let number = self.connection.server().number();
         let wanted = Wanted { role: peers.config().role, number };
-        let Ok(hello) = self.connection.greet(peers.token(), around.me, wanted) else {
-            return self.fail(slots, around, self.lost());
+        let Ok(hello) = self.connection.greet(peers.token(), context.me, wanted) else {
+            return self.fail(slots, context, self.lost());
         };
         self.gather = Gather::default();
-        let watched = around.watch_for(socket, EventFlags::IN);
+        let watched = context.watch_for(socket, EventFlags::IN);
         // A full server sends a refusal and closes; the refusal can still be read.
         let _ = socket.write_all(&hello);
         if watched.is_err() {
-            self.fail(slots, around, self.lost());
+            self.fail(slots, context, self.lost());
         }
     }
 
     /// Handles the server's messages until the connection is open.
-    fn bring_up<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    fn bring_up<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
@@ -204,22 +208,22 @@ impl<W> Dialled<W> {
                 Heard::Nothing => return,
                 Heard::End => break self.lost(),
             };
-            match self.heard(&message, around) {
+            match self.heard(&message, context) {
                 Ok(Ready::Later) => {}
                 Ok(Ready::Now) => {
                     self.connection.open();
-                    return self.send(slots, around);
+                    return self.send(slots, context);
                 }
                 Err(error) => break error,
             }
         };
-        self.fail(slots, around, error);
+        self.fail(slots, context, error);
     }
 
     fn heard<X: Dials>(
         &mut self,
         message: &HandshakeMessage,
-        around: &Around<'_, X>,
+        context: &LinkContext<'_, X>,
     ) -> Result<Ready, FabricError>
     where
         W: Carrier<X>,
@@ -227,52 +231,56 @@ impl<W> Dialled<W> {
         let (server, error) = (self.connection.server(), self.lost());
         let Some(socket) = &mut self.socket else { return Err(error) };
         if self.connection.phase() == Phase::Preparing {
-            return self.wire.answered(message, around).map_err(|Lost| error);
+            return self.wire.answered(message, context).map_err(|Lost| error);
         }
-        let peers = around.transport.peers();
+        let peers = context.transport.peers();
         let is_known = |epoch| peers.is_known(server, epoch);
-        match self.connection.greeted(message, around.now_ns, is_known)? {
+        match self.connection.greeted(message, context.now_ns, is_known)? {
             Greeted::Send(proof) => {
                 socket.write_all(&proof).map_err(|_| error)?;
                 Ok(Ready::Later)
             }
             Greeted::Welcome => {
-                let ready = self.wire.welcomed(socket, around).map_err(|Lost| error)?;
+                let ready = self.wire.welcomed(socket, context).map_err(|Lost| error)?;
                 let timeout_ns = peers.config().connect_timeout_ns;
-                self.connection.preparing(around.now_ns.saturating_add(timeout_ns));
+                self.connection.preparing(context.now_ns.saturating_add(timeout_ns));
                 Ok(ready)
             }
         }
     }
 
     /// Sends the queued operations over the open connection.
-    fn send<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    fn send<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
-        if self.wire.send(socket, slots, around) == Err(Lost) {
-            self.fail(slots, around, self.lost());
+        if self.wire.send(socket, slots, context) == Err(Lost) {
+            self.fail(slots, context, self.lost());
         }
     }
 
-    fn receive<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>)
+    fn receive<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
-        if self.wire.receive(socket, slots, around) == Err(Lost) {
-            self.fail(slots, around, self.lost());
+        if self.wire.receive(socket, slots, context) == Err(Lost) {
+            self.fail(slots, context, self.lost());
         }
     }
 
     /// Polls for completions that do not come over the socket; returns whether there were any.
-    fn poll<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) -> bool
+    fn poll<X: Dials>(
+        &mut self,
+        slots: &mut Slots<X::Progress>,
+        context: &LinkContext<'_, X>,
+    ) -> bool
     where
         W: Carrier<X>,
     {
-        self.wire.poll(slots, around).unwrap_or_else(|Lost| {
-            self.fail(slots, around, self.lost());
+        self.wire.poll(slots, context).unwrap_or_else(|Lost| {
+            self.fail(slots, context, self.lost());
             true
         })
     }
@@ -281,20 +289,20 @@ impl<W> Dialled<W> {
     fn fail<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
-        around: &Around<'_, X>,
+        context: &LinkContext<'_, X>,
         error: FabricError,
     ) where
         W: Carrier<X>,
     {
-        self.connection.fail(around.now_ns, &error);
-        self.end(slots, around, &error);
+        self.connection.fail(context.now_ns, &error);
+        self.end(slots, context, &error);
     }
 
     /// Ends all operations that were posted over the connection, which is closed.
     fn end<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
-        around: &Around<'_, X>,
+        context: &LinkContext<'_, X>,
         error: &FabricError,
     ) where
         W: Carrier<X>,
@@ -302,7 +310,7 @@ impl<W> Dialled<W> {
         self.wire.let_go_of_buffers();
         self.wire.clear();
         self.socket = None;
-        around.give_up_all(slots, self.connection.server(), error);
+        context.give_up_all(slots, self.connection.server(), error);
     }
 
     /// Takes what has arrived, closes the connection, ends its remaining operations, and reopens
@@ -310,22 +318,22 @@ impl<W> Dialled<W> {
     fn begin_reset<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
-        around: &Around<'_, X>,
+        context: &LinkContext<'_, X>,
     ) -> Result<Attempts, FabricError>
     where
         W: Carrier<X>,
     {
         let before = self.connection.attempts()?;
         if self.is_open() {
-            self.receive(slots, around);
+            self.receive(slots, context);
         }
         if self.is_open() {
-            self.poll(slots, around);
+            self.poll(slots, context);
         }
         let error = self.lost();
         self.connection.reset();
-        self.end(slots, around, &error);
-        self.drive(slots, around);
+        self.end(slots, context, &error);
+        self.drive(slots, context);
         Ok(before)
     }
 }
@@ -337,42 +345,42 @@ impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
     }
 
     #[inline]
-    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) {
+    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) {
         if self.wire.enqueue(id, slots) {
-            self.drive(slots, around);
+            self.drive(slots, context);
         }
     }
 
     #[inline]
-    fn drive(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) -> bool {
+    fn drive(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) -> bool {
         match self.connection.phase() {
             Phase::Open => {
-                let advanced = self.poll(slots, around);
+                let advanced = self.poll(slots, context);
                 if self.is_open() {
-                    self.send(slots, around);
+                    self.send(slots, context);
                 }
                 return advanced;
             }
             Phase::Closed => {
-                if self.connection.is_due(self.wire.has_work(), around.now_ns) {
-                    self.connect(slots, around);
+                if self.connection.is_due(self.wire.has_work(), context.now_ns) {
+                    self.connect(slots, context);
                 }
             }
             Phase::Connecting | Phase::Greeting | Phase::Preparing => {
-                if self.connection.is_due(true, around.now_ns) {
-                    self.fail(slots, around, self.lost());
+                if self.connection.is_due(true, context.now_ns) {
+                    self.fail(slots, context, self.lost());
                 }
             }
         }
         false
     }
 
-    fn visit(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) {
+    fn visit(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) {
         match self.connection.phase() {
             Phase::Closed => {}
-            Phase::Connecting => self.connected(slots, around),
-            Phase::Greeting | Phase::Preparing => self.bring_up(slots, around),
-            Phase::Open => self.receive(slots, around),
+            Phase::Connecting => self.connected(slots, context),
+            Phase::Greeting | Phase::Preparing => self.bring_up(slots, context),
+            Phase::Open => self.receive(slots, context),
         }
     }
 
@@ -396,8 +404,8 @@ impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
         self.wire.let_go_of_buffers();
     }
 
-    fn break_off(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) {
-        self.fail(slots, around, self.lost());
+    fn break_off(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) {
+        self.fail(slots, context, self.lost());
     }
 }
 
@@ -411,7 +419,7 @@ where
 {
     endpoint.resources.close_batch();
     let before =
-        endpoint.with_link(server, |link, slots, around| link.begin_reset(slots, around))??;
+        endpoint.with_link(server, |link, slots, context| link.begin_reset(slots, context))??;
     poll_fn(|context| {
         let link = &mut endpoint.core.borrow_mut().links[server.index()];
         link.connection.poll_opened(before, context)

@@ -175,13 +175,13 @@ pub trait Link<X: Transport>: Debug {
     fn admit(&mut self, is_verb: bool, slots: &Slots<X::Progress>) -> Result<(), FabricError>;
 
     /// Queues a posted operation.
-    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>, around: &Around<'_, X>);
+    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>);
 
     /// Makes progress without a socket event. Returns whether anything has arrived.
-    fn drive(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>) -> bool;
+    fn drive(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) -> bool;
 
     /// Handles an event on the socket.
-    fn visit(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>);
+    fn visit(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>);
 
     /// When it must be driven again if nothing happens before.
     fn deadline_ns(&self) -> Option<u64>;
@@ -203,12 +203,12 @@ pub trait Link<X: Transport>: Debug {
     fn let_go_of_buffers(&mut self) {}
 
     /// Ends the connection, because an operation posted on it has timed out.
-    fn break_off(&mut self, slots: &mut Slots<X::Progress>, around: &Around<'_, X>);
+    fn break_off(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>);
 }
 
 /// The surroundings of a link.
 #[derive(Debug)]
-pub struct Around<'a, X: Transport> {
+pub struct LinkContext<'a, X: Transport> {
     /// The endpoint's transport.
     pub transport: &'a X,
     /// The thread's reactor.
@@ -223,7 +223,7 @@ pub struct Around<'a, X: Transport> {
     pub now_ns: u64,
 }
 
-impl<X: Transport> Around<'_, X> {
+impl<X: Transport> LinkContext<'_, X> {
     /// Ends an operation without a completion.
     pub fn give_up(&self, slots: &mut Slots<X::Progress>, id: u64, error: FabricError) {
         if let Some(slot) = slots.pending(id) {
@@ -333,8 +333,8 @@ impl<X: Transport> Inner<X> {
     }
 
     #[inline]
-    fn around(&self, link: usize, now_ns: u64) -> Around<'_, X> {
-        Around {
+    fn context(&self, link: usize, now_ns: u64) -> LinkContext<'_, X> {
+        LinkContext {
             transport: &self.transport,
             reactor: &self.reactor,
             resources: &self.resources,
@@ -351,19 +351,19 @@ impl<X: Transport> Inner<X> {
     pub fn with_link<T>(
         &self,
         server: ServerId,
-        act: impl FnOnce(&mut X::Link, &mut Slots<X::Progress>, &Around<'_, X>) -> T,
+        act: impl FnOnce(&mut X::Link, &mut Slots<X::Progress>, &LinkContext<'_, X>) -> T,
     ) -> Result<T, FabricError> {
         let core = &mut *self.core.borrow_mut();
         let link = core.links.get_mut(server.index());
         let link = link.ok_or(FabricError::NoSuchServer(server))?;
-        let around = self.around(server.index(), self.resources.now_ns());
-        Ok(act(link, &mut core.slots, &around))
+        let context = self.context(server.index(), self.resources.now_ns());
+        Ok(act(link, &mut core.slots, &context))
     }
 
     /// Handles an event on the socket of a link.
     fn visit(&self, link: u16) {
         let server = ServerId::new(link);
-        let _ = self.with_link(server, |link, slots, around| link.visit(slots, around));
+        let _ = self.with_link(server, |link, slots, context| link.visit(slots, context));
     }
 
     /// Handles an event of the thread's source for a link.
@@ -378,7 +378,7 @@ impl<X: Transport> Inner<X> {
         let now_ns = self.resources.now_ns();
         let (mut advanced, mut nearest_ns) = (false, u64::MAX);
         for (index, link) in core.links.iter_mut().enumerate() {
-            advanced |= link.drive(&mut core.slots, &self.around(index, now_ns));
+            advanced |= link.drive(&mut core.slots, &self.context(index, now_ns));
             nearest_ns = nearest_ns.min(link.deadline_ns().unwrap_or(u64::MAX));
         }
         if core.nearest_deadline_ns <= now_ns {
@@ -420,10 +420,10 @@ impl<X: Transport> Inner<X> {
         broken.iter().for_each(|&link| core.links[link].let_go_of_buffers());
         for &(id, server, _) in &due {
             let error = FabricError::Indeterminate { server, why: Uncertainty::TimedOut };
-            self.around(server.index(), now_ns).give_up(&mut core.slots, id, error);
+            self.context(server.index(), now_ns).give_up(&mut core.slots, id, error);
         }
         for link in broken {
-            core.links[link].break_off(&mut core.slots, &self.around(link, now_ns));
+            core.links[link].break_off(&mut core.slots, &self.context(link, now_ns));
         }
         let deadlines = core.slots.iter_pending().map(|(_, slot)| slot.deadline_ns);
         core.nearest_deadline_ns = deadlines.min().unwrap_or(u64::MAX);
@@ -454,7 +454,7 @@ impl<X: Transport> Inner<X> {
         let deadline_ns = now_ns.saturating_add(self.resources.settings.timeout_ns);
         let id = core.slots.insert(body, progress, server, deadline_ns, &self.resources);
         core.nearest_deadline_ns = core.nearest_deadline_ns.min(deadline_ns);
-        link.enqueue(id, &mut core.slots, &self.around(server.index(), now_ns));
+        link.enqueue(id, &mut core.slots, &self.context(server.index(), now_ns));
         Op::posted(Rc::clone(self), id, finish)
     }
 

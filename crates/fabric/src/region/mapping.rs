@@ -62,7 +62,7 @@ impl Mapping {
     }
 
     /// Maps a memfd from another process, after checking that it cannot shrink.
-    pub(super) fn of_memfd(memfd: OwnedFd, bytes: usize) -> Result<Self, RegionError> {
+    pub(super) fn from_memfd(memfd: OwnedFd, bytes: usize) -> Result<Self, RegionError> {
         let sealed = fcntl_get_seals(&memfd).is_ok_and(|seals| seals.contains(SIZE_IS_SETTLED));
         // Check the size after the seals: from then on it cannot change.
         let sized =

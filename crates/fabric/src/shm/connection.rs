@@ -15,7 +15,7 @@ use super::process::Listening;
 use super::ring::{Consumer, Direction, Garbage, Kind, Producer};
 use super::socket::{self, Packet};
 use crate::clock::Clock;
-use crate::endpoint::{Around, Body, Link, Slot, Slots, lost};
+use crate::endpoint::{Body, Link, LinkContext, Slot, Slots, lost};
 use crate::handshake::{
     HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Role, Token, Wanted,
 };
@@ -177,7 +177,7 @@ impl Connection {
     }
 
     /// Takes the replies in the ring; returns whether there were any.
-    fn take_replies(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) -> bool {
+    fn take_replies(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) -> bool {
         let mut any = false;
         let mut message = Message::new();
         let taken = loop {
@@ -191,7 +191,7 @@ impl Connection {
                     let Some(Slot { body: Body::Call(reply), .. }) = slot else { continue };
                     let outcome = match kind {
                         Kind::Message => {
-                            around.resources.counters.count_rpc_reply(message.len());
+                            context.resources.counters.count_rpc_reply(message.len());
                             *reply = std::mem::take(&mut message);
                             Ok(())
                         }
@@ -199,23 +199,23 @@ impl Connection {
                             bytes: bytes.max(MAX_MESSAGE_BYTES),
                         }),
                     };
-                    slots.end(id, outcome, around.resources);
+                    slots.end(id, outcome, context.resources);
                 }
             }
         };
         if taken.is_err() {
-            self.lose(slots, around);
+            self.lose(slots, context);
             return true;
         }
         any
     }
 
     /// Ends the connection: drops waiting requests and fails outstanding calls.
-    fn lose(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) {
+    fn lose(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) {
         self.gate.close();
         self.rings.backlog.clear();
         self.awaited = 0;
-        around.give_up_all(slots, self.server, &lost(self.server));
+        context.give_up_all(slots, self.server, &lost(self.server));
     }
 }
 
@@ -242,7 +242,7 @@ impl Link<Shm> for ShmLink {
         }
     }
 
-    fn enqueue(&mut self, id: u64, slots: &mut Slots<()>, around: &Around<'_, Shm>) {
+    fn enqueue(&mut self, id: u64, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) {
         let Some(connection) = &mut self.connection else { return };
         let body = slots.pending(id).map(|slot| &mut slot.body);
         let Some(Body::Call(request)) = body else { return };
@@ -250,22 +250,22 @@ impl Link<Shm> for ShmLink {
         connection.rings.backlog.push_back((id, std::mem::take(request)));
         connection.awaited += 1;
         if connection.rings.send(&connection.socket).is_err() {
-            connection.lose(slots, around);
+            connection.lose(slots, context);
         }
     }
 
-    fn drive(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) -> bool {
-        self.connection.as_mut().is_some_and(|connection| connection.take_replies(slots, around))
+    fn drive(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) -> bool {
+        self.connection.as_mut().is_some_and(|connection| connection.take_replies(slots, context))
     }
 
-    fn visit(&mut self, slots: &mut Slots<()>, around: &Around<'_, Shm>) {
+    fn visit(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) {
         let Some(connection) = &mut self.connection else { return };
         if socket::receive(&connection.socket).is_err() {
             // Replies that arrived before the end still count.
-            connection.take_replies(slots, around);
-            connection.lose(slots, around);
+            connection.take_replies(slots, context);
+            connection.lose(slots, context);
             // Otherwise epoll would report the end again and again.
-            let _ = epoll::delete(&around.reactor.epoll, &connection.socket);
+            let _ = epoll::delete(&context.reactor.epoll, &connection.socket);
         }
     }
 
@@ -279,7 +279,7 @@ impl Link<Shm> for ShmLink {
         self.connection.as_ref().filter(awaits).is_some_and(|it| !it.rings.replies.may_sleep())
     }
 
-    fn break_off(&mut self, _: &mut Slots<()>, _: &Around<'_, Shm>) {}
+    fn break_off(&mut self, _: &mut Slots<()>, _: &LinkContext<'_, Shm>) {}
 }
 
 impl Rings {

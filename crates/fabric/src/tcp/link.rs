@@ -10,7 +10,7 @@ use super::frame::{Completion, Decoded, decode_completion};
 use super::op::{Completed, Progress, complete, encode};
 use super::queue::{ByteQueue, Flow};
 use crate::endpoint::dial::{Carrier, Lost, Ready};
-use crate::endpoint::{Around, Body};
+use crate::endpoint::{Body, LinkContext};
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -61,7 +61,7 @@ impl Carrier<Tcp> for Frames {
         !self.to_send.is_empty()
     }
 
-    fn welcomed(&mut self, _: &mut TcpStream, _: &Around<'_, Tcp>) -> Result<Ready, Lost> {
+    fn welcomed(&mut self, _: &mut TcpStream, _: &LinkContext<'_, Tcp>) -> Result<Ready, Lost> {
         let fresh = || Box::new((ByteQueue::new(QUEUE_BYTES), ByteQueue::new(QUEUE_BYTES)));
         let queues = self.queues.get_or_insert_with(fresh);
         queues.0.clear();
@@ -74,12 +74,12 @@ impl Carrier<Tcp> for Frames {
         &mut self,
         socket: &mut TcpStream,
         slots: &mut Slots,
-        around: &Around<'_, Tcp>,
+        context: &LinkContext<'_, Tcp>,
     ) -> Result<(), Lost> {
         let Some((incoming, _)) = self.queues.as_deref_mut() else { return Ok(()) };
         for _ in 0..RECEIVES {
             let flow = incoming.receive(socket);
-            take_completions(incoming, slots, around)?;
+            take_completions(incoming, slots, context)?;
             match flow {
                 Flow::Closed => return Err(Lost),
                 Flow::More => {}
@@ -87,7 +87,7 @@ impl Carrier<Tcp> for Frames {
             }
         }
         match self.is_blocked {
-            true => self.push(socket, slots, around),
+            true => self.push(socket, slots, context),
             false => Ok(()),
         }
     }
@@ -97,12 +97,12 @@ impl Carrier<Tcp> for Frames {
         &mut self,
         socket: &mut TcpStream,
         slots: &mut Slots,
-        around: &Around<'_, Tcp>,
+        context: &LinkContext<'_, Tcp>,
     ) -> Result<(), Lost> {
         if self.to_send.is_empty() || self.is_blocked {
             return Ok(());
         }
-        self.push(socket, slots, around)
+        self.push(socket, slots, context)
     }
 
     fn clear(&mut self) {
@@ -117,7 +117,7 @@ impl Frames {
         &mut self,
         socket: &mut TcpStream,
         slots: &mut Slots,
-        around: &Around<'_, Tcp>,
+        context: &LinkContext<'_, Tcp>,
     ) -> Result<(), Lost> {
         let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Ok(()) };
         self.unsent_bytes = 0;
@@ -145,7 +145,7 @@ impl Frames {
             true => EventFlags::IN | EventFlags::OUT,
             false => EventFlags::IN,
         };
-        around.watch_for(socket, flags).map_err(|_| Lost)
+        context.watch_for(socket, flags).map_err(|_| Lost)
     }
 }
 
@@ -153,7 +153,7 @@ impl Frames {
 fn take_completions(
     incoming: &mut ByteQueue,
     slots: &mut Slots,
-    around: &Around<'_, Tcp>,
+    context: &LinkContext<'_, Tcp>,
 ) -> Result<(), Lost> {
     loop {
         let (id, completion, bytes) = match decode_completion(incoming.filled()) {
@@ -167,9 +167,9 @@ fn take_completions(
                 Completed::InPart => {}
                 Completed::Ended(outcome) => {
                     if let Completion::Reply(reply) = completion {
-                        around.resources.counters.count_rpc_reply(reply.len());
+                        context.resources.counters.count_rpc_reply(reply.len());
                     }
-                    slots.end(id, outcome, around.resources);
+                    slots.end(id, outcome, context.resources);
                 }
                 Completed::Mismatch => return Err(Lost),
             }

@@ -34,7 +34,7 @@ const _: () = assert!(MAX_FRAME_BYTES <= INCOMING_BYTES / 2 + HEADER_BYTES);
 
 /// State that the connections of a server share.
 #[derive(Debug)]
-pub(super) struct Around<'a, S> {
+pub(super) struct ConnectionContext<'a, S> {
     pub(super) service: &'a S,
     pub(super) server: Identity,
     pub(super) gates: &'a Gates,
@@ -130,13 +130,13 @@ impl Served {
     pub(super) fn serve<S: Calls>(
         &mut self,
         socket: &mut TcpStream,
-        around: &Around<'_, S>,
+        context: &ConnectionContext<'_, S>,
         tally: &mut Tally,
     ) -> Next {
         if self.incoming.space() > 0 && self.incoming.receive(socket) == Flow::Closed {
             return Next::Close;
         }
-        self.carry_on(socket, around, tally)
+        self.carry_on(socket, context, tally)
     }
 
     /// Queues a later answer for the next [`Served::carry_on`].
@@ -148,17 +148,17 @@ impl Served {
     pub(super) fn carry_on<S: Calls>(
         &mut self,
         socket: &mut TcpStream,
-        around: &Around<'_, S>,
+        context: &ConnectionContext<'_, S>,
         tally: &mut Tally,
     ) -> Next {
         loop {
             self.queue_answers();
             let pause = match self.leaving {
                 true => Pause::Empty,
-                false => self.carry_out(around, tally),
+                false => self.carry_out(context, tally),
             };
             if let Pause::Fence { compute_server, id, bytes } = pause {
-                tally.shut_out |= around.gates.fence(compute_server);
+                tally.shut_out |= context.gates.fence(compute_server);
                 self.leaving = self.gate.enter().is_none();
                 self.incoming.consume(bytes);
                 self.put(id, Completion::Fenced);
@@ -166,12 +166,12 @@ impl Served {
             }
             if tally.requests > 0 {
                 let requests = std::mem::take(&mut tally.requests);
-                around.requests.fetch_add(requests, Ordering::Relaxed);
+                context.requests.fetch_add(requests, Ordering::Relaxed);
             }
             let sent = self.outgoing.send(socket);
             if self.replies > 0 {
                 for _ in 0..std::mem::take(&mut self.replies) {
-                    now_or_never(around.service.after_answer(&around.cpu));
+                    now_or_never(context.service.after_answer(&context.cpu));
                 }
             }
             return match (sent, pause) {
@@ -187,14 +187,18 @@ impl Served {
     }
 
     /// Carries out the received requests, as long as there is room for answers.
-    fn carry_out<S: Calls>(&mut self, around: &Around<'_, S>, tally: &mut Tally) -> Pause {
+    fn carry_out<S: Calls>(
+        &mut self,
+        context: &ConnectionContext<'_, S>,
+        tally: &mut Tally,
+    ) -> Pause {
         let gate = Arc::clone(&self.gate);
         let Some(_entered) = gate.enter() else { return Pause::Close };
         loop {
             if self.outgoing.space() < MAX_FRAME_BYTES {
                 return Pause::Full;
             }
-            if self.waiting >= around.waiting_calls {
+            if self.waiting >= context.waiting_calls {
                 return Pause::Waiting;
             }
             let (id, request, bytes) = match decode_request(self.incoming.filled()) {
@@ -205,10 +209,10 @@ impl Served {
             tally.requests += 1;
             let outgoing = &mut self.outgoing;
             match request {
-                Request::Read(piece) => read(outgoing, around, id, piece),
-                Request::Write(piece, words) => write(outgoing, around, id, piece, words),
+                Request::Read(piece) => read(outgoing, context, id, piece),
+                Request::Write(piece, words) => write(outgoing, context, id, piece, words),
                 Request::CompareSwap { at, expected, new } => {
-                    let found = memory(around, at, 8).map(|words| {
+                    let found = memory(context, at, 8).map(|words| {
                         let swapped = words[0].compare_exchange(
                             expected,
                             new,
@@ -221,7 +225,7 @@ impl Served {
                     put(outgoing, id, found.unwrap_or_else(not_done));
                 }
                 Request::FetchAdd { at, delta } => {
-                    let found = memory(around, at, 8).map(|words| {
+                    let found = memory(context, at, 8).map(|words| {
                         Completion::Added(words[0].fetch_add(delta, Ordering::AcqRel))
                     });
                     let not_done = |error| Completion::NotDone(Kind::FetchAdd, error);
@@ -233,10 +237,10 @@ impl Served {
                     let asked = Asked { place: self.place, id };
                     let mut defer = || {
                         is_later = true;
-                        ReplySink::new(Arc::clone(around.inbox) as _, asked.ticket())
+                        ReplySink::new(Arc::clone(context.inbox) as _, asked.ticket())
                     };
                     let call = Call::new(gate.peer, request, &mut self.scratch, &mut defer);
-                    now_or_never(around.service.call(&around.cpu, call));
+                    now_or_never(context.service.call(&context.cpu, call));
                     if is_later {
                         self.waiting += 1;
                     } else {
@@ -287,14 +291,14 @@ fn reply_of(reply: &[u8]) -> Completion<'_> {
 /// The words that a verb accesses, checked here, where the memory is (F5).
 #[inline]
 fn memory<'a, S: Calls>(
-    around: &Around<'a, S>,
+    context: &ConnectionContext<'a, S>,
     at: GlobalAddr,
     bytes: usize,
 ) -> Result<&'a [AtomicU64], NotDone> {
-    if at.server().number() != around.server.number {
+    if at.server().number() != context.server.number {
         return Err(NotDone::NoSuchServer);
     }
-    let memory = around.service.memory().map(|region| &**region);
+    let memory = context.service.memory().map(|region| &**region);
     check_lent(memory, at, bytes).map_err(|error| match error {
         FabricError::OutOfBounds { region_bytes, .. } => {
             NotDone::OutOfBounds { region_bytes: region_bytes as u64 }
@@ -306,18 +310,23 @@ fn memory<'a, S: Calls>(
 /// The words of a piece; checks the whole.
 #[inline]
 fn piece_words<'a, S: Calls>(
-    around: &Around<'a, S>,
+    context: &ConnectionContext<'a, S>,
     piece: Piece,
 ) -> Result<&'a [AtomicU64], NotDone> {
-    let whole = memory(around, piece.at, piece.whole as usize)?;
+    let whole = memory(context, piece.at, piece.whole as usize)?;
     let first = piece.first as usize / 8;
     Ok(&whole[first..first + piece.length as usize / 8])
 }
 
 #[inline]
-fn read<S: Calls>(outgoing: &mut ByteQueue, around: &Around<'_, S>, id: u64, piece: Piece) {
+fn read<S: Calls>(
+    outgoing: &mut ByteQueue,
+    context: &ConnectionContext<'_, S>,
+    id: u64,
+    piece: Piece,
+) {
     debug_assert!(piece.length as usize <= PIECE_BYTES);
-    match piece_words(around, piece) {
+    match piece_words(context, piece) {
         Ok(words) => {
             let frame = outgoing.push(HEADER_BYTES + piece.length as usize);
             load_bytes(words, read_completion_frame(id, frame));
@@ -329,12 +338,12 @@ fn read<S: Calls>(outgoing: &mut ByteQueue, around: &Around<'_, S>, id: u64, pie
 #[inline]
 fn write<S: Calls>(
     outgoing: &mut ByteQueue,
-    around: &Around<'_, S>,
+    context: &ConnectionContext<'_, S>,
     id: u64,
     piece: Piece,
     bytes: &[u8],
 ) {
-    match piece_words(around, piece) {
+    match piece_words(context, piece) {
         Ok(words) => {
             store_bytes(bytes, words);
             put(outgoing, id, Completion::Written);

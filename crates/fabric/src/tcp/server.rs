@@ -12,7 +12,7 @@
 //! *Thread safety*: the handle is for any number of threads.
 
 use super::inbox::{Content, Inbox, Late};
-use super::served::{Around, Next, Served, Tally};
+use super::served::{ConnectionContext, Next, Served, Tally};
 use crate::handshake::{Identity, Role, Token, draw_epoch};
 use crate::listener::{
     Acceptor, Bounds, Greeting, LISTENER, Listener, Place, Threads, WAKE, place_of,
@@ -284,10 +284,10 @@ impl<S: Calls> IoThread<S> {
     fn with(
         &mut self,
         place: Place,
-        act: impl FnOnce(&mut Served, &mut TcpStream, &Around<'_, S>, &mut Tally) -> Next,
+        act: impl FnOnce(&mut Served, &mut TcpStream, &ConnectionContext<'_, S>, &mut Tally) -> Next,
     ) -> Option<Next> {
         let mut tally = Tally::default();
-        let around = Around {
+        let context = ConnectionContext {
             service: &*self.service,
             server: self.shared.listener.identity,
             gates: &self.shared.listener.gates,
@@ -297,7 +297,7 @@ impl<S: Calls> IoThread<S> {
             cpu: InlineCpu::new(self.number),
         };
         let (socket, served) = self.acceptor.admitted(place)?;
-        let next = act(served, socket, &around, &mut tally);
+        let next = act(served, socket, &context, &mut tally);
         let mut closed = next == Next::Close;
         if !closed && next != served.interest {
             served.interest = next;

@@ -160,9 +160,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// # Errors
     /// [`Restart::Failed`] if no frame becomes free: other operations hold them all, or a memory
     /// server does not answer.
-    pub async fn spare(&self) -> Result<FreeFrame<'_, L>, Restart> {
+    pub async fn free_frame(&self) -> Result<FreeFrame<'_, L>, Restart> {
         match self.free_now() {
-            Some(spare) => Ok(spare),
+            Some(free) => Ok(free),
             None => self.make_room().await,
         }
     }
@@ -174,22 +174,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// holds a frame might be waiting for another one (C16).
     pub async fn another_spare(&self) -> Result<FreeFrame<'_, L>, Restart> {
         match self.free_now() {
-            Some(spare) => Ok(spare),
+            Some(free) => Ok(free),
             None => self.sample().await.ok_or(Restart::Busy),
         }
     }
 
     fn free_now(&self) -> Option<FreeFrame<'_, L>> {
         let kept = self.kept.borrow_mut().pop();
-        kept.map(|frame| self.cache.spare(frame)).or_else(|| self.cache.take_spare())
+        kept.map(|frame| self.cache.free_frame(frame)).or_else(|| self.cache.take_free())
     }
 
     #[cold]
     async fn make_room(&self) -> Result<FreeFrame<'_, L>, Restart> {
         let mut backoff = self.pages.backoff();
         loop {
-            if let Some(spare) = self.sample().await {
-                return Ok(spare);
+            if let Some(free) = self.sample().await {
+                return Ok(free);
             }
             if self.has_doubts() && self.is_settling_due() {
                 // The cache may be full of frames that only this handle can settle.
@@ -225,8 +225,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             for _ in 0..self.cache.options().sampled.max(1) {
                 self.cool_one().await;
             }
-            if let Some(spare) = self.free_now() {
-                return Some(spare);
+            if let Some(free) = self.free_now() {
+                return Some(free);
             }
         }
         let frame = self.cache.cooling.pop(self.fabric().random())?;
@@ -258,17 +258,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     async fn drop_oldest(&self, oldest: Option<FrameId>) {
         if let Some(oldest) = oldest {
-            let spare = self.evict_frame(oldest).await;
-            self.keep(spare);
+            let free = self.evict_frame(oldest).await;
+            self.keep(free);
         }
     }
 
     /// Evicts a frame that this handle has taken out of the cooling structure (C8).
     async fn evict_frame(&self, frame: FrameId) -> FreeFrame<'_, L> {
         loop {
-            if let Some(spare) = self.cache.evict(frame) {
+            if let Some(free) = self.cache.evict(frame) {
                 LiveCounters::count(&self.counters.evictions);
-                return spare;
+                return free;
             }
             // Another thread has latched a frame that it was led to by a stale reference. It lets
             // go soon.
@@ -277,16 +277,16 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Keeps a free frame for this handle's next operation, or returns it to the cache.
-    pub fn keep(&self, spare: FreeFrame<'_, L>) {
+    pub fn keep(&self, free: FreeFrame<'_, L>) {
         let mut kept = self.kept.borrow_mut();
         if kept.len() < self.cache.keep_limit() {
-            kept.push(spare.into_frame());
+            kept.push(free.into_frame());
         }
     }
 
     /// Claims the node at `address`, to which the child word at `slot` of `parent` points: returns
     /// a frame, the I/O mark, and the slot's key range.
-    async fn begin<'a>(
+    async fn begin_fetch<'a>(
         &'a self,
         parent: OptimisticRef<'_, L>,
         slot: usize,
@@ -300,7 +300,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             Mapped::Io => return Err(Restart::Busy),
             Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
         }
-        let spare = self.spare().await?; // C16
+        let free = self.free_frame().await?; // C16
         let (low, high) = slot_range(parent.page, slot);
         // A node that is merged away or moved meanwhile changes its parent first.
         let is_there = || {
@@ -313,10 +313,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
                     self.cache.arena().prefetch(frame);
                 }
-                Ok((spare, mark, OwnedRange { low, high }))
+                Ok((free, mark, OwnedRange { low, high }))
             }
             Err(found) => {
-                self.keep(spare);
+                self.keep(free);
                 Err(match found {
                     Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
                     Mapped::Io => Restart::Busy,
@@ -380,9 +380,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// cooling.
     pub(crate) async fn drop_copy(&self, leaf: GlobalAddr) {
         while let Mapped::Frame(frame) = self.cache.mapping.get(leaf.to_bits()) {
-            if let Some(spare) = self.cache.drop_cooling(frame, leaf) {
+            if let Some(free) = self.cache.drop_cooling(frame, leaf) {
                 LiveCounters::count(&self.counters.invalidations);
-                self.keep(spare);
+                self.keep(free);
                 return;
             }
             self.fabric().sleep(0).await;
@@ -420,8 +420,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             Attached::Other => {
                 // The cached copy may be the stale one, not the parent. A refresh would not help
                 // then.
-                if let Some(spare) = self.cache.forget_lost(frame, address) {
-                    self.keep(spare);
+                if let Some(free) = self.cache.forget_lost(frame, address) {
+                    self.keep(free);
                 }
                 Restart::Refresh
             }
@@ -442,18 +442,18 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Restart> {
-        let (spare, mark, keys) = self.begin(parent, slot, address).await?;
+        let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
         let place = (address, &keys);
-        self.bring_marked_leaf((spare, mark), Some((parent, slot)), place, probe, work).await
+        self.bring_marked_leaf((free, mark), Some((parent, slot)), place, probe, work).await
     }
 
     /// Checks a leaf that was READ into a frame, and trims it to the key range of its slot (D7).
     fn accept_leaf(
         &self,
-        spare: &FreeFrame<'_, L>,
+        free: &FreeFrame<'_, L>,
         (address, keys): (GlobalAddr, &OwnedRange<L::Key>),
     ) -> Result<(), Restart> {
-        let page = spare.page();
+        let page = free.page();
         if page.address() != address || page.level() != 0 {
             return Err(Restart::Refresh);
         }
@@ -461,12 +461,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             return Err(Restart::Torn(address)); // D8
         }
         mark_clean(page);
-        self.trim(spare, keys)
+        self.trim(free, keys)
     }
 
     /// Removes entries of an exclusive node that lie outside the key range of its slot (D7).
-    fn trim(&self, spare: &FreeFrame<'_, L>, keys: &OwnedRange<L::Key>) -> Result<(), Restart> {
-        let page = spare.page();
+    fn trim(&self, free: &FreeFrame<'_, L>, keys: &OwnedRange<L::Key>) -> Result<(), Restart> {
+        let page = free.page();
         let found = OwnedRange { low: L::low(page), high: L::high(page) };
         let fits = keys.covers(&found.low, found.high.as_ref());
         if fits || self.fabric().breaks(rules::STRAYS_TRIMMED) {
@@ -477,7 +477,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             return Err(Restart::Refresh); // another node by now
         }
         L::trim(page, &counts.low, counts.high.as_ref());
-        self.mark_dirty(spare.frame(), page, 1..L::PAGE_WORDS);
+        self.mark_dirty(free.frame(), page, 1..L::PAGE_WORDS);
         LiveCounters::count(&self.counters.trims);
         Ok(())
     }
@@ -486,21 +486,21 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// leaf does not become hot, unless it is dirty.
     pub(crate) async fn bring_marked_leaf<'a, T>(
         &'a self,
-        (spare, mark): (FreeFrame<'a, L>, IoMark<'a>),
+        (free, mark): (FreeFrame<'a, L>, IoMark<'a>),
         below: Option<(OptimisticRef<'_, L>, usize)>,
         (address, keys): (GlobalAddr, &OwnedRange<L::Key>),
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Restart> {
-        let spare = self.read_into(spare, address).await?;
+        let free = self.read_into(free, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
-        let page = spare.page();
+        let page = free.page();
         if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
             // A leaf that is admitted cold evicts this frame.
             let leaving = self.cache.arena().page(frame).address();
             self.cache.mapping.prefetch(leaving.to_bits());
         }
-        self.accept_leaf(&spare, (address, keys))?;
+        self.accept_leaf(&free, (address, keys))?;
         if L::reach(page, probe) != FencePosition::Inside && !self.fabric().breaks(rules::FENCES) {
             return Err(Restart::Refresh);
         }
@@ -515,9 +515,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             mark_clean(page);
             if let Err(restart) = self.write_leaf(address, page, words.clone()).await {
                 // The change exists only in this frame, so the leaf stays, dirty.
-                self.mark_dirty(spare.frame(), page, words);
+                self.mark_dirty(free.frame(), page, words);
                 if let Restart::Failed(_) = restart {
-                    self.may_land(spare.frame(), page);
+                    self.may_land(free.frame(), page);
                 }
             }
         }
@@ -527,18 +527,18 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             admit => admit,
         };
         match (admit, &outcome, below) {
-            _ if !is_clean(page) => self.admit_dirty(spare, mark, below),
+            _ if !is_clean(page) => self.admit_dirty(free, mark, below),
             // The split that follows needs the leaf.
             (Admit::Private, LeafOutcome::Full, _) | (Admit::Cold, ..) | (Admit::Hot, _, None) => {
-                self.admit_cold(spare, mark).await;
+                self.admit_cold(free, mark).await;
             }
             (Admit::Private, ..) => {
                 drop(mark);
-                self.keep(spare);
+                self.keep(free);
             }
             (Admit::Hot, _, Some((parent, slot))) => {
-                if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, parent, slot) {
-                    self.admit_cold(spare, mark).await;
+                if let Err((free, mark)) = self.cache.publish_hot(free, mark, parent, slot) {
+                    self.admit_cold(free, mark).await;
                 }
             }
         }
@@ -548,17 +548,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Admits a dirty node: it must be hot (C11), with or without a parent.
     fn admit_dirty<'a>(
         &'a self,
-        spare: FreeFrame<'a, L>,
+        free: FreeFrame<'a, L>,
         mark: IoMark<'a>,
         below: Option<(OptimisticRef<'_, L>, usize)>,
     ) {
-        let frame = spare.frame();
+        let frame = free.frame();
         let refused = match below {
-            Some((parent, slot)) => self.cache.publish_hot(spare, mark, parent, slot).err(),
-            None => Some((spare, mark)),
+            Some((parent, slot)) => self.cache.publish_hot(free, mark, parent, slot).err(),
+            None => Some((free, mark)),
         };
-        if let Some((spare, mark)) = refused {
-            self.cache.publish_detached(spare, mark);
+        if let Some((free, mark)) = refused {
+            self.cache.publish_detached(free, mark);
         }
         if self.cache.ages().limit_ns() > 0 {
             // Before the node was published, `Ages::take` may have dropped the frame's entry (C21).
@@ -566,8 +566,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    async fn admit_cold<'a>(&'a self, spare: FreeFrame<'a, L>, mark: IoMark<'a>) {
-        let oldest = self.cache.publish_cold(spare, mark);
+    async fn admit_cold<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) {
+        let oldest = self.cache.publish_cold(free, mark);
         self.drop_oldest(oldest).await;
     }
 
@@ -575,14 +575,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// cooling, and a dirty one is hot without a parent.
     async fn admit_hot<'a>(
         &'a self,
-        spare: FreeFrame<'a, L>,
+        free: FreeFrame<'a, L>,
         mark: IoMark<'a>,
         below: (OptimisticRef<'_, L>, usize),
     ) {
-        if !is_clean(spare.page()) {
-            self.admit_dirty(spare, mark, Some(below));
-        } else if let Err((spare, mark)) = self.cache.publish_hot(spare, mark, below.0, below.1) {
-            self.admit_cold(spare, mark).await;
+        if !is_clean(free.page()) {
+            self.admit_dirty(free, mark, Some(below));
+        } else if let Err((free, mark)) = self.cache.publish_hot(free, mark, below.0, below.1) {
+            self.admit_cold(free, mark).await;
         }
     }
 
@@ -598,7 +598,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         probe: Probe<'_, L::Key>,
     ) -> Result<(), Restart> {
         let level = parent.page.level().saturating_sub(1);
-        let (spare, mark, keys) = self.begin(parent, slot, address).await?;
+        let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
         let owned = self.cache.owned().of(&keys.low, keys.high.as_ref());
         if owned == Ownership::None {
             // This compute server would not trim the node (D7), and could take over its keys while
@@ -633,14 +633,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             // cached as exclusive, no operation would look at its lock.
             return Err(Restart::Busy);
         }
-        let page = spare.page();
+        let page = free.page();
         page.copy_all_but_latch(copy.page());
         mark_clean(page);
         if is_exclusive {
-            self.trim(&spare, &keys)?;
+            self.trim(&free, &keys)?;
         }
-        self.cache.arena().set_remote_word(spare.frame(), copy.word().to_bits());
-        self.admit_hot(spare, mark, (parent, slot)).await;
+        self.cache.arena().set_remote_word(free.frame(), copy.word().to_bits());
+        self.admit_hot(free, mark, (parent, slot)).await;
         Err(Restart::Again)
     }
 
@@ -654,23 +654,23 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         slot: usize,
         address: GlobalAddr,
     ) -> Result<(), Restart> {
-        let (spare, mark, keys) = self.begin(parent, slot, address).await?;
-        let spare = self.read_into(spare, address).await?;
+        let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
+        let free = self.read_into(free, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
-        self.accept_leaf(&spare, (address, &keys))?;
-        self.admit_hot(spare, mark, (parent, slot)).await;
+        self.accept_leaf(&free, (address, &keys))?;
+        self.admit_hot(free, mark, (parent, slot)).await;
         Err(Restart::Again)
     }
 
     /// READs all words but word 0 of the leaf at `address` into a frame.
     async fn read_into<'a>(
         &'a self,
-        spare: FreeFrame<'a, L>,
+        free: FreeFrame<'a, L>,
         address: GlobalAddr,
     ) -> Result<FreeFrame<'a, L>, Restart> {
         let cache = &*self.cache;
         self.before_landing(address.server()).await?;
-        let frame = spare.into_frame();
+        let frame = free.into_frame();
         // If this future is dropped from here on, the frame goes to `landings`.
         let landing = Landing {
             frame,
@@ -686,7 +686,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 Ok(_) => {
                     self.record(posted_ns);
                     landing.has_ended();
-                    return Ok(cache.spare(frame));
+                    return Ok(cache.free_frame(frame));
                 }
                 Err(FabricError::QueueFull { .. }) => self.fabric().sleep(0).await,
                 Err(error @ FabricError::Indeterminate { .. }) => {
@@ -704,7 +704,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             }
         }
         landing.has_ended();
-        drop(cache.spare(frame));
+        drop(cache.free_frame(frame));
         outcome
     }
 
@@ -728,7 +728,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(super) fn free_landed(&self, server: ServerId, many: usize) {
         let is_free = |landing: &mut (FrameId, ServerId)| landing.1 == server;
         let landed: Vec<_> = self.landings.borrow_mut().extract_if(..many, is_free).collect();
-        landed.into_iter().for_each(|(frame, _)| drop(self.cache.spare(frame)));
+        landed.into_iter().for_each(|(frame, _)| drop(self.cache.free_frame(frame)));
     }
 }
 

@@ -258,9 +258,9 @@ impl<L: Layout> Cache<L> {
     }
 
     /// Takes a free frame, if there is one.
-    pub fn take_spare(&self) -> Option<FreeFrame<'_, L>> {
+    pub fn take_free(&self) -> Option<FreeFrame<'_, L>> {
         if let Some(frame) = lock(&self.free).pop() {
-            return Some(self.spare(frame));
+            return Some(self.free_frame(frame));
         }
         if self.touched() == u64::from(self.arena.frames()) {
             return None;
@@ -271,11 +271,11 @@ impl<L: Layout> Cache<L> {
         // No operation knows this frame yet, but a sampler may be looking at it.
         let guard = latch.optimistic().and_then(|version| latch.try_lock(version, 0))?;
         guard.keep();
-        Some(self.spare(frame))
+        Some(self.free_frame(frame))
     }
 
     /// Wraps a free, locked frame that the caller owns.
-    pub(super) fn spare(&self, frame: FrameId) -> FreeFrame<'_, L> {
+    pub(super) fn free_frame(&self, frame: FrameId) -> FreeFrame<'_, L> {
         debug_assert_eq!(self.arena.state(frame), FrameState::Free);
         FreeFrame { cache: self, frame }
     }
@@ -301,7 +301,7 @@ impl<L: Layout> Cache<L> {
     /// Decodes the child word at `slot` of an inner page.
     #[inline]
     pub fn swip(&self, page: Page<'_, L>, slot: usize) -> Option<Swip> {
-        Swip::of_word(L::inner_child(page, slot), self.arena.frames())
+        Swip::from_word(L::inner_child(page, slot), self.arena.frames())
     }
 
     /// The frames of an inner page's swizzled children, with their slots. Call it under the page's
@@ -418,23 +418,23 @@ impl<L: Layout> Cache<L> {
         Some(())
     }
 
-    /// Publishes a page that has been READ into a spare frame, and makes it a hot child of
+    /// Publishes a page that has been READ into a free frame, and makes it a hot child of
     /// `parent`. If `parent` has changed, for example because it got other children, this still
     /// succeeds as long as the same slot leads to the page.
     ///
     /// # Errors
-    /// `spare` and `mark`, unchanged, if `parent` cannot be latched or no longer leads to the page.
+    /// `free` and `mark`, unchanged, if `parent` cannot be latched or no longer leads to the page.
     pub fn publish_hot<'a>(
         &'a self,
-        spare: FreeFrame<'a, L>,
+        free: FreeFrame<'a, L>,
         mark: IoMark<'a>,
         parent: OptimisticRef<'_, L>,
         slot: usize,
     ) -> Result<(), (FreeFrame<'a, L>, IoMark<'a>)> {
-        let guard = parent.lock().or_else(|| self.lock_again(parent.frame, slot, spare.page()));
-        let Some(_guard) = guard else { return Err((spare, mark)) };
-        debug_assert_eq!(L::inner_child(parent.page, slot), spare.page().address());
-        let frame = self.publish(spare, FrameState::Hot, Some(parent.frame), |frame| {
+        let guard = parent.lock().or_else(|| self.lock_again(parent.frame, slot, free.page()));
+        let Some(_guard) = guard else { return Err((free, mark)) };
+        debug_assert_eq!(L::inner_child(parent.page, slot), free.page().address());
+        let frame = self.publish(free, FrameState::Hot, Some(parent.frame), |frame| {
             mark.publish(frame);
         });
         L::inner_set_child(parent.page, slot, Swip::Frame(frame).to_word());
@@ -461,20 +461,16 @@ impl<L: Layout> Cache<L> {
 
     /// Publishes a page as hot without a parent, because it is dirty or because its parent has
     /// changed. The next operation that passes its parent attaches it.
-    pub fn publish_detached<'a>(&'a self, spare: FreeFrame<'a, L>, mark: IoMark<'a>) {
-        self.publish(spare, FrameState::Hot, None, |frame| mark.publish(frame));
+    pub fn publish_detached<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) {
+        self.publish(free, FrameState::Hot, None, |frame| mark.publish(frame));
     }
 
     /// Publishes a clean page as a candidate for eviction. Returns the frame that must be evicted
     /// to make room for it.
-    pub fn publish_cold<'a>(
-        &'a self,
-        spare: FreeFrame<'a, L>,
-        mark: IoMark<'a>,
-    ) -> Option<FrameId> {
-        debug_assert!(is_clean(spare.page()), "C11");
-        let id = spare.page().address().to_bits();
-        let frame = self.publish(spare, FrameState::Cooling, None, |frame| mark.publish(frame));
+    pub fn publish_cold<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) -> Option<FrameId> {
+        debug_assert!(is_clean(free.page()), "C11");
+        let id = free.page().address().to_bits();
+        let frame = self.publish(free, FrameState::Cooling, None, |frame| mark.publish(frame));
         self.cooling.insert(frame, id)
     }
 
@@ -482,11 +478,11 @@ impl<L: Layout> Cache<L> {
     /// latch of `parent` and makes it point to the new page.
     pub fn publish_new<'a>(
         &'a self,
-        spare: FreeFrame<'a, L>,
+        free: FreeFrame<'a, L>,
         mark: IoMark<'a>,
         parent: FrameId,
     ) -> FrameId {
-        self.publish(spare, FrameState::Hot, Some(parent), |frame| mark.publish(frame))
+        self.publish(free, FrameState::Hot, Some(parent), |frame| mark.publish(frame))
     }
 
     /// Removes a stale copy of a node that other compute servers have freed: this one kept the copy
@@ -512,13 +508,13 @@ impl<L: Layout> Cache<L> {
         if self.arena.parent(frame) != named {
             return None;
         }
-        let spare = self.remove_old(node, guard, address)?;
+        let free = self.remove_old(node, guard, address)?;
         if let Some(parent) = parent
             && let Some(slot) = self.slot_of(parent.page, frame, node.page)
         {
             L::inner_set_child(parent.page, slot, address);
         }
-        Some(spare)
+        Some(free)
     }
 
     /// Removes a latched node from the cache if it is clean and no operation works below it. Its
@@ -596,7 +592,7 @@ impl<L: Layout> Cache<L> {
                 L::inner_set_child(node.page, at, address);
             }
             match self.remove_old(child, guard, address) {
-                Some(spare) => gone.push(spare),
+                Some(free) => gone.push(free),
                 None => {
                     self.arena.set_parent(frame, None);
                     return None;
@@ -634,18 +630,18 @@ impl<L: Layout> Cache<L> {
     }
 
     /// Publishes the root.
-    pub fn publish_root<'a>(&'a self, spare: FreeFrame<'a, L>, mark: IoMark<'a>) -> FrameId {
-        self.publish(spare, FrameState::Pinned, None, |frame| mark.publish(frame))
+    pub fn publish_root<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) -> FrameId {
+        self.publish(free, FrameState::Pinned, None, |frame| mark.publish(frame))
     }
 
     fn publish(
         &self,
-        spare: FreeFrame<'_, L>,
+        free: FreeFrame<'_, L>,
         state: FrameState,
         parent: Option<FrameId>,
         map: impl FnOnce(FrameId),
     ) -> FrameId {
-        let frame = spare.into_frame();
+        let frame = free.into_frame();
         self.arena.set_parent(frame, parent);
         self.arena.set_state(frame, state);
         map(frame);
@@ -829,6 +825,6 @@ impl<L: Layout> Cache<L> {
         self.arena.set_state(frame, FrameState::Free);
         self.arena.set_parent(frame, None);
         guard.keep();
-        self.spare(frame)
+        self.free_frame(frame)
     }
 }

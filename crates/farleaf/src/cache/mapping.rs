@@ -19,8 +19,8 @@ use std::fmt;
 
 const SLOTS: usize = 4;
 const EMPTY: u64 = 0;
-/// Values from here on are marks, in two generations. In each, the lower values count walks and the
-/// highest one is an I/O mark.
+/// Values from here on are marks, in two generations. In each, the lower values count offloads and
+/// the highest one is an I/O mark.
 const MARKS: u32 = 0xffff_0000;
 const GENERATION: u32 = 0x8000;
 
@@ -155,8 +155,8 @@ impl Mapping {
         }
     }
 
-    /// Marks an id for a memory server's walk below the node. Like [`Mapping::begin_io`], but
-    /// several walks may hold the mark at the same time.
+    /// Marks an id for a memory server's work below the node. Like [`Mapping::begin_io`], but
+    /// several offloads may hold the mark at the same time.
     ///
     /// # Errors
     /// As [`Mapping::begin_io`].
@@ -168,8 +168,8 @@ impl Mapping {
         let mut entries = lock(self.bucket(id));
         let (first, io) = self.marks_now().into_inner();
         match entries.find(id) {
-            // The count must stay below the I/O value. Walks of the previous generation have to end
-            // before new ones begin.
+            // The count must stay below the I/O value. Offloads of the previous generation have to
+            // end before new ones begin.
             Some(value) if !(first..io - 1).contains(value) => return Err(Mapped::of(*value)),
             _ if !is_there() => return Err(Mapped::Absent),
             Some(value) => *value += 1,
@@ -265,10 +265,10 @@ impl Drop for IoMark<'_> {
     }
 }
 
-/// The right to let a memory server walk below a node (C6), shared by any number of walks. Dropping
-/// the last one removes the entry, so the node is only in the pool.
+/// The right to let a memory server work below a node (C6), shared by any number of offloads.
+/// Dropping the last one removes the entry, so the node is only in the pool.
 #[derive(Debug)]
-#[must_use = "dropping the mark ends the walk"]
+#[must_use = "dropping the mark ends the offload"]
 pub(crate) struct OffloadMark<'a> {
     mapping: &'a Mapping,
     id: u64,
@@ -289,7 +289,7 @@ impl Drop for OffloadMark<'_> {
     fn drop(&mut self) {
         let mut entries = lock(self.mapping.bucket(self.id));
         match entries.find(self.id) {
-            // In both generations, the value of a single walk is a multiple of GENERATION.
+            // In both generations, the value of a single offload is a multiple of GENERATION.
             Some(value) if !value.is_multiple_of(GENERATION) => *value -= 1,
             _ => entries.remove(self.id),
         }
@@ -302,7 +302,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn walks_go_together_and_keep_others_off() {
+    fn offloads_go_together_and_keep_others_off() {
         let mapping = Mapping::new(8);
         let first = mapping.begin_offload(3, || true).unwrap();
         let second = mapping.begin_offload(3, || true).unwrap();
@@ -322,14 +322,15 @@ mod tests {
     #[test]
     fn a_generation_of_marks_ends_though_others_begin() {
         let mapping = Mapping::new(8);
-        let (walk, io) = (mapping.begin_offload(3, || true).unwrap(), mapping.begin_io(4, || true));
+        let (offload, io) =
+            (mapping.begin_offload(3, || true).unwrap(), mapping.begin_io(4, || true));
         let old = mapping.next_generation();
         let mut marked = mapping.marked_in(old);
         marked.sort_unstable();
         assert_eq!(marked, [3, 4]);
         assert_eq!(mapping.begin_offload(3, || true).unwrap_err(), Mapped::Io, "it would not end");
         let newer = mapping.begin_offload(5, || true).unwrap();
-        drop((walk, io));
+        drop((offload, io));
         assert!(!mapping.is_marked(3, old) && !mapping.is_marked(4, old));
         assert!(!mapping.is_marked(5, old) && mapping.get(5) == Mapped::Io);
         assert_eq!(mapping.last_generation(), old);

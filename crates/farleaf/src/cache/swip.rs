@@ -37,7 +37,7 @@ impl Swip {
     /// Decodes a child word for an arena of `frames` frames. `None` if it is not a valid child
     /// word.
     #[inline]
-    pub fn of_word(word: GlobalAddr, frames: u32) -> Option<Self> {
+    pub fn from_word(word: GlobalAddr, frames: u32) -> Option<Self> {
         if !word.is_swizzled() {
             return Some(Self::Remote(word));
         }
@@ -63,10 +63,10 @@ mod tests {
     #[test]
     fn words_come_back_and_nonsense_does_not() {
         let frame = Swip::Frame(FrameId::new(7));
-        assert_eq!(Swip::of_word(frame.to_word(), 8), Some(frame));
-        assert_eq!(Swip::of_word(frame.to_word(), 7), None);
+        assert_eq!(Swip::from_word(frame.to_word(), 8), Some(frame));
+        assert_eq!(Swip::from_word(frame.to_word(), 7), None);
         let remote = Swip::Remote(GlobalAddr::new(ServerId::new(3), 4096));
-        assert_eq!(Swip::of_word(remote.to_word(), 8), Some(remote));
-        assert_eq!(Swip::of_word(GlobalAddr::from_bits(u64::MAX), u32::MAX), None);
+        assert_eq!(Swip::from_word(remote.to_word(), 8), Some(remote));
+        assert_eq!(Swip::from_word(GlobalAddr::from_bits(u64::MAX), u32::MAX), None);
     }
 }

@@ -210,7 +210,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             ClientResponse::Map { epoch, boundaries, owners } => {
                 let newer = epoch > self.route.borrow().epoch();
                 if newer {
-                    let map = PartitionMap::of_owners::<L>(epoch, boundaries, owners)?;
+                    let map = PartitionMap::from_owners::<L>(epoch, boundaries, owners)?;
                     *self.route.borrow_mut() = Rc::new(map);
                 }
                 Ok(newer)

@@ -130,7 +130,7 @@ impl<K, V: Eq> LeafEdit<&K, &V> {
     ) -> LeafOutcome<Answer<V>> {
         let key = self.key;
         match self.action {
-            Action::Get => LeafOutcome::Nothing(Answer::of_lookup(L::leaf_get(page, key))),
+            Action::Get => LeafOutcome::Nothing(Answer::from_lookup(L::leaf_get(page, key))),
             Action::Insert(value) => insert(page, key, value),
             Action::Update(value) => replace(page, key, value),
             Action::Upsert(value) => match replace(page, key, value) {
@@ -148,22 +148,22 @@ impl<K, V: Eq> LeafEdit<&K, &V> {
 
 impl<V> Answer<V> {
     /// The answer of a lookup.
-    pub fn of_lookup(found: Option<V>) -> Self {
+    pub fn from_lookup(found: Option<V>) -> Self {
         Self { applied: found.is_some(), found }
     }
 
     /// The answer of an edit that returns no value.
-    pub fn of_change(applied: bool) -> Self {
+    pub fn from_change(applied: bool) -> Self {
         Self { applied, found: None }
     }
 }
 
 fn changed<V>(words: Range<usize>, sparse: bool) -> LeafOutcome<Answer<V>> {
-    LeafOutcome::Changed { answer: Answer::of_change(true), words, sparse }
+    LeafOutcome::Changed { answer: Answer::from_change(true), words, sparse }
 }
 
 fn nothing<V>() -> LeafOutcome<Answer<V>> {
-    LeafOutcome::Nothing(Answer::of_change(false))
+    LeafOutcome::Nothing(Answer::from_change(false))
 }
 
 fn insert<L: Layout>(

@@ -30,7 +30,7 @@ pub struct Version(u64);
 
 impl Version {
     /// The version in a copy of a page's word 0, or `None` if the word is locked.
-    pub fn of_word(word: u64) -> Option<Self> {
+    pub fn from_word(word: u64) -> Option<Self> {
         (word & LOCKED == 0).then_some(Self(word))
     }
 
@@ -62,7 +62,7 @@ impl<'a> Latch<'a> {
     /// Starts an optimistic read: returns the version, or `None` while the lock is held.
     #[inline]
     pub fn optimistic(self) -> Option<Version> {
-        Version::of_word(self.word.load(Ordering::Acquire))
+        Version::from_word(self.word.load(Ordering::Acquire))
     }
 
     /// Whether the lock has not been held since `version` was read. If so, everything read since

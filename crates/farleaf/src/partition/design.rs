@@ -1,7 +1,7 @@
 //! DEX as an index design: creates an index and opens handles on it.
 
 use super::{ComputePool, RoutedIndex};
-use crate::index::dex::{Builder, DexOptions, MemoryUse, of_word};
+use crate::index::dex::{Builder, DexOptions, MemoryUse, from_word};
 use crate::index::{Design, IndexError};
 use crate::page::{DesignId, Layout};
 use crate::remote::{Image, PageClient, ROOT_SERVER, RpcClient};
@@ -24,7 +24,7 @@ pub(super) async fn open_pool<F: Fabric, L: Layout>(
     let word = found
         .options_of(DesignId::Dex)
         .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
-    let (chunk_bytes, placement_level) = of_word(word);
+    let (chunk_bytes, placement_level) = from_word(word);
     Ok((PageClient::new(fabric, chunk_bytes), found.root, placement_level))
 }
 

@@ -61,7 +61,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     /// # Errors
     /// [`IndexError::InvalidArgument`] as for [`PartitionMap::new`], or if there is not exactly one
     /// owner for each range, all different.
-    pub fn of_owners<L: Layout<Key = K>>(
+    pub fn from_owners<L: Layout<Key = K>>(
         epoch: u64,
         boundaries: Vec<K>,
         owners: Vec<u16>,

@@ -41,7 +41,7 @@ pub struct PageCopy<L> {
 impl<L: Layout> PageCopy<L> {
     /// A copy made from cached content: `buffer` holds the page as the pool had it at the version
     /// in `buffer`'s word 0. Locking the copy tells whether that is still current.
-    pub fn of_cached(at: GlobalAddr, buffer: Buffer, now_ns: u64) -> Self {
+    pub fn from_cached(at: GlobalAddr, buffer: Buffer, now_ns: u64) -> Self {
         Self { at, buffer, read_ns: now_ns, layout: PhantomData }
     }
 

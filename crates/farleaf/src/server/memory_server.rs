@@ -7,9 +7,9 @@
 //! *Thread safety*: any number of threads, through `&self`.
 
 use super::chunks::ChunkAllocator;
+use super::offloads::{Offloads, Stretch};
 use super::owners::{Owner, Owners};
 use super::tree::{Loader, Tree};
-use super::walks::{Stretch, Walks};
 use crate::page::{DesignId, Layout, NodeCarver, Page, Superblock};
 use crate::rules;
 use crate::wire::{
@@ -71,7 +71,7 @@ pub struct MemoryServer<L: Layout> {
     share: OnceLock<Share<L::Key>>,
     load: Mutex<Option<Loader<L>>>,
     owners: Owners,
-    walks: Walks<L>,
+    offloads: Offloads<L>,
     /// Nodes that clients have returned. The set cannot outgrow the region, because it has each
     /// node once.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
@@ -108,7 +108,7 @@ impl<L: Layout> MemoryServer<L> {
             share: OnceLock::new(),
             load: Mutex::new(None),
             owners: Owners::default(),
-            walks: Walks::default(),
+            offloads: Offloads::default(),
             given_back: Mutex::new(BTreeSet::new()),
             latest_chunks: Mutex::default(),
             claim: Mutex::new(()),
@@ -297,7 +297,7 @@ impl<L: Layout> MemoryServer<L> {
             Request::Edit(edit) => {
                 let edit = edit.as_ref();
                 self.mine(edit.key)?;
-                Ok(Reply::of_edit(edit, self.tree.execute(cpu, edit).await?))
+                Ok(Reply::from_edit(edit, self.tree.execute(cpu, edit).await?))
             }
             Request::Tree(request) => self.answer_of_tree(cpu, request).await,
             Request::Pool(request) => self.answer_of_pool(cpu, client, request),
@@ -394,14 +394,14 @@ impl<L: Layout> MemoryServer<L> {
     ) -> Result<Reply<L>, Refusal> {
         let page_at = |at| self.page(at);
         match request {
-            OffloadRequest::Walk { node, level, edit, ticket } => {
-                self.walks.walk(cpu, page_at, (node, level), edit.as_ref(), ticket).await
+            OffloadRequest::Edit { node, level, edit, ticket } => {
+                self.offloads.edit(cpu, page_at, (node, level), edit.as_ref(), ticket).await
             }
-            OffloadRequest::WalkScan { node, level, lower, upper, reverse, limit } => {
+            OffloadRequest::Scan { node, level, lower, upper, reverse, limit } => {
                 let stretch = Stretch { lower, upper, reverse, limit };
-                Walks::scan(cpu, page_at, (node, level), stretch).await
+                Offloads::scan(cpu, page_at, (node, level), stretch).await
             }
-            OffloadRequest::CloseTicket { ticket } => Ok(self.walks.close(ticket)),
+            OffloadRequest::CloseTicket { ticket } => Ok(self.offloads.close(ticket)),
         }
     }
 }

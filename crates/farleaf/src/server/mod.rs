@@ -7,9 +7,9 @@ mod chunks;
 mod epoch;
 mod memory_server;
 mod nodes;
+mod offloads;
 mod owners;
 pub mod tree;
-mod walks;
 
 pub use chunks::ChunkAllocator;
 pub use epoch::{EpochGuard, Epochs};

@@ -33,7 +33,7 @@ use table::{Table, are_distinct};
 /// table of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<L: Layout> {
-    /// An operation on one key of the server's own tree. Answered as in [`Reply::of_edit`].
+    /// An operation on one key of the server's own tree. Answered as in [`Reply::from_edit`].
     Edit(LeafEdit<L::Key, L::Value>),
     /// A request to the server's own tree.
     Tree(TreeRequest<L>),

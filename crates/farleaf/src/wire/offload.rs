@@ -13,8 +13,8 @@ messages! {
     /// A request for work below a node that the requesting client has exclusively.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum OffloadRequest<L: Layout> {
-        /// Applies an edit below a node. Answered by [`Reply::Walked`](super::Reply::Walked).
-        22 => Walk {
+        /// Applies an edit below a node. Answered by [`Reply::Offloaded`](super::Reply::Offloaded).
+        22 => Edit {
             /// The node.
             node: GlobalAddr,
             /// Its level.
@@ -26,7 +26,7 @@ messages! {
         },
         /// Records of a range below a node. The reply says whether there may be more of them below
         /// it.
-        23 => WalkScan {
+        23 => Scan {
             /// The node.
             node: GlobalAddr,
             /// Its level.

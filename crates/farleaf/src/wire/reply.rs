@@ -50,7 +50,7 @@ messages! {
             fenced: bool,
         },
         /// The result of an operation below a node.
-        10 => Walked {
+        10 => Offloaded {
             /// The leaf that it changed, if any.
             leaf: Option<GlobalAddr>,
             /// The result of the edit.
@@ -123,7 +123,7 @@ messages! {
 
 impl<L: Layout> Reply<L> {
     /// The reply to [`Request::Edit`](super::Request::Edit).
-    pub fn of_edit(edit: LeafEdit<&L::Key, &L::Value>, answer: Answer<L::Value>) -> Self {
+    pub fn from_edit(edit: LeafEdit<&L::Key, &L::Value>, answer: Answer<L::Value>) -> Self {
         match edit.action {
             Action::Get => Self::Value(answer.found),
             Action::Insert(_) | Action::Update(_) | Action::Remove => Self::Applied(answer.applied),
@@ -136,12 +136,12 @@ impl<L: Layout> Reply<L> {
     /// This reply as the answer to an edit; `None` if it does not fit the edit.
     pub fn answer_to(self, edit: LeafEdit<&L::Key, &L::Value>) -> Option<Answer<L::Value>> {
         Some(match (edit.action, self) {
-            (Action::Get, Self::Value(found)) => Answer::of_lookup(found),
+            (Action::Get, Self::Value(found)) => Answer::from_lookup(found),
             (Action::Insert(_) | Action::Update(_) | Action::Remove, Self::Applied(applied)) => {
-                Answer::of_change(applied)
+                Answer::from_change(applied)
             }
             (Action::Upsert(_) | Action::CompareExchange(..), Self::Done) => {
-                Answer::of_change(true)
+                Answer::from_change(true)
             }
             (Action::CompareExchange(..), Self::Differs(found)) => Answer { applied: false, found },
             _ => return None,

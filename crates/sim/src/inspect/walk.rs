@@ -221,7 +221,6 @@ fn children<L: Layout<Key = u64>>(page: Page<'_, L>) -> impl Iterator<Item = Pla
     (0..page.count()).map(move |slot| (L::inner_key(page, slot), L::inner_child(page, slot)))
 }
 
-/// The records of leaves.
 pub(super) fn records<L: Layout<Key = u64, Value = u64>>(leaves: &[Page<'_, L>]) -> Records {
     let mut records = Vec::new();
     for leaf in leaves {

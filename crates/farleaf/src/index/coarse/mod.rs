@@ -111,7 +111,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<L::Value>, IndexError> {
         if !edit.changes() {
-            return Ok(Answer::of_lookup(self.get(edit.key).await?));
+            return Ok(Answer::from_lookup(self.get(edit.key).await?));
         }
         let server = self.map.server_of::<L>(edit.key);
         let reply = self.client.ask(server, &Request::Edit(edit.cloned())).await?;

@@ -38,7 +38,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<L::Value>, RemoteError> {
         if !edit.changes() {
-            return Ok(Answer::of_lookup(self.get(edit.key).await?));
+            return Ok(Answer::from_lookup(self.get(edit.key).await?));
         }
         let (answer, sparse) = self.run(edit).await?;
         if sparse {

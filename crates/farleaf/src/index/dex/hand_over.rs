@@ -182,8 +182,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if lies == Ownership::Part {
             return Ok(Swept::Nothing);
         }
-        let Some(spare) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
-        self.client.keep(spare);
+        let Some(free) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
+        self.client.keep(free);
         Ok(Swept::Done)
     }
 
@@ -253,8 +253,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 Ok(_) | Err(Miss::Restart) => {}
             }
         }
-        let Some(spare) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
-        self.client.keep(spare);
+        let Some(free) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
+        self.client.keep(free);
         dropped.borrow_mut().insert(address);
         Ok(Swept::Done)
     }

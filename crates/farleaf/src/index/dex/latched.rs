@@ -69,7 +69,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let word = self.word_of(node);
         image.page().seal(word);
         buffer.copy_from(image.words());
-        Ok(PageCopy::of_cached(node.at(), buffer, self.fabric().now_ns()))
+        Ok(PageCopy::from_cached(node.at(), buffer, self.fabric().now_ns()))
     }
 
     /// WRITEs `image`, the next content of a latched exclusive node. The caller updates the frame.

@@ -56,7 +56,7 @@ use scan::LeafSizes;
 pub use load::spreading_level;
 pub(crate) use load::{Builder, Built, equal_boundaries};
 pub(crate) use mend::mend;
-pub(crate) use options::of_word;
+pub(crate) use options::from_word;
 pub use options::{BalanceOptions, Boundaries, DexOptions};
 pub use placement::MemoryUse;
 pub use server::DexServer;

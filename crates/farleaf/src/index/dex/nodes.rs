@@ -96,9 +96,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let (cache, at) = (self.client.cache(), node.at);
         let mut mark = cache.mapping().begin_io(at.to_bits(), || true);
         if let Err(Mapped::Frame(frame)) = mark
-            && let Some(spare) = cache.forget_lost(frame, at)
+            && let Some(free) = cache.forget_lost(frame, at)
         {
-            self.client.keep(spare);
+            self.client.keep(free);
             mark = cache.mapping().begin_io(at.to_bits(), || true);
         }
         let mark = mark.map_err(|_| Restart::Busy)?;

@@ -2,7 +2,7 @@
 //!
 //! If an exclusive node is missing here, the pool has everything below it in its current state. Hot
 //! nodes form paths from the root (C10), so nothing below the missing node is hot, and cooling
-//! nodes are clean. The node is marked while memory servers walk below it. The mark also keeps its
+//! nodes are clean. The node is marked while memory servers work below it. The mark also keeps its
 //! parent hot (C19), so no other operation here gets below it meanwhile. The reply names the leaf
 //! that the memory server changed, and a copy of that leaf is dropped.
 //!
@@ -236,7 +236,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(Restart::Here); // C18
         }
         let rpc = self.client.pages().rpc();
-        let request = Request::from(OffloadRequest::Walk {
+        let request = Request::from(OffloadRequest::Edit {
             node: address,
             level,
             edit: edit.cloned(),
@@ -268,7 +268,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
         }
         let answer = match outcome {
-            Ok(Reply::Walked { leaf, answer }) => {
+            Ok(Reply::Offloaded { leaf, answer }) => {
                 if let Some(leaf) = leaf
                     && !self.fabric().breaks(rules::CHANGED_COPIES_DROPPED)
                 {
@@ -315,7 +315,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         for Open { server, ticket, mark } in open {
             let close = Request::from(OffloadRequest::CloseTicket { ticket });
             match self.client.pages().rpc().ask_harmless(server, &close).await {
-                Ok(Reply::Walked { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
+                Ok(Reply::Offloaded { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
                 Ok(_) => {}
                 // Tickets on other memory servers do not wait for this one.
                 Err(error) => {
@@ -352,7 +352,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if self.has_detached() {
             return Err(Restart::Here); // C18
         }
-        let request = Request::from(OffloadRequest::WalkScan {
+        let request = Request::from(OffloadRequest::Scan {
             node: address,
             level,
             lower: wanted.lower,

@@ -122,6 +122,6 @@ fn chunk_bytes(log2: u8) -> u64 {
 }
 
 /// The size of a chunk in bytes, and the placement level, from the options word in the superblock.
-pub(crate) fn of_word(word: u64) -> (u64, u8) {
+pub(crate) fn from_word(word: u64) -> (u64, u8) {
     (chunk_bytes((word >> 8) as u8), (word >> 16) as u8)
 }

@@ -74,7 +74,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let gone = cache.replace(node, copy).ok_or(Restart::Busy)?;
         cache.arena().set_remote_word(frame, word.to_bits());
-        gone.into_iter().for_each(|spare| self.client.keep(spare));
+        gone.into_iter().for_each(|free| self.client.keep(free));
         Ok(newer)
     }
 }

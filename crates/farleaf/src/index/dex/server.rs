@@ -90,22 +90,22 @@ impl<L: Layout> DexServer<L> {
             if let Some(number) = self.root_frame.load(Ordering::Acquire).checked_sub(1) {
                 return Ok(FrameId::new(number as u32));
             }
-            if let (Some(spare), Ok(mark)) =
-                (self.cache.take_spare(), self.cache.mapping().begin_io(root.to_bits(), || true))
+            if let (Some(free), Ok(mark)) =
+                (self.cache.take_free(), self.cache.mapping().begin_io(root.to_bits(), || true))
             {
                 let copy = match client.pages().read(Pointer::fixed(root)).await {
                     Ok(copy) => copy,
                     Err(Miss::Restart) => {
-                        drop((spare, mark));
+                        drop((free, mark));
                         client.before_retry(&mut backoff).await?;
                         continue;
                     }
                     Err(Miss::Failed(error)) => return Err(error),
                 };
-                spare.page().copy_all_but_latch(copy.page());
-                mark_clean(spare.page());
-                self.cache.arena().set_remote_word(spare.frame(), copy.word().to_bits());
-                let frame = self.cache.publish_root(spare, mark);
+                free.page().copy_all_but_latch(copy.page());
+                mark_clean(free.page());
+                self.cache.arena().set_remote_word(free.frame(), copy.word().to_bits());
+                let frame = self.cache.publish_root(free, mark);
                 self.root_frame.store(u64::from(frame.number()) + 1, Ordering::Release);
                 return Ok(frame);
             }

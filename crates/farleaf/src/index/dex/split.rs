@@ -140,7 +140,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) -> Result<(), Restart> {
         let level = child.page.level();
         let new = self.new_node(level, self.home_of_upper_half(child.page)).await?;
-        let spare = self.client.spare().await?;
+        let free = self.client.free_frame().await?;
         let parent = self.latch(parent)?;
         let child = self.latch(child)?;
         let parent_lock = self.lock_shared(&parent).await?;
@@ -152,9 +152,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
         };
         self.charge(Work::RestructureNode).await;
-        let separator = L::split_copy(child.page, spare.page(), new.at());
-        mark_clean(spare.page());
-        let word = match self.write_new(&new, spare.page()).await {
+        let separator = L::split_copy(child.page, free.page(), new.at());
+        mark_clean(free.page());
+        let word = match self.write_new(&new, free.page()).await {
             Ok(word) => word,
             Err(restart) => {
                 self.unlock_shared(child_lock).await;
@@ -164,7 +164,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
         };
         let cache = self.client.cache();
-        cache.arena().set_remote_word(spare.frame(), word.to_bits());
+        cache.arena().set_remote_word(free.frame(), word.to_bits());
         let at = new.at();
         let insert = |page: Page<'_, L>| {
             let there = L::inner_insert(page, &separator, at);
@@ -189,8 +189,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if !child.shared {
             self.client.mark_dirty(child.frame, child.page, 1..L::PAGE_WORDS);
         }
-        cache.adopt(spare.frame());
-        let frame = cache.publish_new(spare, mark, parent.frame);
+        cache.adopt(free.frame());
+        let frame = cache.publish_new(free, mark, parent.frame);
         L::inner_insert(parent.page, &separator, Swip::Frame(frame).to_word());
         self.hold_below(&written, &parent, &[child.frame, frame]);
         Ok(())
@@ -288,7 +288,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let left_home = self.home_of_child(root.page, 0).unwrap_or(self.root.server());
         let left = self.new_node(level, left_home).await?;
         let right = self.new_node(level, self.home_of_upper_half(root.page)).await?;
-        let left_spare = self.client.spare().await?;
+        let left_spare = self.client.free_frame().await?;
         let right_spare = self.client.another_spare().await?;
         let root = self.latch(root)?;
         let lock = self.lock_shared(&root).await?;

@@ -135,7 +135,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let unsettled = self.server.unsettled();
         let merged = unsettled.merged();
         let (at, keys) = self.walk(probe).await?;
-        let spare = self.client.spare().await?; // C16
+        let free = self.client.free_frame().await?; // C16
         let Some(mark) = self.mark_leaf(at, merged).await? else { return Ok(None) };
         self.charge(Work::VisitNode).await;
         let mut change = None;
@@ -149,7 +149,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             outcome
         };
         let place = (at, &keys);
-        let outcome = self.client.bring_marked_leaf((spare, mark), None, place, probe, work).await;
+        let outcome = self.client.bring_marked_leaf((free, mark), None, place, probe, work).await;
         drop(change);
         match outcome {
             Ok(outcome) => Ok(Some(outcome)),

@@ -65,5 +65,5 @@ async fn try_change<I: Locate>(
         return Err(RemoteError::BadReply { server: copy.at().server() }.into());
     };
     index.split_and_add(&copy, &Entry::Record(key, value), spare).await?;
-    Ok(Answer::of_change(true))
+    Ok(Answer::from_change(true))
 }

@@ -146,7 +146,7 @@ impl<I: Locate> RangeIndex for I {
     ) -> Result<Answer<Value<I>>, IndexError> {
         match edit.changes() {
             true => change::change(self, edit).await,
-            false => Ok(Answer::of_lookup(self.get(edit.key).await?)),
+            false => Ok(Answer::from_lookup(self.get(edit.key).await?)),
         }
     }
 

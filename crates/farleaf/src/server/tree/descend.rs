@@ -27,7 +27,7 @@ impl<L: Layout> Tree<L> {
                 return Ok(version);
             }
             if cpu.breaks(rules::VALIDATION) {
-                return Version::of_word(0).ok_or(Fail::Restart);
+                return Version::from_word(0).ok_or(Fail::Restart);
             }
             cpu.pause(attempt).await;
         }

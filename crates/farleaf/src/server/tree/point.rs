@@ -37,7 +37,7 @@ impl<L: Layout> Tree<L> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<L::Value>, Refusal> {
         if !edit.changes() {
-            return self.get(cpu, edit.key).await.map(Answer::of_lookup);
+            return self.get(cpu, edit.key).await.map(Answer::from_lookup);
         }
         let _epoch = self.epochs.enter(cpu.stripe());
         let answer = restarting!(self, cpu, self.try_execute(cpu, edit))?;
@@ -63,7 +63,7 @@ impl<L: Layout> Tree<L> {
             LeafOutcome::Full => {
                 let (key, value) = edit.new_record().ok_or(Refusal::Damaged)?;
                 self.split_and_add(cpu, leaf, guard, Entry::Record(key, value)).await?;
-                Ok(Answer::of_change(true))
+                Ok(Answer::from_change(true))
             }
         }
     }

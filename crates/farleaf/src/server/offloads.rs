@@ -1,16 +1,16 @@
-//! Operations that compute servers offload to this memory server: walks down nodes that otherwise
-//! only compute servers read and change (Lu et al., §6).
+//! Operations that compute servers offload to this memory server: descents through nodes that
+//! otherwise only compute servers read and change (Lu et al., §6).
 //!
-//! The compute server that offloads has marked the node, so while walks run below it no other
-//! client changes anything there. Walks can meet at a leaf. They use the latch in its word 0, which
-//! no compute server touches meanwhile. A walk trusts nothing that it is told: it refuses an
-//! address on another server, and a page of another level or with other fences.
+//! The compute server that offloads has marked the node, so no other client changes anything below
+//! it meanwhile. Offloaded operations can meet at a leaf. They use the latch in its word 0, which
+//! no compute server touches then. They trust nothing in a request: an address on another server is
+//! refused, and so is a page of another level or with other fences.
 //!
 //! *Invariants*
-//! - walks.W1. A change is made at most once for each ticket, and never after the ticket was
+//! - offloads.W1. A change is made at most once for each ticket, and never after the ticket was
 //!   closed.
-//! - walks.W2. A refused walk has changed nothing.
-//! - walks.W3. No walk splits or merges, or leaves this server.
+//! - offloads.W2. A refused operation has changed nothing.
+//! - offloads.W3. No operation splits or merges, or leaves this server.
 //!
 //! *Thread safety*: any number of threads; changes of leaves one after the other.
 
@@ -25,7 +25,7 @@ use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// The most attempts to read a leaf that other walks keep changing.
+/// The most attempts to read a leaf that other operations keep changing.
 const MOST_READS: u32 = 1024;
 
 /// The result of the last ticket of a slot.
@@ -49,11 +49,11 @@ type Tickets<V> = BTreeMap<(u16, u8), Last<V>>;
 
 /// The tickets that this server has seen: one entry for each slot of each client.
 #[derive(Debug)]
-pub(super) struct Walks<L: Layout> {
+pub(super) struct Offloads<L: Layout> {
     tickets: Mutex<Tickets<L::Value>>,
 }
 
-impl<L: Layout> Default for Walks<L> {
+impl<L: Layout> Default for Offloads<L> {
     fn default() -> Self {
         Self { tickets: Mutex::default() }
     }
@@ -68,7 +68,7 @@ pub(super) struct Stretch<K> {
     pub(super) limit: u32,
 }
 
-impl<L: Layout> Walks<L> {
+impl<L: Layout> Offloads<L> {
     /// Descends from `node` to the leaf that `probe` lies in.
     async fn leaf<'a, C: Cpu>(
         cpu: &C,
@@ -121,7 +121,7 @@ impl<L: Layout> Walks<L> {
     }
 
     /// Applies `edit` to the leaf of its key below `node`.
-    pub(super) async fn walk<'a, C: Cpu>(
+    pub(super) async fn edit<'a, C: Cpu>(
         &self,
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
@@ -134,7 +134,7 @@ impl<L: Layout> Walks<L> {
         if !edit.changes() {
             let look = || page.stamp_fits().then(|| edit.apply(page));
             return match Self::read(cpu, page, look).await? {
-                Some(LeafOutcome::Nothing(answer)) => Ok(Reply::Walked { leaf: None, answer }),
+                Some(LeafOutcome::Nothing(answer)) => Ok(Reply::Offloaded { leaf: None, answer }),
                 _ => Err(Refusal::Damaged),
             };
         }
@@ -144,7 +144,7 @@ impl<L: Layout> Walks<L> {
         let last = tickets.get(&ticket.place());
         let closed = last.is_some_and(|last| last.number >= ticket.number);
         if closed && !cpu.breaks(rules::ONCE_PER_TICKET) {
-            return Err(Refusal::TicketClosed); // walks.W1
+            return Err(Refusal::TicketClosed); // offloads.W1
         }
         // Every change holds the tickets, so only a page that is not a leaf can be latched here.
         let version = page.latch().optimistic().ok_or(Refusal::NotHere)?;
@@ -153,7 +153,7 @@ impl<L: Layout> Walks<L> {
             return Err(Refusal::Damaged); // D8
         }
         if edit.would_leave_sparse(page) {
-            return Err(Refusal::Restructures); // walks.W3
+            return Err(Refusal::Restructures); // offloads.W3
         }
         let (leaf, answer) = match edit.apply(page) {
             LeafOutcome::Nothing(answer) => (None, answer),
@@ -161,11 +161,11 @@ impl<L: Layout> Walks<L> {
                 page.set_stamp();
                 (Some(at), answer)
             }
-            LeafOutcome::Full => return Err(Refusal::Restructures), // walks.W3
+            LeafOutcome::Full => return Err(Refusal::Restructures), // offloads.W3
         };
         let done = Some((leaf, answer.clone()));
         tickets.insert(ticket.place(), Last { number: ticket.number, done });
-        Ok(Reply::Walked { leaf, answer })
+        Ok(Reply::Offloaded { leaf, answer })
     }
 
     /// Closes a ticket: no change is made under it from now on. If one was made, its reply is
@@ -178,7 +178,7 @@ impl<L: Layout> Walks<L> {
         }
         match &last.done {
             Some((leaf, answer)) if last.number == ticket.number => {
-                Reply::Walked { leaf: *leaf, answer: answer.clone() }
+                Reply::Offloaded { leaf: *leaf, answer: answer.clone() }
             }
             _ => Reply::Done,
         }

@@ -1,8 +1,8 @@
-//! The entrance of a server: the thread that admits endpoints over TCP, connects their queue pairs,
+//! The acceptor of a server: the thread that admits endpoints over TCP, connects their queue pairs,
 //! and destroys these.
 //!
-//! *Invariants*: entrance.E2. the queue pair behind a closed gate is gone before any client is told
-//! that the gate was closed (F9, F10). entrance.E3. input that is not a message of this protocol
+//! *Invariants*: acceptor.E2. the queue pair behind a closed gate is gone before any client is told
+//! that the gate was closed (F9, F10). acceptor.E3. input that is not a message of this protocol
 //! closes its connection, and nothing else.
 //!
 //! *Thread safety*: one thread.
@@ -36,13 +36,13 @@ impl Admitted for Guest {
 }
 
 #[derive(Debug)]
-pub(crate) struct Entrance {
+pub(crate) struct QueuePairAcceptor {
     acceptor: Acceptor<Guest>,
     shared: Arc<Shared>,
     next_lane: usize,
 }
 
-impl Entrance {
+impl QueuePairAcceptor {
     pub(crate) fn new(socket: TcpListener, shared: &Arc<Shared>) -> io::Result<Self> {
         let acceptor = Acceptor::new(&shared.listener, Some(socket), &shared.wake)?;
         Ok(Self { acceptor, shared: Arc::clone(shared), next_lane: 0 })

@@ -5,7 +5,8 @@
 //! server that gives them up; the balancer runs on a machine of its own. Changes and the balancer
 //! do not count towards the cost of client operations. Writing back by age does.
 //!
-//! *Thread safety*: [`Beside`] is shared by all threads of a run; the rest are plain values.
+//! *Thread safety*: [`BackgroundTasks`] is shared by all threads of a run; the rest are plain
+//! values.
 
 use super::moment::{Due, Gate};
 use super::{Amount, BenchError, Brought, Measurement, Moment, Run};
@@ -58,13 +59,12 @@ pub enum Change {
         /// The part of the range of `from` to move, from 0 to 1; 1 moves all of it.
         part: f64,
     },
-    /// Adds one memory server.
     AddMemoryServer,
 }
 
 /// The outcome of one change.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Made {
+pub struct AppliedChange {
     /// When the change began, in nanoseconds from the start of the measurement.
     pub at_ns: u64,
     /// Whether the balancer made the change.
@@ -75,7 +75,7 @@ pub struct Made {
     pub outcome: Result<Reshaped, IndexError>,
 }
 
-impl Made {
+impl AppliedChange {
     /// A short description for timelines and reports.
     pub fn label(&self) -> String {
         let what = match (&self.outcome, self.change) {
@@ -94,7 +94,7 @@ impl Made {
 }
 
 /// State that the background tasks share with the clients of a run.
-pub(super) struct Beside<'a> {
+pub(super) struct BackgroundTasks<'a> {
     run: &'a Run,
     /// Operations that the first client has done. Moments given as a share of the operations go by
     /// it.
@@ -107,8 +107,8 @@ pub(super) struct Beside<'a> {
 pub(super) struct AtWork<'a>(&'a AtomicUsize);
 
 impl<'a> AtWork<'a> {
-    pub(super) fn of(beside: &'a Beside<'_>) -> Self {
-        Self(&beside.at_work)
+    pub(super) fn new(background: &'a BackgroundTasks<'_>) -> Self {
+        Self(&background.at_work)
     }
 }
 
@@ -118,7 +118,7 @@ impl Drop for AtWork<'_> {
     }
 }
 
-impl<'a> Beside<'a> {
+impl<'a> BackgroundTasks<'a> {
     pub(super) fn new(run: &'a Run, clients: usize) -> Self {
         let amount = run.amount.share(0, clients);
         Self { run, done: AtomicU64::new(0), amount, at_work: AtomicUsize::new(clients) }
@@ -130,11 +130,11 @@ impl<'a> Beside<'a> {
         let Reshaping { spare_compute_servers, balance, write_back, changes } = &self.run.reshaping;
         let balancer = self.run.compute_servers + spare_compute_servers;
         let writers = if *write_back { 0..balancer } else { 0..0 };
-        let of_change = |planned: &PlannedChange| match planned.change {
+        let from_change = |planned: &PlannedChange| match planned.change {
             Change::Move { from, .. } => from,
             Change::AddMemoryServer => 0,
         };
-        changes.iter().map(of_change).chain(balance.then_some(balancer)).chain(writers)
+        changes.iter().map(from_change).chain(balance.then_some(balancer)).chain(writers)
     }
 
     /// Where this client publishes its operation count, if tasks wait for it.
@@ -193,7 +193,13 @@ impl<'a> Beside<'a> {
     }
 
     /// Makes the planned change with this number, or runs the balancer.
-    async fn reshape<F, I>(&self, fabric: &F, index: &I, gate: &Gate, task: usize) -> Vec<Made>
+    async fn reshape<F, I>(
+        &self,
+        fabric: &F,
+        index: &I,
+        gate: &Gate,
+        task: usize,
+    ) -> Vec<AppliedChange>
     where
         F: Fabric,
         I: IndexAdmin<Key = u64, Value = u64>,
@@ -211,7 +217,7 @@ impl<'a> Beside<'a> {
         }
     }
 
-    async fn balance<F, I>(&self, fabric: &F, index: &I, origin_ns: u64) -> Vec<Made>
+    async fn balance<F, I>(&self, fabric: &F, index: &I, origin_ns: u64) -> Vec<AppliedChange>
     where
         F: Fabric,
         I: IndexAdmin<Key = u64, Value = u64>,
@@ -220,7 +226,12 @@ impl<'a> Beside<'a> {
         let report = |outcome: Result<Reshaped, IndexError>| {
             let began_ns = outcome.as_ref().map_or(fabric.now_ns(), |done| done.started_ns);
             let at_ns = began_ns.saturating_sub(origin_ns);
-            made.borrow_mut().push(Made { at_ns, by_balancer: true, change: None, outcome });
+            made.borrow_mut().push(AppliedChange {
+                at_ns,
+                by_balancer: true,
+                change: None,
+                outcome,
+            });
         };
         if let Err(error) = index.background(Background::Balance, &|| self.is_over(), &report).await
         {
@@ -235,7 +246,7 @@ impl<'a> Beside<'a> {
         index: &I,
         origin_ns: u64,
         planned: PlannedChange,
-    ) -> Vec<Made>
+    ) -> Vec<AppliedChange>
     where
         F: Fabric,
         I: IndexAdmin<Key = u64, Value = u64>,
@@ -262,7 +273,7 @@ impl<'a> Beside<'a> {
         };
         let at_ns = outcome.as_ref().map_or(began_ns, |done| done.started_ns);
         let at_ns = at_ns.saturating_sub(origin_ns);
-        vec![Made { at_ns, by_balancer: false, change: Some(planned.change), outcome }]
+        vec![AppliedChange { at_ns, by_balancer: false, change: Some(planned.change), outcome }]
     }
 }
 
