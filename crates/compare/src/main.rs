@@ -293,7 +293,7 @@ mod tests {
     fn everybody_finds_every_key() {
         for workload in ["read-only", "write-intensive"] {
             let comparison = compare(&parsed(&["--workload", workload])).unwrap();
-            assert_eq!(comparison.rows.len(), 16, "8 contenders, 2 numbers of threads");
+            assert_eq!(comparison.rows.len(), 18, "9 contenders, 2 numbers of threads");
             for row in &comparison.rows {
                 assert!(row.min_m_ops_per_s > 0.0, "{row:?}");
                 assert!(row.min_m_ops_per_s <= row.median_m_ops_per_s, "{row:?}");

@@ -4,8 +4,8 @@
 //!
 //! The life of a cached node: [`CacheClient::fetch_leaf`] or [`CacheClient::bring_inner`] READs it
 //! into a frame. [`Cache::attach`] makes its parent point to the frame, which makes the node hot.
-//! [`CacheClient::free`] samples hot nodes, writes them back and cools them, and evicts the oldest
-//! cooling nodes. `docs/internals/cache.md` draws this and numbers the invariants (C1 …).
+//! [`CacheClient::free_frame`] samples hot nodes, writes them back and cools them, and evicts the
+//! oldest cooling nodes. `docs/internals/cache.md` draws this and numbers the invariants (C1 …).
 
 mod ages;
 mod average;
