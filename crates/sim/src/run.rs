@@ -25,7 +25,7 @@ use farleaf::index::fine::{Fine, FineOptions};
 use farleaf::index::hybrid::{Hybrid, HybridOptions};
 use farleaf::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf::page::{Fixed8, Layout};
-use farleaf::partition::{ComputePool, Dex};
+use farleaf::partition::{ComputePool, Dex, LONGEST_MOVE_NS};
 use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimConfig};
@@ -35,9 +35,21 @@ use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Virtual time without a completed operation after which a run counts as an endless loop, in
-/// nanoseconds. Operations that give up take a second. An endless loop reaches this limit after
+/// nanoseconds, where nothing makes operations slow. An endless loop reaches this limit after
 /// seconds of real time.
 const GIVE_UP_AFTER_NS: u64 = 4_000_000_000;
+
+/// As [`GIVE_UP_AFTER_NS`], for a scenario. Operations may wait for keys that are moving as long as
+/// the index lets them, and a lost memory server can stop a move. A collection of the whole tree
+/// repeats each lost message after a timeout.
+fn give_up_after_ns(scenario: &Scenario) -> u64 {
+    let faults = &scenario.faults;
+    let moves = matches!(scenario.design, DesignSpec::Dex { moves: 1.., .. });
+    let loses = !faults.kill_memory_server.is_empty() || !faults.restart_memory_server.is_empty();
+    let moving_ns = if moves && loses { LONGEST_MOVE_NS } else { 0 };
+    let lossy = (GIVE_UP_AFTER_NS as f64 * 10.0 * faults.drop_probability) as u64;
+    GIVE_UP_AFTER_NS + moving_ns + lossy
+}
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -485,7 +497,7 @@ pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfi
             .faults
             .faults(scenario.cluster.compute_servers, |limit| rng.random_range(0..=limit)),
         broken: scenario.canary.as_ref().map(|canary| canary.0.rule),
-        give_up_after_ns: GIVE_UP_AFTER_NS,
+        give_up_after_ns: give_up_after_ns(scenario),
         ..SimConfig::default()
     }
 }

@@ -317,6 +317,15 @@ fn random_scenarios_hold_and_repeat() {
     assert!(run("sideways", 1, 1).0.unwrap_err().to_string().contains("no random scenarios"));
 }
 
+/// A collection of 900 keys in pages of 3 records, with a fifth of all messages lost, takes more
+/// than 4 s of virtual time. That counted as an endless loop.
+#[test]
+fn a_long_collection_on_a_lossy_network_is_no_endless_loop() {
+    let mut out = Vec::new();
+    let well = run_random("all", 530_001_195, 1, &mut out).unwrap();
+    assert!(well, "{}", String::from_utf8(out).unwrap());
+}
+
 #[test]
 fn the_command_says_what_it_ran_and_what_is_wrong() {
     let run = |scenario: &str, seed, count| {

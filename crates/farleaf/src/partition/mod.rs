@@ -27,6 +27,6 @@ pub use compute_server::ComputeServer;
 pub use design::Dex;
 pub use life::{end_former_life, fence_former_life};
 pub use map::PartitionMap;
-pub use routed::RoutedIndex;
+pub use routed::{LONGEST_MOVE_NS, RoutedIndex};
 pub use samples::{Load, LoadSamples};
 pub use worker::{Worker, error_code};

@@ -41,8 +41,9 @@ pub struct RoutedIndex<F: Fabric, L: Layout> {
     pub(super) parts: Vec<OwnerHandle<F, L>>,
 }
 
-/// How long an operation waits for keys that are moving.
-const LONGEST_MOVE_NS: u64 = 10_000_000_000;
+/// How long an operation waits for keys that are moving, in nanoseconds. After that, it ends as
+/// contended.
+pub const LONGEST_MOVE_NS: u64 = 10_000_000_000;
 /// The first and the longest pause before looking for a newer map.
 const SHORTEST_WAIT_NS: u64 = 1_000;
 const LONGEST_WAIT_NS: u64 = 1_000_000;
