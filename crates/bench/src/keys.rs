@@ -22,15 +22,9 @@ pub struct KeySpace {
 enum Keys {
     /// `n` evenly spaced keys, computed instead of stored. `step` and `rest` are the quotient and
     /// remainder of 2^64 by `n`, or 1 and 0 for dense keys.
-    Spread {
-        n: u64,
-        step: u64,
-        rest: u64,
-    },
-    Listed {
-        keys: Arc<[u64]>,
-        values: Arc<[u64]>,
-    },
+    Spread { n: u64, step: u64, rest: u64 },
+    /// Keys and values from a list.
+    Listed { keys: Arc<[u64]>, values: Arc<[u64]> },
 }
 
 /// Gaps that a new key tries before it takes the widest one.

@@ -87,7 +87,7 @@ rules! {
     HAND_OVER_VALIDATED: "trusts_old_parents", "T1", "A parent is validated after its child's version was read.";
     RETIRED_NODES_REST: "frees_at_once", "E2", "A node of a memory server's tree is reused only two epochs after it was retired.";
     ONCE_PER_TICKET: "does_it_twice", "offloads.W1", "An offloaded change is made at most once per ticket.";
-    WALKS_DOUBT: "walks_anywhere", "offloads.W2", "A walk refuses a page with another address, level or range than expected.";
+    OFFLOADS_DOUBT: "walks_anywhere", "offloads.W2", "An offloaded operation refuses a page with another address, level or range than expected.";
     // The cache.
     FENCES: "skips_fences", "D5", "A node is searched only if its fences cover the key.";
     PARENT_LOOKED_AT: "marks_blindly", "C6", "A node is marked as being fetched only while its parent points to it.";

@@ -128,19 +128,19 @@ where
         // In the last round the WRITEs are counted too, but the death never comes.
         let write = if is_last { u64::MAX } else { death.write };
         cluster.kill_compute_servers_at_write(doomed.clone(), write, death.last_words);
-        let for_round = Board::for_round(scenario, std::mem::take(&mut found.contents));
-        run.round(&cluster, &for_round, &pool, round, is_last);
+        let round_board = Board::for_round(scenario, std::mem::take(&mut found.contents));
+        run.round(&cluster, &round_board, &pool, round, is_last);
         let left = cluster.call_off_death();
-        let history = for_round.recorder.take();
+        let history = round_board.recorder.take();
         board.recorder.append(&history);
-        board.add_counts(&for_round, left.is_none());
+        board.add_counts(&round_board, left.is_none());
         let which = |report: String| format!("round {round}: {report}");
         match check(&history) {
             Verdict::Holds => {}
             Verdict::Violated(report) => return Err(which(report)),
             Verdict::GaveUp(why) => return Err(which(format!("the checkers gave up: {why}"))),
         }
-        if let Some(fault) = for_round.fault() {
+        if let Some(fault) = round_board.fault() {
             return Err(which(fault));
         }
         if is_last {

@@ -130,11 +130,11 @@ impl<'a> BackgroundTasks<'a> {
         let Reshaping { spare_compute_servers, balance, write_back, changes } = &self.run.reshaping;
         let balancer = self.run.compute_servers + spare_compute_servers;
         let writers = if *write_back { 0..balancer } else { 0..0 };
-        let from_change = |planned: &PlannedChange| match planned.change {
+        let server_of = |planned: &PlannedChange| match planned.change {
             Change::Move { from, .. } => from,
             Change::AddMemoryServer => 0,
         };
-        changes.iter().map(from_change).chain(balance.then_some(balancer)).chain(writers)
+        changes.iter().map(server_of).chain(balance.then_some(balancer)).chain(writers)
     }
 
     /// Where this client publishes its operation count, if tasks wait for it.

@@ -26,49 +26,23 @@ use rand::{RngExt, SeedableRng};
 #[non_exhaustive]
 pub enum Operation {
     /// Looks a key up.
-    Get {
-        key: u64,
-    },
-    Insert {
-        key: u64,
-        value: u64,
-    },
+    Get { key: u64 },
+    /// Inserts a key.
+    Insert { key: u64, value: u64 },
     /// Changes the value of an existing key.
-    Update {
-        key: u64,
-        value: u64,
-    },
+    Update { key: u64, value: u64 },
     /// Sets a key's value, whether or not the key exists.
-    Upsert {
-        key: u64,
-        value: u64,
-    },
+    Upsert { key: u64, value: u64 },
     /// Removes a key.
-    Remove {
-        key: u64,
-    },
+    Remove { key: u64 },
     /// Changes a value if it is the expected one.
-    CompareExchange {
-        key: u64,
-        expected: u64,
-        new: u64,
-    },
+    CompareExchange { key: u64, expected: u64, new: u64 },
     /// Reads a value, then updates it.
-    ReadModifyWrite {
-        key: u64,
-        value: u64,
-    },
+    ReadModifyWrite { key: u64, value: u64 },
     /// Reads up to `limit` records from `from` on, descending if `reverse`.
-    Scan {
-        from: u64,
-        limit: u32,
-        reverse: bool,
-    },
+    Scan { from: u64, limit: u32, reverse: bool },
     /// Reads all records from `from` up to, but not including, `below`.
-    ScanInterval {
-        from: u64,
-        below: u64,
-    },
+    ScanInterval { from: u64, below: u64 },
     /// Looks up the keys in [`OperationStream::batch`].
     MultiGet,
 }
@@ -187,7 +161,7 @@ impl OperationStream {
         let operations: Box<[_]> = config.mix.operations.iter().map(add).collect();
         assert!(total_weight > 0, "a mix has at least one operation");
         let n = config.keys.len();
-        let for_run = if run == 0 { 0 } else { mix64(run << 32) };
+        let run_seed = if run == 0 { 0 } else { mix64(run << 32) };
         let scattered = Permutation::new(n, config.seed);
         let batch = operations.iter().map(|(kind, _)| match kind {
             OperationKind::MultiGet { keys } => *keys as usize,
@@ -195,7 +169,7 @@ impl OperationStream {
         });
         Self {
             rng: Xoshiro256PlusPlus::seed_from_u64(
-                mix64(config.seed) ^ mix64(!(client as u64)) ^ for_run,
+                mix64(config.seed) ^ mix64(!(client as u64)) ^ run_seed,
             ),
             batch: Vec::with_capacity(batch.max().unwrap_or(0)),
             operations,

@@ -343,4 +343,5 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
         assert_eq!(errors.len(), 1, "{arguments:?}: {said}");
         assert!(errors[0].contains(expected), "{arguments:?}: {said}");
     }
+    assert!(!Path::new(&made).exists(), "nothing was started");
 }

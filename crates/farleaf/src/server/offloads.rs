@@ -85,7 +85,7 @@ impl<L: Layout> Offloads<L> {
             let fits = page.address() == at
                 && page.level() == level
                 && L::reach(page, probe) == FencePosition::Inside;
-            if !fits && !cpu.breaks(rules::WALKS_DOUBT) {
+            if !fits && !cpu.breaks(rules::OFFLOADS_DOUBT) {
                 return Err(Refusal::NotHere);
             }
             let fences = (L::low(page), L::high(page));

@@ -288,14 +288,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let left_home = self.home_of_child(root.page, 0).unwrap_or(self.root.server());
         let left = self.new_node(level, left_home).await?;
         let right = self.new_node(level, self.home_of_upper_half(root.page)).await?;
-        let left_spare = self.client.free_frame().await?;
+        let left_free = self.client.free_frame().await?;
         let right_spare = self.client.another_spare().await?;
         let root = self.latch(root)?;
         let lock = self.lock_shared(&root).await?;
         self.charge(Work::RestructureNode).await;
         let (full, low, high) = (root.page, L::low(root.page), L::high(root.page));
         let level = full.level();
-        let (lower, upper) = (left_spare.page(), right_spare.page());
+        let (lower, upper) = (left_free.page(), right_spare.page());
         lower.format_empty(left.at(), level, &low, high.as_ref());
         lower.copy_content(full);
         let separator = L::split_copy(lower, upper, right.at());
@@ -317,7 +317,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 return Err(restart);
             }
         };
-        cache.arena().set_remote_word(left_spare.frame(), left_word.to_bits());
+        cache.arena().set_remote_word(left_free.frame(), left_word.to_bits());
         cache.arena().set_remote_word(right_spare.frame(), right_word.to_bits());
         let (left_at, right_at) = (left.at(), right.at());
         let grow = |page: Page<'_, L>, left, right| {
@@ -337,9 +337,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         };
         let (left_mark, right_mark) = (left.stays(), right.stays());
         self.count_split(root.shared);
-        cache.adopt(left_spare.frame());
+        cache.adopt(left_free.frame());
         cache.adopt(right_spare.frame());
-        let left_frame = cache.publish_new(left_spare, left_mark, root.frame);
+        let left_frame = cache.publish_new(left_free, left_mark, root.frame);
         let right_frame = cache.publish_new(right_spare, right_mark, root.frame);
         grow(root.page, Swip::Frame(left_frame).to_word(), Swip::Frame(right_frame).to_word());
         self.hold_below(&written, &root, &[left_frame, right_frame]);
