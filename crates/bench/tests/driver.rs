@@ -1,17 +1,17 @@
 //! The driver's promises: every workload finds the keys it asks for, the warm-up does not count,
 //! failures are counted, and a simulated run is repeatable.
 
-use farleaf::cache::CacheOptions;
-use farleaf::index::IndexError;
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::dex::DexOptions;
-use farleaf::page::Fixed8;
-use farleaf::partition::Dex;
-use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, OperationKind, StreamConfig};
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::IndexError;
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};

@@ -1,13 +1,13 @@
 //! Replaying a real block device's trace on every provider leaves the contents of a `BTreeMap`.
 
-use farleaf::index::Design;
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::fine::{Fine, FineOptions};
-use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::page::Fixed8;
-use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
 use farleaf_bench::workload::Operation;
+use farleaf_core::index::Design;
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::page::Fixed8;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;

@@ -1,19 +1,19 @@
 //! The driver's promises for runs in which keys move: planned moves happen when they are due, a
 //! balancer spreads a hotspot and then rests, and no operation fails because of it.
 
-use farleaf::cache::{AdmissionName, CacheOptions};
-use farleaf::index::IndexError;
-use farleaf::index::coarse::Coarse;
-use farleaf::index::dex::{BalanceOptions, DexOptions};
-use farleaf::page::Fixed8;
-use farleaf::partition::Dex;
-use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::driver::{
     Amount, Change, HotspotShift, Measurement, Moment, PlannedChange, Reshaping, Run, Testbed,
 };
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::workload::{Harness, Mix, StreamConfig};
+use farleaf_core::cache::{AdmissionName, CacheOptions};
+use farleaf_core::index::IndexError;
+use farleaf_core::index::coarse::Coarse;
+use farleaf_core::index::dex::{BalanceOptions, DexOptions};
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -156,8 +156,8 @@ fn designs_that_cannot_say_so() {
     let keys = KeySpace::spread(1_000);
     let provider = SimConfig::default();
     let boundaries = keys.boundaries(&[1; 2]);
-    let options = farleaf::index::coarse::CoarseOptions {
-        partitioning: farleaf::index::coarse::Partitioning::Range { boundaries },
+    let options = farleaf_core::index::coarse::CoarseOptions {
+        partitioning: farleaf_core::index::coarse::Partitioning::Range { boundaries },
     };
     let mut testbed = Testbed::<Coarse, _>::start(&provider, services(), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();

@@ -1,15 +1,15 @@
 //! The single machine as an index design: it passes the suite of all designs, moves nothing over
 //! the fabric, and accounts for its memory.
 
-use farleaf::index::conformance::{self, Setup};
-use farleaf::index::{Design, RangeIndex};
-use farleaf::page::Fixed8;
-use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::driver::{Amount, Measurement, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, StreamConfig};
+use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::{Design, RangeIndex};
+use farleaf_core::page::Fixed8;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;

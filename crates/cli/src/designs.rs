@@ -4,14 +4,14 @@
 //! no change.
 
 use clap::ValueEnum;
-use farleaf::index::Design;
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::dex::DexOptions;
-use farleaf::index::fine::{Fine, FineOptions};
-use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::page::Fixed8;
-use farleaf::partition::Dex;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
+use farleaf_core::index::Design;
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;

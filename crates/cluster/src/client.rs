@@ -17,10 +17,10 @@ use crate::records::{
 };
 use crate::status::ClusterStatus;
 use crate::stop::Stop;
-use farleaf::client::{ClientIndex, ClientOptions, Directory};
-use farleaf::index::IndexError;
-use farleaf::page::Fixed8;
-use farleaf::partition::PartitionMap;
+use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
+use farleaf_core::index::IndexError;
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::PartitionMap;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};

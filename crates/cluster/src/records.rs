@@ -123,7 +123,7 @@ pub struct IndexRecord {
     pub memory_epochs: Vec<u64>,
 }
 
-/// The partition map; see `farleaf::partition::PartitionMap`.
+/// The partition map; see `farleaf_core::partition::PartitionMap`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapRecord {
     /// The version of the map: a higher epoch is newer.

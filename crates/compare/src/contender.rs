@@ -14,9 +14,9 @@
 //! belongs to one thread.
 
 use anyhow::ensure;
-use farleaf::index::IndexError;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::workload::{Inserted, Operation, OperationStream, StreamConfig};
+use farleaf_core::index::IndexError;
 use farleaf_fabric::sync::Arc;
 use std::future::Future;
 use std::sync::Barrier;

@@ -4,17 +4,17 @@
 
 use crate::contender::{Contender, Round, Session, Tally};
 use anyhow::Context;
-use farleaf::cache::CacheOptions;
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::dex::DexOptions;
-use farleaf::index::fine::{Fine, FineOptions};
-use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::index::{Design, IndexError, RangeIndex};
-use farleaf::page::Fixed8;
-use farleaf::partition::Dex;
-use farleaf::server::{MemoryServer, MemoryServerConfig};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::{Design, IndexError, RangeIndex};
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};

@@ -1,15 +1,15 @@
 //! Every index design over a device, against `BTreeMap`. On a host without a device, run it in a
 //! virtual machine: `scripts/soft-roce-vm` with this test's binary and `--ignored`.
 
-use farleaf::cache::{CacheOptions, OffloadName};
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::conformance::{self, Setup};
-use farleaf::index::dex::DexOptions;
-use farleaf::index::fine::{Fine, FineOptions};
-use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::page::Fixed8;
-use farleaf::partition::Dex;
-use farleaf::server::MemoryServerConfig;
+use farleaf_core::cache::{CacheOptions, OffloadName};
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
+use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric_verbs::VerbsConfig;
 
 /// Tiny pages make tall trees from few keys, so most operations restructure something.

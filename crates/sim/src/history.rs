@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: all clients share a [`Recorder`]; a [`History`] is plain data.
 
-use farleaf::index::{Exchange, IndexError, Scan};
+use farleaf_core::index::{Exchange, IndexError, Scan};
 use farleaf_fabric::sync::{Mutex, lock};
 use std::collections::BTreeMap;
 use std::fmt;

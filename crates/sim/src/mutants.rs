@@ -1,6 +1,6 @@
 //! Mutation testing: which scenarios should show which planted bug, and the hunt for it.
 //!
-//! [`farleaf::rules`] has the rules that code can be told to break. This table says where each
+//! [`farleaf_core::rules`] has the rules that code can be told to break. This table says where each
 //! broken rule should show: in registered scenarios, or in random ones of a kind. A test fails for
 //! a rule that is not here exactly once. `docs/internals/mutants.md` has the commands.
 //!
@@ -9,12 +9,12 @@
 use crate::random::{Kind, random_scenario};
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{Canary, Scenario, ScenarioError};
-use farleaf::rules::KnownRule;
+use farleaf_core::rules::KnownRule;
 
 /// A planted bug, and the scenarios that should show it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
-    /// Its name in [`farleaf::rules`].
+    /// Its name in [`farleaf_core::rules`].
     pub bug: &'static str,
     /// Registered scenarios, and kinds of random ones such as `random-dex-lossy`; tried in turn.
     pub shown_by: &'static [&'static str],
@@ -244,7 +244,7 @@ pub const MUTANTS: &[Mutant] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farleaf::rules::RULES;
+    use farleaf_core::rules::RULES;
     use std::collections::BTreeSet;
 
     #[test]

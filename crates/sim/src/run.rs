@@ -16,17 +16,17 @@ use crate::scenario::{
     VictimSpec,
 };
 use crate::workload;
-use farleaf::cache::{
+use farleaf_core::cache::{
     AdmissionName, CacheCounters, CacheOptions, CoolingName, OffloadName, VictimName,
 };
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::dex::{BalanceOptions, DexOptions};
-use farleaf::index::fine::{Fine, FineOptions};
-use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
-use farleaf::page::{Fixed8, Layout};
-use farleaf::partition::{ComputePool, Dex, LONGEST_MOVE_NS};
-use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::dex::{BalanceOptions, DexOptions};
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_core::page::{Fixed8, Layout};
+use farleaf_core::partition::{ComputePool, Dex, LONGEST_MOVE_NS};
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimConfig};
 use farleaf_fabric::sync::Arc;

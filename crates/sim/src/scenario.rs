@@ -3,8 +3,8 @@
 //! The files are in `scenarios/` and compiled in. [`SCENARIOS`] is their registry; a test fails for
 //! a file that is not in it. Options carry their units in their names.
 
-use farleaf::cache::CacheOptions;
-use farleaf::rules::{KnownRule, RULES};
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::rules::{KnownRule, RULES};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
 use serde::{Deserialize, Serialize};
@@ -215,7 +215,7 @@ fn usual() -> u64 {
     1
 }
 
-/// A planted bug, by its name in [`farleaf::rules`].
+/// A planted bug, by its name in [`farleaf_core::rules`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Canary(pub &'static KnownRule);

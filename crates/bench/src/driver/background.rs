@@ -11,7 +11,7 @@
 use super::moment::{Due, Gate};
 use super::{Amount, BenchError, Brought, Measurement, Moment, Run};
 use crate::table::duration;
-use farleaf::index::{Background, IndexAdmin, IndexError, Reshape, Reshaped};
+use farleaf_core::index::{Background, IndexAdmin, IndexError, Reshape, Reshaped};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::cell::RefCell;

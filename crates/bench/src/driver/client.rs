@@ -6,7 +6,7 @@ use super::moment::Due;
 use super::{Amount, Measurement, PROGRESS_EVERY, Progress};
 use crate::timeline::Recorder;
 use crate::workload::{Operation, OperationStream};
-use farleaf::index::{Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use std::ops::Bound;

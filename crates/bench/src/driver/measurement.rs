@@ -4,8 +4,8 @@
 
 use super::AppliedChange;
 use crate::timeline::Timeline;
-use farleaf::cache::CacheCounters;
-use farleaf::index::IndexError;
+use farleaf_core::cache::CacheCounters;
+use farleaf_core::index::IndexError;
 use farleaf_fabric::CounterSnapshot;
 use hdrhistogram::Histogram;
 

@@ -19,15 +19,15 @@ mod cpu;
 
 pub use cpu::FabricCpu;
 
-use farleaf::index::{
+use farleaf_core::index::{
     Action, Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
     check_fill,
 };
-use farleaf::page::{DesignId, Layout};
-use farleaf::remote::RpcClient;
-use farleaf::server::tree::{Loader, MAX_RESTARTS, Tree};
-use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf::wire::{Refusal, Usage};
+use farleaf_core::page::{DesignId, Layout};
+use farleaf_core::remote::RpcClient;
+use farleaf_core::server::tree::{Loader, MAX_RESTARTS, Tree};
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::wire::{Refusal, Usage};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;

@@ -4,10 +4,10 @@ use super::{cache, over_time, reshaping};
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
-use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
-use farleaf::index::dex::Boundaries;
 use farleaf_bench::driver::{Moment, PlannedChange};
 use farleaf_bench::workload::{Distribution, Mix};
+use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
+use farleaf_core::index::dex::Boundaries;
 use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\

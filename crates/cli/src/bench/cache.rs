@@ -1,7 +1,7 @@
 //! Parsers of the cache's options.
 
-use farleaf::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
-use farleaf::index::dex::Boundaries;
+use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
+use farleaf_core::index::dex::Boundaries;
 
 pub(super) fn admission(text: &str) -> Result<AdmissionName, String> {
     match text {

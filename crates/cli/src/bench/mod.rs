@@ -12,12 +12,12 @@ pub(crate) use plan::{memory_servers, pool_bytes};
 
 use crate::designs::{self, DesignName, Task};
 use crate::output::{self, JsonTarget, bar, grouped};
-use farleaf::index::{Design, Scan};
-use farleaf::page::Fixed8;
 use farleaf_bench::driver::{Amount, Testbed};
 use farleaf_bench::report::Report;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
+use farleaf_core::index::{Design, Scan};
+use farleaf_core::page::Fixed8;
 use farleaf_fabric::Provider;
 use plan::{Plan, Work};
 

@@ -6,10 +6,10 @@ use super::over_time::moment;
 use crate::designs::DesignName;
 use crate::output::{self, grouped};
 use crate::{units, usage};
-use farleaf::index::dex::BalanceOptions;
 use farleaf_bench::driver::{Change, PlannedChange, Reshaping};
 use farleaf_bench::report::Report;
 use farleaf_bench::table::duration;
+use farleaf_core::index::dex::BalanceOptions;
 use std::fmt::Write as _;
 
 /// Parses a move of keys, `FROM:TO[:PERCENT]@MOMENT`.

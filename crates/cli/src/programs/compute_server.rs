@@ -3,9 +3,9 @@
 use super::{Common, WRITE_BACK_MS, address, duration};
 use crate::units;
 use clap::{Args, ValueEnum};
-use farleaf::cache::{CacheOptions, OffloadName};
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
+use farleaf_core::cache::{CacheOptions, OffloadName};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;

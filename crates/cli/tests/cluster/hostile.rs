@@ -8,10 +8,10 @@
 
 use crate::launched::{Launched, eventually, text};
 use crate::serving::{DEADLINE, KEYS, compute, connect, serving, try_both};
-use farleaf::page::{Action, Fixed8, LeafEdit};
-use farleaf::wire::ClientRequest;
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::scrape::Scraper;
+use farleaf_core::page::{Action, Fixed8, LeafEdit};
+use farleaf_core::wire::ClientRequest;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::conformance::{mutate, random_bytes};
 use farleaf_fabric::handshake::{

@@ -2,15 +2,15 @@
 //! hangs.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
-use farleaf::client::Remote;
-use farleaf::index::conformance::{self, Setup};
-use farleaf::index::{IndexError, RangeIndex};
-use farleaf::page::Fixed8;
-use farleaf::server::MemoryServerConfig;
 use farleaf_cluster::client::{Connection, ConnectionConfig};
 use farleaf_cluster::clock::Clock;
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::records::{self, ComputeRecord, Keys};
+use farleaf_core::client::Remote;
+use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::{IndexError, RangeIndex};
+use farleaf_core::page::Fixed8;
+use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::handshake::Role;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
 use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};

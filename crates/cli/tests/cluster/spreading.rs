@@ -6,8 +6,8 @@
 
 use crate::launched::{Launched, eventually, farleaf, text};
 use crate::serving::{DEADLINE, connect, serving};
-use farleaf::index::{IndexError, RangeIndex, Scan};
 use farleaf_cluster::stop::Stop;
+use farleaf_core::index::{IndexError, RangeIndex, Scan};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Stdio};

@@ -7,8 +7,8 @@
 //! *Thread safety*: any number of threads.
 
 use crate::clock::Clock;
-use farleaf::page::Fixed8;
-use farleaf::wire::{ClientRequest, ClientResponse, ErrorCode};
+use farleaf_core::page::Fixed8;
+use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Call, Calls, Cpu, Region, ReplySink};
 use std::collections::VecDeque;

@@ -4,11 +4,11 @@
 
 use super::because;
 use crate::error::ProgramError;
-use farleaf::cache::CacheOptions;
-use farleaf::index::dex::DexOptions;
-use farleaf::index::{Design, IndexError};
-use farleaf::page::Fixed8;
-use farleaf::partition::{self, Dex};
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::{Design, IndexError};
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::{self, Dex};
 use farleaf_fabric::Cluster;
 
 /// The compute server number used by endpoints that manage the whole index; no server has it.

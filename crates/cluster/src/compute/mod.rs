@@ -26,9 +26,9 @@ use crate::records::{
 };
 use crate::settings;
 use crate::stop::Stop;
-use farleaf::cache::{CacheOptions, Dirt};
-use farleaf::page::Fixed8;
-use farleaf::partition::{ComputeServer, PartitionMap};
+use farleaf_core::cache::{CacheOptions, Dirt};
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::{ComputeServer, PartitionMap};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};

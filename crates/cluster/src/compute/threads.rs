@@ -8,11 +8,11 @@ use super::failed;
 use super::front::{Asked, Queue, Queues, Reply};
 use crate::clock::Clock;
 use crate::error::ProgramError;
-use farleaf::cache::{CacheCounters, Dirt};
-use farleaf::index::IndexError;
-use farleaf::page::Fixed8;
-use farleaf::partition::{ComputeServer, Worker};
-use farleaf::wire::{ClientRequest, ClientResponse, ErrorCode};
+use farleaf_core::cache::{CacheCounters, Dirt};
+use farleaf_core::index::IndexError;
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::{ComputeServer, Worker};
+use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{CounterSnapshot, Fabric};
@@ -59,7 +59,7 @@ pub(super) struct Tally {
 
 impl Tally {
     fn count(&self, ask: &ClientRequest<Fixed8>) {
-        use farleaf::page::Action;
+        use farleaf_core::page::Action;
         let (counter, count) = match ask {
             ClientRequest::Edit(edit) if edit.action == Action::Get => (&self.lookups, 1),
             ClientRequest::Edit(_) => (&self.changes, 1),
@@ -310,7 +310,7 @@ async fn load<F: Fabric>(worker: &Worker<F, Fixed8>, fill: f64, queue: &Queue) {
         Ok(_) => ClientResponse::Done,
         Err(error) => {
             tracing::warn!("a bulk load failed: {error}");
-            ClientResponse::Error(farleaf::partition::error_code(&error))
+            ClientResponse::Error(farleaf_core::partition::error_code(&error))
         }
     };
     if let Some(reply) = pending.take() {

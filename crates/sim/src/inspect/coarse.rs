@@ -1,13 +1,13 @@
 //! Inspects the memory servers' trees: the index of the coarse-grained design, and the trees that
 //! lead to the leaves of the hybrid one.
 //!
-//! *Invariants while no latch on the way is held*: T1, T2 and T4 of `farleaf::server::tree`, as
-//! [`super::walk`] checks them. *At the end* each node that a tree has allocated is in the tree or
-//! retired, so none leaks.
+//! *Invariants while no latch on the way is held*: T1, T2 and T4 of `farleaf_core::server::tree`,
+//! as [`super::walk`] checks them. *At the end* each node that a tree has allocated is in the tree
+//! or retired, so none leaks.
 
 use super::walk::{Access, Stop, Walk, records};
 use super::{Expect, Records};
-use farleaf::page::{Layout, Superblock};
+use farleaf_core::page::{Layout, Superblock};
 use farleaf_fabric::{Region, RpcService};
 
 impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {

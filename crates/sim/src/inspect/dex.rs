@@ -1,4 +1,4 @@
-//! Inspects DEX's tree as it is in the pool (invariant D2 of `farleaf::index::dex`).
+//! Inspects DEX's tree as it is in the pool (invariant D2 of `farleaf_core::index::dex`).
 //!
 //! *Invariants at every moment*: for any key, each step from the root leads to a page at its own
 //! address, one level lower, whose fences cover the keys routed to it, and no child word is a
@@ -11,7 +11,7 @@
 
 use super::walk::{Stop, Walk};
 use super::{Expect, Records};
-use farleaf::page::{Layout, ScanWindow, Superblock};
+use farleaf_core::page::{Layout, ScanWindow, Superblock};
 use farleaf_fabric::{GlobalAddr, RpcService};
 use std::ops::Bound;
 

@@ -2,10 +2,10 @@
 //! leaves of the hybrid one.
 //!
 //! *Invariants while no page on the way is held or half written*
-//! - fine: B1 and B2 of `farleaf::index::fine`, as [`super::walk`] checks them. The lists in heads
-//!   are hints and are not inspected.
-//! - hybrid: Y1 and Y2 of `farleaf::index::hybrid`: one chain through all shares, in which each
-//!   share's first leaf begins where the share begins.
+//! - fine: B1 and B2 of `farleaf_core::index::fine`, as [`super::walk`] checks them. The lists in
+//!   heads are hints and are not inspected.
+//! - hybrid: Y1 and Y2 of `farleaf_core::index::hybrid`: one chain through all shares, in which
+//!   each share's first leaf begins where the share begins.
 //!
 //! *Invariant at every moment* in the hybrid design (Y3): a record of a server's tree names a leaf
 //! that begins at its key, even while the leaf is locked, because a change takes the record out
@@ -13,7 +13,7 @@
 
 use super::walk::{Access, Place, Stop, Walk, records};
 use super::{Expect, Records};
-use farleaf::page::{Layout, Page, Superblock};
+use farleaf_core::page::{Layout, Page, Superblock};
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
 
 impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {

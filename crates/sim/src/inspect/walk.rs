@@ -7,7 +7,7 @@
 //! without faults there is no such page.
 
 use super::{Expect, Pool, Records};
-use farleaf::page::{Layout, MAX_LEVEL, Page, ScanWindow};
+use farleaf_core::page::{Layout, MAX_LEVEL, Page, ScanWindow};
 use farleaf_fabric::GlobalAddr;
 use std::collections::BTreeSet;
 use std::ops::Bound;

@@ -7,7 +7,6 @@ use crate::programs::ClusterLocation;
 use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
-use farleaf::index::{IndexAdmin, IndexError, RangeIndex};
 use farleaf_bench::driver::{Amount, Due, Moment, execute, first_key};
 use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
@@ -15,6 +14,7 @@ use farleaf_bench::workload::{
     Distribution, Harness, Inserted, Mix, OperationStream, StreamConfig,
 };
 use farleaf_cluster::client::Client;
+use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use std::cell::{Cell, RefCell};

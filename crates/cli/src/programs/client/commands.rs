@@ -1,8 +1,8 @@
 //! Operations on single keys and ranges, for the command line and the shell.
 
 use super::Abandon;
-use farleaf::index::{RangeIndex, Scan};
 use farleaf_cluster::client::Client;
+use farleaf_core::index::{RangeIndex, Scan};
 use std::io::Write;
 
 /// One operation.

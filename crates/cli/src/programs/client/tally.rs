@@ -4,8 +4,8 @@
 
 use crate::output::{self, grouped};
 use comfy_table::{Table, presets};
-use farleaf::index::IndexError;
 use farleaf_bench::workload::Operation;
+use farleaf_core::index::IndexError;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;

@@ -11,8 +11,8 @@
 use crate::output::is_broken_pipe;
 use crate::programs::ClusterLocation;
 use crate::programs::client::{Abandon, Line, Outcome, Patience, connect, run_once};
-use farleaf::index::IndexError;
 use farleaf_cluster::client::Connection;
+use farleaf_core::index::IndexError;
 
 /// Maximum number of requests of one operation in flight.
 const DEPTH: usize = 256;

@@ -2,13 +2,13 @@
 //! through index, fabric and RPC, inline on one thread. The three alternate within one run, so that
 //! their ratios hold on a noisy machine.
 //!
-//! `cargo bench -p farleaf --bench get_cost -- [KEYS [ROUNDS]]`
+//! `cargo bench -p farleaf-core --bench get_cost -- [KEYS [ROUNDS]]`
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
 
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::{Design, RangeIndex};
-use farleaf::page::Fixed8;
-use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::{Design, RangeIndex};
+use farleaf_core::page::Fixed8;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, InlineCpu, Provider, ServerId, now_or_never};

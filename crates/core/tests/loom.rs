@@ -1,14 +1,14 @@
 //! Model checking of the latch, the versioned page, the epochs and the parts of the cache, under
 //! every interleaving and every allowed reordering that `loom` models: `RUSTFLAGS="--cfg loom"
-//! cargo test -p farleaf --release --test loom`
+//! cargo test -p farleaf-core --release --test loom`
 #![cfg(loom)]
 
-use farleaf::cache::{
+use farleaf_core::cache::{
     Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping,
     OwnedRange, Swip,
 };
-use farleaf::page::{FencePosition, Fixed8, Latch, Layout, LeafInsert, Page, Probe};
-use farleaf::server::Epochs;
+use farleaf_core::page::{FencePosition, Fixed8, Latch, Layout, LeafInsert, Page, Probe};
+use farleaf_core::server::Epochs;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use loom::thread;

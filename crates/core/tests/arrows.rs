@@ -26,15 +26,15 @@ const SUITES: [(&str, &[&str]); 1] = [("index/conformance.rs", &["server"])];
 const CRATES: [(&str, &[&str]); 8] = [
     ("fabric", &[]),
     // The library only for its tests, which run every design over a device.
-    ("fabric-verbs", &["farleaf", "farleaf-fabric"]),
-    ("farleaf", &["farleaf-fabric"]),
-    ("bench", &["farleaf", "farleaf-fabric"]),
-    ("sim", &["farleaf", "farleaf-bench", "farleaf-fabric"]),
-    ("cluster", &["farleaf", "farleaf-fabric", "farleaf-fabric-verbs"]),
+    ("fabric-verbs", &["farleaf-core", "farleaf-fabric"]),
+    ("core", &["farleaf-fabric"]),
+    ("bench", &["farleaf-core", "farleaf-fabric"]),
+    ("sim", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
+    ("cluster", &["farleaf-core", "farleaf-fabric", "farleaf-fabric-verbs"]),
     (
         "cli",
         &[
-            "farleaf",
+            "farleaf-core",
             "farleaf-bench",
             "farleaf-cluster",
             "farleaf-fabric",
@@ -42,7 +42,7 @@ const CRATES: [(&str, &[&str]); 8] = [
             "farleaf-sim",
         ],
     ),
-    ("compare", &["farleaf", "farleaf-bench", "farleaf-fabric"]),
+    ("compare", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
 ];
 
 fn root() -> PathBuf {
@@ -112,7 +112,7 @@ fn modules_use_only_what_they_may() {
     let allowed: BTreeMap<&str, &[&str]> = MODULES.into();
     let suites: BTreeMap<&str, &[&str]> = SUITES.into();
     let mut wrong = Vec::new();
-    for (file, text) in files_below("crates/farleaf/src") {
+    for (file, text) in files_below("crates/core/src") {
         let module = file.split(['/', '.']).next().unwrap();
         if module == "lib" {
             continue;
@@ -141,7 +141,7 @@ const SHARED_BY_DESIGNS: &str = "one_sided";
 
 #[test]
 fn designs_do_not_know_each_other() {
-    let files = files_below("crates/farleaf/src/index");
+    let files = files_below("crates/core/src/index");
     let designs: BTreeSet<&str> = files
         .iter()
         .filter_map(|(file, _)| file.split_once('/'))
@@ -176,7 +176,7 @@ fn crates_depend_only_on_what_they_may() {
 #[test]
 fn atomics_and_locks_come_from_one_place() {
     let exempt = ["sync.rs", "executor.rs"];
-    for folder in ["crates/fabric/src", "crates/fabric-verbs/src", "crates/farleaf/src"] {
+    for folder in ["crates/fabric/src", "crates/fabric-verbs/src", "crates/core/src"] {
         for (file, text) in files_below(folder) {
             let forbidden = |line: &str| {
                 ["std::sync::atomic", "std::sync::Mutex", "std::sync::RwLock", "std::sync::Arc"]
@@ -224,7 +224,7 @@ fn guards_made_in_vain(text: &str, guards: &BTreeSet<String>) -> Vec<String> {
 
 #[test]
 fn no_guard_is_made_only_to_be_refused() {
-    let folders = ["crates/fabric/src", "crates/fabric-verbs/src", "crates/farleaf/src"];
+    let folders = ["crates/fabric/src", "crates/fabric-verbs/src", "crates/core/src"];
     let files: Vec<_> = folders.iter().flat_map(|folder| files_below(folder)).collect();
     let guards: BTreeSet<String> = files.iter().flat_map(|(_, text)| guards(text)).collect();
     assert!(guards.contains("Moving") && guards.contains("Hold"), "{guards:?}");

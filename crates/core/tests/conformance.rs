@@ -1,14 +1,14 @@
 //! Every index design on every provider.
 
-use farleaf::cache::{AdmissionName, CacheOptions, OffloadName};
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::conformance::{self, Setup};
-use farleaf::index::dex::DexOptions;
-use farleaf::index::fine::{Fine, FineOptions};
-use farleaf::index::hybrid::{Hybrid, HybridOptions};
-use farleaf::page::Fixed8;
-use farleaf::partition::Dex;
-use farleaf::server::MemoryServerConfig;
+use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
+use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};

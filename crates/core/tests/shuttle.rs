@@ -1,6 +1,6 @@
 //! Whole operations of several threads on one DEX cache of few frames. `shuttle` runs them with all
-//! accesses to shared memory in random orders: `RUSTFLAGS="--cfg shuttle" cargo test -p farleaf
-//! --release --test shuttle`
+//! accesses to shared memory in random orders:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p farleaf-core --release --test shuttle`
 //!
 //! Each client has its own keys, so it always knows their values. Of other clients' keys it knows
 //! that their values only grow. When all clients have ended, the test checks the frames and the
@@ -11,16 +11,16 @@
 //! ones.
 #![cfg(shuttle)]
 
-use farleaf::cache::{
+use farleaf_core::cache::{
     AdmissionName, Cache, CacheCounters, CacheOptions, FrameId, FrameState, Mapped, is_clean,
 };
-use farleaf::index::conformance::Setup;
-use farleaf::index::dex::DexOptions;
-use farleaf::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
-use farleaf::page::{Fixed8, Layout};
-use farleaf::partition::{ComputePool, Dex, RoutedIndex};
-use farleaf::rules::KnownRule;
-use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
+use farleaf_core::page::{Fixed8, Layout};
+use farleaf_core::partition::{ComputePool, Dex, RoutedIndex};
+use farleaf_core::rules::KnownRule;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig, LocalFabric};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{

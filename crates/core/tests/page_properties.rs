@@ -1,7 +1,7 @@
 //! Properties of page operations, checked against a `BTreeMap`, on tiny pages and on real ones.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf::page::{FencePosition, Fixed8, Layout, LeafInsert, Page, Probe, ScanWindow};
+use farleaf_core::page::{FencePosition, Fixed8, Layout, LeafInsert, Page, Probe, ScanWindow};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use proptest::prelude::*;
@@ -359,7 +359,7 @@ proptest! {
         for probe in [Probe::At(&key), Probe::Before(&key), Probe::Last] {
             let slot = Fixed8::<128>::inner_slot(page, probe);
             let _ = (Fixed8::<128>::inner_child(page, slot), Fixed8::<128>::inner_key(page, slot));
-            let _ = farleaf::page::step(page, probe, 0);
+            let _ = farleaf_core::page::step(page, probe, 0);
         }
         prop_assert!(contents(page).len() <= 60);
     }

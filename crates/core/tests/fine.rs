@@ -3,15 +3,15 @@
 //! change harms no other client.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::conformance::{self, Setup};
-use farleaf::index::fine::{Fine, FineIndex, FineOptions};
-use farleaf::index::one_sided::collect_in_background;
-use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf::page::{Fixed8, Layout};
-use farleaf::remote::{Backoff, GRACE_NS};
-use farleaf::rules::KnownRule;
-use farleaf::server::MemoryServerConfig;
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::fine::{Fine, FineIndex, FineOptions};
+use farleaf_core::index::one_sided::collect_in_background;
+use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::page::{Fixed8, Layout};
+use farleaf_core::remote::{Backoff, GRACE_NS};
+use farleaf_core::rules::KnownRule;
+use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
@@ -584,7 +584,8 @@ const WINDOWS: [(u64, u64); 7] = [
     (2_000, 2_000_000),
 ];
 
-/// `cargo test -p farleaf --test fine -- --ignored --nocapture back_off` prints the experiment.
+/// `cargo test -p farleaf-core --test fine -- --ignored --nocapture back_off` prints the
+/// experiment.
 #[test]
 #[ignore = "prints figures and checks nothing"]
 fn back_off_experiment() {

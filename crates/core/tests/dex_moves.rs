@@ -3,13 +3,13 @@
 //! where new nodes go.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf::cache::{AdmissionName, CacheOptions};
-use farleaf::index::conformance::Setup;
-use farleaf::index::dex::DexOptions;
-use farleaf::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf::page::Fixed8;
-use farleaf::partition::Dex;
-use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::cache::{AdmissionName, CacheOptions};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Provider, ServerId};
@@ -64,7 +64,8 @@ fn services(count: u16, pool_bytes: usize) -> Vec<Arc<MemoryServer<Fixed8<16>>>>
 
 /// The allocated fraction of each memory server's pool.
 fn used(services: &[Arc<MemoryServer<Fixed8<16>>>]) -> Vec<f64> {
-    let part = |usage: farleaf::wire::Usage| usage.allocated_bytes as f64 / usage.pool_bytes as f64;
+    let part =
+        |usage: farleaf_core::wire::Usage| usage.allocated_bytes as f64 / usage.pool_bytes as f64;
     services.iter().map(|service| part(service.usage())).collect()
 }
 

@@ -1,13 +1,15 @@
 //! What the coarse-grained design promises beyond the suite of all designs: its network cost, its
 //! behavior without memory, that it does not leak, and that a server survives any request.
 
-use farleaf::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
-use farleaf::index::conformance::Setup;
-use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf::page::{Action, Fixed8, Layout, LeafEdit};
-use farleaf::remote::{NodeAllocator, RemoteError};
-use farleaf::server::{MemoryServer, MemoryServerConfig};
-use farleaf::wire::{PoolRequest, Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share, TreeRequest};
+use farleaf_core::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::page::{Action, Fixed8, Layout, LeafEdit};
+use farleaf_core::remote::{NodeAllocator, RemoteError};
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::wire::{
+    PoolRequest, Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share, TreeRequest,
+};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Message, Provider, ServerId};

@@ -6,13 +6,13 @@
 //! client.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf::cache::{AdmissionName, CacheOptions, OffloadName};
-use farleaf::index::conformance::Setup;
-use farleaf::index::dex::{Boundaries, DexOptions};
-use farleaf::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf::page::{Fixed8, Layout};
-use farleaf::partition::{ComputePool, Dex, RoutedIndex};
-use farleaf::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::dex::{Boundaries, DexOptions};
+use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::page::{Fixed8, Layout};
+use farleaf_core::partition::{ComputePool, Dex, RoutedIndex};
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
@@ -639,7 +639,7 @@ fn partitions_that_take_turns_do_not_leak() {
 
 /// The number of `model`'s records that each compute server owns.
 fn owned(pool: &Pool<Fixed8>, model: &Model) -> Vec<usize> {
-    let count = |server: &Arc<farleaf::partition::ComputeServer<Fixed8>>| {
+    let count = |server: &Arc<farleaf_core::partition::ComputeServer<Fixed8>>| {
         let range = server.dex().range();
         model.keys().filter(|key| range.has(key)).count()
     };

@@ -1,8 +1,8 @@
 //! The bytes of every message. A server and a client of different builds can communicate only as
 //! long as these stay.
 
-use farleaf::page::{Action, Answer, Fixed8, LeafEdit};
-use farleaf::wire::{
+use farleaf_core::page::{Action, Answer, Fixed8, LeafEdit};
+use farleaf_core::wire::{
     ClientRequest, ClientResponse, ErrorCode, OffloadRequest, OwnerRequest, PoolRequest, Refusal,
     Reply, Request, Share, Ticket, TreeRequest, Usage,
 };

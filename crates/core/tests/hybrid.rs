@@ -3,15 +3,15 @@
 //! harms no other client.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf::index::conformance::Setup;
-use farleaf::index::fine::{Fine, FineOptions};
-use farleaf::index::hybrid::{Hybrid, HybridIndex, HybridOptions};
-use farleaf::index::one_sided::collect_in_background;
-use farleaf::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf::page::{Fixed8, Layout};
-use farleaf::remote::GRACE_NS;
-use farleaf::server::MemoryServerConfig;
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridIndex, HybridOptions};
+use farleaf_core::index::one_sided::collect_in_background;
+use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::page::{Fixed8, Layout};
+use farleaf_core::remote::GRACE_NS;
+use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
