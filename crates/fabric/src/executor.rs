@@ -3,7 +3,8 @@
 //! A completion wakes the one task that waits for it, and only that task is polled. When no task is
 //! ready, the executor asks its [`Driver`] for progress. A real provider checks its timers or
 //! blocks until another thread wakes a task; the simulator advances virtual time to its next event.
-//! A driver with sockets blocks on these itself ([`Driver::wait`]).
+//! A driver with sockets blocks on these itself ([`Driver::wait`]). A caller with an event loop of
+//! its own does not run the executor but turns it ([`Executor::turn`]).
 //!
 //! *Invariants*: X1. a task is polled only after it was spawned or woken. X2. tasks are polled in
 //! the order in which they were woken. X3. a task of a killed group is dropped and never polled
@@ -59,6 +60,19 @@ pub enum Progress {
     },
     /// Nothing will ever happen again.
     Stuck,
+}
+
+/// The state in which [`Executor::turn`] leaves the tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Every task waits. Turn again after at most `ns` nanoseconds, or when the driver's descriptor
+    /// becomes readable: its own sockets and its [`Driver::unparker`] make it so.
+    Idle {
+        /// The longest wait before the next turn, in nanoseconds.
+        ns: u64,
+    },
+    /// Tasks are ready, but the turn has used up its polls.
+    Busy,
 }
 
 /// Makes progress when none of an executor's tasks is ready.
@@ -185,9 +199,59 @@ impl<'a> Executor<'a> {
             queue: Arc::clone(&self.queue),
         });
         let waker = Waker::from(Arc::clone(&handle));
-        waker.wake_by_ref();
+        // Not by the waker: between turns it would also unpark, but the caller turns next.
+        handle.queued.store(true, Ordering::Release);
+        lock_std(&self.queue.state).tasks.push_back(Arc::clone(&handle));
         self.tasks[index] = Some(Task { group, handle, waker, future });
         self.live += 1;
+    }
+
+    /// Number of tasks that have not ended.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Runs ready tasks until all wait, and never blocks: for callers that wait elsewhere, such as
+    /// in another executor's event loop. With `looks`, it also polls the driver's sockets, until
+    /// they have nothing more. Ends after `most_polls` polls of tasks. After [`Turn::Idle`] a wake
+    /// by another thread unparks the driver.
+    pub fn turn(&mut self, driver: &impl Driver, looks: bool, most_polls: usize) -> Turn {
+        let mut state = lock_std(&self.queue.state);
+        state.sleeping = false;
+        if state.unparker.is_none() {
+            state.unparker = driver.unparker();
+        }
+        drop(state);
+        let (mut polls_left, mut may_look) = (most_polls, looks);
+        loop {
+            self.serve(driver);
+            if polls_left == 0 {
+                return Turn::Busy;
+            }
+            let next = lock_std(&self.queue.state).tasks.pop_front();
+            if let Some(handle) = next {
+                self.poll(&handle);
+                polls_left -= 1;
+                continue;
+            }
+            let ns = match driver.progress() {
+                Progress::Advanced => {
+                    may_look = looks;
+                    continue;
+                }
+                Progress::Wait { .. } if std::mem::take(&mut may_look) => {
+                    driver.wait(0);
+                    continue;
+                }
+                Progress::Wait { ns } => ns,
+                Progress::Stuck => u64::MAX,
+            };
+            let mut state = lock_std(&self.queue.state);
+            if state.tasks.is_empty() {
+                state.sleeping = true;
+                return Turn::Idle { ns };
+            }
+        }
     }
 
     /// Runs until no task of `group` is left. Returns `true` if all have ended or were killed,
@@ -354,6 +418,56 @@ mod tests {
         }
         assert!(executor.run(&Idle));
         assert_eq!(*trace.borrow(), [0, 1, 2, 0, 1, 2]);
+    }
+
+    #[test]
+    fn a_turn_never_blocks_and_ends_by_its_limit() {
+        struct Waiting(Arc<StdAtomicBool>);
+        struct Unparked(Arc<StdAtomicBool>);
+        impl Wake for Unparked {
+            fn wake(self: Arc<Self>) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        impl Driver for Waiting {
+            fn requests(&self) -> Option<Requests> {
+                None
+            }
+            fn progress(&self) -> Progress {
+                Progress::Wait { ns: 7 }
+            }
+            fn unparker(&self) -> Option<Waker> {
+                Some(Waker::from(Arc::new(Unparked(Arc::clone(&self.0)))))
+            }
+        }
+        let unparked = Arc::new(StdAtomicBool::new(false));
+        let (driver, ended) = (Waiting(Arc::clone(&unparked)), Rc::new(Cell::new(0)));
+        let (mut executor, waker) = (Executor::new(), Rc::new(RefCell::new(None)));
+        assert_eq!(executor.turn(&driver, true, 9), Turn::Idle { ns: 7 });
+        let (ends, held) = (Rc::clone(&ended), Rc::clone(&waker));
+        executor.spawn(0, async move {
+            for _ in 0..3 {
+                yield_once().await;
+            }
+            ends.set(1);
+            std::future::poll_fn(|context| {
+                match held.borrow_mut().replace(context.waker().clone()) {
+                    Some(_) => Poll::Ready(()),
+                    None => Poll::Pending,
+                }
+            })
+            .await;
+            ends.set(2);
+        });
+        assert!(!unparked.load(Ordering::Acquire), "spawning unparks nothing");
+        assert_eq!(executor.turn(&driver, false, 2), Turn::Busy);
+        assert_eq!(ended.get(), 0);
+        assert_eq!(executor.turn(&driver, false, 9), Turn::Idle { ns: 7 });
+        assert_eq!((ended.get(), executor.live()), (1, 1));
+        waker.borrow().as_ref().unwrap().wake_by_ref();
+        assert!(unparked.load(Ordering::Acquire), "a wake between turns unparks");
+        assert_eq!(executor.turn(&driver, false, 9), Turn::Idle { ns: 7 });
+        assert_eq!((ended.get(), executor.live()), (2, 0));
     }
 
     #[test]

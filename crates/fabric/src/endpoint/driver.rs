@@ -21,13 +21,16 @@ use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::task::{Wake, Waker};
 
 /// Tokens of events that do not belong to links.
 const WAKE: u64 = u64::MAX;
 const SOURCE: u64 = u64::MAX - 1;
+/// Token of descriptors that a caller adds to [`EndpointDriver::descriptor`]; their events only end
+/// waits.
+pub const FOREIGN: u64 = u64::MAX - 2;
 const EVENTS: usize = 128;
 
 /// How a thread with only waiting tasks polls for completions.
@@ -134,6 +137,7 @@ impl<X: Transport> Reactor<X> {
             match event.data.u64() {
                 WAKE => self.unparker.0.clear(),
                 SOURCE => self.take_told(),
+                FOREIGN => {}
                 token => {
                     if let Some(endpoint) = self.endpoint((token >> 16) as usize) {
                         endpoint.visit(token as u16);
@@ -193,6 +197,15 @@ impl<X: Transport> EndpointDriver<X> {
     pub fn new(cluster: &Arc<X::Cluster>) -> io::Result<Self> {
         let reactor = Rc::new(Reactor::<X>::new(cluster)?);
         Ok(Self { reactor, looks: X::looks(cluster), cluster: Arc::clone(cluster) })
+    }
+
+    /// The epoll descriptor that becomes readable when the driver has something to do, apart from
+    /// timers: for callers that wait in an event loop of their own ([`Executor::turn`]). They may
+    /// add descriptors with the token [`FOREIGN`].
+    ///
+    /// [`Executor::turn`]: crate::executor::Executor::turn
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.reactor.epoll.as_fd()
     }
 
     /// Opens an endpoint of `compute_server`; `number` selects its random stream.

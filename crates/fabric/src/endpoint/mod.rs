@@ -20,7 +20,7 @@ mod slots;
 
 pub use crate::resources::{Resources, Settings};
 pub(crate) use driver::timespec;
-pub use driver::{EndpointCluster, EndpointDriver, Looks, Reactor};
+pub use driver::{EndpointCluster, EndpointDriver, FOREIGN, Looks, Reactor};
 pub use op::{HeldRead, NoHeldRead, Op};
 pub use peers::{Peers, PeersConfig, ServerStarts, start_on_loopback};
 pub use slots::{Body, Slot, Slots};

@@ -1,0 +1,78 @@
+//! The one place with `unsafe`: an engine, which is full of `Rc`s, may change threads.
+//!
+//! An `Rc` is not `Send` because a clone of it could stay behind on another thread, and the two
+//! would change its count at the same time. Here no clone can stay behind:
+//! - An engine is built by a closure that is `Send`, so it captures no `Rc`: every `Rc` in an engine
+//!   was created by that closure or later by the engine itself.
+//! - Only [`Confined::with`] accesses the engine, through `&mut`, so one thread does at a time, and
+//!   the lock of [`crate::cores::Core`] orders them. Its closure and its result are `Send`, so no
+//!   `Rc` enters or leaves.
+//! - What an engine gives to other threads by other ways is `Send` by its type: wakers, and the
+//!   `Arc`s of a connection.
+//! - The one hole in these types would be a thread-local variable in which an engine kept an `Rc`.
+//!   The crates below have none; a test reads their sources.
+//! - Nothing in an engine belongs to one thread for another reason. It holds no guard of a lock
+//!   between two polls: `clippy::await_holding_lock` is denied in the whole workspace.
+
+#![expect(unsafe_code, reason = "the argument is above")]
+
+use crate::engine::Engine;
+use std::fmt;
+
+/// An engine that any thread may use, one at a time.
+pub(crate) struct Confined(Box<dyn Engine>);
+
+// SAFETY: all `Rc`s that an engine reaches are reached by it alone, as the module's head argues, so
+// they move to another thread together.
+unsafe impl Send for Confined {}
+
+impl fmt::Debug for Confined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Confined")
+    }
+}
+
+impl Confined {
+    /// Builds an engine.
+    pub(crate) fn new<E: Send>(
+        build: impl FnOnce() -> Result<Box<dyn Engine>, E> + Send,
+    ) -> Result<Self, E> {
+        build().map(Self)
+    }
+
+    /// Uses the engine.
+    pub(crate) fn with<T: Send>(&mut self, act: impl FnOnce(&mut dyn Engine) -> T + Send) -> T {
+        act(&mut *self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn no_crate_below_keeps_anything_in_a_thread_local() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut found = Vec::new();
+        for folder in ["fabric", "core", "cluster"] {
+            sources(&crates.join(folder).join("src"), &mut found);
+        }
+        assert!(found.len() > 100);
+        for path in found {
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(!text.contains("thread_local"), "{}", path.display());
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! An index in a running cluster.
+
+use crate::cores::{Core, Cores};
+use crate::engine::{Engine, Machine};
+use crate::error::{Cause, Error};
+use crate::index::Index;
+use farleaf_cluster::catalog::CatalogAddress;
+use farleaf_cluster::client::{Connection, ConnectionConfig};
+use farleaf_cluster::config::read_token;
+use farleaf_cluster::error::ProgramError;
+use farleaf_cluster::launch::Folder;
+use farleaf_fabric::executor::Executor;
+use farleaf_fabric::handshake::Token;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+enum Secret {
+    File(PathBuf),
+    Text(String),
+}
+
+/// How to reach a cluster.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    place: PathBuf,
+    token: Option<Secret>,
+    cluster: String,
+    deadline: Duration,
+    depth: usize,
+    connections: usize,
+}
+
+impl ConnectOptions {
+    /// The cluster at `place`: the folder of `farleaf cluster --dir FOLDER`, or the address of a
+    /// catalog, `HOST:PORT` or `etcd:HOST:PORT,HOST:PORT`, which needs a token as well.
+    pub fn new(place: impl AsRef<Path>) -> Self {
+        Self {
+            place: place.as_ref().to_owned(),
+            token: None,
+            cluster: "default".to_owned(),
+            deadline: Duration::from_secs(5),
+            depth: 256,
+            connections: 2,
+        }
+    }
+
+    /// Reads the cluster's token from this file, which only its owner can read. A folder has its
+    /// own.
+    #[must_use]
+    pub fn token_file(mut self, path: impl AsRef<Path>) -> Self {
+        self.token = Some(Secret::File(path.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets the cluster's token.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(Secret::Text(token.into()));
+        self
+    }
+
+    /// Sets the name of the cluster; `default` by default.
+    #[must_use]
+    pub fn cluster(mut self, name: impl Into<String>) -> Self {
+        self.cluster = name.into();
+        self
+    }
+
+    /// Sets the deadline of one operation, retries included; 5 seconds by default.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Sets how many requests each connection has in flight at most; 256 by default. Operations
+    /// beyond that wait.
+    #[must_use]
+    pub fn depth(mut self, requests: usize) -> Self {
+        self.depth = requests;
+        self
+    }
+
+    /// Sets how many connections to each compute server the handle opens at most; 2 by default. That
+    /// many threads can send and receive at the same time.
+    #[must_use]
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// Finds the catalog and the token.
+    fn find(&self) -> Result<(CatalogAddress, Token), ProgramError> {
+        let address = self.place.to_str().map(str::parse::<CatalogAddress>);
+        let (address, token) = match address {
+            Some(Ok(address)) if !self.place.is_dir() => (address, None),
+            _ => {
+                let folder = Folder(self.place.clone());
+                (folder.catalog()?, Some(Secret::File(folder.token())))
+            }
+        };
+        let token = match self.token.clone().or(token) {
+            Some(Secret::File(path)) => read_token(&path)?,
+            Some(Secret::Text(text)) => {
+                let token = Token::new(text.trim().as_bytes());
+                token.map_err(|error| ProgramError::Failed(error.to_string()))?
+            }
+            None => {
+                let why = format!("the catalog at {address} needs the cluster's token");
+                return Err(ProgramError::Failed(why));
+            }
+        };
+        Ok((address, token))
+    }
+
+    fn open(&self) -> Result<Connection, ProgramError> {
+        let (catalog, token) = self.find()?;
+        let (cluster, deadline, depth) = (self.cluster.clone(), self.deadline, self.depth);
+        Connection::open(&ConnectionConfig { cluster, catalog, token, deadline, depth })
+    }
+}
+
+impl<P: AsRef<Path>> From<P> for ConnectOptions {
+    fn from(place: P) -> Self {
+        Self::new(place)
+    }
+}
+
+/// Connects to a running cluster: `connect("/tmp/farleaf")`, or with [`ConnectOptions`].
+///
+/// It reads the catalog, which blocks the thread for a few milliseconds, and longer if the catalog
+/// does not answer. The handle connects to a compute server when it first sends it something, and
+/// finds servers that have moved by itself.
+///
+/// # Errors
+/// [`Error::Connect`] if there is no such cluster, it does not answer, or it has never served.
+/// [`Error::Invalid`] if an option is out of range.
+pub fn connect(options: impl Into<ConnectOptions>) -> Result<Index, Error> {
+    let options = options.into();
+    if options.connections == 0 || options.depth == 0 || options.deadline.is_zero() {
+        let why = "deadline, depth and connections must not be 0";
+        return Err(Error::Invalid(Cause::text(why)));
+    }
+    let connection = Arc::new(open(&options)?);
+    let core = |number| {
+        let connection = Arc::clone(&connection);
+        Core::new(move || engine(&connection, number))
+    };
+    let cores = (0..options.connections).map(core).collect::<Result<_, _>>()?;
+    Ok(Index::new(Cores::new(cores)))
+}
+
+/// Opens the connection on a thread of its own within a runtime: the client of an etcd blocks on a
+/// runtime, and tokio refuses that on a thread that runs another one.
+fn open(options: &ConnectOptions) -> Result<Connection, Error> {
+    if tokio::runtime::Handle::try_current().is_err() {
+        return Ok(options.open()?);
+    }
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(|| options.open()).join();
+        Ok(opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+    })
+}
+
+fn engine(connection: &Connection, number: usize) -> Result<Box<dyn Engine>, Error> {
+    let system = |error| Error::system("cannot open an endpoint", error);
+    let driver = connection.driver().map_err(system)?;
+    let client = connection.client(&driver, number).map_err(system)?;
+    Ok(Box::new(Machine::new(Executor::new(), client, driver)?))
+}

@@ -1,0 +1,200 @@
+//! The cores of an index: engines behind locks, and how callers share them.
+//!
+//! A caller begins an operation on a core that no other thread uses at the moment, if there is one,
+//! and turns that core once, which sends the request. Whoever waits for a reply turns the core again
+//! when its descriptor is readable: a task of a tokio runtime ([`crate::runtime`]), or one of the
+//! waiting threads ([`crate::threads`]).
+//!
+//! *Invariants*
+//! - door.A1. No lock is held while a thread or a task waits.
+//! - door.A2. While an operation is in flight and its caller waits, something waits for the core's
+//!   descriptor that does not depend on any other caller.
+//! - door.A3. A core that panics is dropped; its operations in flight end as indeterminate, and
+//!   later ones as unavailable.
+//!
+//! *Thread safety*: any number of threads.
+
+use crate::confined::Confined;
+use crate::engine::{Engine, Turned};
+use crate::error::{Cause, Error};
+use crate::request::{Outcome, Request};
+use crate::runtime::Runtimes;
+use crate::slot::{Reply, Slot};
+use crate::threads::Threads;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::task::Waker;
+
+/// Locks `mutex`, even if a thread panicked while holding it: what the mutexes of this crate guard
+/// is consistent at every step. An engine that panics is dropped (door.A3).
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One engine, and what waits for it.
+#[derive(Debug)]
+pub(crate) struct Core {
+    engine: Mutex<Option<Confined>>,
+    /// Operations in flight after the last turn.
+    live: AtomicUsize,
+    /// Readable when a turn is due.
+    pub(crate) descriptor: OwnedFd,
+    unparker: Waker,
+    pub(crate) threads: Threads,
+    pub(crate) runtimes: Runtimes,
+}
+
+impl Core {
+    /// A core whose engine `build` creates.
+    pub(crate) fn new(
+        build: impl FnOnce() -> Result<Box<dyn Engine>, Error> + Send,
+    ) -> Result<Self, Error> {
+        let mut engine = Confined::new(build)?;
+        let parts = engine.with(|engine| -> io::Result<_> {
+            Ok((engine.descriptor().try_clone_to_owned()?, engine.unparker()))
+        });
+        let system = |error| Error::system("cannot open a descriptor", error);
+        let (descriptor, unparker) = parts.map_err(system)?;
+        Ok(Self {
+            engine: Mutex::new(Some(engine)),
+            live: AtomicUsize::new(0),
+            descriptor,
+            unparker,
+            threads: Threads::new().map_err(system)?,
+            runtimes: Runtimes::default(),
+        })
+    }
+
+    /// Runs `act` on the engine; `None` if the engine has failed, now or before.
+    fn with(
+        &self,
+        mut engine: MutexGuard<'_, Option<Confined>>,
+        act: impl FnOnce(&mut dyn Engine) -> Turned + Send,
+    ) -> Option<Turned> {
+        let confined = engine.as_mut()?;
+        let turned = catch_unwind(AssertUnwindSafe(|| confined.with(act)));
+        match turned {
+            Ok(turned) => {
+                self.live.store(turned.live, Ordering::Release);
+                Some(turned)
+            }
+            Err(_) => {
+                let failed = engine.take();
+                drop(engine);
+                self.live.store(0, Ordering::Release);
+                // Its destructors find what the panic left.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(failed)));
+                None
+            }
+        }
+    }
+
+    fn turn_with(&self, engine: MutexGuard<'_, Option<Confined>>) -> bool {
+        self.with(engine, |engine| engine.turn()).is_none_or(|turned| turned.is_idle)
+    }
+}
+
+/// An operation that has begun.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) core: usize,
+    slot: Arc<Slot>,
+}
+
+/// What all clones of a handle share.
+#[derive(Debug)]
+pub(crate) struct Cores {
+    cores: Box<[Core]>,
+}
+
+impl Cores {
+    pub(crate) fn new(cores: Vec<Core>) -> Self {
+        Self { cores: cores.into() }
+    }
+
+    pub(crate) fn core(&self, number: usize) -> &Core {
+        &self.cores[number]
+    }
+
+    /// A core that is free, or else the one that this thread looks at first.
+    fn pick(&self) -> (usize, MutexGuard<'_, Option<Confined>>) {
+        let mut hasher = DefaultHasher::new();
+        std::thread::current().id().hash(&mut hasher);
+        let first = hasher.finish() as usize % self.cores.len();
+        let order = (first..self.cores.len()).chain(0..first);
+        for number in order {
+            match self.cores[number].engine.try_lock() {
+                Ok(engine) => return (number, engine),
+                Err(TryLockError::Poisoned(poisoned)) => return (number, poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+        (first, lock(&self.cores[first].engine))
+    }
+
+    /// Begins an operation, as far as it goes without waiting.
+    pub(crate) fn begin(&self, request: Request) -> Begun {
+        let slot = Arc::new(Slot::default());
+        let (number, engine) = self.pick();
+        let core = &self.cores[number];
+        if engine.is_none() {
+            let why = "an earlier operation has panicked; open the index again";
+            Reply::new(&slot).send(Err(Error::Unavailable(Cause::text(why))));
+            return Begun { core: number, slot };
+        }
+        let reply = Reply::new(&slot);
+        let turned = core.with(engine, move |engine| engine.start(request, reply));
+        if turned.is_some_and(|turned| !turned.is_idle) {
+            // This caller may never come back.
+            core.unparker.wake_by_ref();
+        }
+        Begun { core: number, slot }
+    }
+
+    /// Turns a core; returns whether it has nothing more to do now. If it still has operations in
+    /// flight, the other cores are turned as well: an operation may wait for one that was abandoned
+    /// there.
+    pub(crate) fn turn(&self, number: usize) -> bool {
+        let core = &self.cores[number];
+        let is_idle = core.turn_with(lock(&core.engine));
+        if core.live.load(Ordering::Acquire) > 0 {
+            for (other, core) in self.cores.iter().enumerate() {
+                if other != number
+                    && core.live.load(Ordering::Acquire) > 0
+                    && let Ok(engine) = core.engine.try_lock()
+                    && !core.turn_with(engine)
+                {
+                    core.unparker.wake_by_ref();
+                }
+            }
+        }
+        is_idle
+    }
+
+    /// Whether operations are in flight on a core.
+    pub(crate) fn is_busy(&self, number: usize) -> bool {
+        self.cores[number].live.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Begun {
+    pub(crate) fn take(&self) -> Option<Outcome> {
+        self.slot.take()
+    }
+
+    pub(crate) fn take_or_wake(&self, waker: &Waker) -> Option<Outcome> {
+        self.slot.take_or_wake(waker)
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        for core in &self.cores {
+            core.runtimes.end();
+        }
+    }
+}

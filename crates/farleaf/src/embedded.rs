@@ -1,0 +1,139 @@
+//! An index in this process: its memory servers, its cache, and its engines.
+
+use crate::cores::{Core, Cores};
+use crate::engine::{Engine, InProcess, Machine};
+use crate::error::{Cause, Error};
+use crate::index::Index;
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::Design;
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::executor::Executor;
+use farleaf_fabric::local::{LocalCluster, LocalConfig};
+use farleaf_fabric::{Cluster, ServerId};
+use std::cell::RefCell;
+use std::num::NonZero;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Options of an [`Embedded`] index.
+#[derive(Clone, Debug)]
+pub struct EmbeddedOptions {
+    memory_bytes: u64,
+    memory_servers: u16,
+    cache_bytes: u64,
+    engines: usize,
+}
+
+impl Default for EmbeddedOptions {
+    /// 1 GiB for nodes on one memory server, a cache of 64 MiB, and an engine for each hardware
+    /// thread.
+    fn default() -> Self {
+        let engines = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Self { memory_bytes: 1 << 30, memory_servers: 1, cache_bytes: 64 << 20, engines }
+    }
+}
+
+impl EmbeddedOptions {
+    /// Sets the most memory for nodes, in bytes, of all memory servers together. The operating
+    /// system provides it as it is used. 1 GiB holds some 40 million records.
+    #[must_use]
+    pub fn memory_bytes(mut self, bytes: u64) -> Self {
+        self.memory_bytes = bytes;
+        self
+    }
+
+    /// Sets the number of memory servers. One is enough, unless you want to see how an index
+    /// behaves on several.
+    #[must_use]
+    pub fn memory_servers(mut self, servers: u16) -> Self {
+        self.memory_servers = servers;
+        self
+    }
+
+    /// Sets the size of the cache, in bytes. It comes on top of the memory for nodes, and is taken
+    /// at once.
+    #[must_use]
+    pub fn cache_bytes(mut self, bytes: u64) -> Self {
+        self.cache_bytes = bytes;
+        self
+    }
+
+    /// Sets how many threads can execute operations at the same time.
+    #[must_use]
+    pub fn engines(mut self, engines: usize) -> Self {
+        self.engines = engines;
+        self
+    }
+}
+
+/// An index whose memory servers are in this process. It needs no other process and no network, and
+/// nothing outlives the handle.
+#[derive(Debug)]
+pub enum Embedded {}
+
+/// Pages are whole multiples of this.
+const POOL_ALIGN: u64 = 4096;
+/// More compute threads than any machine has.
+const MOST_ENGINES: usize = 4096;
+
+fn invalid(why: &str) -> Error {
+    Error::Invalid(Cause::text(why))
+}
+
+impl Embedded {
+    /// Creates an empty index.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if an option is out of range or there is no memory for it, and
+    /// [`Error::System`] if the system has no more file descriptors.
+    pub fn open(options: EmbeddedOptions) -> Result<Index, Error> {
+        let EmbeddedOptions { memory_bytes, memory_servers, cache_bytes, engines } = options;
+        if memory_servers == 0 || memory_servers > ServerId::LIMIT {
+            return Err(invalid("an embedded index needs at least one memory server"));
+        }
+        if engines == 0 || engines > MOST_ENGINES {
+            return Err(invalid("an embedded index needs 1 to 4096 engines"));
+        }
+        let pool_bytes = memory_bytes / u64::from(memory_servers) / POOL_ALIGN * POOL_ALIGN;
+        let pool_bytes = usize::try_from(pool_bytes).map_err(|_| invalid("too much memory"))?;
+        let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
+        let servers = (0..memory_servers).map(|number| {
+            let server = MemoryServer::<Fixed8>::new(ServerId::new(number), &config);
+            server.map(Arc::new).map_err(|error| Error::Invalid(Cause::of(error)))
+        });
+        let servers = servers.collect::<Result<Vec<_>, _>>()?;
+        let cluster = Arc::new(LocalCluster::start(LocalConfig::default(), servers));
+        let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
+        let options = DexOptions::with_boundaries(Vec::new(), cache);
+        let compute = <Dex as Design<Fixed8>>::compute(&options)?;
+        cluster.run_one(async |fabric| <Dex as Design<Fixed8>>::create(&fabric, &options).await)?;
+        let core = |number| {
+            let (cluster, compute) = (Arc::clone(&cluster), Arc::clone(&compute));
+            Core::new(move || engine(&cluster, &compute, number))
+        };
+        let cores = (0..engines).map(core).collect::<Result<_, _>>()?;
+        Ok(Index::new(Cores::new(cores)))
+    }
+}
+
+fn engine(
+    cluster: &LocalCluster<MemoryServer<Fixed8>>,
+    compute: &<Dex as Design<Fixed8>>::Compute,
+    number: usize,
+) -> Result<Box<dyn Engine>, Error> {
+    let driver = InProcess::new(cluster.driver());
+    let driver = driver.map_err(|error| Error::system("cannot create an engine", error))?;
+    let (fabric, opened) = (driver.open(number), Rc::new(RefCell::new(None)));
+    let (compute, result) = (Arc::clone(compute), Rc::clone(&opened));
+    let mut executor = Executor::new();
+    executor.spawn(0, async move {
+        let index = <Dex as Design<Fixed8>>::open(fabric, &compute).await;
+        result.replace(Some(index));
+    });
+    executor.run(&driver);
+    let index = opened.take().ok_or_else(|| invalid("the index did not open"))??;
+    Ok(Box::new(Machine::new(executor, index, driver)?))
+}

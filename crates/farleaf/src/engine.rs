@@ -1,0 +1,183 @@
+//! An engine: one executor with its driver, and the index handle of its endpoint.
+//!
+//! *Thread safety*: none; [`crate::confined`] makes it safe to use from several threads.
+
+use crate::alarm::Alarm;
+use crate::error::Error;
+use crate::request::{Request, Served, serve};
+use crate::slot::Reply;
+use farleaf_fabric::Calls;
+use farleaf_fabric::endpoint::FOREIGN;
+use farleaf_fabric::executor::{Driver, Executor, Progress, Requests, Turn};
+use farleaf_fabric::local::{LocalDriver, LocalFabric};
+use farleaf_fabric::provider::WakeFd;
+use farleaf_fabric::tcp::TcpDriver;
+use rustix::event::epoll;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+
+/// Most polls of tasks in one turn, so that a turn ends even if its tasks only yield to each other.
+const MOST_POLLS: usize = 256;
+/// The sockets are polled before an operation begins if they have not been for this long, in
+/// nanoseconds: a connection that its server has closed meanwhile is then made again first.
+const STALE_NS: u64 = 1_000_000;
+
+/// What a turn left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turned {
+    /// Whether all tasks wait.
+    pub(crate) is_idle: bool,
+    /// Number of tasks that have not ended.
+    pub(crate) live: usize,
+}
+
+/// An engine of any kind.
+pub(crate) trait Engine {
+    /// Begins an operation, and turns.
+    fn start(&mut self, request: Request, reply: Reply) -> Turned;
+
+    /// Takes in what has arrived, and runs tasks as far as they go.
+    fn turn(&mut self) -> Turned;
+
+    /// The descriptor that is readable when a turn is due.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Makes the descriptor readable.
+    fn unparker(&self) -> Waker;
+}
+
+/// A driver whose waits are a descriptor.
+pub(crate) trait Parking: Driver {
+    /// An epoll descriptor that is readable when the driver has something to do.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
+impl Parking for TcpDriver {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        TcpDriver::descriptor(self)
+    }
+}
+
+/// Ends a wait for an engine without sockets.
+#[derive(Debug)]
+struct Unparker {
+    descriptor: WakeFd,
+    is_set: AtomicBool,
+}
+
+impl Wake for Unparker {
+    fn wake(self: Arc<Self>) {
+        if !self.is_set.swap(true, Ordering::AcqRel) {
+            self.descriptor.wake();
+        }
+    }
+}
+
+/// The driver of an engine without sockets: its operations complete when they are posted, and its
+/// tasks wait for timers only.
+#[derive(Debug)]
+pub(crate) struct InProcess<S: Calls> {
+    driver: LocalDriver<S>,
+    epoll: OwnedFd,
+    unparker: Arc<Unparker>,
+}
+
+impl<S: Calls> InProcess<S> {
+    pub(crate) fn new(driver: LocalDriver<S>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let unparker = Unparker { descriptor: WakeFd::new()?, is_set: AtomicBool::new(false) };
+        let data = epoll::EventData::new_u64(FOREIGN);
+        epoll::add(&epoll, &unparker.descriptor, data, epoll::EventFlags::IN)?;
+        Ok(Self { driver, epoll, unparker: Arc::new(unparker) })
+    }
+
+    pub(crate) fn open(&self, number: usize) -> LocalFabric<S> {
+        self.driver.open(0, number)
+    }
+}
+
+impl<S: Calls> Driver for InProcess<S> {
+    fn requests(&self) -> Option<Requests> {
+        None
+    }
+
+    fn progress(&self) -> Progress {
+        let Unparker { descriptor, is_set } = &*self.unparker;
+        if is_set.load(Ordering::Acquire) {
+            // In this order: a wake in between is not lost, because the executor looks for woken
+            // tasks once more before it waits.
+            descriptor.clear();
+            is_set.store(false, Ordering::Release);
+        }
+        self.driver.progress()
+    }
+
+    fn unparker(&self) -> Option<Waker> {
+        Some(Waker::from(Arc::clone(&self.unparker)))
+    }
+}
+
+impl<S: Calls> Parking for InProcess<S> {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// An engine over one driver.
+#[derive(Debug)]
+pub(crate) struct Machine<I, D> {
+    // Dropped first: the tasks use the index, and the index its driver.
+    executor: Executor<'static>,
+    index: Rc<I>,
+    driver: D,
+    alarm: Alarm,
+    looked_ns: u64,
+}
+
+impl<I: Served, D: Parking> Machine<I, D> {
+    pub(crate) fn new(executor: Executor<'static>, index: I, driver: D) -> Result<Self, Error> {
+        let alarm = Alarm::new(driver.descriptor());
+        let alarm = alarm.map_err(|error| Error::system("cannot create a timer", error))?;
+        Ok(Self { executor, index: Rc::new(index), driver, alarm, looked_ns: 0 })
+    }
+
+    fn advance(&mut self, looks: bool) -> Turned {
+        self.alarm.clear();
+        let turn = self.executor.turn(&self.driver, looks, MOST_POLLS);
+        if let Turn::Idle { ns } = turn
+            && ns < u64::MAX
+        {
+            self.alarm.set(ns);
+        }
+        Turned { is_idle: turn != Turn::Busy, live: self.executor.live() }
+    }
+}
+
+impl<I: Served, D: Parking> Engine for Machine<I, D> {
+    fn start(&mut self, request: Request, reply: Reply) -> Turned {
+        let now_ns = self.alarm.now_ns();
+        if now_ns.saturating_sub(self.looked_ns) > STALE_NS {
+            self.turn();
+        }
+        let index = Rc::clone(&self.index);
+        self.executor.spawn(0, async move { reply.send(serve(&*index, request).await) });
+        self.advance(false)
+    }
+
+    fn turn(&mut self) -> Turned {
+        self.looked_ns = self.alarm.now_ns();
+        self.advance(true)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.driver.descriptor()
+    }
+
+    fn unparker(&self) -> Waker {
+        self.driver.unparker().unwrap_or_else(|| Waker::noop().clone())
+    }
+}

@@ -1,0 +1,121 @@
+//! The one error type of the crate.
+
+use farleaf_cluster::error::ProgramError;
+use farleaf_core::index::IndexError;
+use farleaf_core::wire::Refusal;
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Why an operation has no answer.
+///
+/// With every variant but [`Error::Indeterminate`], the operation has changed nothing and will
+/// change nothing.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// It is unknown whether the operation happened, in part if it concerns several records. It may
+    /// still happen.
+    #[error(transparent)]
+    Indeterminate(Cause),
+    /// The servers could not be reached, or do not serve now. Nothing has changed; the operation can
+    /// be repeated.
+    #[error(transparent)]
+    Unavailable(Cause),
+    /// The operation lost against concurrent operations until its retries were used up. Nothing has
+    /// changed; the operation can be repeated.
+    #[error(transparent)]
+    Contended(Cause),
+    /// The memory servers have no memory left. Nothing has changed.
+    #[error(transparent)]
+    OutOfMemory(Cause),
+    /// An argument or an option is invalid, or the index is not in the required state.
+    #[error(transparent)]
+    Invalid(Cause),
+    /// A server sent an invalid reply, or a part of the index is damaged.
+    #[error(transparent)]
+    Damaged(Cause),
+    /// The cluster could not be found or opened.
+    #[error(transparent)]
+    Connect(Cause),
+    /// The operating system refused a resource.
+    #[error(transparent)]
+    System(Cause),
+}
+
+impl Error {
+    /// Whether the operation may have happened, or may still happen. Otherwise it certainly has not
+    /// and will not.
+    pub fn is_indeterminate(&self) -> bool {
+        matches!(self, Self::Indeterminate(_))
+    }
+
+    pub(crate) fn system(what: &'static str, error: std::io::Error) -> Self {
+        Self::System(Cause::of(Explained { what, error }))
+    }
+}
+
+/// What lies behind an [`Error`], for people: its text, and its sources.
+#[derive(Clone)]
+pub struct Cause(Arc<dyn StdError + Send + Sync>);
+
+impl Cause {
+    pub(crate) fn of(error: impl StdError + Send + Sync + 'static) -> Self {
+        Self(Arc::new(error))
+    }
+
+    pub(crate) fn text(text: impl Into<String>) -> Self {
+        Self(Arc::from(Box::<dyn StdError + Send + Sync>::from(text.into())))
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for Cause {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}
+
+#[derive(Debug, Error)]
+#[error("{what}: {error}")]
+struct Explained {
+    what: &'static str,
+    #[source]
+    error: std::io::Error,
+}
+
+impl From<IndexError> for Error {
+    fn from(error: IndexError) -> Self {
+        let kind = match &error {
+            IndexError::Indeterminate(_) => Self::Indeterminate,
+            IndexError::OutOfMemory { .. } => Self::OutOfMemory,
+            IndexError::Contended { .. } => Self::Contended,
+            IndexError::InvalidArgument(_)
+            | IndexError::NotSorted { .. }
+            | IndexError::Refused { refusal: Refusal::NotEmpty, .. } => Self::Invalid,
+            IndexError::Damaged { .. }
+            | IndexError::BadReply { .. }
+            | IndexError::BadPool { .. } => Self::Damaged,
+            _ => Self::Unavailable,
+        };
+        kind(Cause::of(error))
+    }
+}
+
+impl From<ProgramError> for Error {
+    fn from(error: ProgramError) -> Self {
+        Self::Connect(Cause::of(error))
+    }
+}

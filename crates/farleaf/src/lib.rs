@@ -1,0 +1,81 @@
+//! One crate for programs that use Farleaf: an ordered index, in this process or in a cluster.
+//!
+//! ```
+//! use farleaf::{Embedded, EmbeddedOptions};
+//!
+//! # fn main() -> Result<(), farleaf::Error> {
+//! let index = Embedded::open(EmbeddedOptions::default())?;
+//! index.insert(42, 7).wait()?;
+//! assert_eq!(index.get(42).wait()?, Some(7));
+//! for record in index.scan(40..).limit(10) {
+//!     let (key, value) = record?;
+//!     println!("{key} = {value}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The same from async code, against the cluster that `farleaf cluster --dir /tmp/farleaf` runs:
+//!
+//! ```no_run
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), farleaf::Error> {
+//! let index = farleaf::connect("/tmp/farleaf")?;
+//! index.upsert(42, 7).await?;
+//! let value = index.get(42).await?;
+//! let mut records = index.scan(..).reverse().limit(10).stream();
+//! while let Some(record) = records.next().await {
+//!     let (key, value) = record?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Embedded::open`] and [`connect()`] both return an [`Index`]: a handle that is `Send`, `Sync`
+//! and cheap to clone. Keep one in a struct and use it from any number of threads and tasks. Every
+//! method takes and returns plain values and gives an [`Operation`]: `.await` it in async code, or
+//! call [`Operation::wait`] on a plain thread.
+//!
+//! # What operations promise
+//! Operations on one key are linearizable, across all clients. A [`Scan`] is not a snapshot: it
+//! sees every key that is present throughout, once and in order. An operation that fails has
+//! certainly changed nothing, unless its error is [`Error::Indeterminate`]: then it may have
+//! happened, or may still happen. Keys and values are `u64`.
+//!
+//! # Threads and runtimes
+//! No thread stands between a caller and the network: the thread or task that polls an operation
+//! sends its request itself. In tokio, one task of the caller's own runtime then takes in the
+//! replies, so other tasks and timers keep running, and an operation that the program no longer
+//! polls holds up no other. Plain threads take turns at waiting for the sockets. Other executors
+//! work as well; for them the handle starts one thread that waits for the sockets while operations
+//! are in flight.
+//!
+//! A dropped operation that has been polled once goes on; only its result is dropped. So abandoning
+//! a change, for example by a timeout, leaves it unknown whether and when it happens. If the
+//! runtime has ended meanwhile, it may happen only when the handle is next used.
+
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
+
+mod alarm;
+mod confined;
+mod connect;
+mod cores;
+mod embedded;
+mod engine;
+mod error;
+mod index;
+mod operation;
+mod request;
+mod runtime;
+mod scan;
+mod slot;
+mod threads;
+
+pub use connect::{ConnectOptions, connect};
+pub use embedded::{Embedded, EmbeddedOptions};
+pub use error::{Cause, Error};
+pub use farleaf_core::index::Exchange;
+pub use index::Index;
+pub use operation::Operation;
+pub use scan::{Scan, ScanStream};

@@ -1,0 +1,94 @@
+//! One operation: a future, or a call that blocks.
+
+use crate::cores::{Begun, Cores};
+use crate::error::Error;
+use crate::request::{Request, Response};
+use crate::runtime::ensure_task;
+use crate::threads::{self, ensure_thread};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::runtime::Handle;
+
+#[derive(Debug)]
+enum State {
+    New(Request),
+    Begun(Begun),
+    Ended,
+}
+
+/// An operation on an [`crate::Index`]: `.await` it, or call [`Operation::wait`].
+///
+/// Nothing happens before the first poll. Dropping the operation later does not undo it: it goes on,
+/// and its result is lost.
+#[must_use = "an operation does nothing until it is awaited or waited for"]
+pub struct Operation<T> {
+    cores: Arc<Cores>,
+    state: State,
+    take: fn(Response) -> T,
+}
+
+impl<T> fmt::Debug for Operation<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl<T> Operation<T> {
+    pub(crate) fn new(cores: &Arc<Cores>, request: Request, take: fn(Response) -> T) -> Self {
+        Self { cores: Arc::clone(cores), state: State::New(request), take }
+    }
+
+    /// Begins the operation if it has not begun.
+    fn begun(&mut self) -> &Begun {
+        if let State::New(_) = self.state {
+            let State::New(request) = std::mem::replace(&mut self.state, State::Ended) else {
+                unreachable!("it has just been looked at")
+            };
+            self.state = State::Begun(self.cores.begin(request));
+        }
+        match &self.state {
+            State::Begun(begun) => begun,
+            _ => panic!("an operation was polled after it had completed"),
+        }
+    }
+
+    /// Blocks the thread until the operation has ended. It can be called anywhere, but in async code
+    /// it stops the other tasks of the thread: `.await` the operation there.
+    ///
+    /// # Errors
+    /// [`Error`]; see there for what has happened.
+    pub fn wait(mut self) -> Result<T, Error> {
+        self.begun();
+        let State::Begun(begun) = &self.state else { unreachable!("it has begun") };
+        threads::wait(&self.cores, begun).map(self.take)
+    }
+}
+
+impl<T> Future for Operation<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let operation = &mut *self;
+        let begun = operation.begun();
+        let Some(outcome) = begun.take_or_wake(context.waker()) else {
+            let core = begun.core;
+            // Other executors cannot wait for a descriptor.
+            let waits = match Handle::try_current() {
+                Ok(runtime) => ensure_task(&runtime, &operation.cores, core),
+                Err(_) => ensure_thread(&operation.cores, core)
+                    .map_err(|error| Error::system("cannot start a thread", error)),
+            };
+            // Nothing would wake this task: ask again at its next turn.
+            if waits.is_err() {
+                operation.cores.turn(core);
+                context.waker().wake_by_ref();
+            }
+            return Poll::Pending;
+        };
+        operation.state = State::Ended;
+        Poll::Ready(outcome.map(operation.take))
+    }
+}

@@ -1,0 +1,83 @@
+//! Tasks of tokio runtimes that wait for a core: one for each runtime that has waited for it.
+//!
+//! A task of its own, because a future that waits for the descriptor itself would hold up all others
+//! when its owner stops polling it. It belongs to the caller's runtime, so it costs no thread, and
+//! the runtime's timers and other tasks go on.
+//!
+//! *Invariant*: runtime.A1. each future makes sure that its own runtime has the task: a runtime that does
+//! not run at the moment turns nothing for others.
+//!
+//! *Thread safety*: any number of threads.
+
+use crate::cores::{Cores, lock};
+use crate::error::Error;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::{Handle, Id};
+use tokio::task::AbortHandle;
+
+/// The runtimes that wait for one core.
+#[derive(Debug, Default)]
+pub(crate) struct Runtimes(Mutex<Vec<(Id, AbortHandle)>>);
+
+impl Runtimes {
+    /// Ends all tasks.
+    pub(crate) fn end(&self) {
+        for (_, task) in lock(&self.0).drain(..) {
+            task.abort();
+        }
+    }
+}
+
+/// Makes sure that a task of `runtime`, in which the caller runs, waits for the core.
+///
+/// # Panics
+/// If the runtime cannot wait for descriptors: it was built without `enable_io`.
+pub(crate) fn ensure_task(
+    runtime: &Handle,
+    cores: &Arc<Cores>,
+    number: usize,
+) -> Result<(), Error> {
+    let core = cores.core(number);
+    let mut tasks = lock(&core.runtimes.0);
+    let id = runtime.id();
+    if tasks.iter().any(|(of, task)| *of == id && !task.is_finished()) {
+        return Ok(());
+    }
+    // Runtimes that have ended leave theirs behind.
+    tasks.retain(|(_, task)| !task.is_finished());
+    let watched = core.descriptor.try_clone().and_then(watch);
+    let watched =
+        watched.map_err(|error| Error::system("cannot wait for the connection", error))?;
+    let task = runtime.spawn(drive(Arc::downgrade(cores), number, watched));
+    tasks.push((id, task.abort_handle()));
+    Ok(())
+}
+
+#[expect(
+    deprecated,
+    reason = "its successor is `unsafe` for types that may return another descriptor each time; an \
+              `OwnedFd` returns its own, and owns it"
+)]
+fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(descriptor, Interest::READABLE)
+}
+
+async fn drive(cores: Weak<Cores>, number: usize, descriptor: AsyncFd<OwnedFd>) {
+    loop {
+        let Ok(mut ready) = descriptor.readable().await else { return };
+        let Some(cores) = cores.upgrade() else { return };
+        let is_idle = cores.turn(number);
+        drop(cores);
+        if is_idle {
+            // The turn has taken everything that had arrived, and tokio keeps what has come since.
+            ready.clear_ready();
+        } else {
+            drop(ready);
+            tokio::task::yield_now().await;
+        }
+    }
+}

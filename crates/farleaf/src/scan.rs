@@ -1,0 +1,132 @@
+//! Scans, page by page.
+//!
+//! *Invariant*: scan.A1. at most [`PAGE_RECORDS`] records are held; the next page begins behind the last
+//! key of the one before, so changes in between neither repeat nor hide other keys.
+
+use crate::error::Error;
+use crate::index::Index;
+use crate::operation::Operation;
+use farleaf_core::index::Scan as Selection;
+use futures_core::Stream;
+use std::future::{Future, poll_fn};
+use std::ops::{Bound, RangeBounds};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::vec::IntoIter;
+
+/// Most records that are fetched at a time.
+const PAGE_RECORDS: usize = 256;
+
+/// A scan of an [`Index`]: an iterator that blocks, or by [`Scan::stream`] an async stream.
+///
+/// It is not a snapshot: it sees every key that is present throughout, once and in order, and no key
+/// that never was. After an error it ends.
+#[derive(Debug)]
+#[must_use = "a scan does nothing until it is iterated"]
+pub struct Scan {
+    index: Index,
+    /// What has not been fetched; its limit is what may still be.
+    rest: Selection<u64>,
+    page: IntoIter<(u64, u64)>,
+}
+
+impl Scan {
+    pub(crate) fn new(index: Index, range: impl RangeBounds<u64>) -> Self {
+        let rest = Selection::range((range.start_bound().cloned(), range.end_bound().cloned()));
+        Self { index, rest, page: Vec::new().into_iter() }
+    }
+
+    /// Returns at most `limit` records.
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.rest.limit = limit;
+        self
+    }
+
+    /// Scans in the opposite direction: by default, from the highest key of the range to the
+    /// lowest.
+    pub fn reverse(mut self) -> Self {
+        self.rest = self.rest.reverse();
+        self
+    }
+
+    /// The scan as an async stream.
+    pub fn stream(self) -> ScanStream {
+        ScanStream { scan: self, fetch: None }
+    }
+
+    /// The operation that fetches the next page; `None` at the end of the scan.
+    fn next_page(&self) -> Option<Operation<Vec<(u64, u64)>>> {
+        let limit = self.rest.limit.min(PAGE_RECORDS);
+        (limit > 0).then(|| self.index.page(self.rest.clone().limit(limit)))
+    }
+
+    /// Takes a page, or the error that ends the scan.
+    fn take_page(&mut self, page: Result<Vec<(u64, u64)>, Error>) -> Result<(), Error> {
+        let asked = self.rest.limit.min(PAGE_RECORDS);
+        let page = page.inspect_err(|_| self.rest.limit = 0)?;
+        self.rest.limit = match page.last() {
+            Some((last, _)) if page.len() == asked => {
+                let behind = Bound::Excluded(*last);
+                match self.rest.reverse {
+                    true => self.rest.upper = behind,
+                    false => self.rest.lower = behind,
+                }
+                self.rest.limit - asked
+            }
+            _ => 0,
+        };
+        self.page = page.into_iter();
+        Ok(())
+    }
+}
+
+impl Iterator for Scan {
+    type Item = Result<(u64, u64), Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(record) = self.page.next() {
+            return Some(Ok(record));
+        }
+        let page = self.next_page()?.wait();
+        match self.take_page(page) {
+            Ok(()) => self.page.next().map(Ok),
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+/// A [`Scan`] as an async stream.
+#[derive(Debug)]
+#[must_use = "a stream does nothing until it is polled"]
+pub struct ScanStream {
+    scan: Scan,
+    fetch: Option<Operation<Vec<(u64, u64)>>>,
+}
+
+impl ScanStream {
+    /// The next record, or `None` at the end.
+    pub async fn next(&mut self) -> Option<Result<(u64, u64), Error>> {
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
+}
+
+impl Stream for ScanStream {
+    type Item = Result<(u64, u64), Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self { scan, fetch } = &mut *self;
+        if let Some(record) = scan.page.next() {
+            return Poll::Ready(Some(Ok(record)));
+        }
+        if fetch.is_none() {
+            *fetch = scan.next_page();
+        }
+        let Some(operation) = fetch else { return Poll::Ready(None) };
+        let Poll::Ready(page) = Pin::new(operation).poll(context) else { return Poll::Pending };
+        *fetch = None;
+        Poll::Ready(match scan.take_page(page) {
+            Ok(()) => scan.page.next().map(Ok),
+            Err(error) => Some(Err(error)),
+        })
+    }
+}

@@ -1,0 +1,202 @@
+//! Plain threads that wait for operations: one of them, the leader, waits for the core's descriptor
+//! and turns the core; the others are parked. When the leader has its result, it wakes one of them,
+//! which leads from then on.
+//!
+//! *Invariants*: threads.A1. while threads wait and none leads, one of them has been unparked. threads.A2.
+//! the leader finds its own result even if another thread's turn produces it: `call` ends its wait,
+//! and only the leader clears it.
+//!
+//! *Thread safety*: any number of threads.
+
+use crate::cores::{Begun, Cores, lock};
+use crate::request::Outcome;
+use farleaf_fabric::provider::WakeFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Wake, Waker};
+use std::thread::{Thread, ThreadId};
+
+#[derive(Debug, Default)]
+struct Queue {
+    is_led: bool,
+    waiting: Vec<Thread>,
+}
+
+/// The threads that wait for one core.
+#[derive(Debug)]
+pub(crate) struct Threads {
+    queue: Mutex<Queue>,
+    call: Arc<Call>,
+    /// Whether the thread of [`ensure_thread`] runs.
+    is_helped: AtomicBool,
+}
+
+/// Ends the leader's wait when its result comes.
+#[derive(Debug)]
+struct Call {
+    descriptor: WakeFd,
+    is_waiting: AtomicBool,
+}
+
+impl Wake for Call {
+    fn wake(self: Arc<Self>) {
+        // The leader itself mostly produces its result, and then does not wait.
+        if self.is_waiting.load(Ordering::SeqCst) {
+            self.descriptor.wake();
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl Threads {
+    pub(crate) fn new() -> io::Result<Self> {
+        let call = Call { descriptor: WakeFd::new()?, is_waiting: AtomicBool::new(false) };
+        let is_helped = AtomicBool::new(false);
+        Ok(Self { queue: Mutex::default(), call: Arc::new(call), is_helped })
+    }
+
+    /// Makes `me` the leader, or queues it.
+    fn lead(&self, me: &Thread) -> bool {
+        let mut queue = lock(&self.queue);
+        if queue.is_led {
+            if queue.waiting.iter().all(|thread| thread.id() != me.id()) {
+                queue.waiting.push(me.clone());
+            }
+            return false;
+        }
+        queue.is_led = true;
+        queue.waiting.retain(|thread| thread.id() != me.id());
+        true
+    }
+
+    /// The thread does not wait any more.
+    fn leave(&self, me: ThreadId, has_led: bool) {
+        let mut queue = lock(&self.queue);
+        queue.is_led &= !has_led;
+        queue.waiting.retain(|thread| thread.id() != me);
+        if !queue.is_led
+            && let Some(next) = queue.waiting.first()
+        {
+            next.unpark();
+        }
+    }
+}
+
+/// Ends a wait even if it panics.
+struct Waiting<'a> {
+    threads: &'a Threads,
+    me: Thread,
+    leads: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.threads.leave(self.me.id(), self.leads);
+    }
+}
+
+/// Waits for an operation on the calling thread.
+pub(crate) fn wait(cores: &Cores, begun: &Begun) -> Outcome {
+    if let Some(outcome) = begun.take() {
+        return outcome;
+    }
+    let core = cores.core(begun.core);
+    let me = std::thread::current();
+    let parked = Waker::from(Arc::new(Unpark(me.clone())));
+    let mut waiting = Waiting { threads: &core.threads, me, leads: false };
+    loop {
+        if let Some(outcome) = begun.take_or_wake(&parked) {
+            return outcome;
+        }
+        if core.threads.lead(&waiting.me) {
+            waiting.leads = true;
+            return lead(cores, begun);
+        }
+        std::thread::park();
+    }
+}
+
+fn lead(cores: &Cores, begun: &Begun) -> Outcome {
+    let core = cores.core(begun.core);
+    let call = &core.threads.call;
+    let called = Waker::from(Arc::clone(call));
+    loop {
+        let is_idle = cores.turn(begun.core);
+        // First say that it waits, then look: so a result that comes now calls.
+        call.is_waiting.store(is_idle, Ordering::SeqCst);
+        if let Some(outcome) = begun.take_or_wake(&called) {
+            call.is_waiting.store(false, Ordering::SeqCst);
+            return outcome;
+        }
+        if is_idle {
+            wait_for(&[core.descriptor.as_fd(), call.descriptor.as_fd()], None);
+            call.is_waiting.store(false, Ordering::SeqCst);
+            call.descriptor.clear();
+        }
+    }
+}
+
+/// Waits until one of the descriptors is readable.
+fn wait_for(descriptors: &[BorrowedFd<'_>], at_most: Option<&Timespec>) {
+    let mut polled: Vec<_> =
+        descriptors.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    // An interrupted wait is a short one.
+    let _ = poll(&mut polled, at_most);
+}
+
+/// How long the thread of [`ensure_thread`] waits at a time, and how many idle waits it stays.
+const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const IDLE_WAITS: u32 = 10;
+
+/// Starts a thread that turns the core while operations are in flight, if there is none: for
+/// executors whose event loop cannot wait for a descriptor.
+pub(crate) fn ensure_thread(cores: &Arc<Cores>, number: usize) -> io::Result<()> {
+    if cores.core(number).threads.is_helped.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    let weak = Arc::downgrade(cores);
+    let thread = std::thread::Builder::new().name("farleaf".to_owned());
+    let started = thread.spawn(move || help(&weak, number));
+    if started.is_err() {
+        cores.core(number).threads.is_helped.store(false, Ordering::Release);
+    }
+    started.map(drop)
+}
+
+fn help(cores: &Weak<Cores>, number: usize) {
+    let mut idle_waits = 0;
+    let Some(descriptor) =
+        cores.upgrade().and_then(|cores| cores.core(number).descriptor.try_clone().ok())
+    else {
+        return;
+    };
+    loop {
+        let Some(cores) = cores.upgrade() else { return };
+        let is_idle = cores.turn(number);
+        idle_waits = if cores.is_busy(number) { 0 } else { idle_waits + 1 };
+        if idle_waits > IDLE_WAITS {
+            cores.core(number).threads.is_helped.store(false, Ordering::Release);
+            // An operation may have begun in between, and relied on this thread.
+            if !cores.is_busy(number)
+                || cores.core(number).threads.is_helped.swap(true, Ordering::AcqRel)
+            {
+                return;
+            }
+            idle_waits = 0;
+        }
+        drop(cores);
+        if is_idle {
+            wait_for(&[descriptor.as_fd()], Some(&WAIT));
+        }
+    }
+}
