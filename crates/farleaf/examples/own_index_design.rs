@@ -1,0 +1,171 @@
+//! A template for an index design of your own: implement [`Design`], [`RangeIndex`] and
+//! [`IndexAdmin`], and run the suite that every design passes:
+//! `cargo run --release -p farleaf --example own_index_design`
+//!
+//! The design here is the simplest one over a network: all records are in the tree of memory server
+//! 0, and every operation is one RPC to it.
+
+use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::{
+    Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
+    check_fill,
+};
+use farleaf_core::page::{Action, Fixed8, Layout};
+use farleaf_core::remote::RpcClient;
+use farleaf_core::server::MemoryServerConfig;
+use farleaf_core::wire::{Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share, TreeRequest};
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::{Fabric, ServerId};
+use std::ops::Bound;
+
+/// The design: a type without values that names its parts.
+#[derive(Clone, Copy, Debug)]
+struct OneServer;
+
+/// The server with all records.
+const SERVER: ServerId = ServerId::new(0);
+const BATCH_RECORDS: usize = 2048;
+const BAD_REPLY: IndexError = IndexError::BadReply { server: SERVER };
+
+impl<L: Layout> Design<L> for OneServer {
+    const NAME: &'static str = "one-server";
+    type Options = ();
+    /// What the handles of a process share: nothing, as no node is cached.
+    type Compute = ();
+    type Index<F: Fabric> = OneServerIndex<F, L>;
+
+    async fn create<F: Fabric>(fabric: &F, (): &()) -> Result<(), IndexError> {
+        let share = Share::Range { low: L::min_key(), high: None };
+        let client = RpcClient::<F, L>::new(fabric.clone());
+        Ok(client.expect_done(SERVER, &TreeRequest::Create { share }.into()).await?)
+    }
+
+    fn compute((): &()) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    async fn open<F: Fabric>(fabric: F, (): &()) -> Result<Self::Index<F>, IndexError> {
+        let client = RpcClient::<F, L>::new(fabric);
+        match client.ask_harmless(SERVER, &TreeRequest::Describe.into()).await? {
+            Reply::Description(Some(_)) => Ok(OneServerIndex { client }),
+            _ => Err(IndexError::Refused { server: SERVER, refusal: Refusal::NoTree }),
+        }
+    }
+}
+
+/// One client's handle. It belongs to the thread of its endpoint.
+#[derive(Debug)]
+struct OneServerIndex<F: Fabric, L: Layout> {
+    client: RpcClient<F, L>,
+}
+
+impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
+    async fn load(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+    ) -> Result<u64, IndexError> {
+        let (mut order, mut batch) = (Ascending::default(), Vec::new());
+        for (key, value) in records {
+            order.take(&key)?;
+            batch.push((key, value));
+            if batch.len() == BATCH_RECORDS {
+                let records = std::mem::take(&mut batch);
+                self.client
+                    .expect_done(SERVER, &TreeRequest::LoadAppend { records }.into())
+                    .await?;
+            }
+        }
+        let last = TreeRequest::LoadAppend { records: batch };
+        self.client.expect_done(SERVER, &last.into()).await?;
+        self.client.expect_done(SERVER, &TreeRequest::LoadEnd.into()).await?;
+        Ok(order.count())
+    }
+}
+
+/// The five functions from which `insert`, `update` and the like follow.
+impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
+    type Key = L::Key;
+    type Value = L::Value;
+
+    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
+        let lookup = Request::Edit(LeafEdit { key: key.clone(), action: Action::Get });
+        match self.client.ask_harmless(SERVER, &lookup).await? {
+            Reply::Value(value) => Ok(value),
+            _ => Err(BAD_REPLY),
+        }
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, IndexError> {
+        // `ask` does not repeat a change of unknown outcome; it ends as indeterminate.
+        let reply = self.client.ask(SERVER, &Request::Edit(edit.cloned())).await?;
+        reply.answer_to(edit).ok_or(BAD_REPLY)
+    }
+
+    async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
+        let (mut found, mut rest) = (Records::new(), scan.clone());
+        while found.len() < scan.limit {
+            let limit = (scan.limit - found.len()).min(SCAN_REPLY_RECORDS) as u32;
+            let Scan { lower, upper, reverse, .. } = rest.clone();
+            let part = TreeRequest::Scan { lower, upper, reverse, limit };
+            match self.client.ask_harmless(SERVER, &part.into()).await? {
+                Reply::Records { records, more } => {
+                    found.extend(records);
+                    let Some((last, _)) = found.last().filter(|_| more) else { break };
+                    let behind = Bound::Excluded(last.clone());
+                    match reverse {
+                        true => rest.upper = behind,
+                        false => rest.lower = behind,
+                    }
+                }
+                _ => return Err(BAD_REPLY),
+            }
+        }
+        Ok(found)
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        check_fill(fill)?;
+        let begin = TreeRequest::LoadBegin { fill_permille: (fill * 1000.0) as u16 };
+        self.client.expect_done(SERVER, &begin.into()).await?;
+        let outcome = self.load(records).await;
+        if outcome.is_err() {
+            // Best effort: the first error counts.
+            let _ = self.client.expect_done(SERVER, &TreeRequest::LoadAbort.into()).await;
+        }
+        outcome
+    }
+
+    async fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+}
+
+impl<F: Fabric, L: Layout> IndexAdmin for OneServerIndex<F, L> {
+    async fn collect(&self) -> Result<(), IndexError> {
+        Ok(self.client.expect_done(SERVER, &TreeRequest::Collect.into()).await?)
+    }
+}
+
+fn check() {
+    let server = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
+    let provider = &LocalConfig::default();
+    let setup = Setup { provider, options: (), memory_servers: 1, server };
+    conformance::run::<Fixed8, OneServer, _>(&setup);
+}
+
+fn main() {
+    check();
+    println!("{} passes the suite", <OneServer as Design<Fixed8>>::NAME);
+}
+
+#[test]
+fn the_design_passes_the_suite() {
+    check();
+}

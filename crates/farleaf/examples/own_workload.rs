@@ -1,0 +1,59 @@
+//! A workload of your own against one of the index designs, measured like `farleaf bench`:
+//! `cargo run --release -p farleaf --example own_workload`
+//!
+//! It uses the parts below the door: `farleaf-core` has the designs and `farleaf-bench` the driver.
+
+use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
+use farleaf_bench::keys::KeySpace;
+use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::partition::Dex;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::ServerId;
+use farleaf_fabric::local::LocalConfig;
+use std::sync::Arc;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // A network as slow as a fast one: 2 us for a round trip.
+    let provider = LocalConfig { network_latency_ns: 2_000, ..LocalConfig::default() };
+    let config = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
+    let servers = (0..2).map(|number| MemoryServer::new(ServerId::new(number), &config));
+    let servers = servers.map(|server| server.map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+    let cache = CacheOptions { bytes: 1 << 20, ..CacheOptions::default() };
+    let options = DexOptions::with_boundaries(vec![u64::MAX / 2], cache);
+
+    let keys = KeySpace::spread(200_000);
+    let mut testbed = Testbed::<Dex, _>::start(&provider, servers, &options)?;
+    testbed.load(&keys, 0.7, &|_| {})?;
+
+    // A cart: mostly lookups of popular keys, some changes, and a scan now and then.
+    let mix = Mix::new("cart")
+        .with(OperationKind::Get, 80)
+        .with(OperationKind::Upsert, 15)
+        .with(OperationKind::scan(20), 5);
+    let run = Run {
+        stream: StreamConfig {
+            mix,
+            distribution: Distribution::Zipfian { theta: 0.8 },
+            clustered: false,
+            keys,
+            seed: 1,
+            harness: Harness::default(),
+        },
+        compute_servers: 2,
+        threads: 2,
+        amount: Amount::Operations(50_000),
+        shift: None,
+        timeline: None,
+        own_keys: true,
+        reshaping: Reshaping::default(),
+    };
+    let measured = testbed.measure(&run, &|_| {})?;
+    let seconds = measured.elapsed_ns as f64 / 1e9;
+    let operations = measured.operations as f64;
+    println!("{:.0} operations a second", operations / seconds);
+    println!("p99 {:.1} us", measured.latency_ns.value_at_quantile(0.99) as f64 / 1e3);
+    println!("{:.3} READs an operation", measured.counters.reads as f64 / operations);
+    Ok(())
+}
