@@ -15,6 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A connection has room for more requests than operations, because operations on several keys send
+/// several.
+const REQUESTS_PER_OPERATION: usize = 2;
+/// Each takes scratch memory of its connection.
+const MOST_OPERATIONS: usize = 16_384;
+
 #[derive(Clone, Debug)]
 enum Secret {
     File(PathBuf),
@@ -75,11 +81,11 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets how many requests each connection has in flight at most; 256 by default. Operations
-    /// beyond that wait.
+    /// Sets how many operations each connection has in flight at most; 256 by default. Further ones
+    /// wait in order, and their deadlines begin when they are sent.
     #[must_use]
-    pub fn depth(mut self, requests: usize) -> Self {
-        self.depth = requests;
+    pub fn depth(mut self, operations: usize) -> Self {
+        self.depth = operations;
         self
     }
 
@@ -117,7 +123,8 @@ impl ConnectOptions {
 
     fn open(&self) -> Result<Connection, ProgramError> {
         let (catalog, token) = self.find()?;
-        let (cluster, deadline, depth) = (self.cluster.clone(), self.deadline, self.depth);
+        let (cluster, deadline) = (self.cluster.clone(), self.deadline);
+        let depth = self.depth.saturating_mul(REQUESTS_PER_OPERATION);
         Connection::open(&ConnectionConfig { cluster, catalog, token, deadline, depth })
     }
 }
@@ -139,14 +146,19 @@ impl<P: AsRef<Path>> From<P> for ConnectOptions {
 /// [`Error::Invalid`] if an option is out of range.
 pub fn connect(options: impl Into<ConnectOptions>) -> Result<Index, Error> {
     let options = options.into();
-    if options.connections == 0 || options.depth == 0 || options.deadline.is_zero() {
-        let why = "deadline, depth and connections must not be 0";
+    if options.connections == 0
+        || options.depth == 0
+        || options.depth > MOST_OPERATIONS
+        || options.deadline.is_zero()
+    {
+        let why = "deadline, depth and connections must not be 0, nor the depth more than 16384";
         return Err(Error::Invalid(Cause::text(why)));
     }
     let connection = Arc::new(open(&options)?);
     let core = |number| {
         let connection = Arc::clone(&connection);
-        Core::new(move || engine(&connection, number))
+        let depth = options.depth;
+        Core::new(move || engine(&connection, number, depth))
     };
     let cores = (0..options.connections).map(core).collect::<Result<_, _>>()?;
     Ok(Index::new(Cores::new(cores)))
@@ -164,9 +176,9 @@ fn open(options: &ConnectOptions) -> Result<Connection, Error> {
     })
 }
 
-fn engine(connection: &Connection, number: usize) -> Result<Box<dyn Engine>, Error> {
+fn engine(connection: &Connection, number: usize, depth: usize) -> Result<Box<dyn Engine>, Error> {
     let system = |error| Error::system("cannot open an endpoint", error);
     let driver = connection.driver().map_err(system)?;
     let client = connection.client(&driver, number).map_err(system)?;
-    Ok(Box::new(Machine::new(Executor::new(), client, driver)?))
+    Ok(Box::new(Machine::new(Executor::new(), client, driver, depth)?))
 }

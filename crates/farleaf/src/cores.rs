@@ -198,3 +198,59 @@ impl Drop for Cores {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::threads;
+    use rustix::event::epoll;
+    use std::os::fd::{AsFd, BorrowedFd};
+
+    /// An engine that panics over every operation but lookups of 1, which it never answers.
+    struct Fragile {
+        epoll: OwnedFd,
+        held: Vec<Reply>,
+    }
+
+    impl Engine for Fragile {
+        fn start(&mut self, request: Request, reply: Reply) -> Turned {
+            assert!(matches!(request, Request::Get(1)), "this engine fails");
+            self.held.push(reply);
+            self.turn()
+        }
+
+        fn turn(&mut self) -> Turned {
+            Turned { is_idle: true, live: self.held.len() }
+        }
+
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.epoll.as_fd()
+        }
+
+        fn unparker(&self) -> Waker {
+            Waker::noop().clone()
+        }
+    }
+
+    #[test]
+    fn an_engine_that_panics_answers_everything() {
+        let core = Core::new(|| {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            Ok(Box::new(Fragile { epoll, held: Vec::new() }))
+        });
+        let cores = Cores::new(vec![core.unwrap()]);
+        let (first, second) = (cores.begin(Request::Get(1)), cores.begin(Request::Get(1)));
+        let outcome = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| threads::wait(&cores, &first));
+            let failed = cores.begin(Request::Flush);
+            let outcome = threads::wait(&cores, &failed);
+            for outcome in [waits.join().unwrap(), threads::wait(&cores, &second)] {
+                assert!(matches!(outcome, Err(Error::Indeterminate(_))), "{outcome:?}");
+            }
+            outcome
+        });
+        assert!(outcome.unwrap_err().is_indeterminate());
+        let later = threads::wait(&cores, &cores.begin(Request::Get(1)));
+        assert!(matches!(later, Err(Error::Unavailable(_))), "{later:?}");
+    }
+}

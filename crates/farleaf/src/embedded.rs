@@ -135,5 +135,5 @@ fn engine(
     });
     executor.run(&driver);
     let index = opened.take().ok_or_else(|| invalid("the index did not open"))??;
-    Ok(Box::new(Machine::new(executor, index, driver)?))
+    Ok(Box::new(Machine::new(executor, index, driver, usize::MAX)?))
 }

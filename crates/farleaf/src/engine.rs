@@ -13,6 +13,7 @@ use farleaf_fabric::local::{LocalDriver, LocalFabric};
 use farleaf_fabric::provider::WakeFd;
 use farleaf_fabric::tcp::TcpDriver;
 use rustix::event::epoll;
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -136,24 +137,53 @@ pub(crate) struct Machine<I, D> {
     driver: D,
     alarm: Alarm,
     looked_ns: u64,
+    /// Most operations that run at a time; the others wait in order. Without a limit, more
+    /// operations than the endpoint's depth would all retry until their deadlines.
+    most_live: usize,
+    waiting: VecDeque<(Request, Reply)>,
 }
 
 impl<I: Served, D: Parking> Machine<I, D> {
-    pub(crate) fn new(executor: Executor<'static>, index: I, driver: D) -> Result<Self, Error> {
+    pub(crate) fn new(
+        executor: Executor<'static>,
+        index: I,
+        driver: D,
+        most_live: usize,
+    ) -> Result<Self, Error> {
         let alarm = Alarm::new(driver.descriptor());
         let alarm = alarm.map_err(|error| Error::system("cannot create a timer", error))?;
-        Ok(Self { executor, index: Rc::new(index), driver, alarm, looked_ns: 0 })
+        let (index, waiting) = (Rc::new(index), VecDeque::new());
+        Ok(Self { executor, index, driver, alarm, looked_ns: 0, most_live, waiting })
     }
 
     fn advance(&mut self, looks: bool) -> Turned {
         self.alarm.clear();
-        let turn = self.executor.turn(&self.driver, looks, MOST_POLLS);
+        let turn = loop {
+            let turn = self.executor.turn(&self.driver, looks, MOST_POLLS);
+            if !self.spawn_waiting() || turn == Turn::Busy {
+                break turn;
+            }
+        };
         if let Turn::Idle { ns } = turn
             && ns < u64::MAX
         {
             self.alarm.set(ns);
         }
-        Turned { is_idle: turn != Turn::Busy, live: self.executor.live() }
+        let live = self.executor.live() + self.waiting.len();
+        Turned { is_idle: turn != Turn::Busy, live }
+    }
+
+    /// Spawns operations that wait, as far as there is room; returns whether it has.
+    fn spawn_waiting(&mut self) -> bool {
+        let mut has_spawned = false;
+        while self.executor.live() < self.most_live
+            && let Some((request, reply)) = self.waiting.pop_front()
+        {
+            let index = Rc::clone(&self.index);
+            self.executor.spawn(0, async move { reply.send(serve(&*index, request).await) });
+            has_spawned = true;
+        }
+        has_spawned
     }
 }
 
@@ -163,8 +193,8 @@ impl<I: Served, D: Parking> Engine for Machine<I, D> {
         if now_ns.saturating_sub(self.looked_ns) > STALE_NS {
             self.turn();
         }
-        let index = Rc::clone(&self.index);
-        self.executor.spawn(0, async move { reply.send(serve(&*index, request).await) });
+        self.waiting.push_back((request, reply));
+        self.spawn_waiting();
         self.advance(false)
     }
 

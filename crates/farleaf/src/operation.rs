@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::runtime::Handle;
+use tokio::task::coop::poll_proceed;
 
 #[derive(Debug)]
 enum State {
@@ -73,6 +74,9 @@ impl<T> Future for Operation<T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let operation = &mut *self;
         let begun = operation.begun();
+        // An operation on an embedded index is mostly ready at once; within a task's budget, so that
+        // a loop of them lets the runtime's timers and other tasks run.
+        let Poll::Ready(budget) = poll_proceed(context) else { return Poll::Pending };
         let Some(outcome) = begun.take_or_wake(context.waker()) else {
             let core = begun.core;
             // Other executors cannot wait for a descriptor.
@@ -89,6 +93,7 @@ impl<T> Future for Operation<T> {
             return Poll::Pending;
         };
         operation.state = State::Ended;
+        budget.made_progress();
         Poll::Ready(outcome.map(operation.take))
     }
 }

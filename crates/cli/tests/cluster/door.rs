@@ -178,6 +178,19 @@ fn operations_that_are_not_polled_any_more_hold_up_nothing_and_go_on() {
 }
 
 #[test]
+fn more_operations_than_the_depth_wait_in_order() {
+    let cluster = serving("tcp", &[]);
+    let index = connect(options(&cluster).connections(1).depth(8)).unwrap();
+    current_thread().block_on(async {
+        let done = join_all((0..3_000).map(|number| index.upsert(key(number), number))).await;
+        assert!(done.iter().all(Result::is_ok));
+        let keys: Vec<u64> = (0..3_000).map(key).collect();
+        let values = index.multi_get(keys).await.unwrap();
+        assert!(values.into_iter().eq((0..3_000).map(Some)));
+    });
+}
+
+#[test]
 fn timers_fire_and_others_are_served_while_an_operation_hangs() {
     let cluster = serving("tcp", &[]);
     let deadline = Duration::from_secs(2);
