@@ -1,4 +1,5 @@
-//! An index in this process, from plain threads: `cargo run --release -p farleaf --example embedded`
+//! An index in this process, from plain threads:
+//! `cargo run --release -p farleaf --example embedded`
 
 use farleaf::{Embedded, EmbeddedOptions, Error, Exchange};
 

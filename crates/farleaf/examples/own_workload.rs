@@ -15,8 +15,8 @@ use farleaf_fabric::local::LocalConfig;
 use std::sync::Arc;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // A network as slow as a fast one: 2 us for a round trip.
-    let provider = LocalConfig { network_latency_ns: 2_000, ..LocalConfig::default() };
+    // Memory servers in this process; `TcpConfig::default()` would put sockets in between.
+    let provider = LocalConfig::default();
     let config = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
     let servers = (0..2).map(|number| MemoryServer::new(ServerId::new(number), &config));
     let servers = servers.map(|server| server.map(Arc::new)).collect::<Result<Vec<_>, _>>()?;

@@ -2,8 +2,8 @@
 //!
 //! An `Rc` is not `Send` because a clone of it could stay behind on another thread, and the two
 //! would change its count at the same time. Here no clone can stay behind:
-//! - An engine is built by a closure that is `Send`, so it captures no `Rc`: every `Rc` in an engine
-//!   was created by that closure or later by the engine itself.
+//! - An engine is built by a closure that is `Send`, so it captures no `Rc`: every `Rc` in an
+//!   engine was created by that closure or later by the engine itself.
 //! - Only [`Confined::with`] accesses the engine, through `&mut`, so one thread does at a time, and
 //!   the lock of [`crate::cores::Core`] orders them. Its closure and its result are `Send`, so no
 //!   `Rc` enters or leaves.

@@ -89,8 +89,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets how many connections to each compute server the handle opens at most; 2 by default. That
-    /// many threads can send and receive at the same time.
+    /// Sets how many connections to each compute server the handle opens at most; 2 by default.
+    /// That many threads can send and receive at the same time.
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;

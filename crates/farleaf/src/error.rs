@@ -6,21 +6,20 @@ use farleaf_core::wire::Refusal;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
-use thiserror::Error;
 
 /// Why an operation has no answer.
 ///
 /// With every variant but [`Error::Indeterminate`], the operation has changed nothing and will
 /// change nothing.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// It is unknown whether the operation happened, in part if it concerns several records. It may
     /// still happen.
     #[error(transparent)]
     Indeterminate(Cause),
-    /// The servers could not be reached, or do not serve now. Nothing has changed; the operation can
-    /// be repeated.
+    /// The servers could not be reached, or do not serve now. Nothing has changed; the operation
+    /// can be repeated.
     #[error(transparent)]
     Unavailable(Cause),
     /// The operation lost against concurrent operations until its retries were used up. Nothing has
@@ -88,7 +87,7 @@ impl StdError for Cause {
     }
 }
 
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("{what}: {error}")]
 struct Explained {
     what: &'static str,

@@ -12,8 +12,8 @@ use std::sync::Arc;
 /// An ordered index of `u64` keys and values, in this process ([`crate::Embedded`]) or in a cluster
 /// ([`crate::connect()`]).
 ///
-/// Clones are the same handle. Any number of threads and tasks may use it at the same time. When the
-/// last clone is dropped, an embedded index is gone, and a connection is closed.
+/// Clones are the same handle. Any number of threads and tasks may use it at the same time. When
+/// the last clone is dropped, an embedded index is gone, and a connection is closed.
 #[derive(Clone)]
 pub struct Index {
     cores: Arc<Cores>,

@@ -1,11 +1,11 @@
 //! Tasks of tokio runtimes that wait for a core: one for each runtime that has waited for it.
 //!
-//! A task of its own, because a future that waits for the descriptor itself would hold up all others
-//! when its owner stops polling it. It belongs to the caller's runtime, so it costs no thread, and
-//! the runtime's timers and other tasks go on.
+//! A task of its own, because a future that waits for the descriptor itself would hold up all
+//! others when its owner stops polling it. It belongs to the caller's runtime, so it costs no
+//! thread, and the runtime's timers and other tasks go on.
 //!
-//! *Invariant*: runtime.A1. each future makes sure that its own runtime has the task: a runtime that does
-//! not run at the moment turns nothing for others.
+//! *Invariant*: runtime.A1. each future makes sure that its own runtime has the task: a runtime
+//! that does not run at the moment turns nothing for others.
 //!
 //! *Thread safety*: any number of threads.
 

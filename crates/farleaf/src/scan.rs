@@ -1,7 +1,7 @@
 //! Scans, page by page.
 //!
-//! *Invariant*: scan.A1. at most [`PAGE_RECORDS`] records are held; the next page begins behind the last
-//! key of the one before, so changes in between neither repeat nor hide other keys.
+//! *Invariant*: scan.A1. at most [`PAGE_RECORDS`] records are held; the next page begins behind the
+//! last key of the one before, so changes in between neither repeat nor hide other keys.
 
 use crate::error::Error;
 use crate::index::Index;
@@ -19,8 +19,8 @@ const PAGE_RECORDS: usize = 256;
 
 /// A scan of an [`Index`]: an iterator that blocks, or by [`Scan::stream`] an async stream.
 ///
-/// It is not a snapshot: it sees every key that is present throughout, once and in order, and no key
-/// that never was. After an error it ends.
+/// It is not a snapshot: it sees every key that is present throughout, once and in order, and no
+/// key that never was. After an error it ends.
 #[derive(Debug)]
 #[must_use = "a scan does nothing until it is iterated"]
 pub struct Scan {

@@ -2,9 +2,9 @@
 //! and turns the core; the others are parked. When the leader has its result, it wakes one of them,
 //! which leads from then on.
 //!
-//! *Invariants*: threads.A1. while threads wait and none leads, one of them has been unparked. threads.A2.
-//! the leader finds its own result even if another thread's turn produces it: `call` ends its wait,
-//! and only the leader clears it.
+//! *Invariants*: threads.A1. while threads wait and none leads, one of them has been unparked.
+//! threads.A2. the leader finds its own result even if another thread's turn produces it: `call`
+//! ends its wait, and only the leader clears it.
 //!
 //! *Thread safety*: any number of threads.
 
