@@ -70,6 +70,8 @@ pub enum Turn {
     Idle {
         /// The longest wait before the next turn, in nanoseconds.
         ns: u64,
+        /// Whether the driver made progress. If it did, its sockets may have more.
+        has_advanced: bool,
     },
     /// Tasks are ready, but the turn has used up its polls.
     Busy,
@@ -212,17 +214,17 @@ impl<'a> Executor<'a> {
     }
 
     /// Runs ready tasks until all wait, and never blocks: for callers that wait elsewhere, such as
-    /// in another executor's event loop. With `looks`, it also polls the driver's sockets, until
-    /// they have nothing more. Ends after `most_polls` polls of tasks. After [`Turn::Idle`] a wake
-    /// by another thread unparks the driver.
-    pub fn turn(&mut self, driver: &impl Driver, looks: bool, most_polls: usize) -> Turn {
+    /// in another executor's event loop. It sends what the tasks post; to take in what has arrived,
+    /// call [`Driver::wait`] with 0 before. Ends after `most_polls` polls of tasks. After
+    /// [`Turn::Idle`] a wake by another thread unparks the driver.
+    pub fn turn(&mut self, driver: &impl Driver, most_polls: usize) -> Turn {
         let mut state = lock_std(&self.queue.state);
         state.sleeping = false;
         if state.unparker.is_none() {
             state.unparker = driver.unparker();
         }
         drop(state);
-        let (mut polls_left, mut may_look) = (most_polls, looks);
+        let (mut polls_left, mut has_advanced) = (most_polls, false);
         loop {
             self.serve(driver);
             if polls_left == 0 {
@@ -236,11 +238,7 @@ impl<'a> Executor<'a> {
             }
             let ns = match driver.progress() {
                 Progress::Advanced => {
-                    may_look = looks;
-                    continue;
-                }
-                Progress::Wait { .. } if std::mem::take(&mut may_look) => {
-                    driver.wait(0);
+                    has_advanced = true;
                     continue;
                 }
                 Progress::Wait { ns } => ns,
@@ -249,7 +247,7 @@ impl<'a> Executor<'a> {
             let mut state = lock_std(&self.queue.state);
             if state.tasks.is_empty() {
                 state.sleeping = true;
-                return Turn::Idle { ns };
+                return Turn::Idle { ns, has_advanced };
             }
         }
     }
@@ -443,7 +441,8 @@ mod tests {
         let unparked = Arc::new(StdAtomicBool::new(false));
         let (driver, ended) = (Waiting(Arc::clone(&unparked)), Rc::new(Cell::new(0)));
         let (mut executor, waker) = (Executor::new(), Rc::new(RefCell::new(None)));
-        assert_eq!(executor.turn(&driver, true, 9), Turn::Idle { ns: 7 });
+        let idle = Turn::Idle { ns: 7, has_advanced: false };
+        assert_eq!(executor.turn(&driver, 9), idle);
         let (ends, held) = (Rc::clone(&ended), Rc::clone(&waker));
         executor.spawn(0, async move {
             for _ in 0..3 {
@@ -460,13 +459,13 @@ mod tests {
             ends.set(2);
         });
         assert!(!unparked.load(Ordering::Acquire), "spawning unparks nothing");
-        assert_eq!(executor.turn(&driver, false, 2), Turn::Busy);
+        assert_eq!(executor.turn(&driver, 2), Turn::Busy);
         assert_eq!(ended.get(), 0);
-        assert_eq!(executor.turn(&driver, false, 9), Turn::Idle { ns: 7 });
+        assert_eq!(executor.turn(&driver, 9), idle);
         assert_eq!((ended.get(), executor.live()), (1, 1));
         waker.borrow().as_ref().unwrap().wake_by_ref();
         assert!(unparked.load(Ordering::Acquire), "a wake between turns unparks");
-        assert_eq!(executor.turn(&driver, false, 9), Turn::Idle { ns: 7 });
+        assert_eq!(executor.turn(&driver, 9), idle);
         assert_eq!((ended.get(), executor.live()), (2, 0));
     }
 

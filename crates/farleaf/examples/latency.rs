@@ -15,14 +15,16 @@ use farleaf_fabric::provider::Clock;
 use std::time::Duration;
 
 const GETS: u64 = 1_000;
-const ROUNDS: usize = 21;
+const ROUNDS: usize = 41;
 
-/// The median of several rounds, in nanoseconds for each get.
-fn median(mut round: impl FnMut() -> u64) -> f64 {
-    let mut rounds: Vec<u64> = (0..ROUNDS).map(|_| round()).collect();
-    rounds.sort_unstable();
-    rounds[ROUNDS / 2] as f64 / GETS as f64
+/// The median of `values`.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
 }
+
+/// One way to do the gets: a round of them returns its time in nanoseconds.
+type Way<'a> = (&'a str, Box<dyn Fn() -> u64 + 'a>);
 
 async fn gets(index: &Index, clock: &Clock) -> u64 {
     let start_ns = clock.now_ns();
@@ -49,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         deadline: Duration::from_secs(5),
         depth: 256,
     })?;
-    let direct_ns = median(|| {
+    let direct = || {
         let took = connection.run(async |client| {
             client.get(&0).await?; // connects
             let start_ns = clock.now_ns();
@@ -59,37 +61,40 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Ok::<_, IndexError>(clock.now_ns() - start_ns)
         });
         took.expect("the cluster serves")
-    });
-    let say = |name: &str, ns: f64| {
-        println!("{name:<38} {:>7.1} us a get, {:.2} x", ns / 1e3, ns / direct_ns);
     };
-    say("Connection::run, its own thread", direct_ns);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    say("a kept handle, tokio current-thread", median(|| runtime.block_on(gets(&index, &clock))));
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let one_thread = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let several = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let spawned = || {
         let (index, clock) = (index.clone(), clock.clone());
-        let task = runtime.spawn(async move { gets(&index, &clock).await });
-        runtime.block_on(task).expect("the task ends")
+        let task = several.spawn(async move { gets(&index, &clock).await });
+        several.block_on(task).expect("the task ends")
     };
-    say("a kept handle, tokio multi-thread", median(spawned));
-    let blocking = || {
+    let blocking = |index: &Index| {
         let start_ns = clock.now_ns();
         for key in 0..GETS {
-            assert_eq!(index.get(key).wait().expect("the cluster serves"), Some(key));
+            assert_eq!(index.get(key).wait().expect("it is there"), Some(key));
         }
         clock.now_ns() - start_ns
     };
-    say("a kept handle, a plain thread", median(blocking));
     let embedded = farleaf::Embedded::open(farleaf::EmbeddedOptions::default())?;
     embedded.bulk_load((0..GETS).map(|key| (key, key))).wait()?;
-    let cached = || {
-        let start_ns = clock.now_ns();
-        for key in 0..GETS {
-            assert_eq!(embedded.get(key).wait().expect("it is here"), Some(key));
-        }
-        clock.now_ns() - start_ns
-    };
-    println!("{:<38} {:>7.3} us a get", "embedded, a plain thread", median(cached) / 1e3);
+    let ways: [Way<'_>; 5] = [
+        ("Connection::run, its own thread", Box::new(direct)),
+        (
+            "a kept handle, tokio current-thread",
+            Box::new(|| one_thread.block_on(gets(&index, &clock))),
+        ),
+        ("a kept handle, tokio multi-thread", Box::new(spawned)),
+        ("a kept handle, a plain thread", Box::new(|| blocking(&index))),
+        ("embedded, a plain thread", Box::new(|| blocking(&embedded))),
+    ];
+    // Interleaved, and compared round by round: so a busy machine slows all of them alike.
+    let rounds: Vec<Vec<f64>> =
+        (0..ROUNDS).map(|_| ways.iter().map(|(_, way)| way() as f64).collect()).collect();
+    for (number, (name, _)) in ways.iter().enumerate() {
+        let us = median(rounds.iter().map(|round| round[number] / GETS as f64 / 1e3).collect());
+        let times = median(rounds.iter().map(|round| round[number] / round[0]).collect());
+        println!("{name:<38} {us:>8.2} us a get, {times:.3} x");
+    }
     Ok(())
 }

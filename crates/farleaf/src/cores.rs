@@ -80,6 +80,11 @@ impl Core {
         match turned {
             Ok(turned) => {
                 self.live.store(turned.live, Ordering::Release);
+                drop(engine);
+                if !turned.is_idle {
+                    // This caller may never come back.
+                    self.unparker.wake_by_ref();
+                }
                 Some(turned)
             }
             Err(_) => {
@@ -93,8 +98,9 @@ impl Core {
         }
     }
 
-    fn turn_with(&self, engine: MutexGuard<'_, Option<Confined>>) -> bool {
-        self.with(engine, |engine| engine.turn()).is_none_or(|turned| turned.is_idle)
+    fn turn_with(&self, engine: MutexGuard<'_, Option<Confined>>) -> Turned {
+        let nothing = Turned { is_idle: true, is_quiet: true, live: 0 };
+        self.with(engine, |engine| engine.turn()).unwrap_or(nothing)
     }
 }
 
@@ -147,32 +153,27 @@ impl Cores {
             return Begun { core: number, slot };
         }
         let reply = Reply::new(&slot);
-        let turned = core.with(engine, move |engine| engine.start(request, reply));
-        if turned.is_some_and(|turned| !turned.is_idle) {
-            // This caller may never come back.
-            core.unparker.wake_by_ref();
-        }
+        core.with(engine, move |engine| engine.start(request, reply));
         Begun { core: number, slot }
     }
 
-    /// Turns a core; returns whether it has nothing more to do now. If it still has operations in
+    /// Turns a core, and returns what the turn left. If it still has operations in
     /// flight, the other cores are turned as well: an operation may wait for one that was abandoned
     /// there.
-    pub(crate) fn turn(&self, number: usize) -> bool {
+    pub(crate) fn turn(&self, number: usize) -> Turned {
         let core = &self.cores[number];
-        let is_idle = core.turn_with(lock(&core.engine));
-        if core.live.load(Ordering::Acquire) > 0 {
+        let turned = core.turn_with(lock(&core.engine));
+        if turned.live > 0 {
             for (other, core) in self.cores.iter().enumerate() {
                 if other != number
                     && core.live.load(Ordering::Acquire) > 0
                     && let Ok(engine) = core.engine.try_lock()
-                    && !core.turn_with(engine)
                 {
-                    core.unparker.wake_by_ref();
+                    core.turn_with(engine);
                 }
             }
         }
-        is_idle
+        turned
     }
 
     /// Whether operations are in flight on a core.
@@ -220,7 +221,7 @@ mod tests {
         }
 
         fn turn(&mut self) -> Turned {
-            Turned { is_idle: true, live: self.held.len() }
+            Turned { is_idle: true, is_quiet: true, live: self.held.len() }
         }
 
         fn descriptor(&self) -> BorrowedFd<'_> {

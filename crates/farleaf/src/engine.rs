@@ -32,6 +32,8 @@ const STALE_NS: u64 = 1_000_000;
 pub(crate) struct Turned {
     /// Whether all tasks wait.
     pub(crate) is_idle: bool,
+    /// Whether nothing has arrived.
+    pub(crate) is_quiet: bool,
     /// Number of tasks that have not ended.
     pub(crate) live: usize,
 }
@@ -156,21 +158,23 @@ impl<I: Served, D: Parking> Machine<I, D> {
         Ok(Self { executor, index, driver, alarm, looked_ns: 0, most_live, waiting })
     }
 
-    fn advance(&mut self, looks: bool) -> Turned {
+    fn advance(&mut self) -> Turned {
         self.alarm.clear();
+        let mut is_quiet = true;
         let turn = loop {
-            let turn = self.executor.turn(&self.driver, looks, MOST_POLLS);
+            let turn = self.executor.turn(&self.driver, MOST_POLLS);
+            is_quiet &= matches!(turn, Turn::Idle { has_advanced: false, .. });
             if !self.spawn_waiting() || turn == Turn::Busy {
                 break turn;
             }
         };
-        if let Turn::Idle { ns } = turn
+        if let Turn::Idle { ns, .. } = turn
             && ns < u64::MAX
         {
             self.alarm.set(ns);
         }
         let live = self.executor.live() + self.waiting.len();
-        Turned { is_idle: turn != Turn::Busy, live }
+        Turned { is_idle: turn != Turn::Busy, is_quiet, live }
     }
 
     /// Spawns operations that wait, as far as there is room; returns whether it has.
@@ -195,12 +199,13 @@ impl<I: Served, D: Parking> Engine for Machine<I, D> {
         }
         self.waiting.push_back((request, reply));
         self.spawn_waiting();
-        self.advance(false)
+        self.advance()
     }
 
     fn turn(&mut self) -> Turned {
         self.looked_ns = self.alarm.now_ns();
-        self.advance(true)
+        self.driver.wait(0);
+        self.advance()
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {

@@ -11,9 +11,11 @@
 
 use crate::cores::{Cores, lock};
 use crate::error::Error;
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
+use std::task::Poll;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
@@ -70,14 +72,24 @@ async fn drive(cores: Weak<Cores>, number: usize, descriptor: AsyncFd<OwnedFd>) 
     loop {
         let Ok(mut ready) = descriptor.readable().await else { return };
         let Some(cores) = cores.upgrade() else { return };
-        let is_idle = cores.turn(number);
+        let turned = cores.turn(number);
         drop(cores);
-        if is_idle {
-            // The turn has taken everything that had arrived, and tokio keeps what has come since.
+        if turned.is_idle && turned.is_quiet {
+            // Tokio keeps what has come since the turn.
             ready.clear_ready();
-        } else {
-            drop(ready);
-            tokio::task::yield_now().await;
+            continue;
         }
+        // There may be more. Look again, but after the tasks that this turn has woken: while their
+        // next requests are under way, looking costs nobody time.
+        drop(ready);
+        let mut has_yielded = false;
+        poll_fn(|context| {
+            if std::mem::replace(&mut has_yielded, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
     }
 }

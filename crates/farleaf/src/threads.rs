@@ -130,8 +130,9 @@ fn lead(cores: &Cores, begun: &Begun) -> Outcome {
     let core = cores.core(begun.core);
     let call = &core.threads.call;
     let called = Waker::from(Arc::clone(call));
+    // The turn that began the operation has left nothing to do, or made the descriptor readable.
+    let mut is_idle = true;
     loop {
-        let is_idle = cores.turn(begun.core);
         // First say that it waits, then look: so a result that comes now calls.
         call.is_waiting.store(is_idle, Ordering::SeqCst);
         if let Some(outcome) = begun.take_or_wake(&called) {
@@ -139,19 +140,25 @@ fn lead(cores: &Cores, begun: &Begun) -> Outcome {
             return outcome;
         }
         if is_idle {
-            wait_for(&[core.descriptor.as_fd(), call.descriptor.as_fd()], None);
+            let is_called = wait_for([core.descriptor.as_fd(), call.descriptor.as_fd()], None)[1];
             call.is_waiting.store(false, Ordering::SeqCst);
-            call.descriptor.clear();
+            if is_called {
+                call.descriptor.clear();
+            }
         }
+        is_idle = cores.turn(begun.core).is_idle;
     }
 }
 
-/// Waits until one of the descriptors is readable.
-fn wait_for(descriptors: &[BorrowedFd<'_>], at_most: Option<&Timespec>) {
-    let mut polled: Vec<_> =
-        descriptors.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+/// Waits until one of the descriptors is readable; returns which are.
+fn wait_for<const N: usize>(
+    descriptors: [BorrowedFd<'_>; N],
+    at_most: Option<&Timespec>,
+) -> [bool; N] {
+    let mut polled = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     // An interrupted wait is a short one.
     let _ = poll(&mut polled, at_most);
+    polled.map(|fd| fd.revents().contains(PollFlags::IN))
 }
 
 /// How long the thread of [`ensure_thread`] waits at a time, and how many idle waits it stays.
@@ -182,7 +189,7 @@ fn help(cores: &Weak<Cores>, number: usize) {
     };
     loop {
         let Some(cores) = cores.upgrade() else { return };
-        let is_idle = cores.turn(number);
+        let is_idle = cores.turn(number).is_idle;
         idle_waits = if cores.is_busy(number) { 0 } else { idle_waits + 1 };
         if idle_waits > IDLE_WAITS {
             cores.core(number).threads.is_helped.store(false, Ordering::Release);
@@ -196,7 +203,7 @@ fn help(cores: &Weak<Cores>, number: usize) {
         }
         drop(cores);
         if is_idle {
-            wait_for(&[descriptor.as_fd()], Some(&WAIT));
+            wait_for([descriptor.as_fd()], Some(&WAIT));
         }
     }
 }
