@@ -1,8 +1,8 @@
 //! The cores of an index: engines behind locks, and how callers share them.
 //!
 //! A caller begins an operation on a core that no other thread uses at the moment, if there is one,
-//! and turns that core once, which sends the request. Whoever waits for a reply turns the core
-//! again when its descriptor is readable: a task of a tokio runtime ([`crate::runtime`]), or one of
+//! and turns that core once, which sends the request. A waiter turns the core again
+//! when its descriptor is readable: a task of a tokio runtime ([`crate::runtime`]), or one of
 //! the waiting threads ([`crate::threads`]).
 //!
 //! *Invariants*

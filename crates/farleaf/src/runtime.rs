@@ -80,7 +80,7 @@ async fn drive(cores: Weak<Cores>, number: usize, descriptor: AsyncFd<OwnedFd>) 
             continue;
         }
         // There may be more. Look again, but after the tasks that this turn has woken: while their
-        // next requests are under way, looking costs nobody time.
+        // next requests are under way, looking delays none of them.
         drop(ready);
         let mut has_yielded = false;
         poll_fn(|context| {
