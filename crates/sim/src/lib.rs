@@ -15,6 +15,7 @@ mod crash;
 pub mod history;
 mod inspect;
 mod mutants;
+mod processes;
 mod random;
 mod run;
 pub mod scenario;

@@ -93,6 +93,7 @@ pub fn random_scenario(kind: Kind, seed: u64) -> Scenario {
         faults: slow(&mut dice),
         workload: self::workload(&mut dice, &cluster, is_dex),
         crash: None,
+        processes: None,
         cluster,
     };
     go_wrong(&mut dice, what, &mut scenario);

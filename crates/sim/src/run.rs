@@ -11,6 +11,7 @@ use crate::client::{Board, Counts, Death, client, observer, settle};
 use crate::crash::{self, DeathAt};
 use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool};
+use crate::processes;
 use crate::scenario::{
     AdmissionSpec, CoolingSpec, DesignSpec, ErrorKind, OffloadSpec, PartitioningSpec, Scenario,
     VictimSpec,
@@ -47,8 +48,9 @@ fn give_up_after_ns(scenario: &Scenario) -> u64 {
     let moves = matches!(scenario.design, DesignSpec::Dex { moves: 1.., .. });
     let loses = !faults.kill_memory_server.is_empty() || !faults.restart_memory_server.is_empty();
     let moving_ns = if moves && loses { LONGEST_MOVE_NS } else { 0 };
+    let waits_ns = scenario.processes.as_ref().map_or(0, |spec| spec.deadline_ns);
     let lossy = (GIVE_UP_AFTER_NS as f64 * 10.0 * faults.drop_probability) as u64;
-    GIVE_UP_AFTER_NS + moving_ns + lossy
+    GIVE_UP_AFTER_NS + moving_ns + waits_ns + lossy
 }
 
 /// How a run ended.
@@ -241,6 +243,9 @@ where
     if scenario.crash.is_some() {
         return crash::play::<L>(scenario, seed, board);
     }
+    if let Some(spec) = &scenario.processes {
+        return processes::play::<L>(scenario, spec, seed, board);
+    }
     let options = dex_options::<L>(scenario)?;
     let servers = start::<L, Dex>(scenario, &options)?;
     let compute = <Dex as Design<L>>::compute(&options)
@@ -288,7 +293,7 @@ where
     Ok(())
 }
 
-fn at_the_end(fault: String) -> String {
+pub(crate) fn at_the_end(fault: String) -> String {
     format!("at the end, in the pool: {fault}")
 }
 
@@ -476,7 +481,7 @@ async fn balancer<L, F>(
     settle(&fabric, &index).await;
 }
 
-fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
+pub(crate) fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
     &from[rng.random_range(0..from.len())]
 }
 

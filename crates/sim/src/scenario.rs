@@ -137,6 +137,14 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("hybrid-server-restarts", include_str!("../scenarios/hybrid-server-restarts.toml")),
     ("hybrid-slow-collect", include_str!("../scenarios/hybrid-slow-collect.toml")),
     ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
+    ("processes-balance", include_str!("../scenarios/processes-balance.toml")),
+    ("processes-bulk", include_str!("../scenarios/processes-bulk.toml")),
+    ("processes-calm", include_str!("../scenarios/processes-calm.toml")),
+    ("processes-die", include_str!("../scenarios/processes-die.toml")),
+    ("processes-die-for-long", include_str!("../scenarios/processes-die-for-long.toml")),
+    ("processes-faults", include_str!("../scenarios/processes-faults.toml")),
+    ("processes-moves", include_str!("../scenarios/processes-moves.toml")),
+    ("processes-record-fails", include_str!("../scenarios/processes-record-fails.toml")),
 ];
 
 /// Page sizes that scenarios can choose, in words. Code is compiled for each.
@@ -186,6 +194,38 @@ pub struct Scenario {
     /// How compute servers die together, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash: Option<CrashSpec>,
+    /// Compute servers as processes of their own, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<ProcessesSpec>,
+}
+
+/// Compute servers that are processes of their own: clients reach them by messages, and each has a
+/// cache of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessesSpec {
+    /// The deadline of an operation, in nanoseconds.
+    pub deadline_ns: u64,
+    /// Processes that die and begin another life.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kills: Vec<DeathSpec>,
+    /// How many times a process dies in the middle of a move in which it gives or takes keys.
+    #[serde(default)]
+    pub kills_in_moves: u16,
+    /// Longest time until a process that died begins its next life, in nanoseconds.
+    #[serde(default)]
+    pub restart_after_ns: u64,
+    /// The map record fails once in this many times: a read has no result, a put an unknown
+    /// outcome. 0 lets it never fail.
+    #[serde(default)]
+    pub record_fails_one_in: u64,
+}
+
+impl ProcessesSpec {
+    /// Whether processes die.
+    pub(crate) fn has_deaths(&self) -> bool {
+        self.kills_in_moves > 0 || !self.kills.is_empty()
+    }
 }
 
 /// Compute servers that die together and restart with empty caches. The checks after a crash: every

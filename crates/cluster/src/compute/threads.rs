@@ -6,6 +6,7 @@
 
 use super::failed;
 use super::front::{Asked, Queue, Queues, Reply};
+use super::map_store::CatalogMap;
 use crate::clock::Clock;
 use crate::error::ProgramError;
 use farleaf_core::cache::{CacheCounters, Dirt};
@@ -110,6 +111,7 @@ impl Threads {
     pub(super) fn start<T: Transport>(
         server: Arc<ComputeServer<Fixed8>>,
         transport: &Arc<T>,
+        store: &CatalogMap,
         count: usize,
         tally: Arc<Tally>,
     ) -> Result<Self, ProgramError> {
@@ -127,8 +129,9 @@ impl Threads {
         for number in 0..count {
             let (shared, transport, opened) =
                 (Arc::clone(&shared), Arc::clone(transport), opened.clone());
+            let store = store.clone();
             let run = move || {
-                run_thread(&*transport, &shared, number, |outcome| {
+                run_thread(&*transport, &shared, store, number, |outcome| {
                     let _ = opened.send(outcome);
                 })
             };
@@ -189,6 +192,7 @@ impl Drop for Closing<'_> {
 fn run_thread<T: Transport>(
     transport: &T,
     shared: &Shared,
+    store: CatalogMap,
     number: usize,
     opened: impl FnOnce(Result<(), String>),
 ) {
@@ -206,7 +210,7 @@ fn run_thread<T: Transport>(
     let result = Rc::clone(&slot);
     let server = &shared.server;
     executor.spawn(0, async move {
-        *result.borrow_mut() = Some(Worker::open(server, fabric).await);
+        *result.borrow_mut() = Some(Worker::open(server, fabric, Rc::new(store)).await);
     });
     executor.run(&driver);
     let worker = match slot.take() {
@@ -229,6 +233,7 @@ fn run_thread<T: Transport>(
     if number == 0 {
         executor.spawn(0, load_all(&worker, &shared.queues.loads));
         executor.spawn(0, worker.watch_memory_servers(&ended));
+        executor.spawn(0, worker.follow_map(&ended));
     }
     executor.spawn(0, worker.write_back_by_age(&ended));
     executor.spawn(0, tell(&worker, queue, &shared.done[number]));

@@ -14,6 +14,15 @@ use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 #[derive(Debug)]
 pub(super) struct Moving<'a>(&'a AtomicBool);
 
+impl<'a> Moving<'a> {
+    /// Claims the right. `None` while another caller has it, unless it is shared.
+    pub(super) fn begin(moving: &'a AtomicBool, is_shared: bool) -> Option<Self> {
+        // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
+        let is_free = !moving.swap(true, Ordering::Acquire);
+        (is_free || is_shared).then(|| Self(moving))
+    }
+}
+
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
@@ -96,9 +105,7 @@ impl<L: Layout> ComputePool<L> {
 
     /// Claims the right to move keys. `None` while another handle has it.
     pub(super) fn begin_move(&self, fabric: &impl Fabric) -> Option<Moving<'_>> {
-        // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
-        let free = !self.moving.swap(true, Ordering::Acquire);
-        (free || fabric.breaks(rules::ONE_MOVE)).then(|| Moving(&self.moving))
+        Moving::begin(&self.moving, fabric.breaks(rules::ONE_MOVE))
     }
 
     /// Publishes a map to all compute servers. Call it only while no operation is in flight on any

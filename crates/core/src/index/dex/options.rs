@@ -50,6 +50,14 @@ pub struct BalanceOptions {
     pub uses_spares: bool,
 }
 
+impl BalanceOptions {
+    /// Options for compute servers that are processes of their own. A server that has been drained
+    /// stays without keys.
+    pub fn for_processes() -> Self {
+        Self { window_ns: 500_000_000, least_samples: 64, uses_spares: false, ..Self::default() }
+    }
+}
+
 impl Default for BalanceOptions {
     fn default() -> Self {
         Self {
