@@ -11,14 +11,9 @@ use crate::client::{Board, Counts, Death, client, observer, settle};
 use crate::crash::{self, DeathAt};
 use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool};
-use crate::scenario::{
-    AdmissionSpec, CoolingSpec, DesignSpec, ErrorKind, OffloadSpec, PartitioningSpec, Scenario,
-    VictimSpec,
-};
+use crate::scenario::{DesignSpec, ErrorKind, PartitioningSpec, Scenario};
 use crate::workload;
-use farleaf_core::cache::{
-    AdmissionName, CacheCounters, CacheOptions, CoolingName, OffloadName, VictimName,
-};
+use farleaf_core::cache::{CacheCounters, CacheOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{BalanceOptions, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
@@ -316,28 +311,12 @@ where
     };
     let cache = CacheOptions {
         bytes: u64::from(cache_frames) * L::PAGE_WORDS as u64 * 8,
-        admission: match admission {
-            AdmissionSpec::Cold => AdmissionName::Cold,
-            AdmissionSpec::Coin(probability) => AdmissionName::Coin(probability),
-            AdmissionSpec::Hot => AdmissionName::Hot,
-            AdmissionSpec::Never => AdmissionName::Never,
-        },
-        cooling: match cooling {
-            CoolingSpec::Map => CoolingName::Map,
-            CoolingSpec::Queue => CoolingName::Queue,
-        },
+        admission,
+        cooling,
         cooling_percent,
-        offload: match offload {
-            OffloadSpec::Never => OffloadName::Never,
-            OffloadSpec::Always => OffloadName::Always,
-            OffloadSpec::CostAware => OffloadName::CostAware,
-        },
+        victims,
+        offload,
         write_back_ns,
-        victims: match victims {
-            VictimSpec::Unused => VictimName::Unused,
-            VictimSpec::Random => VictimName::Random,
-            VictimSpec::Clock => VictimName::Clock,
-        },
         ..CacheOptions::default()
     };
     let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);

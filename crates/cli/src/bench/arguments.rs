@@ -1,6 +1,6 @@
 //! Options of `farleaf bench`.
 
-use super::{cache, over_time, reshaping};
+use super::{over_time, reshaping};
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
@@ -115,10 +115,10 @@ pub(crate) struct Arguments {
     pub(super) cache_percent: Option<f64>,
     /// Admit leaves to the cache: `cold`, `hot`, `coin:P` (hot with probability P) or `never`,
     /// which caches nothing and reads all nodes on the path
-    #[arg(long, value_name = "KIND", default_value = "cold", value_parser = cache::admission)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) admission: AdmissionName,
     /// Keep cooling frames in a `map` of small buckets, or in one `queue` behind one lock
-    #[arg(long, value_name = "KIND", default_value = "map", value_parser = cache::cooling)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) cooling: CoolingName,
     /// Cool this percentage of the frames
     #[arg(
@@ -130,14 +130,14 @@ pub(crate) struct Arguments {
     pub(super) cooling_percent: u32,
     /// Choose the frames to cool: random `unused` ones, any at `random`, or one after the other as
     /// a `clock`
-    #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) victims: VictimName,
     /// Write back only the changed `words` of a leaf, or whole `pages` as in the paper
-    #[arg(long, value_name = "KIND", default_value = "words", value_parser = cache::write_back)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) write_back: WriteBackName,
     /// Offload operations to memory servers when a node is missing: `never`, `always` if possible,
     /// or `cost-aware` if that is estimated to be faster
-    #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) offload: OffloadName,
     /// Write changed nodes of the design `dex` back within this many milliseconds, which costs
     /// WRITEs; 0 waits until they are evicted
@@ -148,7 +148,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "16", value_parser = units::limited::<u32>(1, 1024))]
     pub(super) scan_ahead: u32,
     /// Give compute servers equal parts of all possible `keys` or of the loaded `records`
-    #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) boundaries: Boundaries,
     /// Keep subtrees of this level of the design `dex` on one memory server each [default: the
     /// largest level with 16 subtrees for each memory server]

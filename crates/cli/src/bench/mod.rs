@@ -1,7 +1,6 @@
 //! `farleaf bench`: one design, one workload or trace, one report.
 
 mod arguments;
-mod cache;
 mod over_time;
 mod plan;
 mod reshaping;

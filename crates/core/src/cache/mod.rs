@@ -33,8 +33,9 @@ pub use frame::{Arena, FrameId, FrameState};
 pub use frames::{Attached, Cache, Cooled, Dirt, FreeFrame, OptimisticRef};
 pub(crate) use mapping::OffloadMark;
 pub use mapping::{IoMark, Mapped, Mapping};
+pub(crate) use options::named;
 pub use options::{
-    AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
+    AdmissionName, CacheOptions, CoolingName, OffloadName, UnknownName, VictimName, WriteBackName,
 };
 pub use owned::{Owned, OwnedRange, Ownership};
 pub use policy::{
