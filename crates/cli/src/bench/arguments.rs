@@ -1,6 +1,6 @@
 //! Options of `farleaf bench`.
 
-use super::{over_time, reshaping};
+use super::moments;
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
@@ -208,14 +208,14 @@ pub(crate) struct Arguments {
     /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
     /// many seconds of the fabric's time, such as `2.5`. For zipfian distributions; with
     /// --clustered, the hotspot moves from one range of keys to another
-    #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
+    #[arg(long, value_name = "PERCENT%|S", value_parser = moments::moment)]
     pub(super) shift_hotspot_at: Option<Moment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
     #[arg(
         long,
         value_name = "PERCENT",
         default_value = "50",
-        value_parser = over_time::part,
+        value_parser = moments::part,
         requires = "shift_hotspot_at"
     )]
     pub(super) shift_hotspot_by: f64,
@@ -224,12 +224,12 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(super) balance: bool,
     /// Compare loads at intervals of this many milliseconds of the fabric's time
-    #[arg(long, value_name = "MS", default_value = "100", value_parser = over_time::interval, requires = "balance")]
+    #[arg(long, value_name = "MS", default_value = "100", value_parser = moments::interval, requires = "balance")]
     pub(super) balance_window_ms: f64,
     /// Move keys between compute servers of the design `dex` during the measurement: all keys of
     /// FROM or, with PERCENT, that part of its range, to its neighbour TO or to a compute server
     /// without keys, at a moment as for --shift-hotspot-at. Can be given several times
-    #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = reshaping::planned_move)]
+    #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = moments::planned_move)]
     pub(super) moves: Vec<PlannedChange>,
     /// Add this many compute servers of the design `dex` that have no keys and no clients at first,
     /// numbered after the others
@@ -246,14 +246,14 @@ pub(crate) struct Arguments {
     pub(super) spare_memory_servers: u16,
     /// From this moment on, allocate new nodes on one more of those memory servers. Can be given
     /// several times
-    #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
+    #[arg(long, value_name = "PERCENT%|S", value_parser = moments::moment)]
     pub(super) add_memory_server_at: Vec<Moment>,
     /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) timeline: Option<PathBuf>,
     /// Divide the timeline into intervals of this many milliseconds of the fabric's time, at most
     /// 2,000 of them [default: a sixtieth of the run]
-    #[arg(long, value_name = "MS", value_parser = over_time::interval, requires = "timeline")]
+    #[arg(long, value_name = "MS", value_parser = moments::interval, requires = "timeline")]
     pub(super) interval_ms: Option<f64>,
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)
     #[arg(long, value_name = "FILE")]
