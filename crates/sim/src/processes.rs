@@ -14,9 +14,10 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::client::{self, Board, join_all, settle};
-use crate::inspect::{Expect, Pool};
-use crate::run::{Servers, at_the_end, dex_options, pick, sim_config, start};
+use crate::inspect::{Expect, Pool, at_the_end};
+use crate::reshaping::pick;
 use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
+use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload;
 use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
 use farleaf_core::index::dex::{BalanceOptions, DexOptions};

@@ -3,7 +3,7 @@
 //! The files are in `scenarios/` and compiled in. [`SCENARIOS`] is their registry; a test fails for
 //! a file that is not in it. Options carry their units in their names.
 
-use farleaf_core::cache::CacheOptions;
+use farleaf_core::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
 use farleaf_core::rules::{KnownRule, RULES};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
@@ -355,19 +355,19 @@ pub enum DesignSpec {
         cache_frames: u32,
         /// How leaves enter the cache after a READ.
         #[serde(default)]
-        admission: AdmissionSpec,
+        admission: AdmissionName,
         /// The structure that holds cooling frames.
         #[serde(default)]
-        cooling: CoolingSpec,
+        cooling: CoolingName,
         /// The share of frames that are cooling, in percent.
         #[serde(default = "usual_cooling_percent")]
         cooling_percent: u32,
         /// How the cache chooses frames to cool.
         #[serde(default)]
-        victims: VictimSpec,
+        victims: VictimName,
         /// Which operations are offloaded to memory servers.
         #[serde(default)]
-        offload: OffloadSpec,
+        offload: OffloadName,
         /// Moves of keys between compute servers during a run, at random moments.
         #[serde(default)]
         moves: u16,
@@ -393,57 +393,6 @@ pub enum DesignSpec {
 
 fn usual_cooling_percent() -> u32 {
     CacheOptions::default().cooling_percent
-}
-
-/// How leaves enter a cache after a READ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdmissionSpec {
-    /// Cold, as candidates for eviction.
-    #[default]
-    Cold,
-    /// Hot with this probability, otherwise not at all.
-    Coin(f64),
-    /// Always hot.
-    Hot,
-    /// Not at all: operations on single keys descend in the pool.
-    Never,
-}
-
-/// The structure that holds cooling frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CoolingSpec {
-    /// Buckets of one cache line each.
-    #[default]
-    Map,
-    /// A single queue behind one lock.
-    Queue,
-}
-
-/// How the cache chooses frames to cool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VictimSpec {
-    /// At random, sparing frames in use.
-    #[default]
-    Unused,
-    Random,
-    /// One after the other.
-    Clock,
-}
-
-/// Which operations are offloaded to memory servers when a node on their way is missing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OffloadSpec {
-    /// None.
-    #[default]
-    Never,
-    /// All that can be offloaded.
-    Always,
-    /// Those that take less time on the memory server.
-    CostAware,
 }
 
 /// How keys are partitioned among memory servers.
@@ -932,7 +881,7 @@ impl Scenario {
         if *cache_frames < CacheOptions::LEAST_FRAMES {
             return Err(format!("cache_frames must be at least {}", CacheOptions::LEAST_FRAMES));
         }
-        if let AdmissionSpec::Coin(probability) = admission
+        if let AdmissionName::Coin(probability) = admission
             && !(0.0..=1.0).contains(probability)
         {
             return Err("coin must be from 0 to 1".to_owned());

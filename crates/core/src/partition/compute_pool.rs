@@ -2,6 +2,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use super::compute_server::Moving;
 use super::{ComputeServer, PartitionMap};
 use crate::index::IndexError;
 use crate::index::dex::{DexOptions, DexServer, MemoryUse};
@@ -9,25 +10,6 @@ use crate::page::Layout;
 use crate::rules;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
-
-/// The right to move keys. Dropping it lets other keys move.
-#[derive(Debug)]
-pub(super) struct Moving<'a>(&'a AtomicBool);
-
-impl<'a> Moving<'a> {
-    /// Claims the right. `None` while another caller has it, unless it is shared.
-    pub(super) fn begin(moving: &'a AtomicBool, is_shared: bool) -> Option<Self> {
-        // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
-        let is_free = !moving.swap(true, Ordering::Acquire);
-        (is_free || is_shared).then(|| Self(moving))
-    }
-}
-
-impl Drop for Moving<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
 
 /// All compute servers of an index in this process.
 #[derive(Debug)]

@@ -7,7 +7,6 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::compute_pool::Moving;
 use super::{LoadSamples, PartitionMap};
 use crate::cache::CacheOptions;
 use crate::index::IndexError;
@@ -40,6 +39,25 @@ const SAMPLED_ONE_IN: u32 = 64;
 
 const SERVES: u64 = 0;
 const RESUMES: u64 = u64::MAX;
+
+/// The right to move keys. Dropping it lets other keys move.
+#[derive(Debug)]
+pub(super) struct Moving<'a>(&'a AtomicBool);
+
+impl<'a> Moving<'a> {
+    /// Claims the right. `None` while another caller has it, unless it is shared.
+    pub(super) fn begin(moving: &'a AtomicBool, is_shared: bool) -> Option<Self> {
+        // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
+        let is_free = !moving.swap(true, Ordering::Acquire);
+        (is_free || is_shared).then(|| Self(moving))
+    }
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
 
 /// One operation in flight. Dropping it ends the operation.
 #[derive(Debug)]

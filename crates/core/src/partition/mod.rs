@@ -5,6 +5,9 @@
 //! or redirects it to another owner with the epoch of its map. Then the owner's
 //! [`crate::index::dex::DexIndex`] runs the operation. (Lu et al., *DEX: Scalable Range Indexing on
 //! Disaggregated Memory*, VLDB 2024, §4.)
+//!
+//! `routed.rs` and `balancer.rs` use each other: the balancer moves keys through a handle, and a
+//! handle runs the balancer as background work.
 
 mod balance;
 mod balancer;

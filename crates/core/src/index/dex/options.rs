@@ -6,7 +6,7 @@
 //! [design:8][log2 of chunk nodes:8][placement level:8][reserved:8][claim id:32]
 //! ```
 
-use crate::cache::CacheOptions;
+use crate::cache::{CacheOptions, named};
 use crate::page::{DesignId, NodeCarver};
 
 /// Where a bulk load puts the boundaries between compute servers.
@@ -18,6 +18,8 @@ pub enum Boundaries {
     /// At leaves such that all servers get about the same number of records.
     EqualRecords,
 }
+
+named!(Boundaries, "keys or records", { Kept: "keys", EqualRecords: "records", });
 
 /// When to balance load among compute servers, for tasks that run a balancer.
 #[derive(Clone, Debug, PartialEq)]
