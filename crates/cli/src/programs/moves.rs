@@ -1,5 +1,5 @@
-//! `farleaf move`, `farleaf drain` and `farleaf balance`: move keys between the compute servers of a
-//! running cluster. Operations on the moving keys wait meanwhile.
+//! `farleaf move`, `farleaf drain` and `farleaf balance`: move keys between the compute servers of
+//! a running cluster. Operations on the moving keys wait meanwhile.
 
 use super::ClusterLocation;
 use super::client::{Patience, connect};

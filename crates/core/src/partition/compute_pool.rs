@@ -9,7 +9,7 @@ use crate::index::dex::{DexOptions, DexServer, MemoryUse};
 use crate::page::Layout;
 use crate::rules;
 use farleaf_fabric::Fabric;
-use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, lock};
 
 /// All compute servers of an index in this process.
 #[derive(Debug)]

@@ -6,8 +6,9 @@
 //! [`crate::index::dex::DexIndex`] runs the operation. (Lu et al., *DEX: Scalable Range Indexing on
 //! Disaggregated Memory*, VLDB 2024, §4.)
 //!
-//! `routed.rs` and `balancer.rs` use each other: the balancer moves keys through a handle, and a
-//! handle runs the balancer as background work.
+//! Compute servers of one process share a [`ComputePool`], whose keys a [`RoutedIndex`] moves.
+//! Those that are processes of their own answer clients by [`Worker`], and move keys by the record
+//! of a [`MapStore`].
 
 mod balance;
 mod balancer;

@@ -103,7 +103,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             else {
                 continue;
             };
-            let id = self.fabric().random();
+            let id = self.fabric().unique();
             let moving = Some(PendingMove { id, from: me, to, at });
             let pending = MapState { map: state.map.clone(), moving };
             let put = self.store().put_if(version, &pending).await;
