@@ -38,4 +38,4 @@ pub use map::{Move, PartitionMap};
 pub use record::{MapState, MapStore, PendingMove, Put, begin_life};
 pub use routed::{LONGEST_MOVE_NS, RoutedIndex};
 pub use samples::{Load, LoadSamples};
-pub use worker::{Worker, error_code};
+pub use worker::Worker;

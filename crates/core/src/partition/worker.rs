@@ -47,7 +47,7 @@ pub struct Worker<F: Fabric, L: Layout> {
 }
 
 /// Maps an error to the code that a client is sent.
-pub fn error_code(error: &IndexError) -> ErrorCode {
+pub(super) fn error_code(error: &IndexError) -> ErrorCode {
     match error {
         IndexError::Indeterminate(_) => ErrorCode::Indeterminate,
         IndexError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
