@@ -226,7 +226,7 @@ impl SimStore {
     }
 
     fn fails(&self) -> bool {
-        self.fails_one_in > 0 && self.fabric.random() % self.fails_one_in == 0
+        self.fails_one_in > 0 && self.fabric.random().is_multiple_of(self.fails_one_in)
     }
 
     fn look(&self) -> (MapState<u64>, u64) {
@@ -252,7 +252,7 @@ impl MapStore<u64> for SimStore {
             self.look();
             if self.fails() {
                 // It never arrives, or it arrives at some time.
-                if self.fabric.random() % 3 > 0 {
+                if !self.fabric.random().is_multiple_of(3) {
                     let at_ns = self.fabric.now_ns() + self.fabric.random() % LATE_PUT_NS;
                     lock(&self.record).late.push((at_ns, version, state.clone()));
                 }
