@@ -44,9 +44,13 @@ const LONGEST_DEATH_NS: u64 = 40_000;
 type Sim<L> = SimCluster<MemoryServer<L>>;
 
 /// Begins a compute server's next life, over another compute server's endpoint.
-async fn begin_life<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
+async fn begin_life<L: Layout>(
+    fabric: &impl Fabric,
+    pool: &ComputePool<L>,
+    server: u16,
+) -> Result<(), IndexError> {
     fence_former_life(fabric, server).await?;
-    end_former_life::<_, L>(fabric.clone(), server).await
+    end_former_life::<_, L>(fabric.clone(), server, &pool.map().range_of(server)).await
 }
 
 /// State shared by all rounds of a run.
@@ -332,7 +336,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
             fabric.sleep(fabric.random() % LONGEST_DEATH_NS).await;
         }
         for server in reborn {
-            if let Err(error) = begin_life::<L>(&fabric, *server).await {
+            if let Err(error) = begin_life::<L>(&fabric, pool, *server).await {
                 board.report(format!("compute server {server} cannot restart: {error}"));
             }
         }
@@ -369,7 +373,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         let pools = &pools;
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             for server in servers {
-                let begun = begin_life::<L>(&fabric, *server).await;
+                let begun = begin_life::<L>(&fabric, pool, *server).await;
                 begun
                     .map_err(|error| format!("compute server {server} cannot restart: {error}"))?;
             }

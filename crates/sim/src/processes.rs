@@ -524,7 +524,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         fence_former_life(&nobody, number).await?;
         let map = begin_life(&nobody, &*self.store(fabric), number).await?;
         let mine = self.as_compute_server(&fabric.sibling(number));
-        end_former_life::<_, L>(mine.clone(), number).await?;
+        end_former_life::<_, L>(mine.clone(), number, &map.range_of(number)).await?;
         let server = ComputeServer::start(number, &self.options.cache, map)?;
         let server = Arc::new(server.sampling(self.options.balance.one_in));
         Worker::open(&server, mine, self.store(fabric)).await

@@ -52,8 +52,9 @@ pub(super) fn begin_life<C: Cluster>(
         let store = lock(&store).clone();
         partition::begin_life(&fabric, &store, compute_server).await
     })?;
+    let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
-        partition::end_former_life::<_, Fixed8>(fabric, compute_server).await
+        partition::end_former_life::<_, Fixed8>(fabric, compute_server, range).await
     })?;
     Ok(map)
 }
