@@ -1,7 +1,7 @@
 //! Moves of keys between compute servers that are processes of their own.
 //!
-//! A client asks the giver to release keys ([`Worker::release`]), and meanwhile the taker, again and
-//! again, to take them over ([`Worker::take_over`]). They meet at the map record (`record.rs`):
+//! A client asks the giver to release keys ([`Worker::release`]), and meanwhile the taker, again
+//! and again, to take them over ([`Worker::take_over`]). They meet at the map record (`record.rs`):
 //!
 //! 1. The giver writes its changes back, chooses a boundary, releases the keys, and then puts the
 //!    pending move into the record.
@@ -13,8 +13,8 @@
 //! when it looks at the record. Whatever happened before, [`Worker::reconcile`] does what the
 //! record says.
 //!
-//! *Thread safety*: belongs to its endpoint's thread. One thread of a compute server at a time takes
-//! part in a move or reconciles.
+//! *Thread safety*: belongs to its endpoint's thread. One thread of a compute server at a time
+//! takes part in a move or reconciles.
 
 use super::worker::Worker;
 use super::{MapState, PendingMove, Put};
