@@ -7,7 +7,6 @@
 //!
 //! *Thread safety*: a plain value; clones share listed keys.
 
-use crate::workload::mix64;
 use farleaf_fabric::sync::Arc;
 
 /// The keys that an index is loaded with, by place, counted from 0.
@@ -168,6 +167,15 @@ impl KeySpace {
         };
         inner.iter().enumerate().map(boundary).collect()
     }
+}
+
+/// SplitMix64's finalizer: a bijection of all 64-bit numbers that hides patterns.
+#[inline]
+pub(crate) fn mix64(x: u64) -> u64 {
+    let mut x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }
 
 #[cfg(test)]

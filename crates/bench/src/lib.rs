@@ -3,7 +3,7 @@
 //! - [`keys`] defines the loaded keys and where new ones fall.
 //! - [`workload`] generates the operations of clients.
 //! - [`driver`] runs the clients and counts.
-//! - [`report`], [`table`] and [`timeline`] present the results.
+//! - [`report`], [`table`] and [`timeline`] present the results, with [`units`].
 //! - [`trace`] replays recorded requests instead of a workload.
 //! - [`input`] loads records from a file.
 //! - [`single_machine`] is the baseline: the same tree without a network.
@@ -21,6 +21,7 @@ pub mod single_machine;
 pub mod table;
 pub mod timeline;
 pub mod trace;
+pub mod units;
 pub mod workload;
 
 pub use columns::InputError;

@@ -56,6 +56,12 @@ enum Command {
     ComputeServer(Box<programs::compute_server::Arguments>),
     /// Run a whole cluster on this host, one process per server
     Cluster(Box<programs::cluster::Arguments>),
+    /// Move keys of a running cluster from one compute server to another
+    Move(programs::moves::MoveArguments),
+    /// Move all keys of a running cluster away from one compute server
+    Drain(programs::moves::DrainArguments),
+    /// Move keys of a running cluster away from busy compute servers, until a signal ends it
+    Balance(programs::moves::BalanceArguments),
     /// Show the state of a cluster, and whether it serves
     Status(programs::status::Arguments),
     /// Read and change records of a cluster
@@ -118,6 +124,9 @@ fn main() -> ExitCode {
         Command::Shell(arguments) => programs::shell::run(&arguments),
         Command::Top(arguments) => programs::top::run(&arguments).map(|()| true),
         Command::Cluster(arguments) => programs::cluster::run(&arguments),
+        Command::Move(arguments) => programs::moves::move_keys(&arguments).map(|()| true),
+        Command::Drain(arguments) => programs::moves::drain(&arguments).map(|()| true),
+        Command::Balance(arguments) => programs::moves::balance(&arguments).map(|()| true),
         Command::Status(arguments) => programs::status::run(&arguments),
     };
     match result {

@@ -15,6 +15,7 @@ use crate::error::ProgramError;
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, SettingsRecord,
 };
+use crate::settings::MOST_COMPUTE_SERVERS;
 use crate::status::ClusterStatus;
 use crate::stop::Stop;
 use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
@@ -68,6 +69,7 @@ struct Places {
     cluster: TcpCluster,
     catalog: Arc<dyn Catalog>,
     keys: Keys,
+    /// The most compute servers that there can be.
     compute_servers: u16,
     clock: Clock,
     known: Mutex<Known>,
@@ -102,9 +104,7 @@ fn registered(
 }
 
 fn map_of(record: MapRecord) -> Result<PartitionMap<u64>, ProgramError> {
-    let MapRecord { epoch, boundaries, owners } = record;
-    PartitionMap::from_owners::<Fixed8>(epoch, boundaries, owners)
-        .map_err(|error| ProgramError::Failed(error.to_string()))
+    record.state().map(|state| state.map).map_err(|error| ProgramError::Failed(error.to_string()))
 }
 
 impl Places {
@@ -190,7 +190,7 @@ impl Connection {
         let unknown =
             || ProgramError::Failed(format!("no cluster {} in the catalog", config.cluster));
         let (settings, _) = settings.ok_or_else(unknown)?;
-        let compute_servers = settings.compute_servers;
+        let compute_servers = settings.compute_servers.max(MOST_COMPUTE_SERVERS);
         let (found, absent) = registered(&*catalog, &keys, compute_servers)?;
         // An unregistered server has a placeholder address; it is in `absent`, so clients send it
         // nothing.

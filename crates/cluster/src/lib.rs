@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod balance;
 pub mod catalog;
 pub mod client;
 pub mod clock;

@@ -13,6 +13,9 @@
 //! *Thread safety*: plain values.
 
 use crate::catalog::{Catalog, CatalogError, Lease, Version};
+use farleaf_core::index::IndexError;
+use farleaf_core::page::Fixed8;
+use farleaf_core::partition::{MapState, PartitionMap, PendingMove};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -132,6 +135,56 @@ pub struct MapRecord {
     pub boundaries: Vec<u64>,
     /// The compute server that owns each range.
     pub owners: Vec<u16>,
+    /// The generation of the index that the boundaries belong to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// The move of keys that is pending.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<MovingRecord>,
+}
+
+/// A pending move of keys; see `farleaf_core::partition::PendingMove`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovingRecord {
+    /// A random number that names the move.
+    pub id: u64,
+    /// The compute server that has released the keys.
+    pub from: u16,
+    /// The compute server that takes them over.
+    pub to: u16,
+    /// The boundary between the keys that move and those that stay; none if all move.
+    pub at: Option<u64>,
+}
+
+impl MapRecord {
+    /// The record of a map and the move that is pending.
+    pub fn new(state: &MapState<u64>, generation: Option<u64>) -> Self {
+        let moving = state.moving.clone();
+        Self {
+            epoch: state.map.epoch(),
+            boundaries: state.map.boundaries().to_vec(),
+            owners: state.map.owners().to_vec(),
+            generation,
+            moving: moving.map(|PendingMove { id, from, to, at }| MovingRecord {
+                id,
+                from,
+                to,
+                at,
+            }),
+        }
+    }
+
+    /// The map and the move that is pending.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the record makes no map.
+    pub fn state(self) -> Result<MapState<u64>, IndexError> {
+        let map = PartitionMap::from_owners::<Fixed8>(self.epoch, self.boundaries, self.owners)?;
+        let moving = self.moving;
+        let moving =
+            moving.map(|MovingRecord { id, from, to, at }| PendingMove { id, from, to, at });
+        Ok(MapState { map, moving })
+    }
 }
 
 /// Settings that all programs of a cluster agree on.

@@ -48,6 +48,26 @@ pub fn agree(
     Ok(())
 }
 
+/// The most compute servers of a cluster: those that it is made with, and those that join later.
+pub const MOST_COMPUTE_SERVERS: u16 = 64;
+
+/// Refuses a compute server whose number no client can reach. Compute servers beyond those that the
+/// cluster was made with may join; they own no keys until some are moved to them.
+///
+/// # Errors
+/// [`ConfigError::Settings`] if `number` is too large.
+pub fn check_compute_number(number: u16, made_with: u16) -> Result<(), ConfigError> {
+    let most = made_with.max(MOST_COMPUTE_SERVERS);
+    if number < most {
+        return Ok(());
+    }
+    let text = format!(
+        "--number {number} is out of range: a cluster has at most {most} compute servers, \
+         numbered from 0"
+    );
+    Err(ConfigError::Settings(text))
+}
+
 /// Refuses a server whose number is out of range: it would never get keys, or the other servers
 /// would wait for it.
 ///

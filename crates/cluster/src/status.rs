@@ -236,7 +236,13 @@ mod tests {
                 state: IndexState::Ready,
                 memory_epochs: vec![10, 11],
             }),
-            map: Some(MapRecord { epoch: 4, boundaries: vec![500], owners: vec![1, 0] }),
+            map: Some(MapRecord {
+                epoch: 4,
+                boundaries: vec![500],
+                owners: vec![1, 0],
+                generation: Some(1),
+                moving: None,
+            }),
         }
     }
 

@@ -1,13 +1,16 @@
-//! The cost of a `get`: on `std`'s `BTreeMap`, on the memory server's tree called directly, and
-//! through index, fabric and RPC, inline on one thread. The three alternate within one run, so that
-//! their ratios hold on a noisy machine.
+//! The cost of a `get`: on `std`'s `BTreeMap`, on the memory server's tree called directly, through
+//! index, fabric and RPC, inline on one thread, and on DEX with every node in its cache. The four
+//! alternate within one run, so that their ratios hold on a noisy machine.
 //!
 //! `cargo bench -p farleaf-core --bench get_cost -- [KEYS [ROUNDS]]`
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
 
+use farleaf_core::cache::{AdmissionName, CacheOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::{Design, RangeIndex};
 use farleaf_core::page::Fixed8;
+use farleaf_core::partition::Dex;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
@@ -48,9 +51,27 @@ fn main() {
             index.bulk_load((0..keys).map(|n| (n * step, n)), 0.7).await.unwrap();
         }
     });
+
+    let memory = Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(0), &config).unwrap());
+    let dex_cluster = LocalConfig::default().start(vec![memory]);
+    let cache = CacheOptions {
+        bytes: pool_bytes as u64,
+        admission: AdmissionName::Hot,
+        ..CacheOptions::default()
+    };
+    let options = DexOptions::with_boundaries(Vec::new(), cache);
+    let compute = <Dex as Design<Fixed8>>::compute(&options).unwrap();
+    dex_cluster.run_one(async |fabric| {
+        <Dex as Design<Fixed8>>::create(&fabric, &options).await.unwrap();
+        let index = <Dex as Design<Fixed8>>::open(fabric, &compute).await.unwrap();
+        index.bulk_load((0..keys).map(|n| (n * step, n)), 0.7).await.unwrap();
+        for number in 0..keys {
+            black_box(index.get(&key(number)).await.unwrap());
+        }
+    });
     let map: BTreeMap<u64, u64> = (0..keys).map(|n| (n * step, n)).collect();
 
-    let mut samples: [Vec<f64>; 3] = Default::default();
+    let mut samples: [Vec<f64>; 4] = Default::default();
     for round in 0..rounds {
         let lookups = || (round * LOOKUPS..(round + 1) * LOOKUPS).map(|n| key(scatter(n)));
         let mut record = |which: usize, started: Instant, found: u64| {
@@ -82,8 +103,19 @@ fn main() {
             (started.elapsed(), found)
         });
         record(2, Instant::now() - elapsed, found);
+
+        let (elapsed, found) = dex_cluster.run_one(async |fabric| {
+            let index = <Dex as Design<Fixed8>>::open(fabric, &compute).await.unwrap();
+            let started = Instant::now();
+            let mut found = 0;
+            for key in lookups() {
+                found += u64::from(black_box(index.get(&key).await.unwrap()).is_some());
+            }
+            (started.elapsed(), found)
+        });
+        record(3, Instant::now() - elapsed, found);
     }
-    let [map, direct, rpc] = samples.each_mut().map(|samples| median(samples));
+    let [map, direct, rpc, dex] = samples.each_mut().map(|samples| median(samples));
     println!("{keys} keys, {rounds} rounds of {LOOKUPS} uniform lookups, medians");
     println!("BTreeMap                        {map:7.1} ns");
     println!(
@@ -93,5 +125,9 @@ fn main() {
     println!(
         "get over executor, fabric, RPC  {rpc:7.1} ns   {:.2} x the direct get's time",
         rpc / direct
+    );
+    println!(
+        "get on DEX, from its cache      {dex:7.1} ns   {:.2} x BTreeMap's throughput",
+        map / dex
     );
 }

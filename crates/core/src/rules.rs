@@ -129,6 +129,11 @@ rules! {
     OLD_READS_AWAITED: "takes_over_in_haste", "H2", "A compute server that takes keys over first waits for its earlier READs.";
     LOST_KEYS_LEFT: "restructures_lost_keys", "H3", "A node is restructured only by a compute server that owns part of its range.";
     ONE_MOVE: "admits_second_mover", "H4", "Only one move of keys runs at a time.";
+    RECORD_RAISED: "begins_life_silently", "record.MR2", "A compute server raises the map record's version before it begins a life.";
+    RECORD_DECIDES: "serves_again_unasked", "record.MR2", "A compute server serves released keys again only after its put has ended the move.";
+    TAKEN_AFTER_PUT: "serves_before_the_put", "record.MR1", "A compute server serves keys that it takes over only after its put of the new map.";
+    RELEASED_BEFORE_PUT: "serves_released_keys", "record.MR1", "A compute server stops serving keys before it puts their move into the map record.";
+    REDIRECTS_FOLLOWED: "ignores_redirects", "client.N3", "A redirected client adopts the newer map of the compute server that redirected it.";
     EPOCHS_COMPARED: "goes_by_an_old_map", "Q2", "A compute server accepts operations by its newest map.";
     FORMER_LIFE_FENCED: "begins_unfenced", "lives", "A former life of a compute server is fenced before the next one accesses the pool.";
     FORMER_LIFE_DECLARED: "declares_nobody_dead", "lives", "A former life of a compute server is declared dead before the next one serves.";

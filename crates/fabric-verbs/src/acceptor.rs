@@ -7,14 +7,36 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::bring_up::{Control, End};
-use crate::server::Shared;
+use crate::bring_up::{Control, End, Lent};
+use crate::lane::Lane;
+use crate::objects::Registration;
 use farleaf_fabric::handshake::{Gather, Identity, Refusal, draw_epoch};
-use farleaf_fabric::listener::{Acceptor, Admitted, Greeting, LISTENER, Place, WAKE, place_of};
-use farleaf_fabric::provider::{Gate, Heard, next_message};
-use farleaf_fabric::sync::{Arc, Ordering};
+use farleaf_fabric::listener::{
+    Acceptor, Admitted, Greeting, LISTENER, Listener, Place, WAKE, place_of,
+};
+use farleaf_fabric::provider::{Gate, Heard, WakeFd, next_message};
+use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use std::io::{self, Write};
 use std::net::TcpListener;
+
+/// What the acceptor shares with the handle of its server.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) listener: Arc<Listener>,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) memory: Registration,
+    pub(crate) wake: WakeFd,
+    pub(crate) stopped: AtomicBool,
+}
+
+impl Shared {
+    /// The region's key, address and size, which endpoints need to access it.
+    pub(crate) fn lent(&self) -> Lent {
+        let memory = &self.memory;
+        let bytes = memory.region().bytes() as u64;
+        Lent { rkey: memory.rkey, base: memory.address(), bytes }
+    }
+}
 
 /// An admitted endpoint.
 #[derive(Debug)]

@@ -7,6 +7,9 @@
 //! are brought up over TCP, with the same handshake as the provider `tcp`.
 //! `docs/internals/verbs.md` has the reasons.
 //!
+//! `endpoint.rs` uses `cluster.rs` and `link.rs`, and they use it: [`Verbs`] names the types of its
+//! cluster and its links, which are generic over their transport.
+//!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 
 #![deny(missing_docs)]

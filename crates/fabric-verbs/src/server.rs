@@ -10,11 +10,9 @@
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
-use crate::acceptor::QueuePairAcceptor;
-use crate::bring_up::Lent;
+use crate::acceptor::{QueuePairAcceptor, Shared};
 use crate::device::{Adapter, DeviceChoice, Patience};
 use crate::lane::Lane;
-use crate::objects::Registration;
 use farleaf_fabric::RpcService;
 use farleaf_fabric::handshake::{Identity, Role, Token, draw_epoch};
 use farleaf_fabric::listener::{Bounds, Listener, Threads};
@@ -76,24 +74,6 @@ pub struct VerbsServerCounters {
     pub refused: u64,
     /// Calls. One-sided verbs bypass the server and are not counted here.
     pub requests: u64,
-}
-
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) listener: Arc<Listener>,
-    pub(crate) lanes: Vec<Lane>,
-    pub(crate) memory: Registration,
-    pub(crate) wake: WakeFd,
-    pub(crate) stopped: AtomicBool,
-}
-
-impl Shared {
-    /// The region's key, address and size, which endpoints need to access it.
-    pub(crate) fn lent(&self) -> Lent {
-        let memory = &self.memory;
-        let bytes = memory.region().bytes() as u64;
-        Lent { rkey: memory.rkey, base: memory.address(), bytes }
-    }
 }
 
 /// A running server; dropping it stops it.

@@ -7,7 +7,7 @@
 //!
 //! *Thread safety*: a [`Board`] is shared by all clients of a run.
 
-use crate::crash::DeathAt;
+use crate::death::DeathAt;
 use crate::history::{Action, Outcome, Recorder, Ticket};
 use crate::scenario::{ErrorKind, LoadSpec, Scenario};
 use crate::workload::{self, Stream};

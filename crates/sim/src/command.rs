@@ -1,7 +1,7 @@
 //! The command `farleaf sim`: runs scenarios with consecutive seeds, and prints how to replay
 //! failures.
 
-use crate::crash::DeathAt;
+use crate::death::DeathAt;
 use crate::mutants::{MUTANTS, Mutant};
 use crate::random::{Kind, random_scenario, reduced};
 use crate::run::{RunOutcome, RunReport, run_seed, run_with_death};

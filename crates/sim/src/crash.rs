@@ -13,10 +13,12 @@
 
 use crate::checker::{Verdict, check, check_kept, values_written};
 use crate::client::{self, Active, Board, Over, join_all};
+use crate::death::DeathAt;
 use crate::history::Action;
 use crate::inspect::{Expect, Pool};
-use crate::run::{Servers, dex_options, mover, sim_config, start};
+use crate::reshaping::mover;
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, Scenario};
+use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload::{self, Stream};
 use farleaf_core::cache::OwnedRange;
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
@@ -28,48 +30,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use rand::RngExt;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::ops::Bound;
-use std::str::FromStr;
-
-/// A fixed moment for the first death, instead of one drawn from the seed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeathAt {
-    /// The number of WRITEs by the doomed compute servers before their death.
-    pub write: u64,
-    /// What happens to their messages in flight.
-    pub last_words: LastWords,
-}
-
-/// What can happen to messages in flight, by name.
-const LAST_WORDS: [(&str, LastWords); 3] =
-    [("none", LastWords::None), ("some", LastWords::Some), ("all", LastWords::All)];
-
-impl DeathAt {
-    /// Every kind of death at this WRITE.
-    pub fn each(write: u64) -> impl Iterator<Item = Self> {
-        LAST_WORDS.into_iter().map(move |(_, last_words)| Self { write, last_words })
-    }
-}
-
-impl fmt::Display for DeathAt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = LAST_WORDS.iter().find(|(_, words)| *words == self.last_words);
-        write!(f, "{}:{}", self.write, name.map_or("", |(name, _)| name))
-    }
-}
-
-impl FromStr for DeathAt {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once(':').and_then(|(write, name)| {
-            let (_, last_words) = *LAST_WORDS.iter().find(|(known, _)| *known == name)?;
-            Some(Self { write: write.parse().ok()?, last_words })
-        });
-        parsed.ok_or_else(|| "expected WRITE:none, WRITE:some or WRITE:all, such as 17:some".into())
-    }
-}
 
 /// The contents that the auditor found.
 struct Found {
@@ -83,9 +44,13 @@ const LONGEST_DEATH_NS: u64 = 40_000;
 type Sim<L> = SimCluster<MemoryServer<L>>;
 
 /// Begins a compute server's next life, over another compute server's endpoint.
-async fn begin_life<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
+async fn begin_life<L: Layout>(
+    fabric: &impl Fabric,
+    pool: &ComputePool<L>,
+    server: u16,
+) -> Result<(), IndexError> {
     fence_former_life(fabric, server).await?;
-    end_former_life::<_, L>(fabric.clone(), server).await
+    end_former_life::<_, L>(fabric.clone(), server, &pool.map().range_of(server)).await
 }
 
 /// State shared by all rounds of a run.
@@ -371,7 +336,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
             fabric.sleep(fabric.random() % LONGEST_DEATH_NS).await;
         }
         for server in reborn {
-            if let Err(error) = begin_life::<L>(&fabric, *server).await {
+            if let Err(error) = begin_life::<L>(&fabric, pool, *server).await {
                 board.report(format!("compute server {server} cannot restart: {error}"));
             }
         }
@@ -408,7 +373,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         let pools = &pools;
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             for server in servers {
-                let begun = begin_life::<L>(&fabric, *server).await;
+                let begun = begin_life::<L>(&fabric, pool, *server).await;
                 begun
                     .map_err(|error| format!("compute server {server} cannot restart: {error}"))?;
             }

@@ -230,6 +230,11 @@ pub const MUTANTS: &[Mutant] = &[
     seen("takes_over_in_haste", &["dex-moves-slow-reads"]),
     seen("restructures_lost_keys", &["dex-moves-churn", "random-dex-slow"]),
     seen("admits_second_mover", &["dex-two-movers", "random-dex-slow"]),
+    seen("begins_life_silently", &["processes-late-puts"]),
+    seen("serves_again_unasked", &["processes-record-fails"]),
+    seen("serves_before_the_put", &["processes-die-for-long", "processes-record-fails"]),
+    seen("serves_released_keys", &["processes-moves"]),
+    seen("ignores_redirects", &["processes-moves"]),
     unseen(
         "goes_by_an_old_map",
         &["random-dex-slow"],

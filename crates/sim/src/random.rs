@@ -9,11 +9,11 @@
 
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{
-    AdmissionSpec, ClusterSpec, CoolingSpec, CrashSpec, DeathSpec, DesignSpec, DistributionSpec,
-    ErrorKind, FaultSpec, LoadSpec, NetworkSpec, OffloadSpec, OutageSpec, PartitioningSpec,
-    Scenario, VictimSpec, Weights, WorkloadSpec,
+    ClusterSpec, CrashSpec, DeathSpec, DesignSpec, DistributionSpec, ErrorKind, FaultSpec,
+    LoadSpec, NetworkSpec, OutageSpec, PartitioningSpec, Scenario, Weights, WorkloadSpec,
 };
 use crate::workload;
+use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
 use rand::RngExt;
 use rand::rngs::Xoshiro256PlusPlus;
 
@@ -93,6 +93,7 @@ pub fn random_scenario(kind: Kind, seed: u64) -> Scenario {
         faults: slow(&mut dice),
         workload: self::workload(&mut dice, &cluster, is_dex),
         crash: None,
+        processes: None,
         cluster,
     };
     go_wrong(&mut dice, what, &mut scenario);
@@ -128,20 +129,20 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
             placement_level: dice.of(&[0, 1, 1, 2]),
             cache_frames: dice.of(&[24, 32, 48, 64, 128]),
             admission: dice.of(&[
-                AdmissionSpec::Cold,
-                AdmissionSpec::Cold,
-                AdmissionSpec::Coin(0.5),
-                AdmissionSpec::Hot,
-                AdmissionSpec::Never,
+                AdmissionName::Cold,
+                AdmissionName::Cold,
+                AdmissionName::Coin(0.5),
+                AdmissionName::Hot,
+                AdmissionName::Never,
             ]),
-            cooling: dice.of(&[CoolingSpec::Map, CoolingSpec::Queue]),
+            cooling: dice.of(&[CoolingName::Map, CoolingName::Queue]),
             cooling_percent: dice.of(&[10, 30, 60, 90]),
-            victims: dice.of(&[VictimSpec::Unused, VictimSpec::Random, VictimSpec::Clock]),
+            victims: dice.of(&[VictimName::Unused, VictimName::Random, VictimName::Clock]),
             offload: dice.of(&[
-                OffloadSpec::Never,
-                OffloadSpec::Never,
-                OffloadSpec::Always,
-                OffloadSpec::CostAware,
+                OffloadName::Never,
+                OffloadName::Never,
+                OffloadName::Always,
+                OffloadName::CostAware,
             ]),
             moves: dice.of(&[0, 4, 20, 60, 120]),
             movers: dice.of(&[1, 1, 2]),
@@ -343,10 +344,10 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
     }
     if let DesignSpec::Dex { admission, .. } = design
         && (loses || what == "crash")
-        && *admission == AdmissionSpec::Never
+        && *admission == AdmissionName::Never
     {
         // DEX without a cache is there for comparison, on a network that loses nothing.
-        *admission = AdmissionSpec::Cold;
+        *admission = AdmissionName::Cold;
     }
     if what == "crash" {
         let servers = match compute > 1 && dice.one_in(2) {

@@ -7,49 +7,29 @@
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
 use crate::checker::{Verdict, check, check_snapshots};
-use crate::client::{Board, Counts, Death, client, observer, settle};
-use crate::crash::{self, DeathAt};
+use crate::client::{Board, Counts, Death, client, observer};
+use crate::crash;
+use crate::death::DeathAt;
 use crate::history::{History, Outcome};
-use crate::inspect::{Expect, Pool};
-use crate::scenario::{
-    AdmissionSpec, CoolingSpec, DesignSpec, ErrorKind, OffloadSpec, PartitioningSpec, Scenario,
-    VictimSpec,
-};
+use crate::inspect::{Expect, Pool, at_the_end};
+use crate::processes;
+use crate::reshaping::{balancer, grower, mover};
+use crate::scenario::{DesignSpec, ErrorKind, Scenario};
+use crate::setup::{coarse_options, dex_options, fine_options, hybrid_options, sim_config, start};
 use crate::workload;
-use farleaf_core::cache::{
-    AdmissionName, CacheCounters, CacheOptions, CoolingName, OffloadName, VictimName,
-};
-use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::dex::{BalanceOptions, DexOptions};
-use farleaf_core::index::fine::{Fine, FineOptions};
-use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_core::cache::CacheCounters;
+use farleaf_core::index::coarse::Coarse;
+use farleaf_core::index::fine::Fine;
+use farleaf_core::index::hybrid::Hybrid;
+use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Fixed8, Layout};
-use farleaf_core::partition::{ComputePool, Dex, LONGEST_MOVE_NS};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::{SimCluster, SimConfig};
+use farleaf_core::partition::Dex;
+use farleaf_core::server::MemoryServer;
+use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
+use farleaf_fabric::{Cluster, Provider};
 use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Virtual time without a completed operation after which a run counts as an endless loop, in
-/// nanoseconds, where nothing makes operations slow. An endless loop reaches this limit after
-/// seconds of real time.
-const GIVE_UP_AFTER_NS: u64 = 4_000_000_000;
-
-/// As [`GIVE_UP_AFTER_NS`], for a scenario. Operations may wait for keys that are moving as long as
-/// the index lets them, and a lost memory server can stop a move. A collection of the whole tree
-/// repeats each lost message after a timeout.
-fn give_up_after_ns(scenario: &Scenario) -> u64 {
-    let faults = &scenario.faults;
-    let moves = matches!(scenario.design, DesignSpec::Dex { moves: 1.., .. });
-    let loses = !faults.kill_memory_server.is_empty() || !faults.restart_memory_server.is_empty();
-    let moving_ns = if moves && loses { LONGEST_MOVE_NS } else { 0 };
-    let lossy = (GIVE_UP_AFTER_NS as f64 * 10.0 * faults.drop_probability) as u64;
-    GIVE_UP_AFTER_NS + moving_ns + lossy
-}
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,26 +171,6 @@ where
     }
 }
 
-fn coarse_options(scenario: &Scenario, partitioning: PartitioningSpec) -> CoarseOptions<u64> {
-    let servers = scenario.cluster.memory_servers;
-    let partitioning = match partitioning {
-        PartitioningSpec::Hash => Partitioning::Hash,
-        PartitioningSpec::Range => {
-            Partitioning::Range { boundaries: workload::boundaries(&scenario.workload, servers) }
-        }
-    };
-    CoarseOptions { partitioning }
-}
-
-fn hybrid_options(scenario: &Scenario, chunk_nodes_log2: u8) -> HybridOptions<u64> {
-    let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.memory_servers);
-    HybridOptions { chunk_nodes_log2, ..HybridOptions::with_boundaries(boundaries) }
-}
-
-fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOptions {
-    FineOptions { chunk_nodes_log2, leaves_per_head }
-}
-
 fn play_on<L, De>(
     scenario: &Scenario,
     seed: u64,
@@ -241,6 +201,9 @@ where
     if scenario.crash.is_some() {
         return crash::play::<L>(scenario, seed, board);
     }
+    if let Some(spec) = &scenario.processes {
+        return processes::play::<L>(scenario, spec, seed, board);
+    }
     let options = dex_options::<L>(scenario)?;
     let servers = start::<L, Dex>(scenario, &options)?;
     let compute = <Dex as Design<L>>::compute(&options)
@@ -256,7 +219,7 @@ where
         3 => grower::<L, _>(fabric, &compute, board, scenario, seed).await,
         _ => {
             let mover = number as u64 - 3;
-            self::mover::<L, _>(fabric, &compute, board, scenario, (seed, mover)).await;
+            crate::reshaping::mover::<L, _>(fabric, &compute, board, scenario, (seed, mover)).await;
         }
     };
     let beside = (3 + usize::from(movers), beside);
@@ -286,220 +249,6 @@ where
         return Err(at_the_end(format!("it holds {held:?}, but the index returns {records:?}")));
     }
     Ok(())
-}
-
-fn at_the_end(fault: String) -> String {
-    format!("at the end, in the pool: {fault}")
-}
-
-pub(crate) fn dex_options<L>(scenario: &Scenario) -> Result<DexOptions<u64>, String>
-where
-    L: Layout<Key = u64, Value = u64>,
-{
-    let DesignSpec::Dex {
-        chunk_nodes_log2,
-        placement_level,
-        cache_frames,
-        admission,
-        cooling,
-        cooling_percent,
-        victims,
-        offload,
-        spare_compute_servers,
-        spare_memory_servers,
-        balance_window_ns,
-        write_back_ns,
-        ..
-    } = scenario.design
-    else {
-        return Err("the scenario's design is not dex".to_owned());
-    };
-    let cache = CacheOptions {
-        bytes: u64::from(cache_frames) * L::PAGE_WORDS as u64 * 8,
-        admission: match admission {
-            AdmissionSpec::Cold => AdmissionName::Cold,
-            AdmissionSpec::Coin(probability) => AdmissionName::Coin(probability),
-            AdmissionSpec::Hot => AdmissionName::Hot,
-            AdmissionSpec::Never => AdmissionName::Never,
-        },
-        cooling: match cooling {
-            CoolingSpec::Map => CoolingName::Map,
-            CoolingSpec::Queue => CoolingName::Queue,
-        },
-        cooling_percent,
-        offload: match offload {
-            OffloadSpec::Never => OffloadName::Never,
-            OffloadSpec::Always => OffloadName::Always,
-            OffloadSpec::CostAware => OffloadName::CostAware,
-        },
-        write_back_ns,
-        victims: match victims {
-            VictimSpec::Unused => VictimName::Unused,
-            VictimSpec::Random => VictimName::Random,
-            VictimSpec::Clock => VictimName::Clock,
-        },
-        ..CacheOptions::default()
-    };
-    let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
-    let options = DexOptions::with_boundaries(boundaries, cache);
-    // Runs are short: sample every operation, and act after a single window.
-    let balance = BalanceOptions {
-        one_in: 1,
-        window_ns: balance_window_ns,
-        least_samples: 16,
-        windows: 1,
-        rest_windows: 0,
-        no_return_windows: 1,
-        ..BalanceOptions::default()
-    };
-    Ok(DexOptions {
-        chunk_nodes_log2,
-        placement_level,
-        spare_compute_servers,
-        spare_memory_servers,
-        balance,
-        ..options
-    })
-}
-
-/// Memory servers, by number.
-pub(crate) type Servers<L> = Vec<Arc<MemoryServer<L>>>;
-
-/// Starts the memory servers and creates the empty index on them.
-pub(crate) fn start<L, De>(scenario: &Scenario, options: &De::Options) -> Result<Servers<L>, String>
-where
-    L: Layout<Key = u64, Value = u64>,
-    De: Design<L>,
-{
-    let cluster = &scenario.cluster;
-    let config = MemoryServerConfig {
-        pool_bytes: cluster.pool_bytes,
-        chunk_bytes: cluster.chunk_bytes,
-        ..MemoryServerConfig::default()
-    };
-    let servers: Servers<L> = (0..cluster.memory_servers)
-        .map(|number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new))
-        .collect::<Result<_, _>>()
-        .map_err(|error| format!("cannot start the memory servers: {error}"))?;
-    let created: Result<(), IndexError> = LocalConfig::default()
-        .start(servers.clone())
-        .run_one(async |fabric| De::create(&fabric, options).await);
-    created.map_err(|error| format!("the index cannot be created: {error}"))?;
-    Ok(servers)
-}
-
-/// Moves keys between compute servers at random moments, as often as the scenario says.
-pub(crate) async fn mover<L, F>(
-    fabric: F,
-    compute: &Arc<ComputePool<L>>,
-    board: &Board,
-    scenario: &Scenario,
-    (seed, which): (u64, u64),
-) where
-    L: Layout<Key = u64, Value = u64>,
-    F: Fabric,
-{
-    let DesignSpec::Dex { moves, .. } = scenario.design else { return };
-    let key_space = scenario.workload.key_space;
-    let mut rng = workload::rng(seed, u64::MAX / 3 - which);
-    let index = match <Dex as Design<L>>::open(fabric.clone(), compute).await {
-        Ok(index) if moves > 0 => index,
-        _ => return,
-    };
-    for _ in 0..moves {
-        fabric.sleep(rng.random_range(1..=MAX_PAUSE_NS)).await;
-        if board.is_over() {
-            break;
-        }
-        // Retry settling outcomes that were still in doubt after the last move.
-        let _ = index.settle().await;
-        let from = *pick(compute.map().owners(), &mut rng);
-        let to = rng.random_range(0..compute.servers().len() as u16);
-        let near = workload::key_at(rng.random_range(0..key_space), key_space);
-        let near = rng.random_bool(0.8).then_some(near);
-        match index.move_keys(from, to, near.as_ref()).await {
-            // The compute servers may not be neighbours, or no leaf may begin at the key.
-            Ok(_) | Err(IndexError::InvalidArgument(_)) => {}
-            // The balancer is moving keys.
-            Err(IndexError::Contended { retries: 0 }) => {}
-            Err(error) if board.allows(&error) => {}
-            Err(error) => board.report(format!("cannot move keys: {error}")),
-        }
-    }
-    settle(&fabric, &index).await;
-}
-
-/// Adds the spare memory servers one by one at random moments.
-async fn grower<L, F>(
-    fabric: F,
-    compute: &Arc<ComputePool<L>>,
-    board: &Board,
-    scenario: &Scenario,
-    seed: u64,
-) where
-    L: Layout<Key = u64, Value = u64>,
-    F: Fabric,
-{
-    let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
-        return;
-    };
-    let mut rng = workload::rng(seed, u64::MAX / 5);
-    let Ok(index) = <Dex as Design<L>>::open(fabric.clone(), compute).await else { return };
-    for _ in 0..spares {
-        fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
-        if let Err(error) = index.add_memory_server() {
-            board.report(format!("cannot add a memory server: {error}"));
-        }
-    }
-}
-
-/// Balances load among compute servers, if the scenario asks for it.
-async fn balancer<L, F>(
-    fabric: F,
-    compute: &Arc<ComputePool<L>>,
-    board: &Board,
-    scenario: &Scenario,
-) where
-    L: Layout<Key = u64, Value = u64>,
-    F: Fabric,
-{
-    let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
-    let Ok(index) = <Dex as Design<L>>::open(fabric.clone(), compute).await else { return };
-    let report = |moved: Result<Reshaped, IndexError>| match moved {
-        Ok(_) => board.count_balanced(),
-        Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
-        Err(error) if board.allows(&error) => {}
-        Err(error) => board.report(format!("cannot balance load: {error}")),
-    };
-    let balanced = index.background(Background::Balance, &|| board.is_over(), &report).await;
-    balanced.unwrap_or_else(|error| board.report(format!("the balancer failed: {error}")));
-    settle(&fabric, &index).await;
-}
-
-fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
-    &from[rng.random_range(0..from.len())]
-}
-
-/// Longest time until a memory server is added, in nanoseconds.
-const LONGEST_UNTIL_GROWTH_NS: u64 = 600_000;
-
-/// Longest time between two moves of keys, in nanoseconds.
-const MAX_PAUSE_NS: u64 = 100_000;
-
-/// The configuration of a run's simulated cluster.
-pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfig {
-    SimConfig {
-        seed: rng.random(),
-        network: scenario.network.model(),
-        cost: scenario.cost(|limit| rng.random_range(0..=limit)),
-        cores_per_memory_server: scenario.cluster.cores_per_memory_server,
-        faults: scenario
-            .faults
-            .faults(scenario.cluster.compute_servers, |limit| rng.random_range(0..=limit)),
-        broken: scenario.canary.as_ref().map(|canary| canary.0.rule),
-        give_up_after_ns: give_up_after_ns(scenario),
-        ..SimConfig::default()
-    }
 }
 
 /// Runs the scenario's clients and observer, with `others` more tasks that `beside` defines,

@@ -3,7 +3,7 @@
 //! The files are in `scenarios/` and compiled in. [`SCENARIOS`] is their registry; a test fails for
 //! a file that is not in it. Options carry their units in their names.
 
-use farleaf_core::cache::CacheOptions;
+use farleaf_core::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
 use farleaf_core::rules::{KnownRule, RULES};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
@@ -137,6 +137,15 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("hybrid-server-restarts", include_str!("../scenarios/hybrid-server-restarts.toml")),
     ("hybrid-slow-collect", include_str!("../scenarios/hybrid-slow-collect.toml")),
     ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
+    ("processes-balance", include_str!("../scenarios/processes-balance.toml")),
+    ("processes-bulk", include_str!("../scenarios/processes-bulk.toml")),
+    ("processes-calm", include_str!("../scenarios/processes-calm.toml")),
+    ("processes-die", include_str!("../scenarios/processes-die.toml")),
+    ("processes-die-for-long", include_str!("../scenarios/processes-die-for-long.toml")),
+    ("processes-faults", include_str!("../scenarios/processes-faults.toml")),
+    ("processes-late-puts", include_str!("../scenarios/processes-late-puts.toml")),
+    ("processes-moves", include_str!("../scenarios/processes-moves.toml")),
+    ("processes-record-fails", include_str!("../scenarios/processes-record-fails.toml")),
 ];
 
 /// Page sizes that scenarios can choose, in words. Code is compiled for each.
@@ -186,6 +195,38 @@ pub struct Scenario {
     /// How compute servers die together, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash: Option<CrashSpec>,
+    /// Compute servers as processes of their own, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<ProcessesSpec>,
+}
+
+/// Compute servers that are processes of their own: clients reach them by messages, and each has a
+/// cache of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessesSpec {
+    /// The deadline of an operation, in nanoseconds.
+    pub deadline_ns: u64,
+    /// Processes that die and begin another life.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kills: Vec<DeathSpec>,
+    /// How many times a process dies in the middle of a move in which it gives or takes keys.
+    #[serde(default)]
+    pub kills_in_moves: u16,
+    /// Longest time until a process that died begins its next life, in nanoseconds.
+    #[serde(default)]
+    pub restart_after_ns: u64,
+    /// The map record fails once in this many times: a read has no result, a put an unknown
+    /// outcome. 0 lets it never fail.
+    #[serde(default)]
+    pub record_fails_one_in: u64,
+}
+
+impl ProcessesSpec {
+    /// Whether processes die.
+    pub(crate) fn has_deaths(&self) -> bool {
+        self.kills_in_moves > 0 || !self.kills.is_empty()
+    }
 }
 
 /// Compute servers that die together and restart with empty caches. The checks after a crash: every
@@ -315,19 +356,19 @@ pub enum DesignSpec {
         cache_frames: u32,
         /// How leaves enter the cache after a READ.
         #[serde(default)]
-        admission: AdmissionSpec,
+        admission: AdmissionName,
         /// The structure that holds cooling frames.
         #[serde(default)]
-        cooling: CoolingSpec,
+        cooling: CoolingName,
         /// The share of frames that are cooling, in percent.
         #[serde(default = "usual_cooling_percent")]
         cooling_percent: u32,
         /// How the cache chooses frames to cool.
         #[serde(default)]
-        victims: VictimSpec,
+        victims: VictimName,
         /// Which operations are offloaded to memory servers.
         #[serde(default)]
-        offload: OffloadSpec,
+        offload: OffloadName,
         /// Moves of keys between compute servers during a run, at random moments.
         #[serde(default)]
         moves: u16,
@@ -353,57 +394,6 @@ pub enum DesignSpec {
 
 fn usual_cooling_percent() -> u32 {
     CacheOptions::default().cooling_percent
-}
-
-/// How leaves enter a cache after a READ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdmissionSpec {
-    /// Cold, as candidates for eviction.
-    #[default]
-    Cold,
-    /// Hot with this probability, otherwise not at all.
-    Coin(f64),
-    /// Always hot.
-    Hot,
-    /// Not at all: operations on single keys descend in the pool.
-    Never,
-}
-
-/// The structure that holds cooling frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CoolingSpec {
-    /// Buckets of one cache line each.
-    #[default]
-    Map,
-    /// A single queue behind one lock.
-    Queue,
-}
-
-/// How the cache chooses frames to cool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VictimSpec {
-    /// At random, sparing frames in use.
-    #[default]
-    Unused,
-    Random,
-    /// One after the other.
-    Clock,
-}
-
-/// Which operations are offloaded to memory servers when a node on their way is missing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OffloadSpec {
-    /// None.
-    #[default]
-    Never,
-    /// All that can be offloaded.
-    Always,
-    /// Those that take less time on the memory server.
-    CostAware,
 }
 
 /// How keys are partitioned among memory servers.
@@ -892,7 +882,7 @@ impl Scenario {
         if *cache_frames < CacheOptions::LEAST_FRAMES {
             return Err(format!("cache_frames must be at least {}", CacheOptions::LEAST_FRAMES));
         }
-        if let AdmissionSpec::Coin(probability) = admission
+        if let AdmissionName::Coin(probability) = admission
             && !(0.0..=1.0).contains(probability)
         {
             return Err("coin must be from 0 to 1".to_owned());

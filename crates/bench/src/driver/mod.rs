@@ -16,11 +16,12 @@
 //! provider chooses.
 
 mod background;
+mod changes;
 mod client;
 mod measurement;
 mod moment;
 
-pub use background::{AppliedChange, Change, PlannedChange, Reshaping};
+pub use changes::{AppliedChange, Change, PlannedChange, Reshaping};
 pub use client::{execute, first_key, scan_from};
 pub use measurement::Measurement;
 pub use moment::{Due, Moment};

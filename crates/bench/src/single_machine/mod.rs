@@ -29,7 +29,7 @@ use farleaf_core::server::tree::{Loader, MAX_RESTARTS, Tree};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::{Refusal, Usage};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
+use farleaf_fabric::{Fabric, ServerId, Work};
 use std::ops::Bound;
 
 /// The single machine as an index [`Design`].
@@ -99,7 +99,7 @@ impl<L: Layout> Design<L> for SingleMachine {
     /// Claims the memory servers, so that no other index can be created on them.
     async fn create<F: Fabric>(fabric: &F, _options: &Self::Options) -> Result<(), IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
-        Ok(rpc.claim_all(DesignId::SingleMachine as u64, GlobalAddr::NULL).await?)
+        Ok(rpc.claim_all(DesignId::SingleMachine as u64, &[]).await?)
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
@@ -112,11 +112,7 @@ impl<L: Layout> Design<L> for SingleMachine {
     ) -> Result<Self::Index<F>, IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         for number in (0..fabric.memory_servers()).rev() {
-            let server = ServerId::new(number);
-            rpc.superblock(server)
-                .await?
-                .options_of(DesignId::SingleMachine)
-                .map_err(|error| IndexError::BadPool { server, error })?;
+            rpc.claimed(ServerId::new(number), DesignId::SingleMachine).await?;
         }
         let stripe = compute.handles.fetch_add(1, Ordering::Relaxed);
         let cpu = FabricCpu::new(fabric, stripe);

@@ -1,7 +1,7 @@
 //! Draws a timeline as a chart of block characters for a terminal.
 
 use super::Timeline;
-use crate::table::{duration, rate};
+use crate::units::{duration, rate};
 use std::fmt::Write as _;
 
 /// Columns of the drawing. Labels take another 11: 97 in all.

@@ -10,5 +10,3 @@ pub use distribution::{Distribution, DistributionError};
 pub use mix::{Mix, NAMED_MIXES, OperationKind, ScanLength, UnknownMix};
 pub use permutation::Permutation;
 pub use stream::{Harness, Inserted, Operation, OperationStream, StreamConfig};
-
-pub(crate) use permutation::mix64;

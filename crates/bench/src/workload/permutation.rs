@@ -8,6 +8,7 @@
 //!
 //! *Thread safety*: a plain value.
 
+use crate::keys::mix64;
 /// A bijection of `0..n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permutation {
@@ -53,15 +54,6 @@ impl Permutation {
         x = x.wrapping_mul(0x94d0_49bb_1331_11eb) & self.mask;
         x ^ (x >> self.shift)
     }
-}
-
-/// SplitMix64's finalizer: a bijection of all 64-bit numbers that hides patterns.
-#[inline]
-pub(crate) fn mix64(x: u64) -> u64 {
-    let mut x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@
 //! *Thread safety*: a stream belongs to its client; all clients of a run share [`Inserted`].
 
 use super::distribution::{Places, Ranks};
-use super::permutation::mix64;
 use super::{Distribution, Mix, OperationKind, Permutation, ScanLength};
 use crate::keys::KeySpace;
+use crate::keys::mix64;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};

@@ -13,7 +13,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use experiments::{EXPERIMENTS, Experiment, Machines, Part, Row, Words, remote};
 use farleaf_bench::report::Report;
-use farleaf_bench::table::rate;
+use farleaf_bench::units::rate;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Options of `farleaf bench`.
 
-use super::{cache, over_time, reshaping};
+use super::moments;
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
@@ -115,10 +115,10 @@ pub(crate) struct Arguments {
     pub(super) cache_percent: Option<f64>,
     /// Admit leaves to the cache: `cold`, `hot`, `coin:P` (hot with probability P) or `never`,
     /// which caches nothing and reads all nodes on the path
-    #[arg(long, value_name = "KIND", default_value = "cold", value_parser = cache::admission)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) admission: AdmissionName,
     /// Keep cooling frames in a `map` of small buckets, or in one `queue` behind one lock
-    #[arg(long, value_name = "KIND", default_value = "map", value_parser = cache::cooling)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) cooling: CoolingName,
     /// Cool this percentage of the frames
     #[arg(
@@ -130,14 +130,14 @@ pub(crate) struct Arguments {
     pub(super) cooling_percent: u32,
     /// Choose the frames to cool: random `unused` ones, any at `random`, or one after the other as
     /// a `clock`
-    #[arg(long, value_name = "KIND", default_value = "unused", value_parser = cache::victims)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) victims: VictimName,
     /// Write back only the changed `words` of a leaf, or whole `pages` as in the paper
-    #[arg(long, value_name = "KIND", default_value = "words", value_parser = cache::write_back)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) write_back: WriteBackName,
     /// Offload operations to memory servers when a node is missing: `never`, `always` if possible,
     /// or `cost-aware` if that is estimated to be faster
-    #[arg(long, value_name = "KIND", default_value = "never", value_parser = cache::offload)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) offload: OffloadName,
     /// Write changed nodes of the design `dex` back within this many milliseconds, which costs
     /// WRITEs; 0 waits until they are evicted
@@ -148,7 +148,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "16", value_parser = units::limited::<u32>(1, 1024))]
     pub(super) scan_ahead: u32,
     /// Give compute servers equal parts of all possible `keys` or of the loaded `records`
-    #[arg(long, value_name = "KIND", default_value = "keys", value_parser = cache::boundaries)]
+    #[arg(long, value_name = "KIND", default_value_t)]
     pub(super) boundaries: Boundaries,
     /// Keep subtrees of this level of the design `dex` on one memory server each [default: the
     /// largest level with 16 subtrees for each memory server]
@@ -208,14 +208,14 @@ pub(crate) struct Arguments {
     /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
     /// many seconds of the fabric's time, such as `2.5`. For zipfian distributions; with
     /// --clustered, the hotspot moves from one range of keys to another
-    #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
+    #[arg(long, value_name = "PERCENT%|S", value_parser = moments::moment)]
     pub(super) shift_hotspot_at: Option<Moment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
     #[arg(
         long,
         value_name = "PERCENT",
         default_value = "50",
-        value_parser = over_time::part,
+        value_parser = moments::part,
         requires = "shift_hotspot_at"
     )]
     pub(super) shift_hotspot_by: f64,
@@ -224,12 +224,12 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(super) balance: bool,
     /// Compare loads at intervals of this many milliseconds of the fabric's time
-    #[arg(long, value_name = "MS", default_value = "100", value_parser = over_time::interval, requires = "balance")]
+    #[arg(long, value_name = "MS", default_value = "100", value_parser = moments::interval, requires = "balance")]
     pub(super) balance_window_ms: f64,
     /// Move keys between compute servers of the design `dex` during the measurement: all keys of
     /// FROM or, with PERCENT, that part of its range, to its neighbour TO or to a compute server
     /// without keys, at a moment as for --shift-hotspot-at. Can be given several times
-    #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = reshaping::planned_move)]
+    #[arg(long = "move", value_name = "FROM:TO[:PERCENT]@MOMENT", value_parser = moments::planned_move)]
     pub(super) moves: Vec<PlannedChange>,
     /// Add this many compute servers of the design `dex` that have no keys and no clients at first,
     /// numbered after the others
@@ -246,14 +246,14 @@ pub(crate) struct Arguments {
     pub(super) spare_memory_servers: u16,
     /// From this moment on, allocate new nodes on one more of those memory servers. Can be given
     /// several times
-    #[arg(long, value_name = "PERCENT%|S", value_parser = over_time::moment)]
+    #[arg(long, value_name = "PERCENT%|S", value_parser = moments::moment)]
     pub(super) add_memory_server_at: Vec<Moment>,
     /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) timeline: Option<PathBuf>,
     /// Divide the timeline into intervals of this many milliseconds of the fabric's time, at most
     /// 2,000 of them [default: a sixtieth of the run]
-    #[arg(long, value_name = "MS", value_parser = over_time::interval, requires = "timeline")]
+    #[arg(long, value_name = "MS", value_parser = moments::interval, requires = "timeline")]
     pub(super) interval_ms: Option<f64>,
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)
     #[arg(long, value_name = "FILE")]

@@ -1,13 +1,13 @@
 //! `farleaf bench`: one design, one workload or trace, one report.
 
 mod arguments;
-mod cache;
+mod moments;
 mod over_time;
 mod plan;
 mod reshaping;
 
 pub(crate) use arguments::Arguments;
-pub(crate) use over_time::{moment, part};
+pub(crate) use moments::{moment, part};
 pub(crate) use plan::{memory_servers, pool_bytes};
 
 use crate::designs::{self, DesignName, Task};

@@ -3,12 +3,12 @@
 use super::arguments::Arguments;
 use crate::output;
 use crate::plot::{Curve, Plot};
-use crate::{units, usage};
+use crate::usage;
 use anyhow::Context;
 use farleaf_bench::driver::Moment;
 use farleaf_bench::report::Report;
-use farleaf_bench::table::duration;
 use farleaf_bench::timeline::{Interval, MOST_INTERVALS, Timeline};
+use farleaf_bench::units::duration;
 use farleaf_bench::workload::Distribution;
 use std::path::{Path, PathBuf};
 
@@ -20,39 +20,6 @@ pub(super) const USUAL: Interval = Interval::Parts(PARTS);
 
 /// Maximum number of compute servers for which single curves are drawn.
 const MOST_CURVES: usize = 5;
-
-/// Parses a moment: a fraction of the run such as `50%`, or seconds.
-pub(crate) fn moment(text: &str) -> Result<Moment, String> {
-    let wrong = || {
-        "expected a part of the run above 0% and below 100%, such as 50%, or a number of seconds from \
-         0.000001 to 86400"
-            .to_owned()
-    };
-    match text.strip_suffix('%') {
-        Some(percent) => {
-            part(percent).map(|percent| Moment::Share(percent / 100.0)).map_err(|_| wrong())
-        }
-        None => units::seconds(text)
-            .map(|seconds| Moment::Nanoseconds((seconds * 1e9) as u64))
-            .map_err(|_| wrong()),
-    }
-}
-
-/// Parses a percentage above 0 and below 100.
-pub(crate) fn part(text: &str) -> Result<f64, String> {
-    units::percent(text)
-        .ok()
-        .filter(|percent| *percent > 0.0 && *percent < 100.0)
-        .ok_or_else(|| "expected a number above 0 and below 100".to_owned())
-}
-
-/// Parses a time in milliseconds, from a nanosecond to an hour.
-pub(super) fn interval(text: &str) -> Result<f64, String> {
-    let number: Option<f64> = text.parse().ok();
-    number
-        .filter(|ms| (1e-6..=3.6e6).contains(ms))
-        .ok_or_else(|| "expected a number of milliseconds from 0.000001 to 3600000".to_owned())
-}
 
 /// The intervals that the options ask for.
 pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval>> {
@@ -167,26 +134,5 @@ fn plot(timeline: &Timeline, title: &str, caption: &str) -> Plot {
             .iter()
             .map(|mark| (mark.at_ns as f64 / 1e6, mark.label.clone()))
             .collect(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn moments_are_parts_or_seconds() {
-        assert_eq!(moment("50%"), Ok(Moment::Share(0.5)));
-        assert_eq!(moment("2.5"), Ok(Moment::Nanoseconds(2_500_000_000)));
-        for wrong in ["", "%", "0%", "100%", "-1%", "NaN%", "0", "-3", "x", "5s", "50 %"] {
-            assert!(moment(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn intervals_and_distances_have_bounds() {
-        assert_eq!((interval("0.5"), part("25")), (Ok(0.5), Ok(25.0)));
-        assert!(["0", "-1", "1e9", "NaN", "ms"].iter().all(|text| interval(text).is_err()));
-        assert!(["0", "100", "-5", "x"].iter().all(|text| part(text).is_err()));
     }
 }

@@ -2,41 +2,14 @@
 //! report.
 
 use super::arguments::Arguments;
-use super::over_time::moment;
 use crate::designs::DesignName;
 use crate::output::{self, grouped};
-use crate::{units, usage};
+use crate::usage;
 use farleaf_bench::driver::{Change, PlannedChange, Reshaping};
 use farleaf_bench::report::Report;
-use farleaf_bench::table::duration;
+use farleaf_bench::units::duration;
 use farleaf_core::index::dex::BalanceOptions;
 use std::fmt::Write as _;
-
-/// Parses a move of keys, `FROM:TO[:PERCENT]@MOMENT`.
-pub(super) fn planned_move(text: &str) -> Result<PlannedChange, String> {
-    let wrong = || {
-        "expected FROM:TO[:PERCENT]@MOMENT, such as 0:1:50@40% or 2:3@1.5: two numbers of compute servers, how \
-         much of the first one's range moves, and when"
-            .to_owned()
-    };
-    let (what, at) = text.split_once('@').ok_or_else(wrong)?;
-    let at = moment(at)?;
-    let mut parts = what.split(':');
-    let mut server = || parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong);
-    let (from, to): (u16, u16) = (server()?, server()?);
-    let part = match parts.next() {
-        None => 1.0,
-        Some(percent) => units::percent(percent)
-            .ok()
-            .filter(|percent| *percent > 0.0 && *percent <= 100.0)
-            .ok_or_else(wrong)
-            .map(|percent| percent / 100.0)?,
-    };
-    match parts.next() {
-        None => Ok(PlannedChange { at, change: Change::Move { from, to, part } }),
-        Some(_) => Err(wrong()),
-    }
-}
 
 /// The changes that the options ask for.
 pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
@@ -120,24 +93,5 @@ pub(super) fn warn(report: &Report, arguments: &Arguments) {
             "warning: the run had ended before {} of the changes",
             ordered - came
         ));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use farleaf_bench::driver::Moment;
-
-    #[test]
-    fn moves_are_read_and_nonsense_is_not() {
-        let planned =
-            |at, part| PlannedChange { at, change: Change::Move { from: 0, to: 3, part } };
-        assert_eq!(planned_move("0:3:50@40%"), Ok(planned(Moment::Share(0.4), 0.5)));
-        assert_eq!(planned_move("0:3@1.5"), Ok(planned(Moment::Nanoseconds(1_500_000_000), 1.0)));
-        for nonsense in
-            ["", "0:1", "0@1", "0:1:0@1", "0:1:101@1", "0:1:5:6@1", "a:1@1", "0:-1@1", "0:1@x", "@"]
-        {
-            assert!(planned_move(nonsense).is_err(), "{nonsense}");
-        }
     }
 }

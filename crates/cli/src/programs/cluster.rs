@@ -1,16 +1,22 @@
 //! `farleaf cluster`: runs a whole cluster on this host.
 
-use super::{Common, WRITE_BACK_MS, duration, servers};
+use super::client::{Patience, connect};
+use super::{ClusterLocation, Common, WRITE_BACK_MS, duration, servers};
 use crate::{units, usage};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::input::{ColumnNames, sample_keys};
+use farleaf_cluster::balance::balance_until;
 use farleaf_cluster::compute::first_map;
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::records::Transport;
+use farleaf_cluster::stop::Stop;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// How long the balancer lets a move take.
+const MOVE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Options of `farleaf cluster`.
 #[derive(Debug, Args)]
@@ -75,6 +81,9 @@ pub(crate) struct Arguments {
     /// Restart servers that die
     #[arg(long)]
     restart: bool,
+    /// Move keys away from busy compute servers
+    #[arg(long)]
+    balance: bool,
     /// Serve metrics of each server on ports chosen by the system
     #[arg(long)]
     metrics: bool,
@@ -141,5 +150,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         end_within: arguments.end_seconds,
         program: std::env::current_exe().context("cannot find the path of this program")?,
     };
-    Ok(launch::run(&options, &stop, &mut std::io::stdout())?)
+    std::thread::scope(|scope| {
+        let over = Stop::default();
+        let balancer = arguments.balance.then(|| {
+            let place = ClusterLocation::of_folder(&arguments.dir, &arguments.cluster);
+            let over = over.clone();
+            scope.spawn(move || {
+                let patience = Patience::new(MOVE_WITHIN);
+                balance_until(|| connect(&place, &patience, 64), &over);
+            })
+        });
+        let outcome = launch::run(&options, &stop, &mut std::io::stdout());
+        over.raise();
+        if balancer.is_some_and(|thread| thread.join().is_err()) {
+            anyhow::bail!("the balancer failed");
+        }
+        Ok(outcome?)
+    })
 }

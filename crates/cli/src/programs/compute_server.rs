@@ -2,7 +2,8 @@
 
 use super::{Common, WRITE_BACK_MS, address, duration};
 use crate::units;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
 use farleaf_core::cache::{CacheOptions, OffloadName};
@@ -10,15 +11,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Which operations are offloaded to memory servers.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Offload {
-    /// Offload none
-    Never,
-    /// Offload every operation that memory servers support
-    Always,
-    /// Offload operations that are measured to be cheaper there
-    CostAware,
+/// Parses an [`OffloadName`]; the help text explains each.
+fn offload() -> impl TypedValueParser<Value = OffloadName> {
+    let names = [
+        ("never", "Offload none"),
+        ("always", "Offload every operation that memory servers support"),
+        ("cost-aware", "Offload operations that are measured to be cheaper there"),
+    ];
+    PossibleValuesParser::new(names.map(|(name, help)| PossibleValue::new(name).help(help)))
+        .try_map(|name| name.parse::<OffloadName>())
 }
 
 /// Options of `farleaf compute-server`.
@@ -58,8 +59,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
     /// Offload these operations to memory servers when a node is not cached
-    #[arg(long, value_name = "POLICY", default_value = "never")]
-    offload: Offload,
+    #[arg(long, value_name = "POLICY", default_value_t, value_parser = offload())]
+    offload: OffloadName,
     /// Set the first key of each compute server but the first; only the server that creates the
     /// first partition map uses it
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
@@ -84,14 +85,9 @@ pub(crate) struct Arguments {
 /// Runs a compute server until a signal ends it.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     let stop = arguments.common.start()?;
-    let offload = match arguments.offload {
-        Offload::Never => OffloadName::Never,
-        Offload::Always => OffloadName::Always,
-        Offload::CostAware => OffloadName::CostAware,
-    };
     let cache = CacheOptions {
         bytes: arguments.cache_bytes,
-        offload,
+        offload: arguments.offload,
         write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
         ..CacheOptions::default()
     };

@@ -7,6 +7,7 @@ pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod compute_server;
 pub(crate) mod memory_server;
+pub(crate) mod moves;
 pub(crate) mod shell;
 pub(crate) mod status;
 mod terminal;
@@ -78,6 +79,12 @@ pub(crate) struct ClusterLocation {
 }
 
 impl ClusterLocation {
+    /// The cluster of this name in a folder.
+    fn of_folder(dir: &Path, cluster: &str) -> Self {
+        let dir = Some(dir.to_owned());
+        Self { dir, catalog: None, token_file: None, cluster: cluster.to_owned() }
+    }
+
     /// The cluster's catalog and token.
     fn find(&self) -> anyhow::Result<(CatalogAddress, Token)> {
         let (address, token_file) = match (&self.dir, &self.catalog, &self.token_file) {

@@ -6,6 +6,7 @@ mod ending;
 mod finding;
 mod hostile;
 mod launched;
+mod moving;
 mod rdma;
 mod serving;
 mod spreading;

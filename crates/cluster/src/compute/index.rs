@@ -3,22 +3,24 @@
 //! *Thread safety*: blocks the calling thread.
 
 use super::because;
+use super::map_store::CatalogMap;
 use crate::error::ProgramError;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::{Design, IndexError};
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::{self, Dex};
+use farleaf_core::partition::{self, Dex, PartitionMap};
 use farleaf_fabric::Cluster;
+use farleaf_fabric::sync::{Mutex, lock};
 
 /// The compute server number used by endpoints that manage the whole index; no server has it.
 const NOBODY: u16 = 0x7ffe;
 
-fn run<C: Cluster, Fut: Future<Output = Result<(), IndexError>>>(
+fn run<C: Cluster, T: Send, Fut: Future<Output = Result<T, IndexError>>>(
     cluster: &C,
     compute_server: u16,
     body: impl Fn(C::Fabric) -> Fut + Sync,
-) -> Result<(), ProgramError> {
+) -> Result<T, ProgramError> {
     let outcome = cluster.run(&[compute_server], |fabric, _| body(fabric)).pop().flatten();
     let outcome = outcome.unwrap_or(Err(IndexError::InvalidArgument("no endpoint was opened")));
     outcome.map_err(because)
@@ -36,14 +38,23 @@ pub(super) fn create<C: Cluster>(
 }
 
 /// Ends the previous life of this compute server, if it had one, so that a new life can begin.
-pub(super) fn end_former_life<C: Cluster>(
+/// Returns the map to serve by.
+pub(super) fn begin_life<C: Cluster>(
     cluster: &C,
     compute_server: u16,
-) -> Result<(), ProgramError> {
+    store: &CatalogMap,
+) -> Result<PartitionMap<u64>, ProgramError> {
     run(cluster, NOBODY, async |fabric| {
         partition::fence_former_life(&fabric, compute_server).await
     })?;
+    let store = Mutex::new(store.clone());
+    let map = run(cluster, NOBODY, async |fabric| {
+        let store = lock(&store).clone();
+        partition::begin_life(&fabric, &store, compute_server).await
+    })?;
+    let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
-        partition::end_former_life::<_, Fixed8>(fabric, compute_server).await
-    })
+        partition::end_former_life::<_, Fixed8>(fabric, compute_server, range).await
+    })?;
+    Ok(map)
 }

@@ -11,6 +11,7 @@
 
 mod front;
 mod index;
+mod map_store;
 mod metrics;
 mod reach;
 #[cfg(test)]
@@ -28,12 +29,13 @@ use crate::settings;
 use crate::stop::Stop;
 use farleaf_core::cache::{CacheOptions, Dirt};
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::{ComputeServer, PartitionMap};
+use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
 use front::Front;
+use map_store::CatalogMap;
 use reach::MemoryTransport;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -306,7 +308,7 @@ impl Program<'_> {
             self.say("waiting for the cluster's settings".to_owned());
             return Ok(());
         };
-        settings::check_number("compute", self.options.number, settings.compute_servers)?;
+        settings::check_compute_number(self.options.number, settings.compute_servers)?;
         if !self.is_reachable {
             reach::check(settings.transport, self.options)?;
             self.is_reachable = true;
@@ -327,7 +329,7 @@ impl Program<'_> {
         let is_whole = index.as_ref().is_some_and(|(index, _)| index.memory_epochs == epochs);
         if is_ready && is_whole {
             return match self.serving {
-                Some(_) => self.learn_map(),
+                Some(_) => Ok(()),
                 None => self.serve(generation, &settings, &memory),
             };
         }
@@ -348,38 +350,49 @@ impl Program<'_> {
         Ok(first == Some(self.options.number))
     }
 
-    fn map(&self, settings: &SettingsRecord) -> Result<PartitionMap<u64>, ProgramError> {
-        let key = self.keys.map();
-        if let Some((record, _)) = records::get::<MapRecord>(&*self.catalog, &key)? {
-            let MapRecord { epoch, boundaries, owners } = record;
-            if !self.options.boundaries.is_empty() && self.options.boundaries != boundaries {
-                return Err(ConfigError::Settings(format!(
-                    "this cluster was made with {} as the boundaries, not {}",
-                    listed(&boundaries),
-                    listed(&self.options.boundaries)
-                ))
-                .into());
-            }
-            return PartitionMap::from_owners::<Fixed8>(epoch, boundaries, owners).map_err(because);
+    /// Refuses boundaries that are not the first map's; later ones have moved.
+    fn check_boundaries(&self, record: &MapRecord) -> Result<(), ProgramError> {
+        let given = &self.options.boundaries;
+        if record.epoch > 1 || given.is_empty() || *given == record.boundaries {
+            return Ok(());
         }
-        let servers = settings.compute_servers.max(1);
-        let boundaries = match self.options.boundaries.is_empty() {
-            true => {
-                let step = u64::MAX / u64::from(servers);
-                (1..servers).map(|number| step * u64::from(number)).collect()
+        let (made, given) = (listed(&record.boundaries), listed(given));
+        let what = format!("this cluster was made with {made} as the boundaries, not {given}");
+        Err(ConfigError::Settings(what).into())
+    }
+
+    /// The boundaries to create generation `generation` with: those of the catalog's map, without
+    /// any move that is pending, or of a first map.
+    fn boundaries(
+        &self,
+        settings: &SettingsRecord,
+        generation: u64,
+    ) -> Result<Vec<u64>, ProgramError> {
+        let key = self.keys.map();
+        let found = records::get::<MapRecord>(&*self.catalog, &key)?;
+        let (map, version) = match found {
+            Some((record, version)) => {
+                self.check_boundaries(&record)?;
+                (record.state().map_err(because)?.map, Some(version))
             }
-            false => self.options.boundaries.clone(),
+            None => {
+                let servers = settings.compute_servers.max(1);
+                let boundaries = match self.options.boundaries.is_empty() {
+                    true => {
+                        let step = u64::MAX / u64::from(servers);
+                        (1..servers).map(|number| step * u64::from(number)).collect()
+                    }
+                    false => self.options.boundaries.clone(),
+                };
+                (first_map(boundaries, servers)?, None)
+            }
         };
-        let map = first_map(boundaries, servers)?;
-        let record = MapRecord {
-            epoch: map.epoch(),
-            boundaries: map.boundaries().to_vec(),
-            owners: map.owners().to_vec(),
-        };
+        let boundaries = map.boundaries().to_vec();
+        let record = MapRecord::new(&MapState { map, moving: None }, Some(generation));
         // If another server was first, its map counts; the next look finds it.
-        match records::put_if(&*self.catalog, &key, None, &record, None)? {
-            true => Ok(map),
-            false => failed("another compute server created the partition map first"),
+        match records::put_if(&*self.catalog, &key, version, &record, None)? {
+            true => Ok(boundaries),
+            false => failed("another compute server changed the partition map meanwhile"),
         }
     }
 
@@ -415,7 +428,7 @@ impl Program<'_> {
             ));
             return Ok(());
         }
-        let boundaries = self.map(settings)?.boundaries().to_vec();
+        let boundaries = self.boundaries(settings, generation)?;
         let level = settings.placement_level;
         let created = match MemoryTransport::connect(
             settings.transport,
@@ -449,19 +462,20 @@ impl Program<'_> {
         settings: &SettingsRecord,
         memory: &[MemoryRecord],
     ) -> Result<(), ProgramError> {
-        let map = self.map(settings)?;
-        let server = ComputeServer::start(self.options.number, &self.options.cache, map);
-        let server = Arc::new(server.map_err(because)?);
+        if let Some((record, _)) = records::get::<MapRecord>(&*self.catalog, &self.keys.map())? {
+            self.check_boundaries(&record)?;
+        }
+        let store = CatalogMap::start(Arc::clone(&self.catalog), &self.keys, generation)?;
         let threads = match MemoryTransport::connect(
             settings.transport,
             memory,
             &self.token,
             self.options,
         )? {
-            MemoryTransport::Tcp(cluster) => self.start(server, cluster)?,
-            MemoryTransport::Shm(cluster) => self.start(server, cluster)?,
+            MemoryTransport::Tcp(cluster) => self.start(cluster, &store)?,
+            MemoryTransport::Shm(cluster) => self.start(cluster, &store)?,
             #[cfg(feature = "verbs")]
-            MemoryTransport::Verbs(cluster) => self.start(server, cluster)?,
+            MemoryTransport::Verbs(cluster) => self.start(cluster, &store)?,
         };
         let shared = Arc::clone(&threads.shared);
         *lock(&self.watched.serving) = Some(Watching { shared });
@@ -474,33 +488,14 @@ impl Program<'_> {
 
     fn start<T: Transport + Cluster>(
         &self,
-        server: Arc<ComputeServer<Fixed8>>,
         cluster: T,
+        store: &CatalogMap,
     ) -> Result<Threads, ProgramError> {
-        index::end_former_life(&cluster, self.options.number)?;
+        let map = index::begin_life(&cluster, self.options.number, store)?;
+        let server = ComputeServer::start(self.options.number, &self.options.cache, map);
+        let server = Arc::new(server.map_err(because)?);
         let tally = Arc::clone(&self.watched.tally);
-        Threads::start(server, &Arc::new(cluster), self.options.threads, tally)
-    }
-
-    /// Adopts the catalog's map if it is newer.
-    fn learn_map(&mut self) -> Result<(), ProgramError> {
-        let Some(serving) = &self.serving else { return Ok(()) };
-        let server = &serving.threads.shared.server;
-        if let Some((record, _)) = records::get::<MapRecord>(&*self.catalog, &self.keys.map())?
-            && record.epoch > server.epoch()
-        {
-            let MapRecord { epoch, boundaries, owners } = record;
-            let map = PartitionMap::from_owners::<Fixed8>(epoch, boundaries, owners);
-            let map = map.map_err(because)?;
-            if map.range_of(server.number()) != server.dex().range() {
-                return failed(format!(
-                    "the partition map of epoch {epoch} gives this server other keys"
-                ));
-            }
-            server.set_map(&Arc::new(map));
-            tracing::info!("using the partition map of epoch {epoch}");
-        }
-        Ok(())
+        Threads::start(server, &Arc::new(cluster), store, self.options.threads, tally)
     }
 
     fn take_down(&mut self) -> Option<Serving> {

@@ -3,20 +3,69 @@
 
 use super::front::Front;
 use super::index;
+use super::map_store::CatalogMap;
 use super::threads::{Tally, Threads};
+use crate::catalog::{Catalog, CatalogError, Entry, Lease, Version};
+use crate::records::{self, Keys, MapRecord};
 use farleaf_core::cache::{CacheOptions, OffloadName};
 use farleaf_core::client::{ClientIndex, ClientOptions, Remote};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::{IndexError, RangeIndex, Scan};
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::{ComputeServer, PartitionMap};
+use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::handshake::{Role, Token};
-use farleaf_fabric::sync::Arc;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, Provider, RpcService, ServerId};
 use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+/// A catalog with the map record and nothing else.
+struct OneRecord(Mutex<(String, u64)>);
+
+impl Catalog for OneRecord {
+    fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
+        let (value, version) = lock(&self.0).clone();
+        Ok(Some(Entry { key: key.to_owned(), value, version: Version(version) }))
+    }
+
+    fn put_if(
+        &self,
+        _key: &str,
+        expected: Option<Version>,
+        value: &str,
+        _lease: Option<Lease>,
+    ) -> Result<bool, CatalogError> {
+        let mut held = lock(&self.0);
+        if expected != Some(Version(held.1)) {
+            return Ok(false);
+        }
+        *held = (value.to_owned(), held.1 + 1);
+        Ok(true)
+    }
+
+    fn list(&self, _prefix: &str) -> Result<Vec<Entry>, CatalogError> {
+        unreachable!("only one record is read")
+    }
+
+    fn delete_if(&self, _key: &str, _expected: Version) -> Result<bool, CatalogError> {
+        unreachable!("the record stays")
+    }
+
+    fn grant(&self, _term: Duration) -> Result<Lease, CatalogError> {
+        unreachable!("the record is under no lease")
+    }
+
+    fn keep_alive(&self, _lease: Lease) -> Result<bool, CatalogError> {
+        unreachable!("the record is under no lease")
+    }
+
+    fn revoke(&self, _lease: Lease) -> Result<(), CatalogError> {
+        unreachable!("the record is under no lease")
+    }
+}
 
 /// Compute servers in front of the memory servers.
 #[derive(Clone, Copy, Debug)]
@@ -48,13 +97,16 @@ impl Provider for Tiers {
             (1..self.compute_servers).map(|number| step * u64::from(number)).collect();
         index::create(&*memory, boundaries.clone(), 1).unwrap();
         let token = Token::draw().unwrap();
+        let map = PartitionMap::new::<Fixed8>(1, boundaries).unwrap();
+        let record = MapRecord::new(&MapState { map, moving: None }, None);
+        let catalog = Arc::new(OneRecord(Mutex::new((records::encode(&record), 1))));
+        let store = CatalogMap::start(catalog, &Keys::new("tests").unwrap(), 1).unwrap();
         let mut compute = Vec::new();
         for number in 0..self.compute_servers {
-            index::end_former_life(&*memory, number).unwrap();
-            let map = PartitionMap::new::<Fixed8>(1, boundaries.clone()).unwrap();
+            let map = index::begin_life(&*memory, number, &store).unwrap();
             let server = Arc::new(ComputeServer::start(number, &self.cache, map).unwrap());
             let tally = Arc::new(Tally::default());
-            let threads = Threads::start(server, &memory, self.threads, tally).unwrap();
+            let threads = Threads::start(server, &memory, &store, self.threads, tally).unwrap();
             let front = Arc::new(Front::default());
             front.set(Some(Arc::clone(&threads.shared.queues)));
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

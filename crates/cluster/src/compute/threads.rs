@@ -6,12 +6,12 @@
 
 use super::failed;
 use super::front::{Asked, Queue, Queues, Reply};
+use super::map_store::CatalogMap;
 use crate::clock::Clock;
 use crate::error::ProgramError;
 use farleaf_core::cache::{CacheCounters, Dirt};
-use farleaf_core::index::IndexError;
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::{ComputeServer, Worker};
+use farleaf_core::partition::{ComputeServer, LoadInbox, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
@@ -26,8 +26,6 @@ use std::time::Duration;
 const TASKS: usize = 64;
 /// Interval at which a thread publishes its counters.
 const TELL_NS: u64 = 250_000_000;
-/// Timeout for the next step of a bulk load.
-const LOAD_STEP_NS: u64 = 30_000_000_000;
 /// Timeout for writing back the cache when a compute server ends.
 const FLUSH: Duration = Duration::from_secs(60);
 
@@ -110,6 +108,7 @@ impl Threads {
     pub(super) fn start<T: Transport>(
         server: Arc<ComputeServer<Fixed8>>,
         transport: &Arc<T>,
+        store: &CatalogMap,
         count: usize,
         tally: Arc<Tally>,
     ) -> Result<Self, ProgramError> {
@@ -127,8 +126,9 @@ impl Threads {
         for number in 0..count {
             let (shared, transport, opened) =
                 (Arc::clone(&shared), Arc::clone(transport), opened.clone());
+            let store = store.clone();
             let run = move || {
-                run_thread(&*transport, &shared, number, |outcome| {
+                run_thread(&*transport, &shared, store, number, |outcome| {
                     let _ = opened.send(outcome);
                 })
             };
@@ -189,6 +189,7 @@ impl Drop for Closing<'_> {
 fn run_thread<T: Transport>(
     transport: &T,
     shared: &Shared,
+    store: CatalogMap,
     number: usize,
     opened: impl FnOnce(Result<(), String>),
 ) {
@@ -206,7 +207,7 @@ fn run_thread<T: Transport>(
     let result = Rc::clone(&slot);
     let server = &shared.server;
     executor.spawn(0, async move {
-        *result.borrow_mut() = Some(Worker::open(server, fabric).await);
+        *result.borrow_mut() = Some(Worker::open(server, fabric, Rc::new(store)).await);
     });
     executor.run(&driver);
     let worker = match slot.take() {
@@ -221,14 +222,20 @@ fn run_thread<T: Transport>(
     opened(Ok(()));
     let _closing = Closing(shared);
     let queue = &shared.queues.threads[number];
-    let ended = || queue.is_closed();
+    let (loads, ended) = (Loads(&shared.queues.loads), || queue.is_closed());
     let mut executor = Executor::new();
     for _ in 0..TASKS {
         executor.spawn(0, answer_all(&worker, queue, &shared.tally));
     }
     if number == 0 {
-        executor.spawn(0, load_all(&worker, &shared.queues.loads));
+        executor.spawn(
+            0,
+            worker.serve_loads(&loads, |error| {
+                tracing::warn!("a bulk load failed: {error}");
+            }),
+        );
         executor.spawn(0, worker.watch_memory_servers(&ended));
+        executor.spawn(0, worker.follow_map(&ended));
     }
     executor.spawn(0, worker.write_back_by_age(&ended));
     executor.spawn(0, tell(&worker, queue, &shared.done[number]));
@@ -261,72 +268,14 @@ async fn tell<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, done: &Mutex
     }
 }
 
-/// Serves bulk loads one at a time.
-async fn load_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue) {
-    while let Some(Asked { ask, reply, .. }) = queue.next().await {
-        match ask {
-            ClientRequest::LoadBegin { fill_permille } => {
-                reply.send(ClientResponse::Done);
-                load(worker, f64::from(fill_permille) / 1000.0, queue).await;
-            }
-            ClientRequest::LoadAbort => reply.send(ClientResponse::Done),
-            _ => reply.send(ClientResponse::Error(ErrorCode::Loading)),
-        }
-    }
-}
+/// The requests of bulk loads.
+struct Loads<'a>(&'a Queue);
 
-/// Serves one bulk load; its records arrive in consecutive requests.
-async fn load<F: Fabric>(worker: &Worker<F, Fixed8>, fill: f64, queue: &Queue) {
-    let given_up = IndexError::InvalidArgument("the bulk load was abandoned");
-    // The request to answer once the work that it asks for is done.
-    let pending: RefCell<Option<Reply>> = RefCell::new(None);
-    let outcome = worker
-        .load(fill, async || {
-            if let Some(reply) = pending.take() {
-                reply.send(ClientResponse::Done);
-            }
-            loop {
-                let asked = next_within(worker.fabric(), queue, LOAD_STEP_NS).await;
-                let Some(Asked { ask, reply, .. }) = asked else { return Err(given_up.clone()) };
-                match ask {
-                    ClientRequest::LoadAppend { records } => {
-                        pending.replace(Some(reply));
-                        return Ok(Some(records));
-                    }
-                    ClientRequest::LoadEnd => {
-                        pending.replace(Some(reply));
-                        return Ok(None);
-                    }
-                    ClientRequest::LoadAbort => {
-                        reply.send(ClientResponse::Done);
-                        return Err(given_up.clone());
-                    }
-                    _ => reply.send(ClientResponse::Error(ErrorCode::Loading)),
-                }
-            }
-        })
-        .await;
-    let told = match outcome {
-        Ok(_) => ClientResponse::Done,
-        Err(error) => {
-            tracing::warn!("a bulk load failed: {error}");
-            ClientResponse::Error(farleaf_core::partition::error_code(&error))
-        }
-    };
-    if let Some(reply) = pending.take() {
-        reply.send(told);
-    }
-}
+impl LoadInbox<Fixed8> for Loads<'_> {
+    type Reply = Box<dyn FnOnce(ClientResponse<Fixed8>)>;
 
-/// Waits for the next request, up to `ns` nanoseconds.
-async fn next_within<F: Fabric>(fabric: &F, queue: &Queue, ns: u64) -> Option<Asked> {
-    let mut next = std::pin::pin!(queue.next());
-    let mut late = std::pin::pin!(fabric.sleep(ns));
-    std::future::poll_fn(|context| {
-        if let std::task::Poll::Ready(asked) = next.as_mut().poll(context) {
-            return std::task::Poll::Ready(asked);
-        }
-        late.as_mut().poll(context).map(|()| None)
-    })
-    .await
+    async fn next(&self) -> Option<(ClientRequest<Fixed8>, Self::Reply)> {
+        let Asked { ask, reply, .. } = self.0.next().await?;
+        Some((ask, Box::new(|told| reply.send(told))))
+    }
 }

@@ -11,10 +11,10 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::write_back::{Held, InDoubt};
+use super::transfers::{Held, InDoubt};
 use super::{
     Admit, Attached, Cache, CacheCounters, Cooled, FrameId, FreeFrame, IoMark, LiveCounters,
-    Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Ownership,
+    Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Ownership, Restart,
     is_clean, mark_clean,
 };
 use crate::page::{FencePosition, Layout, LeafOutcome, Page, Probe, slot_range};
@@ -24,48 +24,6 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-
-/// Why an attempt of an operation did not succeed, and how to go on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Restart {
-    /// Another operation is using a node: try again after a pause.
-    Busy,
-    /// A node was brought in or created: start again from the root at once.
-    Again,
-    /// The shared nodes on the way are stale: refresh them, then try again.
-    Refresh,
-    /// The operation cannot be offloaded, or the memory server refused it: start again from the
-    /// root without offloading.
-    Here,
-    /// The page at this address is inconsistent. Unless the way to it was stale, a WRITE of the
-    /// page was torn.
-    Torn(GlobalAddr),
-    /// Another compute server owns the keys by now.
-    Moved,
-    /// The operation cannot succeed.
-    Failed(RemoteError),
-}
-
-impl From<RemoteError> for Restart {
-    fn from(error: RemoteError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl From<FabricError> for Restart {
-    fn from(error: FabricError) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
-impl From<Miss> for Restart {
-    fn from(miss: Miss) -> Self {
-        match miss {
-            Miss::Restart => Self::Busy,
-            Miss::Failed(error) => Self::Failed(error),
-        }
-    }
-}
 
 /// Every this many attempts (about 1.5 ms), an operation asks the memory servers that were missing
 /// whether they answer again.

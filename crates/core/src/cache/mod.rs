@@ -19,13 +19,15 @@ mod mapping;
 mod options;
 mod owned;
 mod policy;
+mod restart;
 mod swip;
+mod transfers;
 mod turns;
 mod write_back;
 
 pub(crate) use ages::Ages;
 pub use average::MovingAverage;
-pub use client::{CacheClient, Restart};
+pub use client::CacheClient;
 pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
 pub use counters::{CacheCounters, LiveCounters};
 pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
@@ -33,12 +35,14 @@ pub use frame::{Arena, FrameId, FrameState};
 pub use frames::{Attached, Cache, Cooled, Dirt, FreeFrame, OptimisticRef};
 pub(crate) use mapping::OffloadMark;
 pub use mapping::{IoMark, Mapped, Mapping};
+pub(crate) use options::named;
 pub use options::{
-    AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
+    AdmissionName, CacheOptions, CoolingName, OffloadName, UnknownName, VictimName, WriteBackName,
 };
 pub use owned::{Owned, OwnedRange, Ownership};
 pub use policy::{
     Admission, Admit, Always, ClockVictims, Coin, RandomVictims, UnusedVictims, Victims,
 };
+pub use restart::Restart;
 pub use swip::Swip;
 pub(crate) use turns::{Turn, Turns};

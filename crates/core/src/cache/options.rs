@@ -1,13 +1,55 @@
-//! The options of a cache.
+//! The options of a cache, and their names: `FromStr` and `Display` use those of command lines,
+//! `serde` those of scenario files, which join words by `_`.
 
 use super::mapping::MOST_FRAMES;
 use super::{
     Admission, Admit, Always, ClockVictims, Coin, Cooling, CoolingMap, CoolingQueue, RandomVictims,
     UnusedVictims, Victims,
 };
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// A text that names no value of an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("expected {0}")]
+pub struct UnknownName(&'static str);
+
+impl UnknownName {
+    /// A text is none of the names that `expected` lists.
+    pub(crate) const fn among(expected: &'static str) -> Self {
+        Self(expected)
+    }
+}
+
+/// Implements `FromStr` and `Display` for an option whose values have plain names. The literal
+/// lists the names for the error message.
+macro_rules! named {
+    ($option:ident, $expected:literal, { $($value:ident: $name:literal,)+ }) => {
+        impl std::str::FromStr for $option {
+            type Err = $crate::cache::UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text {
+                    $($name => Ok(Self::$value),)+
+                    _ => Err($crate::cache::UnknownName::among($expected)),
+                }
+            }
+        }
+
+        impl std::fmt::Display for $option {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(match self { $(Self::$value => $name,)+ })
+            }
+        }
+    };
+}
+pub(crate) use named;
 
 /// How a leaf enters the cache after a READ.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AdmissionName {
     /// As a candidate for eviction, unless it is requested again in time.
     #[default]
@@ -21,8 +63,38 @@ pub enum AdmissionName {
     Never,
 }
 
+impl FromStr for AdmissionName {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        match text {
+            "cold" => Ok(Self::Cold),
+            "hot" => Ok(Self::Hot),
+            "never" => Ok(Self::Never),
+            _ => text
+                .strip_prefix("coin:")
+                .and_then(|probability| probability.parse().ok())
+                .filter(|probability| (0.0..=1.0).contains(probability))
+                .map(Self::Coin)
+                .ok_or(UnknownName::among("cold, hot, never, or coin:P with P from 0 to 1")),
+        }
+    }
+}
+
+impl fmt::Display for AdmissionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cold => f.pad("cold"),
+            Self::Coin(probability) => write!(f, "coin:{probability}"),
+            Self::Hot => f.pad("hot"),
+            Self::Never => f.pad("never"),
+        }
+    }
+}
+
 /// The data structure of cooling frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CoolingName {
     /// Buckets of a cache line.
     #[default]
@@ -31,8 +103,11 @@ pub enum CoolingName {
     Queue,
 }
 
+named!(CoolingName, "map or queue", { Map: "map", Queue: "queue", });
+
 /// How frames to cool are picked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum VictimName {
     /// At random, but spares leaves in use.
     #[default]
@@ -43,9 +118,16 @@ pub enum VictimName {
     Clock,
 }
 
+named!(VictimName, "unused, random or clock", {
+    Unused: "unused",
+    Random: "random",
+    Clock: "clock",
+});
+
 /// Which operations are offloaded to memory servers when a node on their path is missing (Lu et
 /// al., §6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OffloadName {
     /// None.
     #[default]
@@ -57,6 +139,12 @@ pub enum OffloadName {
     CostAware,
 }
 
+named!(OffloadName, "never, always or cost-aware", {
+    Never: "never",
+    Always: "always",
+    CostAware: "cost-aware",
+});
+
 /// How much of a changed leaf is written back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteBackName {
@@ -66,6 +154,8 @@ pub enum WriteBackName {
     /// The whole page, as in the paper.
     Pages,
 }
+
+named!(WriteBackName, "words or pages", { Words: "words", Pages: "pages", });
 
 /// A scan READs at most one leaf per this many frames at a time.
 const FRAMES_PER_LEAF_AHEAD: u32 = 8;
@@ -155,5 +245,37 @@ impl CacheOptions {
             VictimName::Random => Box::new(RandomVictims),
             VictimName::Clock => Box::new(ClockVictims::default()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::{Debug, Display};
+
+    fn named<T: Copy + Debug + Display + PartialEq + FromStr<Err = UnknownName>>(
+        values: &[(&str, T)],
+    ) {
+        for (name, value) in values {
+            assert_eq!(name.parse(), Ok(*value));
+            assert_eq!(value.to_string(), *name);
+        }
+        for unknown in ["", "warm", "cost_aware", "Never", "coin", "coin:", "coin:2", "coin:NaN"] {
+            let error = unknown.parse::<T>().unwrap_err().to_string();
+            assert!(error.starts_with("expected ") && error.contains(values[0].0), "{error}");
+        }
+    }
+
+    #[test]
+    fn options_have_the_names_that_they_print() {
+        use AdmissionName::{Coin, Cold, Hot};
+        let never = AdmissionName::Never;
+        named(&[("cold", Cold), ("hot", Hot), ("coin:0.1", Coin(0.1)), ("never", never)]);
+        named(&[("map", CoolingName::Map), ("queue", CoolingName::Queue)]);
+        let (unused, random) = (VictimName::Unused, VictimName::Random);
+        named(&[("unused", unused), ("random", random), ("clock", VictimName::Clock)]);
+        let (always, cost_aware) = (OffloadName::Always, OffloadName::CostAware);
+        named(&[("never", OffloadName::Never), ("always", always), ("cost-aware", cost_aware)]);
+        named(&[("words", WriteBackName::Words), ("pages", WriteBackName::Pages)]);
     }
 }

@@ -41,6 +41,11 @@ impl<K: Ord + Clone> OwnedRange<K> {
         self.high.as_ref().is_some_and(|high| *high <= self.low)
     }
 
+    /// Whether the two ranges hold the same keys. Two empty ranges do, wherever they lie.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self == other || (self.is_empty() && other.is_empty())
+    }
+
     /// Whether `key` is in the range.
     #[inline]
     pub fn has(&self, key: &K) -> bool {

@@ -19,6 +19,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
+use super::transfers::{Held, InDoubt};
 use super::{
     CacheClient, FrameId, LiveCounters, Mapped, Restart, WriteBackName, dirty_words, is_clean,
     mark_clean, mark_dirty,
@@ -35,17 +36,6 @@ const WRITE_RETRIES: u32 = 16;
 /// First and longest pause between attempts to settle transfers in doubt, in nanoseconds.
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
-
-/// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as
-/// being written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct InDoubt {
-    frame: FrameId,
-    at: GlobalAddr,
-    words: Range<usize>,
-    /// Since when the words have been dirty.
-    since_ns: u64,
-}
 
 /// A WRITE of a frame in flight. If this is dropped before the WRITE has ended, the WRITE is in
 /// doubt (C15).
@@ -67,14 +57,6 @@ impl<F: Fabric, L: Layout> Drop for UnderWay<'_, F, L> {
             self.client.doubt(self.write.clone());
         }
     }
-}
-
-/// A frame that is written only after its parent (C24). Until then it is flagged as being written.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
-    frame: FrameId,
-    parent: FrameId,
-    parent_at: GlobalAddr,
 }
 
 impl<F: Fabric, L: Layout> CacheClient<F, L> {

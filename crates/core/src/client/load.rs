@@ -51,17 +51,27 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             return Err(IndexError::Refused { server, refusal });
         }
         let outcome = match self.tell_all(&ClientRequest::Halt).await {
-            Ok(()) => self.done(BUILDER, &ClientRequest::LoadEnd).await,
+            Ok(()) => self.loaded().await,
             Err(error) => Err(error),
         };
         self.tell_all(&ClientRequest::Resume).await?;
-        outcome.map(|()| order.count())
+        // The load is complete; that boundaries follow it is a matter of speed.
+        let _ = self.move_boundaries(&outcome?).await;
+        Ok(order.count())
     }
 
     async fn done(&self, compute_server: u16, ask: &ClientRequest<L>) -> Result<(), IndexError> {
-        match self.ask(compute_server, ask).await {
-            Ok(ClientResponse::Done) => Ok(()),
-            Ok(_) => Err(IndexError::BadReply { server: ServerId::new(compute_server) }),
+        match self.ask(compute_server, ask).await? {
+            ClientResponse::Done => Ok(()),
+            _ => Err(IndexError::BadReply { server: ServerId::new(compute_server) }),
+        }
+    }
+
+    /// Lets the builder replace the tree. Returns the boundaries that the records ask for.
+    async fn loaded(&self) -> Result<Vec<L::Key>, IndexError> {
+        match self.ask(BUILDER, &ClientRequest::LoadEnd).await {
+            Ok(ClientResponse::Loaded { boundaries }) => Ok(boundaries),
+            Ok(_) => Err(IndexError::BadReply { server: ServerId::new(BUILDER) }),
             Err(IndexError::NotServed { compute_server, code: ErrorCode::NotEmpty }) => {
                 let (server, refusal) = (ServerId::new(compute_server), Refusal::NotEmpty);
                 Err(IndexError::Refused { server, refusal })
@@ -70,9 +80,13 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Sends a request to every compute server, including those that own nothing.
+    /// Sends a request to every compute server, including those that own nothing. One that is
+    /// absent and owns nothing has no copy of the tree.
     async fn tell_all(&self, ask: &ClientRequest<L>) -> Result<(), IndexError> {
-        let servers = 0..self.fabric.memory_servers();
+        let map = self.map();
+        let matters =
+            |number: &u16| map.owners().contains(number) || !self.directory.is_absent(*number);
+        let servers = (0..self.fabric.memory_servers()).filter(matters);
         let outcomes = all(servers.map(|number| self.done(number, ask))).await;
         outcomes.into_iter().collect()
     }

@@ -13,22 +13,26 @@
 //! - client.N2. A change is sent again only if the compute server said that nothing had happened,
 //!   or nothing was sent to it. The exception is [`ClientIndex::upsert_all`], which repeats upserts
 //!   of unknown outcome.
+//! - client.N3. A redirected client adopts the newer map of the compute server that redirected it.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
 mod design;
 mod directory;
 mod load;
+mod moves;
 mod scan;
 
 pub use design::Remote;
 pub use directory::Directory;
+pub use moves::drain_to;
 
 use directory::Fixed;
 
 use crate::index::{Answer, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan};
 use crate::page::{Action, Layout};
 use crate::partition::PartitionMap;
+use crate::rules;
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty, Work};
@@ -204,14 +208,20 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
+    /// Adopts a map if it is newer.
+    fn adopt(&self, map: PartitionMap<L::Key>) {
+        if map.epoch() > self.route.borrow().epoch() {
+            *self.route.borrow_mut() = Rc::new(map);
+        }
+    }
+
     /// Adopts a compute server's map if it is newer; returns whether it is.
     async fn learn_map(&self, compute_server: u16) -> Result<bool, IndexError> {
         match self.ask(compute_server, &ClientRequest::Map).await? {
             ClientResponse::Map { epoch, boundaries, owners } => {
                 let newer = epoch > self.route.borrow().epoch();
-                if newer {
-                    let map = PartitionMap::from_owners::<L>(epoch, boundaries, owners)?;
-                    *self.route.borrow_mut() = Rc::new(map);
+                if newer && !self.fabric.breaks(rules::REDIRECTS_FOLLOWED) {
+                    self.adopt(PartitionMap::from_owners::<L>(epoch, boundaries, owners)?);
                 }
                 Ok(newer)
             }

@@ -22,9 +22,10 @@ pub enum IndexError {
     #[error("the operation's outcome is unknown: {0}")]
     Indeterminate(FabricError),
     /// The operation lost against concurrent operations until its retries were used up.
-    #[error("gave up after {retries} retries against concurrent operations")]
+    #[error("{}", contended(*.retries))]
     Contended {
-        /// The number of retries.
+        /// The number of retries; 0 if it waited instead, or found at once that something else was
+        /// under way.
         retries: u32,
     },
     /// A page on the path is torn, and no client is writing it: a WRITE of it stopped half-way when
@@ -92,6 +93,13 @@ pub enum IndexError {
     /// An argument is out of range.
     #[error("{0}")]
     InvalidArgument(&'static str),
+}
+
+fn contended(retries: u32) -> String {
+    match retries {
+        0 => "another operation, a move of keys or a bulk load is in the way: try again".to_owned(),
+        retries => format!("gave up after {retries} retries against concurrent operations"),
+    }
 }
 
 impl From<RemoteError> for IndexError {

@@ -1,9 +1,8 @@
 //! The trait common to all index designs.
 
-use super::{IndexAdmin, IndexError};
-use crate::page::{Action, Answer, Layout, LeafEdit};
+use super::IndexError;
+use crate::page::{Action, Answer, LeafEdit};
 use crate::together::all;
-use farleaf_fabric::Fabric;
 use std::fmt::Debug;
 use std::future::Future;
 use std::ops::{Bound, RangeBounds};
@@ -222,54 +221,5 @@ impl<K: Ord> Scan<K> {
             Bound::Unbounded => false,
             Bound::Included(bound) | Bound::Excluded(bound) => key <= bound,
         }
-    }
-}
-
-/// An index design: how to create and open indexes over memory servers with pages of `L`.
-pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
-    /// The design's name in commands and reports.
-    const NAME: &'static str;
-
-    /// Options of a new index.
-    type Options: Clone + Debug + Send + Sync;
-
-    /// What all handles of an index in this process share besides the memory servers: the caches of
-    /// its compute servers. `()` for designs that cache nothing.
-    type Compute: Clone + Debug + Send + Sync + 'static;
-
-    /// The type of handles.
-    type Index<F: Fabric>: IndexAdmin<Key = L::Key, Value = L::Value>;
-
-    /// Creates an empty index on memory servers that have none.
-    fn create<F: Fabric>(
-        fabric: &F,
-        options: &Self::Options,
-    ) -> impl Future<Output = Result<(), IndexError>>;
-
-    /// Creates the compute side of one index. Call it once, and pass the result to every
-    /// [`Design::open`].
-    ///
-    /// # Errors
-    /// [`IndexError::InvalidArgument`] if the options are invalid, or there is no memory for a
-    /// cache.
-    fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError>;
-
-    /// Opens the index on the memory servers.
-    fn open<F: Fabric>(
-        fabric: F,
-        compute: &Self::Compute,
-    ) -> impl Future<Output = Result<Self::Index<F>, IndexError>>;
-
-    /// Bytes of pages in the caches of all compute servers now.
-    fn cached_bytes(compute: &Self::Compute) -> u64 {
-        let _ = compute;
-        0
-    }
-
-    /// Bytes of the index's own memory on the compute side, not counting caches. 0 for designs that
-    /// keep their nodes on the memory servers.
-    fn local_bytes(compute: &Self::Compute) -> u64 {
-        let _ = compute;
-        0
     }
 }

@@ -1,6 +1,8 @@
 //! The bytes of pages, and nothing else: no I/O, no allocation policy, no network.
 //!
 //! `docs/internals/page-format.md` draws the bytes and numbers the invariants (P1 …).
+//! `view.rs` and `layout.rs` use each other: a view reads keys as its layout says, and a layout
+//! searches views.
 
 mod carve;
 mod checksum;

@@ -4,25 +4,64 @@
 //! *Thread safety*: belongs to its handle's thread. Run only one for an index: two would undo each
 //! other's moves.
 
-use super::{BalancePolicy, RoutedIndex};
-use crate::index::{IndexError, RangeIndex, Reshaped};
-use crate::page::Layout;
+use super::{BalancePolicy, Load, PartitionMap};
+use crate::index::dex::BalanceOptions;
+use crate::index::{IndexError, Reshaped};
 use farleaf_fabric::Fabric;
+use std::future::Future;
 
 /// Longest sleep, in nanoseconds. It bounds how late the task notices that it should end.
 const NAP_NS: u64 = 10_000_000;
 
-/// A balancer of one index.
-#[derive(Debug)]
-pub struct Balancer<'a, F: Fabric, L: Layout> {
-    index: &'a RoutedIndex<F, L>,
-    policy: BalancePolicy<L::Key>,
+/// The compute servers that a balancer moves keys between.
+pub trait BalanceTarget {
+    /// The endpoint's type.
+    type Fabric: Fabric;
+    /// The type of keys.
+    type Key: Clone + Ord;
+
+    /// The endpoint, for its clock.
+    fn fabric(&self) -> &Self::Fabric;
+
+    /// The newest map that is known.
+    fn newest_map(&self) -> PartitionMap<Self::Key>;
+
+    /// Settles what is in doubt, as far as possible now.
+    fn settle_all(&self) -> impl Future<Output = ()> {
+        async {}
+    }
+
+    /// Takes the load of each compute server since the last call, by number.
+    fn loads(&self) -> impl Future<Output = Vec<Load<Self::Key>>>;
+
+    /// The fences of the leaf of `key`, which `owner` owns.
+    fn fences(
+        &self,
+        owner: u16,
+        key: &Self::Key,
+    ) -> impl Future<Output = Result<(Self::Key, Option<Self::Key>), IndexError>>;
+
+    /// Moves the keys on the far side of the boundary nearest to `at`.
+    fn move_keys(
+        &self,
+        from: u16,
+        to: u16,
+        at: &Self::Key,
+    ) -> impl Future<Output = Result<Reshaped, IndexError>>;
 }
 
-impl<'a, F: Fabric, L: Layout> Balancer<'a, F, L> {
-    /// Creates a balancer that has seen no load, with the options of the index.
-    pub fn new(index: &'a RoutedIndex<F, L>) -> Self {
-        Self { index, policy: BalancePolicy::new(index.pool.options().balance.clone()) }
+/// A balancer of one index.
+#[derive(Debug)]
+pub struct Balancer<'a, T: BalanceTarget> {
+    target: &'a T,
+    window_ns: u64,
+    policy: BalancePolicy<T::Key>,
+}
+
+impl<'a, T: BalanceTarget> Balancer<'a, T> {
+    /// Creates a balancer that has seen no load.
+    pub fn new(target: &'a T, options: BalanceOptions) -> Self {
+        Self { target, window_ns: options.window_ns.max(1), policy: BalancePolicy::new(options) }
     }
 
     /// Balances until `ended`. Reports every move and every failed attempt to `report`. After a
@@ -32,10 +71,9 @@ impl<'a, F: Fabric, L: Layout> Balancer<'a, F, L> {
         ended: impl Fn() -> bool,
         report: impl Fn(Result<Reshaped, IndexError>),
     ) {
-        let fabric = self.index.pages.fabric();
-        let window_ns = self.index.pool.options().balance.window_ns.max(1);
-        self.index.pool.servers().iter().for_each(|server| drop(server.samples().take()));
-        let mut due_ns = fabric.now_ns() + window_ns;
+        let fabric = self.target.fabric();
+        drop(self.target.loads().await);
+        let mut due_ns = fabric.now_ns() + self.window_ns;
         while !ended() {
             let now_ns = fabric.now_ns();
             if now_ns < due_ns {
@@ -43,33 +81,31 @@ impl<'a, F: Fabric, L: Layout> Balancer<'a, F, L> {
                 continue;
             }
             // What cannot be settled now is tried again in the next window.
-            let _ = self.index.settle().await;
+            self.target.settle_all().await;
             if let Some(outcome) = self.look().await.transpose() {
                 report(outcome);
             }
-            due_ns = fabric.now_ns() + window_ns;
+            due_ns = fabric.now_ns() + self.window_ns;
         }
     }
 
     /// Takes the samples since the last call, and moves keys if that is useful.
     ///
     /// # Errors
-    /// Those of [`RoutedIndex::move_keys`]. Nothing has moved then.
+    /// Those of [`BalanceTarget::move_keys`]. Nothing has moved then.
     pub async fn look(&mut self) -> Result<Option<Reshaped>, IndexError> {
-        let index = self.index;
-        let (map, servers) = (index.pool.map(), index.pool.servers());
-        let loads = servers.iter().map(|server| server.samples().take()).collect();
+        let (target, map) = (self.target, self.target.newest_map());
+        let loads = target.loads().await;
         let proposals = self.policy.look(&map, loads);
         for proposal in &proposals {
-            let giver = &index.parts[usize::from(proposal.from)].index;
-            let fences = giver.fences(&proposal.near).await.map(|(low, high)| {
+            let fences = target.fences(proposal.from, &proposal.near).await.map(|(low, high)| {
                 let range = map.range_of(proposal.from);
                 self.policy.choose(proposal, &range, [Some(low), high].into_iter().flatten())
             });
             let moved = match fences {
                 Ok(None) => continue,
-                Ok(Some(at)) => index.move_keys(proposal.from, proposal.to, Some(&at)).await,
-                Err(error) => Err(error.into()),
+                Ok(Some(at)) => target.move_keys(proposal.from, proposal.to, &at).await,
+                Err(error) => Err(error),
             };
             return match moved {
                 Ok(moved) => {

@@ -2,23 +2,14 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use super::compute_server::Moving;
 use super::{ComputeServer, PartitionMap};
 use crate::index::IndexError;
 use crate::index::dex::{DexOptions, DexServer, MemoryUse};
 use crate::page::Layout;
 use crate::rules;
 use farleaf_fabric::Fabric;
-use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
-
-/// The right to move keys. Dropping it lets other keys move.
-#[derive(Debug)]
-pub(super) struct Moving<'a>(&'a AtomicBool);
-
-impl Drop for Moving<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
+use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, lock};
 
 /// All compute servers of an index in this process.
 #[derive(Debug)]
@@ -96,9 +87,7 @@ impl<L: Layout> ComputePool<L> {
 
     /// Claims the right to move keys. `None` while another handle has it.
     pub(super) fn begin_move(&self, fabric: &impl Fabric) -> Option<Moving<'_>> {
-        // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
-        let free = !self.moving.swap(true, Ordering::Acquire);
-        (free || fabric.breaks(rules::ONE_MOVE)).then(|| Moving(&self.moving))
+        Moving::begin(&self.moving, fabric.breaks(rules::ONE_MOVE))
     }
 
     /// Publishes a map to all compute servers. Call it only while no operation is in flight on any

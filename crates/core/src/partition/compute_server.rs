@@ -13,7 +13,7 @@ use crate::index::IndexError;
 use crate::index::dex::DexServer;
 use crate::page::Layout;
 use crate::remote::Detector;
-use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
 /// A compute server and its current map.
 #[derive(Debug)]
@@ -24,14 +24,40 @@ pub struct ComputeServer<L: Layout> {
     /// The epoch of `map`, for checking cheaply whether the map has changed.
     epoch: AtomicU64,
     samples: LoadSamples<L::Key>,
+    /// One operation in this many is a load sample.
+    sampled_one_in: u32,
+    /// Whether a thread takes part in a move of keys.
+    moving: AtomicBool,
     /// Number of operations in flight for clients in other processes.
     under_way: AtomicU64,
     /// The time until which the server is halted, or [`SERVES`] or [`RESUMES`].
     halted_until_ns: AtomicU64,
 }
 
+/// One operation in this many is a load sample, unless said otherwise.
+const SAMPLED_ONE_IN: u32 = 64;
+
 const SERVES: u64 = 0;
 const RESUMES: u64 = u64::MAX;
+
+/// The right to move keys. Dropping it lets other keys move.
+#[derive(Debug)]
+pub(super) struct Moving<'a>(&'a AtomicBool);
+
+impl<'a> Moving<'a> {
+    /// Claims the right. `None` while another caller has it, unless it is shared.
+    pub(super) fn begin(moving: &'a AtomicBool, is_shared: bool) -> Option<Self> {
+        // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
+        let is_free = !moving.swap(true, Ordering::Acquire);
+        (is_free || is_shared).then(|| Self(moving))
+    }
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
 
 /// One operation in flight. Dropping it ends the operation.
 #[derive(Debug)]
@@ -52,6 +78,8 @@ impl<L: Layout> ComputeServer<L> {
             map: Mutex::new(map),
             epoch,
             samples: LoadSamples::default(),
+            sampled_one_in: SAMPLED_ONE_IN,
+            moving: AtomicBool::new(false),
             under_way: AtomicU64::new(0),
             halted_until_ns: AtomicU64::new(SERVES),
         }
@@ -70,6 +98,22 @@ impl<L: Layout> ComputeServer<L> {
         let dex = DexServer::new(cache, map.range_of(number));
         let dex = dex.map_err(|_| IndexError::InvalidArgument(what))?;
         Ok(Self::new(number, dex, Arc::new(map)))
+    }
+
+    /// Makes one operation in `one_in` a load sample.
+    #[must_use]
+    pub fn sampling(self, one_in: u32) -> Self {
+        Self { sampled_one_in: one_in, ..self }
+    }
+
+    /// One operation in this many is a load sample.
+    pub(super) fn sampled_one_in(&self) -> u32 {
+        self.sampled_one_in
+    }
+
+    /// Claims the right to take part in a move of keys, which one thread at a time can hold.
+    pub(super) fn begin_move(&self) -> Option<Moving<'_>> {
+        Moving::begin(&self.moving, false)
     }
 
     /// Counts an operation in, if the server is serving (Q3).

@@ -20,10 +20,8 @@ const EMPTY_FILL: f64 = 0.7;
 pub(super) async fn open_pool<F: Fabric, L: Layout>(
     fabric: F,
 ) -> Result<(PageClient<F, L>, GlobalAddr, u8), IndexError> {
-    let found = RpcClient::<F, L>::new(fabric.clone()).superblock(ROOT_SERVER).await?;
-    let word = found
-        .options_of(DesignId::Dex)
-        .map_err(|error| IndexError::BadPool { server: ROOT_SERVER, error })?;
+    let rpc = RpcClient::<F, L>::new(fabric.clone());
+    let (found, word) = rpc.claimed(ROOT_SERVER, DesignId::Dex).await?;
     let (chunk_bytes, placement_level) = from_word(word);
     Ok((PageClient::new(fabric, chunk_bytes), found.root, placement_level))
 }
@@ -40,22 +38,22 @@ impl<L: Layout> Design<L> for Dex {
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
         super::PartitionMap::new::<L>(1, options.boundaries.clone())?;
-        let rpc = RpcClient::<F, L>::new(fabric.clone());
-        rpc.check_unclaimed(ROOT_SERVER).await?;
         let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
         pages.use_servers(
             MemoryUse::all_but(options.spare_memory_servers).used(fabric.memory_servers()),
         );
-        let root = pages.take_node(ROOT_SERVER).await?;
-        let boundaries = options.boundaries.clone();
-        let mut builder = Builder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);
-        let built = builder.finish().await?;
-        let image = Image::<L>::empty();
-        image.page().format_empty(root, built.root.page().level(), &L::min_key(), None);
-        image.page().copy_content(built.root.page());
-        let fresh = pages.fresh_word(root).await?;
-        pages.write_fresh(&[(root, fresh, &image)]).await?;
-        Ok(rpc.claim_all(options.to_word(), root).await?)
+        let make = async |roots: &[GlobalAddr]| {
+            let boundaries = options.boundaries.clone();
+            let mut builder = Builder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);
+            let built = builder.finish().await?;
+            let image = Image::<L>::empty();
+            let level = built.root.page().level();
+            image.page().format_empty(roots[0], level, &L::min_key(), None);
+            image.page().copy_content(built.root.page());
+            Ok::<_, IndexError>(vec![image])
+        };
+        let roots = pages.write_roots(1, make).await?;
+        Ok(pages.rpc().claim_all(options.to_word(), &roots).await?)
     }
 
     async fn open<F: Fabric>(

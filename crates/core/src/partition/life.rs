@@ -3,6 +3,7 @@
 //! *Thread safety*: private to one task.
 
 use super::design::open_pool;
+use crate::cache::OwnedRange;
 use crate::index::IndexError;
 use crate::index::dex::mend;
 use crate::page::Layout;
@@ -28,15 +29,16 @@ pub async fn fence_former_life<F: Fabric>(
 }
 
 /// Ends the former life: finishes the changes of shared nodes that it had logged, and completes the
-/// inner nodes that it left half written. Call it over an endpoint of the compute server itself,
-/// opened after [`fence_former_life`]. If this does not run to the end, it counts as part of the
-/// life that is ended next.
+/// inner nodes that it left half written in the `range` that the next life owns. Call it over an
+/// endpoint of the compute server itself, opened after [`fence_former_life`]. If this does not run
+/// to the end, it counts as part of the life that is ended next.
 ///
 /// # Errors
 /// [`IndexError`] if a memory server does not answer, or if they hold no DEX index.
 pub async fn end_former_life<F: Fabric, L: Layout>(
     fabric: F,
     compute_server: u16,
+    range: &OwnedRange<L::Key>,
 ) -> Result<(), IndexError> {
     let (pages, root, _) = open_pool::<F, L>(fabric).await?;
     let breaks = |rule| pages.fabric().breaks(rule);
@@ -47,7 +49,7 @@ pub async fn end_former_life<F: Fabric, L: Layout>(
         pages.finish_all(compute_server).await?;
     }
     if !breaks(rules::HALF_WRITTEN_MENDED) {
-        mend(&pages, root, compute_server).await?;
+        mend(&pages, root, compute_server, range).await?;
     }
     Ok(())
 }

@@ -5,6 +5,10 @@
 //! or redirects it to another owner with the epoch of its map. Then the owner's
 //! [`crate::index::dex::DexIndex`] runs the operation. (Lu et al., *DEX: Scalable Range Indexing on
 //! Disaggregated Memory*, VLDB 2024, §4.)
+//!
+//! Compute servers of one process share a [`ComputePool`], whose keys a [`RoutedIndex`] moves.
+//! Those that are processes of their own answer clients by [`Worker`], and move keys by the record
+//! of a [`MapStore`].
 
 mod balance;
 mod balancer;
@@ -13,20 +17,25 @@ mod compute_server;
 mod design;
 mod life;
 mod load;
+mod loading;
 mod map;
 mod moves;
 mod part;
+mod record;
 mod routed;
 mod samples;
+mod transfer;
 mod worker;
 
 pub use balance::{BalancePolicy, Proposal};
-pub use balancer::Balancer;
+pub use balancer::{BalanceTarget, Balancer};
 pub use compute_pool::ComputePool;
 pub use compute_server::ComputeServer;
 pub use design::Dex;
 pub use life::{end_former_life, fence_former_life};
-pub use map::PartitionMap;
+pub use loading::LoadInbox;
+pub use map::{Move, PartitionMap};
+pub use record::{MapState, MapStore, PendingMove, Put, begin_life};
 pub use routed::{LONGEST_MOVE_NS, RoutedIndex};
 pub use samples::{Load, LoadSamples};
-pub use worker::{Worker, error_code};
+pub use worker::Worker;

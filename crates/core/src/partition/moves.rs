@@ -10,9 +10,9 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; moves of several handles exclude each other.
 
-use super::RoutedIndex;
+use super::{BalanceTarget, Load, PartitionMap, RoutedIndex};
 use crate::cache::AdmissionName;
-use crate::index::{IndexError, Reshaped};
+use crate::index::{IndexError, RangeIndex, Reshaped};
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
@@ -106,5 +106,38 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
             });
         }
         Err(IndexError::Contended { retries: ATTEMPTS })
+    }
+}
+
+impl<F: Fabric, L: Layout> BalanceTarget for RoutedIndex<F, L> {
+    type Fabric = F;
+    type Key = L::Key;
+
+    fn fabric(&self) -> &F {
+        self.pages.fabric()
+    }
+
+    fn newest_map(&self) -> PartitionMap<L::Key> {
+        (*self.pool.map()).clone()
+    }
+
+    async fn settle_all(&self) {
+        let _ = self.settle().await;
+    }
+
+    async fn loads(&self) -> Vec<Load<L::Key>> {
+        self.pool.servers().iter().map(|server| server.samples().take()).collect()
+    }
+
+    async fn fences(
+        &self,
+        owner: u16,
+        key: &L::Key,
+    ) -> Result<(L::Key, Option<L::Key>), IndexError> {
+        Ok(self.parts[usize::from(owner)].index.fences(key).await?)
+    }
+
+    async fn move_keys(&self, from: u16, to: u16, at: &L::Key) -> Result<Reshaped, IndexError> {
+        Self::move_keys(self, from, to, Some(at)).await
     }
 }

@@ -361,7 +361,10 @@ impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) -> Result<(), IndexError> {
         match work {
-            Background::Balance => Balancer::new(self).run(ended, report).await,
+            Background::Balance => {
+                let options = self.pool.options().balance.clone();
+                Balancer::new(self, options).run(ended, report).await;
+            }
             Background::WriteBack => {
                 let here = usize::from(self.pages.fabric().compute_server());
                 let parts = match self.parts.get(here) {

@@ -10,9 +10,9 @@ use super::design::open_pool;
 use super::load::{is_empty, nodes_below, replace_root};
 use super::part::OwnerHandle;
 use super::routed::go_behind;
-use super::{ComputeServer, PartitionMap};
+use super::{ComputeServer, Load, MapStore, PartitionMap};
 use crate::cache::CacheCounters;
-use crate::index::dex::Builder;
+use crate::index::dex::{Builder, DexIndex, equal_boundaries};
 use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
 use crate::page::{Action, Layout, LeafEdit};
 use crate::remote::{PageClient, RemoteError};
@@ -25,8 +25,6 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::ops::Bound;
 use std::rc::Rc;
 
-/// One operation in this many is a load sample.
-const SAMPLED_ONE_IN: u32 = 64;
 /// A compute server serves again by itself after it has been halted for this long.
 const LONGEST_HALT_NS: u64 = 20_000_000_000;
 /// How much of that time must be left when a tree is replaced.
@@ -45,10 +43,11 @@ pub struct Worker<F: Fabric, L: Layout> {
     root: GlobalAddr,
     placement_level: u8,
     part: OwnerHandle<F, L>,
+    store: Rc<dyn MapStore<L::Key>>,
 }
 
 /// Maps an error to the code that a client is sent.
-pub fn error_code(error: &IndexError) -> ErrorCode {
+pub(super) fn error_code(error: &IndexError) -> ErrorCode {
     match error {
         IndexError::Indeterminate(_) => ErrorCode::Indeterminate,
         IndexError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
@@ -62,16 +61,22 @@ pub fn error_code(error: &IndexError) -> ErrorCode {
 }
 
 impl<F: Fabric, L: Layout> Worker<F, L> {
-    /// Opens a thread of `server` that reaches the memory servers over `fabric`.
+    /// Opens a thread of `server` that reaches the memory servers over `fabric`, and the map record
+    /// through `store`.
     ///
     /// # Errors
     /// [`IndexError`] if the memory servers hold no index or cannot be reached.
-    pub async fn open(server: &Arc<ComputeServer<L>>, fabric: F) -> Result<Self, IndexError> {
+    pub async fn open(
+        server: &Arc<ComputeServer<L>>,
+        fabric: F,
+        store: Rc<dyn MapStore<L::Key>>,
+    ) -> Result<Self, IndexError> {
         let (pages, root, placement_level) = open_pool(fabric).await?;
         let pages = Rc::new(pages);
         let part =
-            OwnerHandle::open(server, &pages, (root, placement_level), SAMPLED_ONE_IN).await?;
-        Ok(Self { pages, root, placement_level, part })
+            OwnerHandle::open(server, &pages, (root, placement_level), server.sampled_one_in())
+                .await?;
+        Ok(Self { pages, root, placement_level, part, store })
     }
 
     /// What the cache has done for this thread.
@@ -114,6 +119,28 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         self.part.server.map()
     }
 
+    /// The compute server of this thread.
+    pub(super) fn server(&self) -> &ComputeServer<L> {
+        &self.part.server
+    }
+
+    /// This thread's handle on the compute server's part of the index.
+    pub(super) fn index(&self) -> &DexIndex<F, L> {
+        &self.part.index
+    }
+
+    /// The map record.
+    pub(super) fn store(&self) -> &dyn MapStore<L::Key> {
+        &*self.store
+    }
+
+    /// The map, as a response.
+    pub(super) fn map_told(&self) -> ClientResponse<L> {
+        let map = self.map();
+        let (boundaries, owners) = (map.boundaries().to_vec(), map.owners().to_vec());
+        ClientResponse::Map { epoch: map.epoch(), boundaries, owners }
+    }
+
     fn not_owner(&self, key: &L::Key) -> ClientResponse<L> {
         let map = self.map();
         match map.owner_of(key) {
@@ -131,11 +158,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         self.fabric().charge(Work::Client).await;
         match ask {
-            ClientRequest::Map => {
-                let map = self.map();
-                let (boundaries, owners) = (map.boundaries().to_vec(), map.owners().to_vec());
-                return ClientResponse::Map { epoch: map.epoch(), boundaries, owners };
-            }
+            ClientRequest::Map => return self.map_told(),
             ClientRequest::Halt => return self.told(self.halt().await),
             ClientRequest::Resume => return self.told(self.resume().await),
             _ => {}
@@ -177,6 +200,17 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 let collected = self.part.index.collect().await;
                 self.told(collected.map_err(IndexError::from))
             }
+            ClientRequest::Release { to, near } => self.release(to, near.as_ref()).await,
+            ClientRequest::TakeOver { from } => self.take_over(from).await,
+            ClientRequest::Samples => {
+                let Load { samples, keys } = self.server().samples().take();
+                ClientResponse::Samples { samples, keys }
+            }
+            ClientRequest::Fences { key } => match self.part.index.fences(&key).await {
+                Ok((low, high)) => ClientResponse::Fences { low, high },
+                Err(RemoteError::Moved) => self.not_owner(&key),
+                Err(error) => self.no(&error.into()),
+            },
             _ => ClientResponse::Error(ErrorCode::Loading),
         }
     }
@@ -189,7 +223,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     }
 
     /// The response to a request that failed.
-    fn no(&self, error: &IndexError) -> ClientResponse<L> {
+    pub(super) fn no(&self, error: &IndexError) -> ClientResponse<L> {
         if let IndexError::Fabric(error) | IndexError::Indeterminate(error) = error {
             self.part.server.detector().learn(error);
         }
@@ -304,7 +338,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     }
 
     /// Builds a tree from the records that `next` returns, and replaces the empty tree by it at the
-    /// end. Returns the number of records.
+    /// end. Returns boundaries that would give each owner about the same number of records; none if
+    /// there are too few.
     ///
     /// # Errors
     /// [`IndexError`]. Unless the outcome is unknown, the index is unchanged.
@@ -312,9 +347,10 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         &self,
         fill: f64,
         mut next: impl AsyncFnMut() -> Result<Option<Vec<(L::Key, L::Value)>>, IndexError>,
-    ) -> Result<u64, IndexError> {
+    ) -> Result<Vec<L::Key>, IndexError> {
         check_fill(fill)?;
-        let boundaries = self.map().boundaries().to_vec();
+        let map = self.map();
+        let boundaries = map.boundaries().to_vec();
         let mut builder = Builder::new(&self.pages, fill, self.placement_level, boundaries);
         let outcome = async {
             let mut order = Ascending::default();
@@ -326,6 +362,11 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             }
             let built = builder.finish().await?;
             self.check_halted()?;
+            // No key moves while every compute server is halted, but some may have before.
+            let read = self.store.read().await;
+            if !read.is_some_and(|(state, _)| state.map == *map && state.moving.is_none()) {
+                return Err(IndexError::Contended { retries: 0 });
+            }
             let old = nodes_below(&self.pages, self.root).await?;
             if !is_empty(&self.pages, self.root).await? {
                 let server = self.root.server();
@@ -334,7 +375,8 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             self.check_halted()?;
             replace_root(&self.pages, self.root, &built.root).await?;
             old.into_iter().for_each(|node| self.pages.give_back_unseen(node));
-            Ok(order.count())
+            let equal = equal_boundaries(&built.leaves, built.records, map.owners().len());
+            Ok(equal.unwrap_or_default())
         }
         .await;
         if let Err(error) = &outcome

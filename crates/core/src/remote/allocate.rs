@@ -1,4 +1,6 @@
-//! Allocation on the compute side: chunks by RPC, nodes carved from them locally.
+//! Allocation on the compute side: chunks by RPC, nodes carved from them locally. This holds all
+//! free nodes of one endpoint, also those whose grace period has not passed. Only a DEX server has
+//! another list, because all threads of a compute server share it.
 //!
 //! *Invariants*
 //! - A1. A node is handed out to one holder at a time.
@@ -7,6 +9,7 @@
 //! - A3. The metadata never leaves this compute server's memory.
 //! - A4. A request for a chunk that is repeated, or arrives late, gets the same chunk: an outage
 //!   does not empty the pool.
+//! - A5. A retired node is handed out only after its grace period.
 //!
 //! *Thread safety*: belongs to one endpoint's thread; tasks of that thread share it.
 
@@ -15,6 +18,7 @@ use crate::page::{Layout, NodeCarver};
 use crate::wire::{GIVE_BACK_NODES, PoolRequest, Reply, Request};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 
 /// The nodes that one endpoint can allocate, on every memory server.
 #[derive(Debug)]
@@ -24,6 +28,8 @@ pub struct NodeAllocator<F: Fabric, L: Layout> {
     carvers: Vec<RefCell<NodeCarver>>,
     /// By server: tokens of chunk requests of unknown outcome. The next request repeats one.
     in_doubt: Vec<RefCell<Vec<u64>>>,
+    /// Retired nodes, each with the time from which it can be reused.
+    resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
     /// The next unused token.
     next_token: Cell<u64>,
     next_server: Cell<u16>,
@@ -40,6 +46,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         Self {
             carvers: carvers.collect(),
             in_doubt: (0..servers).map(|_| RefCell::default()).collect(),
+            resting: RefCell::default(),
             // Unique starts in 64 bits keep the tokens of all endpoints apart, those of former
             // lives included: a memory server still remembers the chunks that these took.
             next_token: Cell::new(fabric.unique()),
@@ -52,11 +59,21 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         }
     }
 
-    /// Allocates a node on `server`; one RPC if there is no freed node and no room in the chunk.
+    /// Allocates a node on `server`; one RPC if there is no freed node and no room in the chunk. If
+    /// the server is full, waits for the first retired node of this endpoint.
     ///
     /// # Errors
-    /// [`RemoteError::OutOfMemory`] if the server has no chunk left.
+    /// [`RemoteError::OutOfMemory`] if there is none, or it is on another server.
     pub async fn take(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
+        self.wake_rested();
+        match self.take_at_once(server).await {
+            Err(error @ RemoteError::OutOfMemory { .. }) => self.wait_for_rested(error).await?,
+            outcome => return outcome,
+        }
+        self.take_at_once(server).await
+    }
+
+    async fn take_at_once(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
         let unknown = FabricError::NoSuchServer(server);
         let carver = self.carvers.get(server.index()).ok_or(RemoteError::Fabric(unknown))?;
         loop {
@@ -117,17 +134,27 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         self.used_servers.get()
     }
 
-    /// Allocates a node on the next server in turn that has room.
+    /// Allocates a node on the next server in turn that has room. If none has, waits for the first
+    /// retired node of this endpoint.
     ///
     /// # Errors
-    /// [`RemoteError::OutOfMemory`] if no server has any.
+    /// [`RemoteError::OutOfMemory`] if there is none.
     pub async fn take_anywhere(&self) -> Result<GlobalAddr, RemoteError> {
+        self.wake_rested();
+        match self.take_anywhere_at_once().await {
+            Err(error @ RemoteError::OutOfMemory { .. }) => self.wait_for_rested(error).await?,
+            outcome => return outcome,
+        }
+        self.take_anywhere_at_once().await
+    }
+
+    async fn take_anywhere_at_once(&self) -> Result<GlobalAddr, RemoteError> {
         let servers = self.used_servers.get();
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for _ in 0..servers {
             let server = ServerId::new(self.next_server.get() % servers);
             self.next_server.set((server.number() + 1) % servers);
-            outcome = self.take(server).await;
+            outcome = self.take_at_once(server).await;
             if !matches!(outcome, Err(RemoteError::OutOfMemory { .. })) {
                 break;
             }
@@ -141,6 +168,40 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     /// If no such server exists.
     pub fn give_back(&self, node: GlobalAddr) {
         self.carvers[node.server().index()].borrow_mut().give_back(node);
+    }
+
+    /// Frees a node that clients may still read. It can be allocated again after `rest_ns`
+    /// nanoseconds, the same for all nodes.
+    pub fn retire(&self, node: GlobalAddr, rest_ns: u64) {
+        self.resting.borrow_mut().push_back((self.now_ns() + rest_ns, node));
+    }
+
+    /// The number of retired nodes still in their grace period.
+    pub fn resting(&self) -> usize {
+        self.resting.borrow().len()
+    }
+
+    fn wake_rested(&self) {
+        let mut resting = self.resting.borrow_mut();
+        while let Some(&(due_ns, node)) = resting.front()
+            && due_ns <= self.now_ns()
+        {
+            resting.pop_front();
+            self.give_back(node);
+        }
+    }
+
+    /// Out of memory: waits until the first of this endpoint's retired nodes can be reused.
+    async fn wait_for_rested(&self, error: RemoteError) -> Result<(), RemoteError> {
+        let first = self.resting.borrow().front().map(|(due_ns, _)| *due_ns);
+        let due_ns = first.ok_or(error)?;
+        self.client.fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;
+        self.wake_rested();
+        Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.client.fabric().now_ns()
     }
 
     /// Returns free nodes on `server` beyond `keep` to that server, for other clients.
@@ -173,8 +234,22 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         }
     }
 
+    /// Returns free nodes beyond `keep` on each server, also those whose grace period has passed by
+    /// now.
+    ///
+    /// # Errors
+    /// As [`NodeAllocator::share`], at the first server that does not take them.
+    pub async fn share_all(&self, keep: usize) -> Result<(), RemoteError> {
+        self.wake_rested();
+        for number in 0..self.client.fabric().memory_servers() {
+            self.share(ServerId::new(number), keep).await?;
+        }
+        Ok(())
+    }
+
     /// The number of nodes that can be allocated on `server` without an RPC.
     pub fn available(&self, server: ServerId) -> usize {
+        self.wake_rested();
         self.carvers.get(server.index()).map_or(0, |carver| carver.borrow().available())
     }
 }

@@ -1,19 +1,44 @@
-//! Claims memory servers: makes their pools part of one index.
+//! The creation of an index: writes its first pages, then claims memory servers, which makes their
+//! pools part of it.
 
-use super::{RemoteError, RpcClient};
-use crate::page::Layout;
+use super::{Image, PageClient, RemoteError, RpcClient};
+use crate::page::{DesignId, Layout, Superblock};
 use crate::wire::{PoolRequest, Refusal, Reply};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
 /// The memory server that holds the root of an index, in designs that have one.
 pub const ROOT_SERVER: ServerId = ServerId::new(0);
 
-impl<F: Fabric, L: Layout> RpcClient<F, L> {
-    /// Fails if a server's pool belongs to an index already; one READ.
+impl<F: Fabric, L: Layout> PageClient<F, L> {
+    /// Allocates a node on each of the first `servers` memory servers, and writes there the pages
+    /// that `make` returns for these addresses. Call [`RpcClient::claim_all`] with the addresses
+    /// next.
     ///
     /// # Errors
-    /// [`RemoteError::Refused`] if it does.
-    pub async fn check_unclaimed(&self, server: ServerId) -> Result<(), RemoteError> {
+    /// [`RemoteError::Refused`] if one of these servers belongs to an index already.
+    pub async fn write_roots<E: From<RemoteError>>(
+        &self,
+        servers: u16,
+        make: impl AsyncFnOnce(&[GlobalAddr]) -> Result<Vec<Image<L>>, E>,
+    ) -> Result<Vec<GlobalAddr>, E> {
+        for number in (0..servers).rev() {
+            self.rpc().check_unclaimed(ServerId::new(number)).await?;
+        }
+        let mut roots = Vec::new();
+        for number in 0..servers {
+            roots.push(self.take_node(ServerId::new(number)).await?);
+        }
+        for (root, image) in roots.iter().zip(make(&roots).await?) {
+            let fresh = self.fresh_word(*root).await?;
+            self.write_fresh(&[(*root, fresh, &image)]).await?;
+        }
+        Ok(roots)
+    }
+}
+
+impl<F: Fabric, L: Layout> RpcClient<F, L> {
+    /// Fails if a server's pool belongs to an index already; one READ.
+    async fn check_unclaimed(&self, server: ServerId) -> Result<(), RemoteError> {
         let found = self.superblock(server).await?;
         if found.options == 0 && found.root.is_null() {
             return Ok(());
@@ -21,32 +46,55 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         Err(RemoteError::Refused { server, refusal: Refusal::TreeExists })
     }
 
-    /// An index's options combined with a unique number. The number distinguishes two clients that
-    /// create the same index, in any process, so each can repeat a claim of unknown outcome.
-    pub fn own_options(&self, options: u64) -> u64 {
-        options | self.fabric().unique() << 32
+    /// Reads the superblock of a server that an index of `design` has claimed. Also returns the
+    /// index's options.
+    ///
+    /// # Errors
+    /// [`RemoteError::BadPool`] if there is no such index.
+    pub async fn claimed(
+        &self,
+        server: ServerId,
+        design: DesignId,
+    ) -> Result<(Superblock, u64), RemoteError> {
+        let found = self.superblock(server).await?;
+        match found.options_of(design) {
+            Ok(options) => Ok((found, options)),
+            Err(error) => Err(RemoteError::BadPool { server, error }),
+        }
     }
 
-    /// Claims all servers for an index, the root's server last. Until then there is no index to
-    /// open, and of two clients that try, only one gets past the first claim.
+    /// Claims all servers for an index with these roots, [`ROOT_SERVER`] last. Until then there is
+    /// no index to open, and of two clients that try, only one gets past the first claim.
     ///
     /// # Errors
     /// [`RemoteError`] if a server belongs to another index.
-    pub async fn claim_all(&self, options: u64, root: GlobalAddr) -> Result<(), RemoteError> {
-        let options = self.own_options(options);
+    pub async fn claim_all(&self, options: u64, roots: &[GlobalAddr]) -> Result<(), RemoteError> {
+        self.claim_each(options, roots, async |_| Ok(())).await
+    }
+
+    /// Does the same, and calls `claimed` for each server after its claim.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a server belongs to another index; errors of `claimed`.
+    pub async fn claim_each<E: From<RemoteError>>(
+        &self,
+        options: u64,
+        roots: &[GlobalAddr],
+        claimed: impl AsyncFn(ServerId) -> Result<(), E>,
+    ) -> Result<(), E> {
+        // A unique number distinguishes two clients that create the same index, in any process, so
+        // each can repeat a claim of unknown outcome.
+        let options = options | self.fabric().unique() << 32;
         for number in (0..self.fabric().memory_servers()).rev() {
             let server = ServerId::new(number);
-            let root = if server == ROOT_SERVER { root } else { GlobalAddr::NULL };
+            let root = roots.get(server.index()).copied().unwrap_or(GlobalAddr::NULL);
             self.claim(server, options, root).await?;
+            claimed(server).await?;
         }
         Ok(())
     }
 
-    /// Claims one server, with options from [`RpcClient::own_options`].
-    ///
-    /// # Errors
-    /// [`RemoteError`] if it belongs to another index.
-    pub async fn claim(
+    async fn claim(
         &self,
         server: ServerId,
         options: u64,

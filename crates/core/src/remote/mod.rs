@@ -6,6 +6,9 @@
 //! design changes an [`Image`] of it. [`PageClient::lock`] proves by one CAS that the copy is still
 //! current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which also
 //! unlocks the page.
+//!
+//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs` and `identity.rs` add its functions
+//! for changes, and define the state that it keeps for them, so these four files use each other.
 
 mod allocate;
 mod backoff;

@@ -23,7 +23,7 @@ use crate::wire::OwnerRequest;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -62,8 +62,6 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) suspect: Cell<Option<(GlobalAddr, LockWord)>>,
     /// The backoff that new operations start with.
     backoff: Cell<Backoff>,
-    /// Freed nodes, each with the time from which it can be reused.
-    resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
 }
 
 impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
@@ -119,7 +117,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             doubts_due_ns: Cell::new(0),
             suspect: Cell::new(None),
             backoff: Cell::new(Backoff::default()),
-            resting: RefCell::default(),
         }
     }
 
@@ -407,11 +404,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if there is none.
     pub async fn take_node(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
-        self.wake_rested();
-        match self.nodes.take(server).await {
-            Err(error @ RemoteError::OutOfMemory { .. }) => self.wait_for_rested(error).await?,
-            outcome => return outcome,
-        }
         self.nodes.take(server).await
     }
 
@@ -420,11 +412,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no server has room.
     pub async fn take_node_anywhere(&self) -> Result<GlobalAddr, RemoteError> {
-        self.wake_rested();
-        match self.nodes.take_anywhere().await {
-            Err(error @ RemoteError::OutOfMemory { .. }) => self.wait_for_rested(error).await?,
-            outcome => return outcome,
-        }
         self.nodes.take_anywhere().await
     }
 
@@ -441,7 +428,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// The number of nodes that can be allocated on `server` without an RPC.
     pub fn available(&self, server: ServerId) -> usize {
-        self.wake_rested();
         self.nodes.available(server)
     }
 
@@ -460,31 +446,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Frees a node that no page points to any more. It is reused only after the grace period (V2).
     pub fn retire(&self, node: GlobalAddr) {
         let rest_ns = if self.fabric().breaks(rules::FREED_NODES_REST) { 0 } else { GRACE_NS };
-        self.resting.borrow_mut().push_back((self.fabric().now_ns() + rest_ns, node));
+        self.nodes.retire(node, rest_ns);
     }
 
     /// The number of freed nodes still in their grace period.
     pub fn resting_nodes(&self) -> usize {
-        self.resting.borrow().len()
-    }
-
-    fn wake_rested(&self) {
-        let mut resting = self.resting.borrow_mut();
-        while let Some(&(due_ns, node)) = resting.front()
-            && due_ns <= self.fabric().now_ns()
-        {
-            resting.pop_front();
-            self.nodes.give_back(node);
-        }
-    }
-
-    /// Out of memory: waits until the first of this client's freed nodes can be reused.
-    async fn wait_for_rested(&self, error: RemoteError) -> Result<(), RemoteError> {
-        let first = self.resting.borrow().front().map(|(due_ns, _)| *due_ns);
-        let due_ns = first.ok_or(error)?;
-        self.fabric().sleep(due_ns.saturating_sub(self.fabric().now_ns())).await;
-        self.wake_rested();
-        Ok(())
+        self.nodes.resting()
     }
 
     /// Returns freed nodes after their grace period to the memory servers for other clients,
@@ -494,11 +461,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// [`RemoteError`] if a memory server does not take them. They stay with this client then,
     /// unless the outcome is unknown: then they are lost.
     pub async fn share_free_nodes(&self) -> Result<(), RemoteError> {
-        self.wake_rested();
-        for number in 0..self.fabric().memory_servers() {
-            self.nodes.share(ServerId::new(number), KEPT_NODES).await?;
-        }
-        Ok(())
+        self.nodes.share_all(KEPT_NODES).await
     }
 
     /// Word 0 of a newly allocated node. Its first image must have the next version (V3).

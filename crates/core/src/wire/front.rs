@@ -55,12 +55,34 @@ messages! {
             records: Vec<(L::Key, L::Value)>,
         },
         /// The tree is complete: it replaces the empty one. Sent only when this compute server and
-        /// all others have halted.
+        /// all others have halted. Answered by [`ClientResponse::Loaded`].
         9 => LoadEnd,
         /// Discard the tree that is being built.
         10 => LoadAbort,
         /// Write back every change that was acknowledged before this request.
         11 => Flush,
+        /// Release keys to another compute server, which is asked by [`ClientRequest::TakeOver`] at
+        /// the same time. Answered by [`ClientResponse::Map`] once the other server owns them.
+        12 => Release {
+            /// The compute server that takes the keys over.
+            to: u16,
+            /// The approximate boundary between the keys that stay and those that move; `None`
+            /// moves all.
+            near: Option<L::Key>,
+        },
+        /// Take over the keys that another compute server releases. Answered by
+        /// [`ClientResponse::Map`] once this one owns them.
+        13 => TakeOver {
+            /// The compute server that releases the keys.
+            from: u16,
+        },
+        /// Requests the load since the last such request. Answered by [`ClientResponse::Samples`].
+        14 => Samples,
+        /// Requests the fences of the leaf of a key. Answered by [`ClientResponse::Fences`].
+        15 => Fences {
+            /// The key.
+            key: L::Key,
+        },
     }
 }
 
@@ -97,6 +119,26 @@ messages! {
         },
         /// The request failed.
         5 => Error(code: ErrorCode),
+        /// The load of this compute server.
+        6 => Samples {
+            /// Number of sampled operations.
+            samples: u64,
+            /// The keys of some of them, ascending.
+            keys: Vec<L::Key>,
+        },
+        /// A bulk load has replaced the empty tree.
+        8 => Loaded {
+            /// Boundaries that give each owner about the same number of records, or none if there
+            /// are too few.
+            boundaries: Vec<L::Key> as short,
+        },
+        /// The fences of a leaf.
+        7 => Fences {
+            /// The smallest key that it can hold.
+            low: L::Key,
+            /// The smallest key beyond it; `None` is infinite.
+            high: Option<L::Key>,
+        },
     }
 }
 

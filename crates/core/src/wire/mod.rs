@@ -6,6 +6,9 @@
 //! memory server, with distinct tags. Any bytes may arrive: decoding never panics, never allocates
 //! more than the message's length, and rejects trailing bytes.
 //!
+//! `table.rs` and `fields.rs` use each other: a table's code calls the codecs of fields, and a
+//! field can be a struct with a table of its own.
+//!
 //! *Thread safety*: plain values.
 
 mod fields;

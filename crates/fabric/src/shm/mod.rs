@@ -6,6 +6,9 @@
 //! and the files, wakes a sleeping side, and shows each side the end of the other.
 //! `docs/internals/shm.md` draws it; decision 032 defines a fence here.
 //!
+//! `endpoint.rs` and `connection.rs` use each other: [`Shm`] names the type of its links, which are
+//! generic over their transport.
+//!
 //! *Thread safety*: the cluster is shared by all client threads; an endpoint belongs to one.
 //! Processes share only words that are accessed atomically, and packets.
 

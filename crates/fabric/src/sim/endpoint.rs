@@ -56,6 +56,8 @@ pub struct SimFabric {
     endpoint: Rc<EndpointState>,
     own: Rc<Own>,
     depth: usize,
+    /// The number of the first server that this endpoint sees.
+    first: u16,
     memory_servers: u16,
     broken: Option<Rule>,
 }
@@ -92,8 +94,30 @@ impl SimFabric {
             endpoint: Rc::new(endpoint),
             own: Rc::new(Own { buffers, rng: RefCell::new(SmallRng::seed_from_u64(seed)) }),
             depth,
+            first: 0,
             memory_servers: u16::try_from(servers).unwrap_or(ServerId::LIMIT),
             broken,
+        }
+    }
+
+    /// The same endpoint, limited to `count` servers from number `first` on, which it numbers from
+    /// 0. Meant for calls: an address names a server by its own number.
+    #[must_use]
+    pub fn limited_to(&self, first: u16, count: u16) -> Self {
+        Self { first: self.first + first, memory_servers: count, ..self.clone() }
+    }
+
+    /// Opens one more endpoint, of any compute server: a process that starts during a run.
+    #[must_use]
+    pub fn sibling(&self, compute_server: u16) -> Self {
+        Self::new(&self.world, compute_server)
+    }
+
+    /// The server that this endpoint knows as `server`.
+    fn server(&self, server: ServerId) -> Result<ServerId, FabricError> {
+        match server.number() < self.memory_servers {
+            true => Ok(ServerId::new(self.first + server.number())),
+            false => Err(FabricError::NoSuchServer(server)),
         }
     }
 
@@ -104,9 +128,10 @@ impl SimFabric {
         if opens_batch {
             endpoint.counters.count_doorbell();
         }
-        if let Err(error) = self.admit(server, &body) {
-            return SimOp::refused(error);
-        }
+        let server = match self.admit(server, &body) {
+            Ok(server) => server,
+            Err(error) => return SimOp::refused(error),
+        };
         let mut world = self.world.borrow_mut();
         let now_ns = world.events.now_ns();
         let network = &world.config.network;
@@ -155,9 +180,6 @@ impl SimFabric {
         act: impl FnOnce(&mut World),
     ) -> Result<(), FabricError> {
         self.endpoint.close_batch();
-        if server.number() >= self.memory_servers {
-            return Err(FabricError::NoSuchServer(server));
-        }
         if self.world.borrow().memory[server.index()].known_restarted {
             return Err(FabricError::Restarted { server });
         }
@@ -182,7 +204,7 @@ impl SimFabric {
     }
 
     /// Checks what can be refused without asking the memory server.
-    fn admit(&self, server: ServerId, body: &Body) -> Result<(), FabricError> {
+    fn admit(&self, server: ServerId, body: &Body) -> Result<ServerId, FabricError> {
         match *body {
             Body::Read { at, into: ref buffer } | Body::Write { at, from: ref buffer } => {
                 check_alignment(at, buffer.bytes())?;
@@ -193,16 +215,14 @@ impl SimFabric {
             }
             _ => {}
         }
-        if server.number() >= self.memory_servers {
-            return Err(FabricError::NoSuchServer(server));
-        }
+        let server = self.server(server)?;
         if self.world.borrow().memory[server.index()].known_restarted {
             return Err(FabricError::Restarted { server });
         }
         if self.endpoint.in_flight.get() >= self.depth {
             return Err(FabricError::QueueFull { depth: self.depth });
         }
-        Ok(())
+        Ok(server)
     }
 }
 
@@ -256,11 +276,12 @@ impl Fabric for SimFabric {
     }
 
     async fn reset(&self, server: ServerId) -> Result<(), FabricError> {
-        let endpoint = Rc::clone(&self.endpoint);
+        let (server, endpoint) = (self.server(server)?, Rc::clone(&self.endpoint));
         self.manage(server, |_| endpoint.connections.borrow_mut()[server.index()].reset()).await
     }
 
     async fn fence(&self, server: ServerId, compute_server: u16) -> Result<(), FabricError> {
+        let server = self.server(server)?;
         self.manage(server, |world| {
             let newest = world.endpoints;
             world.memory[server.index()].fenced.insert(compute_server, newest);

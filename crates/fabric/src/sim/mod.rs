@@ -7,6 +7,9 @@
 //! *Invariants*: nothing here reads a clock, an entropy source or an address; every iteration has a
 //! fixed order. Between two events, only tasks and the executor run.
 //!
+//! `world.rs` owns the events, operations, endpoints and servers. Their files use it in turn,
+//! because each of them posts events to the world.
+//!
 //! *Thread safety*: a cluster and its clients live on one thread; a [`SimControl`] may go to any
 //! thread.
 

@@ -5,6 +5,9 @@
 //! many operations in flight (`link.rs`). Both sides send and receive many frames with one system
 //! call. [`frame`] has the bytes, `docs/internals/tcp.md` the reasons.
 //!
+//! `endpoint.rs` uses `cluster.rs` and `link.rs`, and they use it: [`Tcp`] names the types of its
+//! cluster and its links, which are generic over their transport.
+//!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 
 mod cluster;

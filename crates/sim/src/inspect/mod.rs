@@ -50,6 +50,11 @@ pub(crate) enum Expect {
     Settled,
 }
 
+/// Says of a fault where it was found.
+pub(crate) fn at_the_end(fault: String) -> String {
+    format!("at the end, in the pool: {fault}")
+}
+
 /// The memory servers' regions, as one index.
 pub(crate) struct Pool<L: Layout> {
     servers: Vec<Arc<MemoryServer<L>>>,
@@ -144,7 +149,6 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
         compute: &De::Compute,
         observer: u16,
     ) -> Result<(), String> {
-        let at_the_end = |fault| format!("at the end, in the pool: {fault}");
         if self.is_uncertain {
             return self.look(Expect::WellFormed).map(drop).map_err(at_the_end);
         }

@@ -2,8 +2,8 @@
 
 use super::walk::{Access, Walk};
 use super::{Expect, Pool};
-use crate::run::{dex_options, start};
 use crate::scenario::Scenario;
+use crate::setup::{dex_options, start};
 use crate::workload;
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::fine::{Fine, FineOptions};

@@ -69,8 +69,8 @@ impl Owners {
         let is_uneven = self.map.owners().len() > 1 && all >= ENOUGH_RECORDS;
         (is_uneven && *most as f64 > FILLED * all as f64).then(|| {
             format!(
-                "warning: {:.1}% of the records went to compute server {server}, which serves them alone: begin a new \
-                 cluster with `--boundaries-from` this file to spread them",
+                "warning: {:.1}% of the records went to compute server {server}, which serves them alone: spread them with \
+                 `farleaf move`, or begin a cluster with `--balance` or with `--boundaries-from` this file",
                 *most as f64 / all as f64 * 100.0
             )
         })
@@ -165,7 +165,9 @@ pub(super) fn run(
                 return Err(error.context(before));
             }
         }
-        Ok((bar.position(), records.into_inner().owners.warning()))
+        // After a bulk load the boundaries follow the records.
+        let warning = (!arguments.bulk).then(|| records.into_inner().owners.warning());
+        Ok((bar.position(), warning.flatten()))
     })?;
     bar.finish_and_clear();
     println!("{loaded} records");

@@ -46,6 +46,13 @@ pub(crate) struct Patience {
     deadline_seconds: Duration,
 }
 
+impl Patience {
+    /// Gives up an operation after this time.
+    pub(super) fn new(deadline_seconds: Duration) -> Self {
+        Self { deadline_seconds }
+    }
+}
+
 /// The commands of a client.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {

@@ -187,11 +187,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(Swept::Done)
     }
 
-    /// Makes `grown` the owned range; it includes keys that another server has released.
+    /// Does most of the work of [`DexIndex::take_over`] in advance, with no effect on the range.
     ///
     /// # Errors
-    /// [`RemoteError`] if a node cannot be read; then the range has not changed.
-    pub(crate) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
+    /// [`RemoteError`] if a node cannot be read.
+    pub(crate) async fn prepare_take_over(
+        &self,
+        grown: &OwnedRange<L::Key>,
+    ) -> Result<(), RemoteError> {
         // READs posted before the other server released the keys may bring old content.
         if !self.fabric().breaks(rules::OLD_READS_AWAITED) {
             self.wait_for_marks().await?;
@@ -200,6 +203,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if !self.fabric().breaks(rules::OLD_COPIES_DROPPED) {
             self.sweep(|frame| self.renew(frame, (&held, grown), &dropped)).await?;
         }
+        Ok(())
+    }
+
+    /// Makes `grown` the owned range; it includes keys that another server has released.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a node cannot be read; then the range has not changed.
+    pub(crate) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
+        self.prepare_take_over(grown).await?;
         self.server.set_range(grown.clone()); // H2
         Ok(())
     }

@@ -5,10 +5,13 @@
 //! two versions. A shared node is locked at that time, and the next client that needs it recovers
 //! it. An exclusive node has no lock; its log entry (D9) makes it whole again. No other server
 //! writes such a node. But an old entry may name a page that was freed since and given to another
-//! compute server, so only pages that the tree leads to are completed.
+//! compute server, so only pages that the tree leads to are completed. And only pages in the range
+//! that the compute server still owns: keys were clean when they moved away, and their new owner
+//! may be writing the page.
 //!
 //! *Thread safety*: private to one task.
 
+use crate::cache::OwnedRange;
 use crate::page::{Layout, Page, Probe};
 use crate::remote::{Image, Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -17,7 +20,7 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 const WRITE_RETRIES: u32 = 16;
 
 /// Completes what `compute_server`, which is dead and fenced, left half written in the tree below
-/// `root`. Returns the number of nodes completed.
+/// `root`, within the `range` that it owns. Returns the number of nodes completed.
 ///
 /// # Errors
 /// [`RemoteError`] if a memory server does not answer.
@@ -25,11 +28,13 @@ pub(crate) async fn mend<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
     compute_server: u16,
+    range: &OwnedRange<L::Key>,
 ) -> Result<u64, RemoteError> {
     let mut mended = 0;
     // Upper levels first, so that the path to each node leads through whole ones.
     for (at, image) in pages.half_written(compute_server).await? {
-        if is_in_tree(pages, root, at, image.page()).await? {
+        let (low, high) = (L::low(image.page()), L::high(image.page()));
+        if range.covers(&low, high.as_ref()) && is_in_tree(pages, root, at, image.page()).await? {
             write(pages, at, &image).await?;
             mended += 1;
         }

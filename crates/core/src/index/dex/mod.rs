@@ -45,6 +45,7 @@ mod options;
 mod placement;
 mod refresh;
 mod scan;
+mod scan_range;
 mod server;
 mod split;
 mod uncached;

@@ -19,7 +19,7 @@
 
 use super::DexIndex;
 use super::descend::{Missing, Offer};
-use super::scan::{next_fence, within};
+use super::scan_range::{next_fence, within};
 use crate::cache::{
     LiveCounters, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Restart,
 };

@@ -6,7 +6,7 @@
 //! [design:8][log2 of chunk nodes:8][placement level:8][reserved:8][claim id:32]
 //! ```
 
-use crate::cache::CacheOptions;
+use crate::cache::{CacheOptions, named};
 use crate::page::{DesignId, NodeCarver};
 
 /// Where a bulk load puts the boundaries between compute servers.
@@ -18,6 +18,8 @@ pub enum Boundaries {
     /// At leaves such that all servers get about the same number of records.
     EqualRecords,
 }
+
+named!(Boundaries, "keys or records", { Kept: "keys", EqualRecords: "records", });
 
 /// When to balance load among compute servers, for tasks that run a balancer.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +50,14 @@ pub struct BalanceOptions {
     /// Whether compute servers that own no keys take part. Otherwise they are left alone, as are
     /// servers that have left.
     pub uses_spares: bool,
+}
+
+impl BalanceOptions {
+    /// Options for compute servers that are processes of their own. A server that has been drained
+    /// stays without keys.
+    pub fn for_processes() -> Self {
+        Self { window_ns: 500_000_000, least_samples: 64, uses_spares: false, ..Self::default() }
+    }
 }
 
 impl Default for BalanceOptions {

@@ -1,4 +1,7 @@
 //! State shared by the threads of one compute server: the cache, its range of keys, and free nodes.
+//! A node that one thread merges away serves the next split of any thread. An endpoint's allocator
+//! ([`crate::remote::NodeAllocator`]) belongs to one thread: it supplies nodes when this list is
+//! empty, and returns the list's surplus to the memory servers.
 //!
 //! *Thread safety*: any number of threads.
 

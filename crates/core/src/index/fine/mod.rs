@@ -30,7 +30,7 @@ pub use options::FineOptions;
 
 use super::{Design, IndexError};
 use crate::page::{DesignId, Layout};
-use crate::remote::{Image, PageClient, ROOT_SERVER, RpcClient};
+use crate::remote::{Image, PageClient, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::Cell;
 
@@ -45,15 +45,14 @@ impl<L: Layout> Design<L> for Fine {
     type Index<F: Fabric> = FineIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &FineOptions) -> Result<(), IndexError> {
-        let rpc = RpcClient::<F, L>::new(fabric.clone());
-        rpc.check_unclaimed(ROOT_SERVER).await?;
         let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
-        let root = pages.take_node(ROOT_SERVER).await?;
-        let image = Image::<L>::empty();
-        image.page().format_empty(root, 0, &L::min_key(), None);
-        let fresh = pages.fresh_word(root).await?;
-        pages.write_fresh(&[(root, fresh, &image)]).await?;
-        Ok(rpc.claim_all(options.to_word(), root).await?)
+        let make = async |roots: &[GlobalAddr]| {
+            let image = Image::<L>::empty();
+            image.page().format_empty(roots[0], 0, &L::min_key(), None);
+            Ok::<_, IndexError>(vec![image])
+        };
+        let roots = pages.write_roots(1, make).await?;
+        Ok(pages.rpc().claim_all(options.to_word(), &roots).await?)
     }
 
     fn compute(_options: &Self::Options) -> Result<(), IndexError> {
@@ -66,10 +65,7 @@ impl<L: Layout> Design<L> for Fine {
         let mut options = FineOptions::default();
         for number in (0..fabric.memory_servers()).rev() {
             let server = ServerId::new(number);
-            let found = rpc.superblock(server).await?;
-            let word = found
-                .options_of(DesignId::Fine)
-                .map_err(|error| IndexError::BadPool { server, error })?;
+            let (found, word) = rpc.claimed(server, DesignId::Fine).await?;
             (root, options) = (found.root, FineOptions::from_word(word));
         }
         let pages = PageClient::new(fabric, options.chunk_bytes());

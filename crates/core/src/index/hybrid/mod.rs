@@ -58,35 +58,27 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
             return Err(IndexError::InvalidArgument("the hybrid design needs range partitioning"));
         }
         let shares = options.partitioning.shares::<L>(fabric.memory_servers())?;
-        for number in (0..fabric.memory_servers()).rev() {
-            pages.rpc().check_unclaimed(ServerId::new(number)).await?;
-        }
-        let mut firsts = Vec::new();
-        for number in 0..fabric.memory_servers() {
-            firsts.push(pages.take_node(ServerId::new(number)).await?);
-        }
-        for (number, share) in shares.iter().enumerate() {
-            let Share::Range { low, high } = share else { continue };
-            let next = firsts.get(number + 1).copied().unwrap_or(GlobalAddr::NULL);
-            let image = empty_leaf::<L>(firsts[number], low, high.as_ref(), next);
-            let fresh = pages.fresh_word(firsts[number]).await?;
-            pages.write_fresh(&[(firsts[number], fresh, &image)]).await?;
-        }
-        // Server 0 last, as in `claim_all`.
-        let word = pages.rpc().own_options(word);
-        for (root, share) in firsts.into_iter().zip(shares).rev() {
-            let (server, rpc) = (root.server(), pages.rpc());
-            rpc.claim(server, word, root).await?;
-            match rpc.ask_harmless(server, &TreeRequest::Create { share }.into()).await {
+        let make = async |firsts: &[GlobalAddr]| {
+            let nexts = firsts.iter().skip(1).copied().chain([GlobalAddr::NULL]);
+            let leaves = firsts.iter().zip(nexts).zip(&shares).filter_map(|((at, next), share)| {
+                let Share::Range { low, high } = share else { return None };
+                Some(empty_leaf::<L>(*at, low, high.as_ref(), next))
+            });
+            Ok::<_, IndexError>(leaves.collect())
+        };
+        let firsts = pages.write_roots(fabric.memory_servers(), make).await?;
+        let create_tree = async |server: ServerId| {
+            let share = shares[server.index()].clone();
+            match pages.rpc().ask_harmless(server, &TreeRequest::Create { share }.into()).await {
                 // Another client creates no tree in a claimed pool, so an existing tree is from
                 // this call.
                 Ok(Reply::Done)
-                | Err(RemoteError::Refused { refusal: Refusal::TreeExists, .. }) => {}
-                Ok(_) => return Err(IndexError::BadReply { server }),
-                Err(error) => return Err(error.into()),
+                | Err(RemoteError::Refused { refusal: Refusal::TreeExists, .. }) => Ok(()),
+                Ok(_) => Err(IndexError::BadReply { server }),
+                Err(error) => Err(error.into()),
             }
-        }
-        Ok(())
+        };
+        pages.rpc().claim_each(word, &firsts, create_tree).await
     }
 
     fn compute(_options: &Self::Options) -> Result<(), IndexError> {
@@ -98,10 +90,8 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
         let (mut shares, mut firsts, mut word) = (Vec::new(), Vec::new(), 0);
         for number in 0..fabric.memory_servers() {
             let server = ServerId::new(number);
-            let found = rpc.superblock(server).await?;
-            word = found
-                .options_of(DesignId::Hybrid)
-                .map_err(|error| IndexError::BadPool { server, error })?;
+            let (found, options) = rpc.claimed(server, DesignId::Hybrid).await?;
+            word = options;
             firsts.push(found.first_leaf);
             match rpc.ask_harmless(server, &TreeRequest::Describe.into()).await? {
                 Reply::Description(Some(share)) => shares.push(share),

@@ -1,0 +1,41 @@
+//! Balances the load of a cluster's compute servers, as one of its clients.
+//!
+//! *Thread safety*: [`balance_until`] occupies one thread.
+
+use crate::client::Connection;
+use crate::stop::Stop;
+use farleaf_core::index::dex::BalanceOptions;
+use farleaf_core::index::{IndexError, Reshaped};
+use farleaf_core::partition::Balancer;
+use std::fmt::Display;
+use std::time::Duration;
+
+/// Pause before another attempt to connect.
+const RECONNECT: Duration = Duration::from_secs(1);
+
+/// Balances until `stop` is raised. A cluster that cannot be reached is tried again. Run only one
+/// balancer for a cluster: two would undo each other's moves.
+pub fn balance_until<E: Display>(connect: impl Fn() -> Result<Connection, E>, stop: &Stop) {
+    let report = |outcome: Result<Reshaped, IndexError>| match outcome {
+        Ok(Reshaped { moved, took_ns, .. }) => {
+            let (from, to) = moved.unwrap_or_default();
+            let took = Duration::from_nanos(took_ns);
+            tracing::info!("keys moved from busy compute server {from} to {to} in {took:.1?}");
+        }
+        Err(error) => tracing::warn!("cannot move keys from a busy compute server: {error}"),
+    };
+    while !stop.is_raised() {
+        let outcome = connect().map_err(|error| error.to_string()).and_then(|connection| {
+            let balanced = connection.run(async |client| -> Result<(), IndexError> {
+                let mut balancer = Balancer::new(&client, BalanceOptions::for_processes());
+                balancer.run(|| stop.is_raised(), report).await;
+                Ok(())
+            });
+            balanced.map_err(|error| error.to_string())
+        });
+        if let Err(why) = outcome {
+            tracing::debug!("cannot balance: {why}");
+            stop.wait(RECONNECT);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The catalog's map record, as the threads of a compute server read and replace it.
+//!
+//! Calls to the catalog block, so one thread makes them for all threads of the compute server, in
+//! order. It ends when the last [`CatalogMap`] is gone.
+//!
+//! *Thread safety*: a [`CatalogMap`] may go to any thread; each thread has its own.
+
+use crate::catalog::{Catalog, Version};
+use crate::error::ProgramError;
+use crate::records::{self, Keys, MapRecord};
+use farleaf_core::partition::{MapState, MapStore, Put};
+use futures_util::future::LocalBoxFuture;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use tokio::sync::oneshot;
+
+type Call = Box<dyn FnOnce(&dyn Catalog, &str) + Send>;
+
+/// Access to the map record of one generation of the index.
+#[derive(Clone)]
+pub(super) struct CatalogMap {
+    calls: Sender<Call>,
+    generation: u64,
+}
+
+impl fmt::Debug for CatalogMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CatalogMap").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl CatalogMap {
+    /// Starts the thread that calls the catalog.
+    ///
+    /// # Errors
+    /// The operating system's error if there are no more threads.
+    pub(super) fn start(
+        catalog: Arc<dyn Catalog>,
+        keys: &Keys,
+        generation: u64,
+    ) -> Result<Self, ProgramError> {
+        let (calls, waiting) = channel::<Call>();
+        let key = keys.map();
+        let run = move || waiting.into_iter().for_each(|call| call(&*catalog, &key));
+        let thread = std::thread::Builder::new().name("map".to_owned());
+        thread.spawn(run).map_err(ProgramError::system("a thread"))?;
+        Ok(Self { calls, generation })
+    }
+
+    /// Makes a call on the catalog's thread; `None` if that has ended.
+    async fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&dyn Catalog, &str) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, receiver) = oneshot::channel();
+        let call = Box::new(move |catalog: &dyn Catalog, key: &str| {
+            let _ = sender.send(call(catalog, key));
+        });
+        self.calls.send(call).ok()?;
+        receiver.await.ok()
+    }
+}
+
+impl MapStore<u64> for CatalogMap {
+    fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<u64>, u64)>> {
+        Box::pin(async {
+            let read = self.call(records::get::<MapRecord>);
+            let (record, version) = read.await?.ok()??;
+            // The keys of another generation are not this one's to move.
+            let is_current = record.generation.is_none_or(|other| other == self.generation);
+            if !is_current {
+                return None;
+            }
+            Some((record.state().ok()?, version.0))
+        })
+    }
+
+    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<u64>) -> LocalBoxFuture<'a, Put> {
+        let record = MapRecord::new(state, Some(self.generation));
+        let put = self.call(move |catalog, key| {
+            records::put_if(catalog, key, Some(Version(version)), &record, None)
+        });
+        Box::pin(async {
+            match put.await {
+                Some(Ok(true)) => Put::Done,
+                Some(Ok(false)) => Put::Changed,
+                Some(Err(_)) | None => Put::Unknown,
+            }
+        })
+    }
+}

@@ -1,0 +1,46 @@
+//! Why operations begin again.
+
+use crate::remote::{Miss, RemoteError};
+use farleaf_fabric::{FabricError, GlobalAddr};
+
+/// Why an attempt of an operation did not succeed, and how to go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Restart {
+    /// Another operation is using a node: try again after a pause.
+    Busy,
+    /// A node was brought in or created: start again from the root at once.
+    Again,
+    /// The shared nodes on the way are stale: refresh them, then try again.
+    Refresh,
+    /// The operation cannot be offloaded, or the memory server refused it: start again from the
+    /// root without offloading.
+    Here,
+    /// The page at this address is inconsistent. Unless the way to it was stale, a WRITE of the
+    /// page was torn.
+    Torn(GlobalAddr),
+    /// Another compute server owns the keys by now.
+    Moved,
+    /// The operation cannot succeed.
+    Failed(RemoteError),
+}
+
+impl From<RemoteError> for Restart {
+    fn from(error: RemoteError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<FabricError> for Restart {
+    fn from(error: FabricError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<Miss> for Restart {
+    fn from(miss: Miss) -> Self {
+        match miss {
+            Miss::Restart => Self::Busy,
+            Miss::Failed(error) => Self::Failed(error),
+        }
+    }
+}

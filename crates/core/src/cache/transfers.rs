@@ -1,0 +1,26 @@
+//! Transfers of a handle's frames that have not ended: why each is still counted as being written.
+//!
+//! *Thread safety*: plain values.
+
+use super::FrameId;
+use farleaf_fabric::GlobalAddr;
+use std::ops::Range;
+
+/// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as
+/// being written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct InDoubt {
+    pub(super) frame: FrameId,
+    pub(super) at: GlobalAddr,
+    pub(super) words: Range<usize>,
+    /// Since when the words have been dirty.
+    pub(super) since_ns: u64,
+}
+
+/// A frame that is written only after its parent (C24). Until then it is flagged as being written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub(super) frame: FrameId,
+    pub(super) parent: FrameId,
+    pub(super) parent_at: GlobalAddr,
+}

@@ -1,0 +1,166 @@
+//! Moves of keys between compute servers, as a client asks for them.
+
+use super::{ClientIndex, SHORTEST_WAIT_NS};
+use crate::index::{IndexError, Reshaped};
+use crate::page::Layout;
+use crate::partition::{BalanceTarget, Load, PartitionMap};
+use crate::wire::{ClientRequest, ClientResponse};
+use farleaf_fabric::{Fabric, ServerId};
+use futures_util::future::join;
+use std::cell::Cell;
+
+/// Longest pause before the taker of a move is asked again, in nanoseconds.
+const LONGEST_ASK_NS: u64 = 5_000_000;
+
+impl<F: Fabric, L: Layout> ClientIndex<F, L> {
+    /// Moves keys from one compute server to a neighbour, or to one that owns nothing: all keys, or
+    /// those on the far side of the boundary between leaves that is nearest to `near`. Operations
+    /// go on meanwhile; those on the moving keys wait.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the two are not neighbours, or if there is no boundary
+    /// near `near` inside the range; [`IndexError::Contended`] if other keys are moving, or if one
+    /// of the two did not do its part; then nothing has moved. [`IndexError::Indeterminate`] if
+    /// the keys may have moved.
+    pub async fn move_keys(
+        &self,
+        from: u16,
+        to: u16,
+        near: Option<&L::Key>,
+    ) -> Result<Reshaped, IndexError> {
+        let started_ns = self.fabric.now_ns();
+        self.learn_elsewhere();
+        let _ = self.learn_map(from).await;
+        self.map().plan(from, to, near)?;
+        let release = ClientRequest::Release { to, near: near.cloned() };
+        let is_answered = Cell::new(false);
+        let (released, has_taken) = join(
+            async {
+                let released = self.ask(from, &release).await;
+                is_answered.set(true);
+                released
+            },
+            self.let_take(to, from, &is_answered),
+        )
+        .await;
+        // The giver knows how the move was decided.
+        let outcome = match released {
+            Ok(ClientResponse::Map { epoch, boundaries, owners }) => {
+                self.adopt(PartitionMap::from_owners::<L>(epoch, boundaries, owners)?);
+                Ok(())
+            }
+            Ok(ClientResponse::NotOwner { owner, epoch }) => {
+                Err(IndexError::NotOwner { owner, epoch })
+            }
+            Ok(_) => Err(IndexError::BadReply { server: ServerId::new(from) }),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = outcome {
+            // If the giver has died since, the taker may have the keys.
+            if !(has_taken && matches!(error, IndexError::Indeterminate(_))) {
+                return Err(error);
+            }
+        }
+        let took_ns = self.fabric.now_ns() - started_ns;
+        Ok(Reshaped { started_ns, took_ns, moved: Some((from, to)), ..Reshaped::default() })
+    }
+
+    /// Asks `to` to take the keys over, until it has or the giver has answered. Returns whether it
+    /// has.
+    async fn let_take(&self, to: u16, from: u16, is_answered: &Cell<bool>) -> bool {
+        let mut wait_ns = SHORTEST_WAIT_NS;
+        while !is_answered.get() {
+            let taken = self.ask(to, &ClientRequest::TakeOver { from }).await;
+            if let Ok(ClientResponse::Map { .. }) = taken {
+                return true;
+            }
+            self.fabric.sleep(wait_ns).await;
+            wait_ns = (wait_ns * 2).min(LONGEST_ASK_NS);
+        }
+        false
+    }
+
+    /// Moves boundaries until each compute server that owns keys owns the range that these
+    /// boundaries give it; the owners stay in their order.
+    ///
+    /// # Errors
+    /// Those of [`ClientIndex::move_keys`]; some boundaries may have moved then.
+    pub async fn move_boundaries(&self, wanted: &[L::Key]) -> Result<(), IndexError> {
+        let map = self.map();
+        if wanted.len() != map.boundaries().len() {
+            return Err(IndexError::InvalidArgument(
+                "there must be one boundary between two owners",
+            ));
+        }
+        let places = || wanted.iter().enumerate();
+        // A boundary that falls must lie above the one before it, which has fallen already or will
+        // rise; the other way round for those that rise.
+        for (place, at) in places().filter(|(place, at)| **at < map.boundaries()[*place]) {
+            self.move_keys(map.owners()[place], map.owners()[place + 1], Some(at)).await?;
+        }
+        for (place, at) in places().rev().filter(|(place, at)| **at > map.boundaries()[*place]) {
+            self.move_keys(map.owners()[place + 1], map.owners()[place], Some(at)).await?;
+        }
+        Ok(())
+    }
+}
+
+impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
+    type Fabric = F;
+    type Key = L::Key;
+
+    fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    fn newest_map(&self) -> PartitionMap<L::Key> {
+        self.learn_elsewhere();
+        (*self.map()).clone()
+    }
+
+    async fn loads(&self) -> Vec<Load<L::Key>> {
+        let mut loads = Vec::new();
+        for number in 0..self.fabric.memory_servers() {
+            let asked = match self.directory.is_absent(number) {
+                true => None,
+                false => self.ask(number, &ClientRequest::Samples).await.ok(),
+            };
+            loads.push(match asked {
+                Some(ClientResponse::Samples { samples, keys }) => Load { samples, keys },
+                _ => Load::default(),
+            });
+        }
+        // Servers beyond the last one that answers or owns keys take no part.
+        let last = self.map().owners().iter().copied().max().map_or(0, usize::from);
+        let present = |number: usize| !self.directory.is_absent(number as u16);
+        while loads.len() > last + 1 && !present(loads.len() - 1) {
+            loads.pop();
+        }
+        loads
+    }
+
+    async fn fences(
+        &self,
+        owner: u16,
+        key: &L::Key,
+    ) -> Result<(L::Key, Option<L::Key>), IndexError> {
+        match self.ask(owner, &ClientRequest::Fences { key: key.clone() }).await? {
+            ClientResponse::Fences { low, high } => Ok((low, high)),
+            ClientResponse::NotOwner { owner, epoch } => Err(IndexError::NotOwner { owner, epoch }),
+            _ => Err(IndexError::BadReply { server: ServerId::new(owner) }),
+        }
+    }
+
+    async fn move_keys(&self, from: u16, to: u16, at: &L::Key) -> Result<Reshaped, IndexError> {
+        Self::move_keys(self, from, to, Some(at)).await
+    }
+}
+
+/// The moves that leave a compute server without keys: to the neighbour that owns fewer of them,
+/// by the map alone.
+pub fn drain_to<K: Clone + Ord>(map: &PartitionMap<K>, compute_server: u16) -> Option<u16> {
+    let owners = map.owners();
+    let place = owners.iter().position(|owner| *owner == compute_server)?;
+    let below = place.checked_sub(1).and_then(|below| owners.get(below));
+    below.or_else(|| owners.get(place + 1)).copied()
+}

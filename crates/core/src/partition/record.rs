@@ -1,0 +1,110 @@
+//! The map record: what decides which compute server owns which keys when compute servers are
+//! processes of their own.
+//!
+//! A compute server changes the record only by replacing the version that it has read. So of two
+//! changes that exclude each other, one fails, and each server can read what was decided.
+//!
+//! *Invariants*
+//! - record.MR1. Between the put of a move and the put that ends it, no compute server serves the
+//!   keys that move: the giver has released them before the first put, and the taker serves them
+//!   after the second.
+//! - record.MR2. A compute server serves keys that it has released only after a put of its own has
+//!   raised the record's version. So an earlier put of unknown outcome can no longer take effect.
+//!
+//! *Thread safety*: a [`MapStore`] belongs to one thread.
+
+use super::PartitionMap;
+use super::map::Move;
+use crate::index::IndexError;
+use crate::rules;
+use farleaf_fabric::Fabric;
+use futures_util::future::LocalBoxFuture;
+use std::fmt::Debug;
+
+/// A move of keys that has begun: the giver has released them, and the taker may take them over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingMove<K> {
+    /// A random number, so that two attempts with the same servers and boundary differ.
+    pub id: u64,
+    /// The compute server that has released the keys.
+    pub from: u16,
+    /// The compute server that takes them over.
+    pub to: u16,
+    /// The boundary between the keys that move and those that stay; `None` if all move.
+    pub at: Option<K>,
+}
+
+/// The content of the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapState<K> {
+    /// The owner of every key; while a move is pending, as it was before.
+    pub map: PartitionMap<K>,
+    /// The move that is pending, at most one at a time.
+    pub moving: Option<PendingMove<K>>,
+}
+
+impl<K: Clone + Ord> MapState<K> {
+    /// The pending move with all its ranges.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the map does not allow it, so the record is damaged.
+    pub fn planned(&self, pending: &PendingMove<K>) -> Result<Move<K>, IndexError> {
+        self.map.plan(pending.from, pending.to, pending.at.as_ref())
+    }
+}
+
+/// The outcome of [`MapStore::put_if`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// The record has the new content.
+    Done,
+    /// The record has another version. Nothing has changed.
+    Changed,
+    /// The record may have the new content, now or later, unless its version is raised before.
+    Unknown,
+}
+
+/// Where the record is kept.
+pub trait MapStore<K>: Debug {
+    /// The record and its version; `None` if it cannot be read now.
+    fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<K>, u64)>>;
+
+    /// Replaces the record if it still has this version.
+    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<K>) -> LocalBoxFuture<'a, Put>;
+}
+
+/// Pauses between attempts to read or replace the record, in nanoseconds.
+const SHORTEST_PAUSE_NS: u64 = 1_000_000;
+const LONGEST_PAUSE_NS: u64 = 200_000_000;
+/// How often the record is tried before a life begins.
+const ATTEMPTS: u32 = 100;
+
+/// Begins the next life of a compute server: ends a move in which its former life was the giver,
+/// and raises the record's version, so that no put of the former life takes effect any more (MR2).
+/// Returns the map to serve by. Call it after the former life has been fenced.
+///
+/// # Errors
+/// [`IndexError::Contended`] if the record cannot be read or replaced.
+pub async fn begin_life<K: Clone + Ord>(
+    fabric: &impl Fabric,
+    store: &dyn MapStore<K>,
+    compute_server: u16,
+) -> Result<PartitionMap<K>, IndexError> {
+    let mut pause_ns = SHORTEST_PAUSE_NS;
+    for _ in 0..ATTEMPTS {
+        if let Some((mut state, version)) = store.read().await {
+            if fabric.breaks(rules::RECORD_RAISED) {
+                return Ok(state.map);
+            }
+            if state.moving.as_ref().is_some_and(|pending| pending.from == compute_server) {
+                state.moving = None;
+            }
+            if store.put_if(version, &state).await == Put::Done {
+                return Ok(state.map);
+            }
+        }
+        fabric.sleep(pause_ns).await;
+        pause_ns = (pause_ns * 2).min(LONGEST_PAUSE_NS);
+    }
+    Err(IndexError::Contended { retries: ATTEMPTS })
+}

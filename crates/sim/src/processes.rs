@@ -1,0 +1,639 @@
+//! Scenarios with `[processes]`: compute servers that are processes of their own, as they are
+//! deployed.
+//!
+//! Clients reach compute servers by messages over the simulated network, with
+//! [`farleaf_core::client::ClientIndex`]; each compute server has a cache of its own, one
+//! [`Worker`], and a map record that it shares with the others. A mover asks for moves of keys.
+//! Processes die at random moments, or in the middle of moves, and begin another life a while
+//! later.
+//!
+//! A compute server that dies loses what it has not written back. So where processes die, each
+//! answers only after it has written back everything: then nothing that a client has seen may be
+//! lost, and the checkers judge the history like any other.
+//!
+//! *Thread safety*: a run is one thread.
+
+use crate::client::{self, Board, join_all, settle};
+use crate::inspect::{Expect, Pool, at_the_end};
+use crate::reshaping::pick;
+use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
+use crate::setup::{Servers, dex_options, sim_config, start};
+use crate::workload;
+use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
+use farleaf_core::index::dex::{BalanceOptions, DexOptions};
+use farleaf_core::index::{Design, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_core::page::Layout;
+use farleaf_core::partition::{
+    Balancer, ComputeServer, Dex, LoadInbox, MapState, MapStore, PartitionMap, Put, Worker,
+    begin_life, end_former_life, fence_former_life,
+};
+use farleaf_core::server::MemoryServer;
+use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
+use farleaf_fabric::sim::{SimCluster, SimFabric};
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Region, ReplySink};
+use futures_util::future::LocalBoxFuture;
+use rand::RngExt;
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+/// Requests that a compute server serves at a time.
+const TASKS: usize = 8;
+/// Poll interval of a process for its death, in nanoseconds.
+const LOOK_FOR_DEATH_NS: u64 = 20_000;
+/// Longest time after the begin of a move at which one of its servers dies, in nanoseconds.
+const LONGEST_UNTIL_DEATH_NS: u64 = 400_000;
+/// Longest time between two moves of keys, in nanoseconds.
+const LONGEST_PAUSE_NS: u64 = 400_000;
+/// Longest time that the record takes for a read or half a put, in nanoseconds.
+const RECORD_NS: u64 = 60_000;
+/// A put of unknown outcome takes effect at most this late, in nanoseconds.
+const LATE_PUT_NS: u64 = 5_000_000;
+/// Pause before another attempt to begin a life, in nanoseconds.
+const RETRY_NS: u64 = 1_000_000;
+
+/// What answers at an address of the simulated network.
+enum Node<L: Layout> {
+    Memory(Arc<MemoryServer<L>>),
+    Compute(Arc<Front<L>>),
+}
+
+impl<L: Layout> Calls for Node<L> {
+    fn memory(&self) -> Option<&Arc<Region>> {
+        match self {
+            Self::Memory(server) => Calls::memory(&**server),
+            Self::Compute(_) => None,
+        }
+    }
+
+    async fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) {
+        match self {
+            Self::Memory(server) => Calls::call(&**server, cpu, call).await,
+            Self::Compute(front) => front.take(call),
+        }
+    }
+
+    async fn after_answer<C: Cpu>(&self, cpu: &C) {
+        if let Self::Memory(server) = self {
+            Calls::after_answer(&**server, cpu).await;
+        }
+    }
+}
+
+/// The requests that wait at a compute server.
+struct Front<L: Layout>(Mutex<Waiting<L>>);
+
+struct Waiting<L: Layout> {
+    is_open: bool,
+    asked: VecDeque<(ClientRequest<L>, ReplySink)>,
+    loads: VecDeque<(ClientRequest<L>, ReplySink)>,
+    idle: Vec<Waker>,
+    dies_at_ns: Option<u64>,
+}
+
+impl<L: Layout> Front<L> {
+    fn new() -> Self {
+        Self(Mutex::new(Waiting {
+            is_open: false,
+            asked: VecDeque::new(),
+            loads: VecDeque::new(),
+            idle: Vec::new(),
+            dies_at_ns: None,
+        }))
+    }
+
+    fn take(&self, call: Call<'_>) {
+        let mut waiting = lock(&self.0);
+        let refused = match ClientRequest::<L>::decode(call.request) {
+            None => ErrorCode::Malformed,
+            Some(_) if !waiting.is_open => ErrorCode::Unavailable,
+            Some(ask) => {
+                let is_load = matches!(
+                    ask,
+                    ClientRequest::LoadBegin { .. }
+                        | ClientRequest::LoadAppend { .. }
+                        | ClientRequest::LoadEnd
+                        | ClientRequest::LoadAbort
+                );
+                let queue = if is_load { &mut waiting.loads } else { &mut waiting.asked };
+                queue.push_back((ask, call.later()));
+                return waiting.idle.drain(..).for_each(Waker::wake);
+            }
+        };
+        call.reply.extend_from_slice(&ClientResponse::<L>::Error(refused).encode());
+    }
+
+    fn open(&self) {
+        lock(&self.0).is_open = true;
+    }
+
+    /// Refuses requests from now on. Those that wait get no answer.
+    fn close(&self) {
+        let dropped = {
+            let mut waiting = lock(&self.0);
+            waiting.is_open = false;
+            waiting.idle.drain(..).for_each(Waker::wake);
+            (std::mem::take(&mut waiting.asked), std::mem::take(&mut waiting.loads))
+        };
+        drop(dropped);
+    }
+
+    async fn next(&self, is_load: bool) -> Option<(ClientRequest<L>, ReplySink)> {
+        poll_fn(|context| {
+            let mut waiting = lock(&self.0);
+            let queue = if is_load { &mut waiting.loads } else { &mut waiting.asked };
+            if let Some(asked) = queue.pop_front() {
+                return Poll::Ready(Some(asked));
+            }
+            if !waiting.is_open {
+                return Poll::Ready(None);
+            }
+            waiting.idle.push(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn dies_at(&self, at_ns: u64) {
+        lock(&self.0).dies_at_ns.get_or_insert(at_ns);
+    }
+
+    /// Waits until the process is to die.
+    async fn death(&self, fabric: &impl Fabric) {
+        loop {
+            let dies_at_ns = lock(&self.0).dies_at_ns;
+            if dies_at_ns.is_some_and(|at_ns| at_ns <= fabric.now_ns()) {
+                lock(&self.0).dies_at_ns = None;
+                return;
+            }
+            fabric.sleep(LOOK_FOR_DEATH_NS).await;
+        }
+    }
+}
+
+struct Loads<'a, L: Layout>(&'a Front<L>);
+
+impl<L: Layout> LoadInbox<L> for Loads<'_, L> {
+    type Reply = Box<dyn FnOnce(ClientResponse<L>)>;
+
+    async fn next(&self) -> Option<(ClientRequest<L>, Self::Reply)> {
+        let (ask, sink) = self.0.next(true).await?;
+        Some((ask, Box::new(|told: ClientResponse<L>| sink.send(told.encode()))))
+    }
+}
+
+/// The map record: its content, its version, and puts that take effect late.
+#[derive(Debug)]
+struct Record {
+    state: MapState<u64>,
+    version: u64,
+    late: Vec<(u64, u64, MapState<u64>)>,
+}
+
+impl Record {
+    fn put_if(&mut self, version: u64, state: &MapState<u64>) -> bool {
+        let is_current = self.version == version;
+        if is_current {
+            (self.state, self.version) = (state.clone(), version + 1);
+        }
+        is_current
+    }
+
+    fn take_late(&mut self, now_ns: u64) {
+        let mut due: Vec<_> = self.late.extract_if(.., |(at_ns, ..)| *at_ns <= now_ns).collect();
+        due.sort_by_key(|(at_ns, ..)| *at_ns);
+        for (_, version, state) in due {
+            self.put_if(version, &state);
+        }
+    }
+}
+
+/// The record as one endpoint reaches it.
+#[derive(Debug)]
+struct SimStore {
+    record: Arc<Mutex<Record>>,
+    fabric: SimFabric,
+    /// How often a read fails, or a put has no known outcome: once in this many times.
+    fails_one_in: u64,
+}
+
+impl SimStore {
+    async fn travel(&self) {
+        self.fabric.sleep(1 + self.fabric.random() % RECORD_NS).await;
+    }
+
+    fn fails(&self) -> bool {
+        self.fails_one_in > 0 && self.fabric.random().is_multiple_of(self.fails_one_in)
+    }
+
+    fn look(&self) -> (MapState<u64>, u64) {
+        let mut record = lock(&self.record);
+        record.take_late(self.fabric.now_ns());
+        (record.state.clone(), record.version)
+    }
+}
+
+impl MapStore<u64> for SimStore {
+    fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<u64>, u64)>> {
+        Box::pin(async {
+            self.travel().await;
+            let read = self.look();
+            self.travel().await;
+            (!self.fails()).then_some(read)
+        })
+    }
+
+    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<u64>) -> LocalBoxFuture<'a, Put> {
+        Box::pin(async move {
+            self.travel().await;
+            self.look();
+            if self.fails() {
+                // It never arrives, or it arrives at some time.
+                if !self.fabric.random().is_multiple_of(3) {
+                    let at_ns = self.fabric.now_ns() + self.fabric.random() % LATE_PUT_NS;
+                    lock(&self.record).late.push((at_ns, version, state.clone()));
+                }
+                self.travel().await;
+                return Put::Unknown;
+            }
+            let is_done = lock(&self.record).put_if(version, state);
+            self.travel().await;
+            if is_done { Put::Done } else { Put::Changed }
+        })
+    }
+}
+
+/// A client's directory: the record, as another thread of the client's process read it.
+#[derive(Debug)]
+struct RecordDirectory(Arc<Mutex<Record>>);
+
+impl Directory<u64> for RecordDirectory {
+    fn is_absent(&self, _compute_server: u16) -> bool {
+        false
+    }
+
+    fn look_again(&self) {}
+
+    fn newer_map(&self, epoch: u64) -> Option<PartitionMap<u64>> {
+        let record = lock(&self.0);
+        (record.state.map.epoch() > epoch).then(|| record.state.map.clone())
+    }
+}
+
+/// The index behind compute servers, as a design.
+#[derive(Clone, Copy, Debug)]
+struct Deployed;
+
+#[derive(Clone, Debug)]
+struct DeployedCompute {
+    record: Arc<Mutex<Record>>,
+    options: ClientOptions,
+}
+
+impl<L: Layout<Key = u64, Value = u64>> Design<L> for Deployed {
+    const NAME: &'static str = "deployed";
+    type Options = ();
+    type Compute = DeployedCompute;
+    type Index<F: Fabric> = ClientIndex<F, L>;
+
+    async fn create<F: Fabric>(_fabric: &F, _options: &()) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    fn compute(_options: &()) -> Result<DeployedCompute, IndexError> {
+        Err(IndexError::InvalidArgument("the compute servers are processes of the run"))
+    }
+
+    async fn open<F: Fabric>(
+        fabric: F,
+        compute: &DeployedCompute,
+    ) -> Result<ClientIndex<F, L>, IndexError> {
+        let map = lock(&compute.record).state.map.clone();
+        let directory = Rc::new(RecordDirectory(Arc::clone(&compute.record)));
+        Ok(ClientIndex::with_map(fabric, compute.options, map, directory))
+    }
+}
+
+/// A run.
+struct Run<'a, L: Layout> {
+    scenario: &'a Scenario,
+    spec: &'a ProcessesSpec,
+    seed: u64,
+    board: &'a Board,
+    options: DexOptions<u64>,
+    fronts: Vec<Arc<Front<L>>>,
+    compute: DeployedCompute,
+}
+
+/// Runs a scenario with `[processes]`.
+pub(crate) fn play<L>(
+    scenario: &Scenario,
+    spec: &ProcessesSpec,
+    seed: u64,
+    board: &Board,
+) -> Result<(), String>
+where
+    L: Layout<Key = u64, Value = u64>,
+{
+    let options = dex_options::<L>(scenario)?;
+    let memory: Servers<L> = start::<L, Dex>(scenario, &options)?;
+    let map = PartitionMap::new::<L>(1, options.boundaries.clone());
+    let map = map.map_err(|error| format!("there is no first map: {error}"))?;
+    let servers = map.ranges() + options.spare_compute_servers;
+    let record = Record { state: MapState { map, moving: None }, version: 1, late: Vec::new() };
+    let run = Run {
+        scenario,
+        spec,
+        seed,
+        board,
+        options,
+        fronts: (0..servers).map(|_| Arc::new(Front::new())).collect(),
+        compute: DeployedCompute {
+            record: Arc::new(Mutex::new(record)),
+            options: ClientOptions {
+                deadline_ns: spec.deadline_ns,
+                request_ns: scenario.faults.timeout_ns,
+            },
+        },
+    };
+    let nodes = memory.iter().cloned().map(Node::Memory);
+    let nodes = nodes.chain(run.fronts.iter().cloned().map(Node::Compute)).map(Arc::new);
+    let sim = sim_config(scenario, &mut workload::rng(seed, 0));
+    let cluster = SimCluster::start(sim, nodes.collect());
+    board.reports_progress_to(cluster.control());
+    let inspector = Pool::new(&memory, scenario);
+    run.play(&cluster, &inspector);
+    if board.fault().is_some() {
+        return Ok(());
+    }
+    if scenario.allowed_errors.contains(&ErrorKind::Indeterminate) {
+        return inspector.look(Expect::WellFormed).map(drop).map_err(at_the_end);
+    }
+    run.look_at_the_end(&cluster, &inspector)
+}
+
+impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
+    fn memory_servers(&self) -> u16 {
+        self.scenario.cluster.memory_servers
+    }
+
+    fn compute_servers(&self) -> u16 {
+        self.fronts.len() as u16
+    }
+
+    /// The compute server number of endpoints that belong to no process.
+    fn nobody(&self) -> u16 {
+        self.compute_servers()
+    }
+
+    /// An endpoint as a client has it: its servers are the compute servers.
+    fn as_client(&self, fabric: &SimFabric) -> SimFabric {
+        fabric.limited_to(self.memory_servers(), self.compute_servers())
+    }
+
+    fn as_compute_server(&self, fabric: &SimFabric) -> SimFabric {
+        fabric.limited_to(0, self.memory_servers())
+    }
+
+    fn store(&self, fabric: &SimFabric) -> Rc<SimStore> {
+        let record = Arc::clone(&self.compute.record);
+        let fails_one_in = self.spec.record_fails_one_in;
+        Rc::new(SimStore { record, fabric: fabric.clone(), fails_one_in })
+    }
+
+    fn play(&self, cluster: &SimCluster<Node<L>>, inspector: &Pool<L>) {
+        let (scenario, board, seed) = (self.scenario, self.board, self.seed);
+        let spec = &scenario.cluster;
+        let processes = usize::from(self.compute_servers());
+        let clients = usize::from(spec.compute_servers * spec.clients_per_compute_server);
+        let nobody = self.nobody();
+        // Processes, then clients on machines of their own, then the rest.
+        let mut endpoints: Vec<u16> = (0..self.compute_servers()).collect();
+        endpoints.extend((0..clients as u16).map(|client| nobody + 1 + client));
+        endpoints.extend([nobody; 4]);
+        cluster.run(&endpoints, async |fabric, number| {
+            if number < processes {
+                return self.process(fabric, number as u16).await;
+            }
+            let number = number - processes;
+            let remote = self.as_client(&fabric);
+            if number < clients {
+                let place = (number, 0);
+                return client::client::<L, Deployed, _>(
+                    remote,
+                    &self.compute,
+                    board,
+                    scenario,
+                    seed,
+                    place,
+                )
+                .await;
+            }
+            match number - clients {
+                0 => {
+                    let number = clients as u32 * u32::from(spec.in_flight_per_client);
+                    client::observer::<L, Deployed, _>(
+                        remote,
+                        &self.compute,
+                        board,
+                        scenario,
+                        number,
+                        &[],
+                    )
+                    .await;
+                }
+                1 => inspector.watch(fabric, board, seed).await,
+                2 => self.mover(remote).await,
+                _ => self.balancer(remote).await,
+            }
+        });
+    }
+
+    /// A compute server's process: one life after the other until the run is over.
+    async fn process(&self, fabric: SimFabric, number: u16) {
+        let front = &self.fronts[usize::from(number)];
+        let mut rng = workload::rng(self.seed, u64::MAX / 11 - u64::from(number));
+        for kill in self.spec.kills.iter().filter(|kill| kill.server == number) {
+            front.dies_at(rng.random_range(kill.earliest_ns..=kill.latest_ns));
+        }
+        while !self.board.is_over() {
+            let lived = {
+                let mut life = pin!(self.live(&fabric, number));
+                let mut death = pin!(front.death(&fabric));
+                poll_fn(|context| match life.as_mut().poll(context) {
+                    Poll::Ready(()) => Poll::Ready(true),
+                    Poll::Pending => death.as_mut().poll(context).map(|()| false),
+                })
+                .await
+            };
+            front.close();
+            if lived {
+                return;
+            }
+            fabric.sleep(rng.random_range(1..=self.spec.restart_after_ns.max(1))).await;
+        }
+    }
+
+    async fn live(&self, fabric: &SimFabric, number: u16) {
+        let worker = loop {
+            match self.begin(fabric, number).await {
+                Ok(worker) => break worker,
+                Err(_) if self.board.is_over() => return,
+                Err(error) if self.board.allows(&error) => fabric.sleep(RETRY_NS).await,
+                Err(IndexError::Contended { .. }) => fabric.sleep(RETRY_NS).await,
+                Err(error) => {
+                    let what = format!("compute server {number} cannot begin a life: {error}");
+                    return self.board.report(what);
+                }
+            }
+        };
+        let front = &self.fronts[usize::from(number)];
+        front.open();
+        let (loads, ended) = (Loads(front), || self.board.is_over());
+        let mut tasks: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
+        for _ in 0..TASKS {
+            tasks.push(Box::pin(self.answer_all(&worker, front)));
+        }
+        tasks.push(Box::pin(worker.serve_loads(&loads, |_| ())));
+        tasks.push(Box::pin(worker.follow_map(&ended)));
+        tasks.push(Box::pin(worker.watch_memory_servers(&ended)));
+        tasks.push(Box::pin(worker.write_back_by_age(&ended)));
+        tasks.push(Box::pin(async {
+            while !self.board.is_over() {
+                fabric.sleep(LOOK_FOR_DEATH_NS).await;
+            }
+            front.close();
+        }));
+        join_all(tasks.into_iter()).await;
+        match worker.halt().await {
+            Ok(()) => {}
+            Err(error) if self.board.allows(&error) => {}
+            Err(error) => self.board.report(format!("cannot write everything back: {error}")),
+        }
+    }
+
+    async fn begin(
+        &self,
+        fabric: &SimFabric,
+        number: u16,
+    ) -> Result<Worker<SimFabric, L>, IndexError> {
+        let nobody = self.as_compute_server(&fabric.sibling(self.nobody()));
+        fence_former_life(&nobody, number).await?;
+        let map = begin_life(&nobody, &*self.store(fabric), number).await?;
+        let mine = self.as_compute_server(&fabric.sibling(number));
+        end_former_life::<_, L>(mine.clone(), number, &map.range_of(number)).await?;
+        let server = ComputeServer::start(number, &self.options.cache, map)?;
+        let server = Arc::new(server.sampling(self.options.balance.one_in));
+        Worker::open(&server, mine, self.store(fabric)).await
+    }
+
+    async fn answer_all(&self, worker: &Worker<SimFabric, L>, front: &Front<L>) {
+        let flushes = self.spec.has_deaths();
+        while let Some((ask, reply)) = front.next(false).await {
+            let waits = matches!(ask, ClientRequest::Edit(_) | ClientRequest::Scan { .. });
+            let mut told = worker.answer(ask).await;
+            if flushes
+                && waits
+                && !matches!(told, ClientResponse::Error(_) | ClientResponse::NotOwner { .. })
+                && !matches!(worker.answer(ClientRequest::Flush).await, ClientResponse::Done)
+            {
+                // What it has seen or done may be lost.
+                told = ClientResponse::Error(ErrorCode::Indeterminate);
+            }
+            reply.send(told.encode());
+        }
+    }
+
+    /// Moves keys at random moments, and lets servers die meanwhile.
+    async fn mover(&self, fabric: SimFabric) {
+        let DesignSpec::Dex { moves, .. } = self.scenario.design else { return };
+        let key_space = self.scenario.workload.key_space;
+        let mut rng = workload::rng(self.seed, u64::MAX / 3);
+        self.board.wait_for_load(&fabric).await;
+        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+            return;
+        };
+        let mut kills = self.spec.kills_in_moves;
+        for _ in 0..moves {
+            fabric.sleep(rng.random_range(1..=LONGEST_PAUSE_NS)).await;
+            if self.board.is_over() {
+                break;
+            }
+            let owners = lock(&self.compute.record).state.map.owners().to_vec();
+            let place = rng.random_range(0..owners.len());
+            let newcomers = (0..self.compute_servers()).filter(|server| !owners.contains(server));
+            let beside = [place.checked_sub(1), Some(place + 1)].into_iter().flatten();
+            let mut takers: Vec<u16> = beside.filter_map(|at| owners.get(at).copied()).collect();
+            takers.extend(newcomers);
+            let (from, to) = (owners[place], *pick(&takers, &mut rng));
+            let near = workload::key_at(rng.random_range(0..key_space), key_space);
+            let near = rng.random_bool(0.8).then_some(near);
+            if kills > 0 && rng.random_bool(0.5) {
+                kills -= 1;
+                let doomed = if rng.random_bool(0.5) { from } else { to };
+                let dies_at_ns = fabric.now_ns() + rng.random_range(1..=LONGEST_UNTIL_DEATH_NS);
+                self.fronts[usize::from(doomed)].dies_at(dies_at_ns);
+            }
+            match index.move_keys(from, to, near.as_ref()).await {
+                Ok(_) => self.board.count_balanced(),
+                // They may not be neighbours, there may be no boundary near the key, other keys may
+                // be moving, or one of the servers may have died.
+                Err(
+                    IndexError::InvalidArgument(_)
+                    | IndexError::Contended { .. }
+                    | IndexError::NotServed { .. }
+                    | IndexError::NotSent { .. }
+                    | IndexError::NotOwner { .. }
+                    | IndexError::Indeterminate(_),
+                ) => {}
+                Err(error) if self.board.allows(&error) => {}
+                Err(error) => self.board.report(format!("cannot move keys: {error}")),
+            }
+        }
+        settle(&fabric, &index).await;
+    }
+
+    /// Balances load among the processes, if the scenario asks for it.
+    async fn balancer(&self, fabric: SimFabric) {
+        let DesignSpec::Dex { balance_window_ns: 1.., .. } = self.scenario.design else { return };
+        self.board.wait_for_load(&fabric).await;
+        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+            return;
+        };
+        let report = |moved: Result<Reshaped, IndexError>| {
+            if moved.is_ok() {
+                self.board.count_balanced();
+            }
+        };
+        let options: BalanceOptions = self.options.balance.clone();
+        Balancer::new(&index, options).run(|| self.board.is_over(), report).await;
+    }
+
+    /// Everything has been written back: the pool holds exactly what a fresh reader of it finds.
+    fn look_at_the_end(
+        &self,
+        cluster: &SimCluster<Node<L>>,
+        inspector: &Pool<L>,
+    ) -> Result<(), String> {
+        let options = DexOptions { boundaries: Vec::new(), ..self.options.clone() };
+        let compute = <Dex as Design<L>>::compute(&options);
+        let compute = compute.map_err(|error| format!("cannot set up a reader: {error}"))?;
+        let mut scanned = cluster.run(&[self.nobody()], async |fabric, _| {
+            let fabric = self.as_compute_server(&fabric);
+            <Dex as Design<L>>::open(fabric, &compute).await?.scan(&Scan::range(..)).await
+        });
+        let records = match scanned.pop().flatten() {
+            Some(Ok(records)) => records,
+            other => return Err(at_the_end(format!("it cannot be scanned: {other:?}"))),
+        };
+        let expect = if self.spec.has_deaths() { Expect::Settled } else { Expect::Exact };
+        let held = inspector.look(expect).map_err(at_the_end)?;
+        if held != records {
+            return Err(at_the_end(format!("it holds {held:?}, but a reader finds {records:?}")));
+        }
+        Ok(())
+    }
+}

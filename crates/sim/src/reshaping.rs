@@ -1,0 +1,111 @@
+//! Tasks that change the cluster during a run: they move keys, add memory servers and balance load.
+//!
+//! *Thread safety*: a run is one thread.
+
+use crate::client::{Board, settle};
+use crate::scenario::{DesignSpec, Scenario};
+use crate::workload;
+use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
+use farleaf_core::page::Layout;
+use farleaf_core::partition::{ComputePool, Dex};
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+use rand::RngExt;
+
+/// Moves keys between compute servers at random moments, as often as the scenario says.
+pub(crate) async fn mover<L, F>(
+    fabric: F,
+    compute: &Arc<ComputePool<L>>,
+    board: &Board,
+    scenario: &Scenario,
+    (seed, which): (u64, u64),
+) where
+    L: Layout<Key = u64, Value = u64>,
+    F: Fabric,
+{
+    let DesignSpec::Dex { moves, .. } = scenario.design else { return };
+    let key_space = scenario.workload.key_space;
+    let mut rng = workload::rng(seed, u64::MAX / 3 - which);
+    let index = match <Dex as Design<L>>::open(fabric.clone(), compute).await {
+        Ok(index) if moves > 0 => index,
+        _ => return,
+    };
+    for _ in 0..moves {
+        fabric.sleep(rng.random_range(1..=MAX_PAUSE_NS)).await;
+        if board.is_over() {
+            break;
+        }
+        // Retry settling outcomes that were still in doubt after the last move.
+        let _ = index.settle().await;
+        let from = *pick(compute.map().owners(), &mut rng);
+        let to = rng.random_range(0..compute.servers().len() as u16);
+        let near = workload::key_at(rng.random_range(0..key_space), key_space);
+        let near = rng.random_bool(0.8).then_some(near);
+        match index.move_keys(from, to, near.as_ref()).await {
+            // The compute servers may not be neighbours, or no leaf may begin at the key.
+            Ok(_) | Err(IndexError::InvalidArgument(_)) => {}
+            // The balancer is moving keys.
+            Err(IndexError::Contended { retries: 0 }) => {}
+            Err(error) if board.allows(&error) => {}
+            Err(error) => board.report(format!("cannot move keys: {error}")),
+        }
+    }
+    settle(&fabric, &index).await;
+}
+
+/// Adds the spare memory servers one by one at random moments.
+pub(crate) async fn grower<L, F>(
+    fabric: F,
+    compute: &Arc<ComputePool<L>>,
+    board: &Board,
+    scenario: &Scenario,
+    seed: u64,
+) where
+    L: Layout<Key = u64, Value = u64>,
+    F: Fabric,
+{
+    let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
+        return;
+    };
+    let mut rng = workload::rng(seed, u64::MAX / 5);
+    let Ok(index) = <Dex as Design<L>>::open(fabric.clone(), compute).await else { return };
+    for _ in 0..spares {
+        fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
+        if let Err(error) = index.add_memory_server() {
+            board.report(format!("cannot add a memory server: {error}"));
+        }
+    }
+}
+
+/// Balances load among compute servers, if the scenario asks for it.
+pub(crate) async fn balancer<L, F>(
+    fabric: F,
+    compute: &Arc<ComputePool<L>>,
+    board: &Board,
+    scenario: &Scenario,
+) where
+    L: Layout<Key = u64, Value = u64>,
+    F: Fabric,
+{
+    let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
+    let Ok(index) = <Dex as Design<L>>::open(fabric.clone(), compute).await else { return };
+    let report = |moved: Result<Reshaped, IndexError>| match moved {
+        Ok(_) => board.count_balanced(),
+        Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
+        Err(error) if board.allows(&error) => {}
+        Err(error) => board.report(format!("cannot balance load: {error}")),
+    };
+    let balanced = index.background(Background::Balance, &|| board.is_over(), &report).await;
+    balanced.unwrap_or_else(|error| board.report(format!("the balancer failed: {error}")));
+    settle(&fabric, &index).await;
+}
+
+pub(crate) fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
+    &from[rng.random_range(0..from.len())]
+}
+
+/// Longest time until a memory server is added, in nanoseconds.
+const LONGEST_UNTIL_GROWTH_NS: u64 = 600_000;
+
+/// Longest time between two moves of keys, in nanoseconds.
+const MAX_PAUSE_NS: u64 = 100_000;

@@ -1,0 +1,158 @@
+//! What a run begins with: the options of its index, its simulated cluster, and memory servers with
+//! the empty index.
+//!
+//! *Thread safety*: plain functions.
+
+use crate::scenario::{DesignSpec, PartitioningSpec, Scenario};
+use crate::workload;
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::coarse::{CoarseOptions, Partitioning};
+use farleaf_core::index::dex::{BalanceOptions, DexOptions};
+use farleaf_core::index::fine::FineOptions;
+use farleaf_core::index::hybrid::HybridOptions;
+use farleaf_core::index::{Design, IndexError};
+use farleaf_core::page::Layout;
+use farleaf_core::partition::LONGEST_MOVE_NS;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Provider, ServerId};
+use rand::RngExt;
+
+pub(crate) fn coarse_options(
+    scenario: &Scenario,
+    partitioning: PartitioningSpec,
+) -> CoarseOptions<u64> {
+    let servers = scenario.cluster.memory_servers;
+    let partitioning = match partitioning {
+        PartitioningSpec::Hash => Partitioning::Hash,
+        PartitioningSpec::Range => {
+            Partitioning::Range { boundaries: workload::boundaries(&scenario.workload, servers) }
+        }
+    };
+    CoarseOptions { partitioning }
+}
+
+pub(crate) fn hybrid_options(scenario: &Scenario, chunk_nodes_log2: u8) -> HybridOptions<u64> {
+    let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.memory_servers);
+    HybridOptions { chunk_nodes_log2, ..HybridOptions::with_boundaries(boundaries) }
+}
+
+pub(crate) fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOptions {
+    FineOptions { chunk_nodes_log2, leaves_per_head }
+}
+
+pub(crate) fn dex_options<L>(scenario: &Scenario) -> Result<DexOptions<u64>, String>
+where
+    L: Layout<Key = u64, Value = u64>,
+{
+    let DesignSpec::Dex {
+        chunk_nodes_log2,
+        placement_level,
+        cache_frames,
+        admission,
+        cooling,
+        cooling_percent,
+        victims,
+        offload,
+        spare_compute_servers,
+        spare_memory_servers,
+        balance_window_ns,
+        write_back_ns,
+        ..
+    } = scenario.design
+    else {
+        return Err("the scenario's design is not dex".to_owned());
+    };
+    let cache = CacheOptions {
+        bytes: u64::from(cache_frames) * L::PAGE_WORDS as u64 * 8,
+        admission,
+        cooling,
+        cooling_percent,
+        victims,
+        offload,
+        write_back_ns,
+        ..CacheOptions::default()
+    };
+    let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
+    let options = DexOptions::with_boundaries(boundaries, cache);
+    // Runs are short: sample every operation, and act after a single window.
+    let balance = BalanceOptions {
+        one_in: 1,
+        window_ns: balance_window_ns,
+        least_samples: 16,
+        windows: 1,
+        rest_windows: 0,
+        no_return_windows: 1,
+        ..BalanceOptions::default()
+    };
+    Ok(DexOptions {
+        chunk_nodes_log2,
+        placement_level,
+        spare_compute_servers,
+        spare_memory_servers,
+        balance,
+        ..options
+    })
+}
+
+/// Memory servers, by number.
+pub(crate) type Servers<L> = Vec<Arc<MemoryServer<L>>>;
+
+/// Starts the memory servers and creates the empty index on them.
+pub(crate) fn start<L, De>(scenario: &Scenario, options: &De::Options) -> Result<Servers<L>, String>
+where
+    L: Layout<Key = u64, Value = u64>,
+    De: Design<L>,
+{
+    let cluster = &scenario.cluster;
+    let config = MemoryServerConfig {
+        pool_bytes: cluster.pool_bytes,
+        chunk_bytes: cluster.chunk_bytes,
+        ..MemoryServerConfig::default()
+    };
+    let servers: Servers<L> = (0..cluster.memory_servers)
+        .map(|number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new))
+        .collect::<Result<_, _>>()
+        .map_err(|error| format!("cannot start the memory servers: {error}"))?;
+    let created: Result<(), IndexError> = LocalConfig::default()
+        .start(servers.clone())
+        .run_one(async |fabric| De::create(&fabric, options).await);
+    created.map_err(|error| format!("the index cannot be created: {error}"))?;
+    Ok(servers)
+}
+
+/// The configuration of a run's simulated cluster.
+pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfig {
+    SimConfig {
+        seed: rng.random(),
+        network: scenario.network.model(),
+        cost: scenario.cost(|limit| rng.random_range(0..=limit)),
+        cores_per_memory_server: scenario.cluster.cores_per_memory_server,
+        faults: scenario
+            .faults
+            .faults(scenario.cluster.compute_servers, |limit| rng.random_range(0..=limit)),
+        broken: scenario.canary.as_ref().map(|canary| canary.0.rule),
+        give_up_after_ns: give_up_after_ns(scenario),
+        ..SimConfig::default()
+    }
+}
+
+/// Virtual time without a completed operation after which a run counts as an endless loop, in
+/// nanoseconds, where nothing makes operations slow. An endless loop reaches this limit after
+/// seconds of real time.
+const GIVE_UP_AFTER_NS: u64 = 4_000_000_000;
+
+/// As [`GIVE_UP_AFTER_NS`], for a scenario. Operations may wait for keys that are moving as long as
+/// the index lets them, and a lost memory server can stop a move. A collection of the whole tree
+/// repeats each lost message after a timeout.
+fn give_up_after_ns(scenario: &Scenario) -> u64 {
+    let faults = &scenario.faults;
+    let moves = matches!(scenario.design, DesignSpec::Dex { moves: 1.., .. });
+    let loses = !faults.kill_memory_server.is_empty() || !faults.restart_memory_server.is_empty();
+    let moving_ns = if moves && loses { LONGEST_MOVE_NS } else { 0 };
+    let waits_ns = scenario.processes.as_ref().map_or(0, |spec| spec.deadline_ns);
+    let lossy = (GIVE_UP_AFTER_NS as f64 * 10.0 * faults.drop_probability) as u64;
+    GIVE_UP_AFTER_NS + moving_ns + waits_ns + lossy
+}
