@@ -308,6 +308,8 @@ const CIRCLES: &[(&str, &[&str])] = &[
     ("fabric/shm/", &["connection", "endpoint"]),
     ("fabric/sim/", &["endpoint", "events", "op", "server", "world"]),
     ("fabric/tcp/", &["cluster", "endpoint", "link"]),
+    ("farleaf/", &["confined", "cores", "engine", "runtime", "slot", "threads"]),
+    ("farleaf/", &["index", "scan"]),
 ];
 
 /// The paths that begin with `crate::` or `super::` in code, with `{…}` expanded.
