@@ -225,6 +225,11 @@ fn asks() -> Vec<(ClientRequest<Fixed8>, &'static str)> {
         (ClientRequest::LoadEnd, "09"),
         (ClientRequest::LoadAbort, "0a"),
         (ClientRequest::Flush, "0b"),
+        (ClientRequest::Release { to: 0x0201, near: Some(key) }, "0c0102018877665544332211"),
+        (ClientRequest::Release { to: 0x0201, near: None }, "0c010200"),
+        (ClientRequest::TakeOver { from: 0x0201 }, "0d0102"),
+        (ClientRequest::Samples, "0e"),
+        (ClientRequest::Fences { key }, "0f8877665544332211"),
     ]
 }
 
@@ -246,6 +251,15 @@ fn tolds() -> Vec<(ClientResponse<Fixed8>, &'static str)> {
             "03030000000000000002000a0000000000000014000000000000000300000002000102",
         ),
         (ClientResponse::NotOwner { owner: 0x0201, epoch: VALUE }, "0401020807060504030201"),
+        (
+            ClientResponse::Samples { samples: 3, keys: vec![KEY] },
+            "060300000000000000010000008877665544332211",
+        ),
+        (
+            ClientResponse::Fences { low: KEY, high: Some(VALUE) },
+            "078877665544332211010807060504030201",
+        ),
+        (ClientResponse::Loaded { boundaries: vec![KEY] }, "0801008877665544332211"),
     ];
     let troubles = [
         (ErrorCode::Malformed, "0500"),
@@ -312,7 +326,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 27, tag < 12, tag < 12, tag < 6];
+            let known = [tag < 27, tag < 12, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");
