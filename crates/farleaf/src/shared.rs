@@ -17,10 +17,12 @@ use crate::waiting::{Parker, Watches, wait_readable};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use tokio::runtime;
+use tokio::task::coop;
 use tokio::time::Sleep;
 
 /// The longest wait of a task or of the thread that polls.
@@ -40,8 +42,8 @@ pub(crate) struct Shared {
     descriptor: Option<OwnedFd>,
     unparker: Option<Waker>,
     watches: Watches,
-    /// Held by the plain thread that polls.
-    poller: Mutex<()>,
+    /// Whether a plain thread polls.
+    is_polled: AtomicBool,
 }
 
 /// An operation of one caller.
@@ -64,7 +66,7 @@ impl Shared {
             descriptor,
             core: Mutex::new(core),
             watches: Watches::default(),
-            poller: Mutex::new(()),
+            is_polled: AtomicBool::new(false),
         }))
     }
 
@@ -110,7 +112,7 @@ impl Shared {
     /// caller still watches.
     fn stop_watching(&self, id: u64) -> (Option<Waker>, bool) {
         let (own, others) = self.watches.leave(id);
-        (own, others || self.poller.try_lock().is_err())
+        (own, others || self.is_polled.load(Ordering::SeqCst))
     }
 
     /// Forgets an operation whose caller has dropped its future.
@@ -138,10 +140,13 @@ impl Shared {
                 Err(ns) => ns,
             };
             match &self.descriptor {
-                Some(descriptor) => match self.poller.try_lock() {
-                    Ok(_poller) => parker.poll(descriptor, ns.min(TICK_NS)),
-                    Err(_) => parker.park(ns.min(PARK_NS)),
-                },
+                Some(_) if self.is_polled.swap(true, Ordering::SeqCst) => {
+                    parker.park(ns.min(PARK_NS));
+                }
+                Some(descriptor) => {
+                    parker.poll(descriptor, ns.min(TICK_NS));
+                    self.is_polled.store(false, Ordering::SeqCst);
+                }
                 None if ns < SHORT_NS => {
                     #[expect(clippy::disallowed_methods, reason = "there is nothing else to do")]
                     std::thread::yield_now();
@@ -158,9 +163,14 @@ impl Shared {
         timer: &mut Option<Pin<Box<Sleep>>>,
         context: &mut Context<'_>,
     ) -> Poll<Outcome> {
+        // A task whose operations all end at once must give way now and then, too.
+        let budget = ready!(coop::poll_proceed(context));
         for _ in 0..ROUNDS {
             let ns = match self.crank(stage, context.waker()) {
-                Ok(outcome) => return Poll::Ready(outcome),
+                Ok(outcome) => {
+                    budget.made_progress();
+                    return Poll::Ready(outcome);
+                }
                 Err(ns) => ns,
             };
             let Ok(runtime) = runtime::Handle::try_current() else {
