@@ -24,9 +24,10 @@ use farleaf_core::page::Fixed8;
 use farleaf_core::partition::PartitionMap;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpFabric};
 use farleaf_fabric::{Cluster, ServerId};
 use std::collections::BTreeSet;
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
 use std::time::Duration;
@@ -281,6 +282,23 @@ impl Connection {
         mine.len() == theirs.len() && mine.iter().zip(&theirs).all(same)
     }
 
+    fn client_over(&self, fabric: TcpFabric) -> Client {
+        let map = lock(&self.places.known).map.clone();
+        let directory = Rc::new(OneDirectory(Arc::clone(&self.places)));
+        ClientIndex::with_map(fabric, self.options, map, directory)
+    }
+
+    /// A client that outlives this call, with the driver of its endpoint: for programs that drive
+    /// both in an [`farleaf_fabric::executor::Executor`] of their own.
+    ///
+    /// # Errors
+    /// The operating system's error if there are no more file descriptors, no memory or no entropy.
+    pub fn client(&self) -> io::Result<(TcpDriver, Client)> {
+        let driver = self.places.cluster.driver()?;
+        let client = self.client_over(driver.open(0, 0)?);
+        Ok((driver, client))
+    }
+
     /// Runs one task as a client on the calling thread.
     ///
     /// # Errors
@@ -300,9 +318,7 @@ impl Connection {
         body: impl AsyncFn(Client, usize) -> Result<T, E> + Sync,
     ) -> Vec<Result<T, E>> {
         let outcomes = self.places.cluster.run(&vec![0; clients], async |fabric, number| {
-            let map = lock(&self.places.known).map.clone();
-            let directory = Rc::new(OneDirectory(Arc::clone(&self.places)));
-            body(ClientIndex::with_map(fabric, self.options, map, directory), number).await
+            body(self.client_over(fabric), number).await
         });
         let ended = |outcome: Option<_>| {
             outcome.unwrap_or(Err(

@@ -23,7 +23,7 @@ const MODULES: [(&str, &[&str]); 10] = [
 const SUITES: [(&str, &[&str]); 1] = [("index/conformance.rs", &["server"])];
 
 /// The crates, each with the project's crates that it may depend on.
-const CRATES: [(&str, &[&str]); 8] = [
+const CRATES: [(&str, &[&str]); 9] = [
     ("fabric", &[]),
     // The library only for its tests, which run every design over a device.
     ("fabric-verbs", &["farleaf-core", "farleaf-fabric"]),
@@ -31,9 +31,12 @@ const CRATES: [(&str, &[&str]); 8] = [
     ("bench", &["farleaf-core", "farleaf-fabric"]),
     ("sim", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
     ("cluster", &["farleaf-core", "farleaf-fabric", "farleaf-fabric-verbs"]),
+    ("farleaf", &["farleaf-core", "farleaf-cluster", "farleaf-fabric"]),
     (
         "cli",
         &[
+            // For its tests.
+            "farleaf",
             "farleaf-core",
             "farleaf-bench",
             "farleaf-cluster",

@@ -185,7 +185,9 @@ impl<'a> Executor<'a> {
             queue: Arc::clone(&self.queue),
         });
         let waker = Waker::from(Arc::clone(&handle));
-        waker.wake_by_ref();
+        // Queued without the unparker: the executor does not wait while it spawns.
+        handle.queued.store(true, Ordering::Release);
+        lock_std(&self.queue.state).tasks.push_back(Arc::clone(&handle));
         self.tasks[index] = Some(Task { group, handle, waker, future });
         self.live += 1;
     }
@@ -239,6 +241,47 @@ impl<'a> Executor<'a> {
             }
             ended |= self.live == 0;
         }
+    }
+
+    /// Runs ready tasks, and asks the driver for progress, until there is neither or `steps` steps
+    /// are used up. Never waits: for programs that wait in an event loop of their own.
+    ///
+    /// [`Progress::Wait`] means that nothing is ready. Call this again after that time, or as soon
+    /// as the driver's descriptor is readable (`impl AsFd for EndpointDriver`); a wake from another
+    /// thread makes it readable too. [`Progress::Advanced`] means that there is more to do now.
+    pub fn turn(&mut self, driver: &impl Driver, steps: usize) -> Progress {
+        let mut state = lock_std(&self.queue.state);
+        state.sleeping = false;
+        if state.unparker.is_none() {
+            state.unparker = driver.unparker();
+        }
+        let has_events = state.unparker.is_some();
+        drop(state);
+        let mut has_looked = false;
+        for _ in 0..steps {
+            self.serve(driver);
+            let next = lock_std(&self.queue.state).tasks.pop_front();
+            if let Some(handle) = next {
+                self.poll(&handle);
+                continue;
+            }
+            match driver.progress() {
+                Progress::Advanced => has_looked = false,
+                // Events that have arrived meanwhile; with 0 this does not wait.
+                Progress::Wait { .. } if has_events && !has_looked => {
+                    driver.wait(0);
+                    has_looked = true;
+                }
+                last => {
+                    let mut state = lock_std(&self.queue.state);
+                    if state.tasks.is_empty() {
+                        state.sleeping = true;
+                        return last;
+                    }
+                }
+            }
+        }
+        Progress::Advanced
     }
 
     /// Carries out the driver's requests; returns whether tasks may have been killed.
@@ -381,6 +424,33 @@ mod tests {
         executor.kill(7);
         assert!(dropped.get());
         assert!(executor.run(&Idle));
+    }
+
+    #[test]
+    fn a_turn_never_waits() {
+        struct Waiting;
+        impl Driver for Waiting {
+            fn requests(&self) -> Option<Requests> {
+                None
+            }
+            fn progress(&self) -> Progress {
+                Progress::Wait { ns: 7 }
+            }
+        }
+        let rounds = Rc::new(Cell::new(0));
+        let mut executor = Executor::new();
+        let of_task = Rc::clone(&rounds);
+        executor.spawn(0, async move {
+            for _ in 0..10 {
+                of_task.set(of_task.get() + 1);
+                yield_once().await;
+            }
+            std::future::pending().await
+        });
+        assert_eq!(executor.turn(&Waiting, 4), Progress::Advanced);
+        assert_eq!(rounds.get(), 4);
+        assert_eq!(executor.turn(&Waiting, 100), Progress::Wait { ns: 7 });
+        assert_eq!(rounds.get(), 10);
     }
 
     #[test]

@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Spreads keys over both compute servers' ranges.
-fn spread(number: u64) -> u64 {
+pub(crate) fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Kills a compute server, and waits until the next one of its number serves.
-fn kill_and_await(cluster: &mut Launched, number: u16) {
+pub(crate) fn kill_and_await(cluster: &mut Launched, number: u16) {
     let before = compute(cluster, number).unwrap();
     signal(before.pid, Signal::KILL);
     cluster.await_line(&format!("compute server {number} has been restarted"));

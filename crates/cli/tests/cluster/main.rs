@@ -1,6 +1,7 @@
 //! Whole clusters of real processes.
 
 mod crashing;
+mod door;
 mod ending;
 mod finding;
 mod hostile;

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::task::{Wake, Waker};
 
@@ -216,6 +216,14 @@ impl<X: Transport> EndpointDriver<X> {
             None => endpoints.push(weak),
         }
         Ok(Endpoint(inner))
+    }
+}
+
+/// The thread's epoll instance. It is readable when an endpoint has something to handle or a task
+/// has been woken: then it is time for [`crate::executor::Executor::turn`].
+impl<X: Transport> AsFd for EndpointDriver<X> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reactor.epoll.as_fd()
     }
 }
 

@@ -95,6 +95,13 @@ impl<S: Calls> LocalCluster<S> {
         Self { shared: Arc::new(Shared { config, servers, clock: Clock::start() }) }
     }
 
+    /// A driver that opens and drives endpoints on the calling thread: for programs with an
+    /// [`crate::executor::Executor`] of their own.
+    pub fn driver(&self) -> LocalDriver<S> {
+        let timers = Rc::new(Timers::new(self.shared.clock.clone()));
+        LocalDriver { shared: Arc::clone(&self.shared), timers }
+    }
+
     /// The memory servers' services, in the order of their numbers.
     pub fn services(&self) -> impl Iterator<Item = &Arc<S>> {
         self.shared.servers.iter().map(|server| &server.service)
@@ -114,13 +121,9 @@ impl<S: Calls> Cluster for LocalCluster<S> {
         Fut: Future<Output = T>,
     {
         run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
-            let timers = Rc::new(Timers::new(self.shared.clock.clone()));
-            let give_way = clients.len() > 1;
-            let open = |compute_server, number| {
-                let (shared, timers) = (Arc::clone(&self.shared), Rc::clone(&timers));
-                LocalFabric::new(shared, timers, compute_server, number, give_way)
-            };
-            run_here(&TimerDriver(Rc::clone(&timers)), clients, open, &body)
+            let (driver, give_way) = (self.driver(), clients.len() > 1);
+            let open = |compute_server, number| driver.endpoint(compute_server, number, give_way);
+            run_here(&driver, clients, open, &body)
         })
     }
 
@@ -131,14 +134,31 @@ impl<S: Calls> Cluster for LocalCluster<S> {
     }
 }
 
-struct TimerDriver(Rc<Timers>);
+/// Opens and drives the endpoints of one thread. Their only events are timers.
+#[derive(Debug)]
+pub struct LocalDriver<S: Calls> {
+    shared: Arc<Shared<S>>,
+    timers: Rc<Timers>,
+}
 
-impl Driver for TimerDriver {
+impl<S: Calls> LocalDriver<S> {
+    /// Opens an endpoint of `compute_server`; `number` selects its random stream.
+    pub fn open(&self, compute_server: u16, number: usize) -> LocalFabric<S> {
+        self.endpoint(compute_server, number, false)
+    }
+
+    fn endpoint(&self, compute_server: u16, number: usize, give_way: bool) -> LocalFabric<S> {
+        let (shared, timers) = (Arc::clone(&self.shared), Rc::clone(&self.timers));
+        LocalFabric::new(shared, timers, compute_server, number, give_way)
+    }
+}
+
+impl<S: Calls> Driver for LocalDriver<S> {
     fn requests(&self) -> Option<Requests> {
         None
     }
 
     fn progress(&self) -> Progress {
-        self.0.progress()
+        self.timers.progress()
     }
 }
