@@ -1,8 +1,8 @@
 //! A program outside the workspace that uses Farleaf as its readers would.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::fs;
 
 const MANIFEST: &str = r#"
 [package]
