@@ -221,7 +221,7 @@ impl Confined {
     }
 
     /// The wakers of callers whose operations have ended since the last call.
-    pub(crate) fn to_wake(&mut self) -> Vec<Waker> {
+    pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.calls.borrow_mut().to_wake)
     }
 

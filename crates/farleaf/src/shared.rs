@@ -90,7 +90,7 @@ impl Shared {
         *stage = Stage::Begun(id);
         let ns = core.turn();
         let outcome = core.take(id);
-        let mut to_wake = core.to_wake();
+        let mut to_wake = core.take_wakers();
         let mut left = None;
         if outcome.is_some() {
             *stage = Stage::Ended;
