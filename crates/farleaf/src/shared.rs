@@ -70,8 +70,8 @@ impl Shared {
         }))
     }
 
-    /// Runs everything that is ready. Returns the operation's outcome, or for how long nothing will be
-    /// ready, in nanoseconds.
+    /// Runs everything that is ready. Returns the operation's outcome, or for how long nothing will
+    /// be ready, in nanoseconds.
     fn crank(&self, stage: &mut Stage, waker: &Waker) -> Result<Outcome, u64> {
         let waker = waker.clone();
         let Ok(mut core) = self.core.lock() else {
