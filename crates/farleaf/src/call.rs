@@ -17,9 +17,9 @@ use tokio::time::Sleep;
 /// its thread while it waits.
 ///
 /// # Dropping it
-/// An operation that was polled goes on without its caller, whenever another operation of the same
-/// handle drives the connection. So a change whose future was dropped, say by a timeout, may have
-/// happened, and may happen later. One that was never polled does not happen.
+/// An operation that was polled may go on without its caller, whenever another operation of the
+/// same handle drives the connection. So a change whose future was dropped, say by a timeout, may
+/// have happened, and may happen later. One that was never polled does not happen.
 #[must_use = "an operation begins only when it is awaited, or by `wait()`"]
 pub struct Call<T> {
     shared: Arc<Shared>,

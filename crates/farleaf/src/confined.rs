@@ -124,12 +124,12 @@ pub(crate) struct Confined {
 }
 
 // SAFETY: What keeps a `Confined` from being `Send` is `Rc`, `Cell`, `RefCell` and the tasks that
-// hold them. All of these are reachable only through it (N1): `new` takes a closure that is `Send`,
-// so it brings in none that another thread has, and the methods take and return no type that has
-// any (N2, checked by `crosses` below). The index and the driver put no such value into a thread-
-// local variable or a static, and their tasks hold no guard of a lock while they wait. So whoever
-// has the `Confined` has all clones of every `Rc` in it, and moving it moves them together. Wakers
-// do leave, but those of tasks are `Arc`s around a locked queue.
+// hold them. All of these are reachable only through it (door.N1): `new` takes a closure that is
+// `Send`, so it brings in none that another thread has, and the methods take and return no type
+// that has any (door.N2, checked by `crosses` below). The index and the driver put no such value
+// into a thread-local variable or a static, and their tasks hold no guard of a lock while they
+// wait. So the owner of the `Confined` has all clones of every `Rc` in it, and moving it moves them
+// together. Wakers do leave, but those of tasks are `Arc`s around a locked queue.
 unsafe impl Send for Confined {}
 
 const fn crosses<T: Send>() {}
@@ -209,7 +209,7 @@ impl Confined {
         calls.by_id.remove(&id)?.outcome
     }
 
-    /// Sets who is woken at the end of an operation; returns the one before.
+    /// Sets the waker for the end of an operation; returns the one before.
     pub(crate) fn set_waker(&mut self, id: u64, waker: Option<Waker>) -> Option<Waker> {
         let mut calls = self.calls.borrow_mut();
         std::mem::replace(&mut calls.by_id.get_mut(&id)?.waker, waker)
@@ -221,7 +221,7 @@ impl Confined {
     }
 
     /// The wakers of callers whose operations have ended since the last call.
-    pub(crate) fn take_woken(&mut self) -> Vec<Waker> {
+    pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.calls.borrow_mut().to_wake)
     }
 

@@ -37,7 +37,7 @@
 //! it returns `false`, it is unknown: look the key up, or repeat the change if that is harmless.
 //! Operations that fail without effect are retried until the deadline of the handle.
 //!
-//! # Who does the work
+//! # Threads
 //!
 //! No thread stands behind a handle. Each caller that waits sends and receives for all: a task
 //! registers the endpoint's descriptor with its runtime, and among plain threads one polls it. So a

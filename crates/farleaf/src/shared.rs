@@ -1,8 +1,8 @@
-//! What all clones of a handle share. Callers drive it: whoever waits for an operation runs
-//! whatever is ready, then waits for the descriptor of the endpoint, if it has one, or for the next
-//! deadline.
+//! What all clones of a handle share. Callers drive it: a caller that waits for an operation runs
+//! everything that is ready, then waits for the descriptor of the endpoint, if it has one, or for
+//! the next deadline.
 //!
-//! *Invariants*: door.W1. nobody holds a lock while it waits, wakes another caller, or drops
+//! *Invariants*: door.W1. no caller holds a lock while it waits, wakes another caller, or drops
 //! another caller's waker. door.W2. while operations have callers, one caller waits for the
 //! descriptor, or has just been woken to do so: one that stops waiting wakes another. door.W3. as a
 //! caller may stop polling its future without dropping it, each of the others looks by itself after
@@ -70,8 +70,8 @@ impl Shared {
         }))
     }
 
-    /// Runs whatever is ready. Returns the operation's outcome, or for how long nothing will be
-    /// ready, in nanoseconds.
+    /// Runs everything that is ready. Returns the operation's outcome, or for how long nothing will
+    /// be ready, in nanoseconds.
     fn crank(&self, stage: &mut Stage, waker: &Waker) -> Result<Outcome, u64> {
         let waker = waker.clone();
         let Ok(mut core) = self.core.lock() else {
@@ -90,7 +90,7 @@ impl Shared {
         *stage = Stage::Begun(id);
         let ns = core.turn();
         let outcome = core.take(id);
-        let mut to_wake = core.take_woken();
+        let mut to_wake = core.take_wakers();
         let mut left = None;
         if outcome.is_some() {
             *stage = Stage::Ended;

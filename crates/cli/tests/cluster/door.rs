@@ -151,9 +151,9 @@ fn a_dying_compute_server_leaves_no_operation_without_an_answer() {
     }
 }
 
-/// A future that is dropped, or kept without being polled, holds up no other caller.
+/// A future that is dropped, or kept without being polled, delays no other caller.
 #[test]
-fn abandoned_futures_hold_up_nobody() {
+fn abandoned_futures_delay_no_other() {
     let cluster = serving("tcp", &[]);
     let index = open(&cluster);
     runtime(1).block_on(async {
