@@ -142,7 +142,6 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("processes-calm", include_str!("../scenarios/processes-calm.toml")),
     ("processes-die", include_str!("../scenarios/processes-die.toml")),
     ("processes-die-for-long", include_str!("../scenarios/processes-die-for-long.toml")),
-    ("processes-faults", include_str!("../scenarios/processes-faults.toml")),
     ("processes-late-puts", include_str!("../scenarios/processes-late-puts.toml")),
     ("processes-moves", include_str!("../scenarios/processes-moves.toml")),
     ("processes-record-fails", include_str!("../scenarios/processes-record-fails.toml")),
