@@ -44,13 +44,16 @@ const LONGEST_DEATH_NS: u64 = 40_000;
 type Sim<L> = SimCluster<MemoryServer<L>>;
 
 /// Begins a compute server's next life, over another compute server's endpoint.
-async fn begin_life<L: Layout>(
+///
+/// The compute servers of these scenarios share a process: each endpoint may write nodes of all of
+/// them, so the next life mends nodes of all keys.
+async fn begin_life<L: Layout<Key = u64>>(
     fabric: &impl Fabric,
-    pool: &ComputePool<L>,
     server: u16,
 ) -> Result<(), IndexError> {
     fence_former_life(fabric, server).await?;
-    end_former_life::<_, L>(fabric.clone(), server, &pool.map().range_of(server)).await
+    let all_keys = OwnedRange { low: u64::MIN, high: None };
+    end_former_life::<_, L>(fabric.clone(), server, &all_keys).await
 }
 
 /// State shared by all rounds of a run.
@@ -336,7 +339,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
             fabric.sleep(fabric.random() % LONGEST_DEATH_NS).await;
         }
         for server in reborn {
-            if let Err(error) = begin_life::<L>(&fabric, pool, *server).await {
+            if let Err(error) = begin_life::<L>(&fabric, *server).await {
                 board.report(format!("compute server {server} cannot restart: {error}"));
             }
         }
@@ -373,7 +376,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         let pools = &pools;
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             for server in servers {
-                let begun = begin_life::<L>(&fabric, pool, *server).await;
+                let begun = begin_life::<L>(&fabric, *server).await;
                 begun
                     .map_err(|error| format!("compute server {server} cannot restart: {error}"))?;
             }

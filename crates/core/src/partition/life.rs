@@ -29,9 +29,11 @@ pub async fn fence_former_life<F: Fabric>(
 }
 
 /// Ends the former life: finishes the changes of shared nodes that it had logged, and completes the
-/// inner nodes that it left half written in the `range` that the next life owns. Call it over an
-/// endpoint of the compute server itself, opened after [`fence_former_life`]. If this does not run
-/// to the end, it counts as part of the life that is ended next.
+/// inner nodes that it left half written in `range`: the range that the next life owns. Where
+/// several compute servers share a process, any of their endpoints may have written a node, and
+/// `range` is all keys. Call it over an endpoint of the compute server itself, opened after
+/// [`fence_former_life`]. If this does not run to the end, it counts as part of the life that is
+/// ended next.
 ///
 /// # Errors
 /// [`IndexError`] if a memory server does not answer, or if they hold no DEX index.
