@@ -190,9 +190,43 @@ fn moves_that_make_no_sense_end_with_one_line() {
     assert_eq!(said(&["drain", "0"]), (Some(0), String::new()));
     let all = "error: compute server 1 owns all keys: there is no other to move them to\n";
     assert_eq!(said(&["drain", "1"]), (Some(1), all.to_owned()));
-    // Compute server 9 does not run.
+    // Compute server 9 does not run. No key may be released for it: that would leave all keys
+    // without an owner until the giver has given it up.
     let (code, why) = said(&["move", "1", "9"]);
-    assert_eq!(code, Some(1), "{why}");
+    let absent = "error: cannot move keys from 1 to 9: compute server 9: the compute server is \
+                  not registered\n";
+    assert_eq!((code, why), (Some(1), absent.to_owned()));
     assert_eq!(owners(&cluster), [1], "nothing has moved");
     assert_eq!(cluster.end(Signal::TERM), Some(0));
+}
+
+/// A drained compute server may be stopped. `status` and `clear` once missed it for good, and no
+/// bulk load was possible, because number 0 built every tree. Of one that had joined, nobody missed
+/// anything when it died.
+#[test]
+fn a_drained_server_is_missed_by_nobody_and_a_dead_one_is() {
+    let mut cluster = serving("tcp", &[]);
+    must(&cluster, &["drain", "0"]);
+    let first = compute(&cluster, 0).expect("it is registered").pid;
+    signal(first, Signal::TERM);
+    let said = |words: &[&str]| {
+        let output = farleaf(&[&words[..1], &["--dir", cluster.dir()], &words[1..]].concat());
+        (output.status.code(), text(&output.stderr))
+    };
+    eventually("server 0 has gone", || {
+        let (code, why) = said(&["move", "1", "0"]);
+        (code == Some(1) && why.contains("is not registered")).then_some(())
+    });
+    assert_eq!(said(&["status"]), (Some(0), String::new()), "the cluster serves without it");
+    load(&cluster);
+    all_are_there(&cluster, &[]);
+    let (code, why) = said(&["client", "clear"]);
+    assert_eq!((code, why), (Some(0), String::new()), "the others serve the next generation");
+    let second = compute(&cluster, 1).expect("it is registered").pid;
+    signal(second, Signal::KILL);
+    eventually("server 1 is missed", || {
+        let (code, _) = said(&["status"]);
+        (code != Some(0)).then_some(())
+    });
+    cluster.end(Signal::TERM);
 }

@@ -125,8 +125,8 @@ impl<F: Fabric, L: Layout> BalanceTarget for RoutedIndex<F, L> {
         let _ = self.settle().await;
     }
 
-    async fn loads(&self) -> Vec<Load<L::Key>> {
-        self.pool.servers().iter().map(|server| server.samples().take()).collect()
+    async fn loads(&self) -> Option<Vec<Load<L::Key>>> {
+        Some(self.pool.servers().iter().map(|server| server.samples().take()).collect())
     }
 
     async fn fences(
