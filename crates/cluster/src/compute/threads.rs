@@ -10,6 +10,7 @@ use super::map_store::CatalogMap;
 use crate::clock::Clock;
 use crate::error::ProgramError;
 use farleaf_core::cache::{CacheCounters, Dirt};
+use farleaf_core::index::dex::Dex;
 use farleaf_core::page::Fixed8;
 use farleaf_core::partition::{ComputeServer, LoadInbox, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
@@ -79,7 +80,7 @@ pub(super) struct Done {
 /// State that all threads of one serving share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) server: Arc<ComputeServer<Fixed8>>,
+    pub(super) server: Arc<ComputeServer<Dex, Fixed8>>,
     pub(super) queues: Arc<Queues>,
     pub(super) tally: Arc<Tally>,
     pub(super) done: Vec<Mutex<Done>>,
@@ -92,7 +93,7 @@ impl Shared {
     /// Changes that are not written back to the memory servers yet.
     pub(super) fn dirt(&self) -> Dirt {
         let now_ns = self.origin_ns.load(Ordering::Acquire) + self.clock.now_ns();
-        self.server.dex().cache().dirt(now_ns)
+        self.server.state().cache().dirt(now_ns)
     }
 }
 
@@ -106,7 +107,7 @@ pub(super) struct Threads {
 impl Threads {
     /// Starts `count` threads over `transport`; they serve once all of them have opened the index.
     pub(super) fn start<T: Transport>(
-        server: Arc<ComputeServer<Fixed8>>,
+        server: Arc<ComputeServer<Dex, Fixed8>>,
         transport: &Arc<T>,
         store: &CatalogMap,
         count: usize,
@@ -242,7 +243,7 @@ fn run_thread<T: Transport>(
     executor.run(&driver);
 }
 
-async fn answer_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, tally: &Tally) {
+async fn answer_all<F: Fabric>(worker: &Worker<Dex, F, Fixed8>, queue: &Queue, tally: &Tally) {
     while let Some(asked) = queue.next().await {
         if asked.is_too_old() {
             tally.refusals.fetch_add(1, Ordering::Relaxed);
@@ -260,7 +261,7 @@ async fn answer_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, tally:
 }
 
 /// Publishes the thread's counters periodically until its queue is closed.
-async fn tell<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, done: &Mutex<Done>) {
+async fn tell<F: Fabric>(worker: &Worker<Dex, F, Fixed8>, queue: &Queue, done: &Mutex<Done>) {
     while !queue.is_closed() {
         let fabric = worker.fabric().counters().snapshot();
         *lock(done) = Done { fabric, cache: worker.cache_counters() };
