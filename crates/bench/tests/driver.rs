@@ -8,9 +8,8 @@ use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, OperationKind, StreamCo
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::IndexError;
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::Dex;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};

@@ -4,8 +4,7 @@
 
 use crate::client::Connection;
 use crate::stop::Stop;
-use farleaf_core::index::dex::BalanceOptions;
-use farleaf_core::index::{IndexError, Reshaped};
+use farleaf_core::index::{BalanceOptions, IndexError, Reshaped};
 use farleaf_core::partition::Balancer;
 use std::fmt::Display;
 use std::time::Duration;

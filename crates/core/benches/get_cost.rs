@@ -7,10 +7,9 @@
 
 use farleaf_core::cache::{AdmissionName, CacheOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, RangeIndex};
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::Dex;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;

@@ -161,6 +161,28 @@ fn designs_do_not_know_each_other() {
     }
 }
 
+/// Partitioning knows designs by the trait `Partitioned` only, and so do clients.
+#[test]
+fn partitioning_knows_no_design() {
+    let designs = fs::read_dir(root().join("crates/core/src/index")).unwrap();
+    let folders = designs.map(Result::unwrap).filter(|entry| entry.path().is_dir());
+    let designs: Vec<String> =
+        folders.map(|folder| folder.file_name().to_string_lossy().into_owned()).collect();
+    assert!(designs.iter().any(|design| design == "dex"));
+    let modules = Modules::of_crate("core");
+    let outside = ["partition::", "client::"];
+    for (module, code) in &modules.code {
+        if !outside.iter().any(|folder| module.starts_with(folder)) {
+            continue;
+        }
+        for path in paths(code) {
+            let home = modules.home(module, &path);
+            let design = designs.iter().find(|name| home.starts_with(&format!("index::{name}::")));
+            assert_eq!(design, None, "{module} uses {path}");
+        }
+    }
+}
+
 #[test]
 fn crates_depend_only_on_what_they_may() {
     for (name, may) in CRATES {

@@ -3,11 +3,10 @@
 use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
-use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::Dex;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};

@@ -8,10 +8,12 @@
 
 use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_core::index::conformance::Setup;
-use farleaf_core::index::dex::{Boundaries, DexOptions};
-use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::{
+    Boundaries, Design, Exchange, IndexAdmin, IndexError, PartState, RangeIndex, Scan,
+};
 use farleaf_core::page::{Fixed8, Layout};
-use farleaf_core::partition::{ComputePool, Dex, RoutedIndex};
+use farleaf_core::partition::{ComputePool, RoutedIndex};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
@@ -22,7 +24,7 @@ use std::sync::Arc;
 /// Pages of four entries, so that a few hundred keys make a high tree.
 type Tiny = Fixed8<16>;
 type Model = BTreeMap<u64, u64>;
-type Pool<L> = Arc<ComputePool<L>>;
+type Pool<L> = Arc<ComputePool<Dex, L>>;
 
 fn frames(frames: u64) -> CacheOptions {
     CacheOptions { bytes: frames * 1024, ..CacheOptions::default() }
@@ -68,7 +70,7 @@ fn compute<L: Layout<Key = u64, Value = u64>>(options: &DexOptions<u64>) -> Pool
 async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(
     fabric: F,
     pool: &Pool<L>,
-) -> RoutedIndex<F, L> {
+) -> RoutedIndex<Dex, F, L> {
     <Dex as Design<L>>::open(fabric, pool).await.unwrap()
 }
 
@@ -193,7 +195,7 @@ fn a_write_back_is_one_write_of_what_changed() {
 
 /// Caches the inner nodes above 60,000 records: each level-1 node by looking up a leaf in its
 /// middle.
-async fn warm_inner_nodes<F: Fabric>(index: &RoutedIndex<F, Fixed8>) {
+async fn warm_inner_nodes<F: Fabric>(index: &RoutedIndex<Dex, F, Fixed8>) {
     // 42 records a leaf, 42 leaves a node.
     for number in (42 * 21..60_000).step_by(42 * 42) {
         index.get(&number).await.unwrap();
@@ -347,7 +349,7 @@ fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName)
     let options = tiny(vec![], admitting(admission, fewest()));
     let cluster = setup(provider, 3, 16 << 20, options.clone()).with_index::<Tiny, Dex>();
     let pool = compute::<Tiny>(&options);
-    assert_eq!(pool.servers()[0].dex().cache().arena().frames(), CacheOptions::LEAST_FRAMES);
+    assert_eq!(pool.servers()[0].state().cache().arena().frames(), CacheOptions::LEAST_FRAMES);
     let pool = &pool;
     let models = cluster.run(&[0; CLIENTS as usize], |fabric, client| async move {
         let index = open(fabric.clone(), pool).await;
@@ -639,8 +641,8 @@ fn partitions_that_take_turns_do_not_leak() {
 
 /// The number of `model`'s records that each compute server owns.
 fn owned(pool: &Pool<Fixed8>, model: &Model) -> Vec<usize> {
-    let count = |server: &Arc<farleaf_core::partition::ComputeServer<Fixed8>>| {
-        let range = server.dex().range();
+    let count = |server: &Arc<farleaf_core::partition::ComputeServer<Dex, Fixed8>>| {
+        let range = server.state().range();
         model.keys().filter(|key| range.has(key)).count()
     };
     pool.servers().iter().map(count).collect()
@@ -812,7 +814,7 @@ fn a_scan_overlaps_its_reads() {
                 };
                 let scan = scan.limit(100);
                 let (index, leaf_by_leaf) = (cold(options).await, cold(plain).await);
-                let run = async |index: &RoutedIndex<_, _>| {
+                let run = async |index: &RoutedIndex<Dex, _, _>| {
                     let run = async { assert_eq!(index.scan(&scan).await.unwrap(), expected) };
                     took(fabric, run).await
                 };

@@ -5,10 +5,9 @@
 
 use farleaf_core::cache::{AdmissionName, CacheOptions};
 use farleaf_core::index::conformance::Setup;
-use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::Dex;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;

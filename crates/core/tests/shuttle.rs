@@ -15,10 +15,10 @@ use farleaf_core::cache::{
     AdmissionName, Cache, CacheCounters, CacheOptions, FrameId, FrameState, Mapped, is_clean,
 };
 use farleaf_core::index::conformance::Setup;
-use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
 use farleaf_core::page::{Fixed8, Layout};
-use farleaf_core::partition::{ComputePool, Dex, RoutedIndex};
+use farleaf_core::partition::{ComputePool, RoutedIndex};
 use farleaf_core::rules::KnownRule;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig, LocalFabric};
@@ -221,7 +221,7 @@ struct Scenario {
 /// Memory servers with a loaded index, and its compute side.
 struct World<L: Pages> {
     memory: LocalCluster<MemoryServer<L>>,
-    pool: Arc<ComputePool<L>>,
+    pool: Arc<ComputePool<Dex, L>>,
     options: DexOptions<u64>,
 }
 
@@ -263,7 +263,7 @@ impl<L: Pages> World<L> {
     fn ends_as(&self, model: &Model) {
         let expected: Vec<(u64, u64)> = model.iter().map(|(&key, &value)| (key, value)).collect();
         let expected = &expected;
-        self.pool.servers().iter().for_each(|server| frames_are_sound(server.dex().cache()));
+        self.pool.servers().iter().for_each(|server| frames_are_sound(server.state().cache()));
         self.memory.run_one(|fabric| async move {
             let index = open(fabric, &self.pool).await;
             let found = index.scan(&Scan::range(..)).await.unwrap();
@@ -272,7 +272,7 @@ impl<L: Pages> World<L> {
                 index.part(part.number()).flush().await.unwrap();
             }
         });
-        self.pool.servers().iter().for_each(|server| frames_are_sound(server.dex().cache()));
+        self.pool.servers().iter().for_each(|server| frames_are_sound(server.state().cache()));
         let others = <Dex as Design<L>>::compute(&self.options).unwrap();
         let others = &others;
         self.memory.run_one(|fabric| async move {
@@ -282,7 +282,10 @@ impl<L: Pages> World<L> {
     }
 }
 
-async fn open<F: Fabric, L: Pages>(fabric: F, pool: &Arc<ComputePool<L>>) -> RoutedIndex<F, L> {
+async fn open<F: Fabric, L: Pages>(
+    fabric: F,
+    pool: &Arc<ComputePool<Dex, L>>,
+) -> RoutedIndex<Dex, F, L> {
     <Dex as Design<L>>::open(fabric, pool).await.unwrap()
 }
 
@@ -328,7 +331,7 @@ fn frames_are_sound<L: Pages>(cache: &Cache<L>) {
 
 /// A client with its own keys.
 struct Client<L: Pages> {
-    index: RoutedIndex<Late<LocalFabric<MemoryServer<L>>>, L>,
+    index: RoutedIndex<Dex, Late<LocalFabric<MemoryServer<L>>>, L>,
     fabric: Late<LocalFabric<MemoryServer<L>>>,
     number: u64,
     scenario: Scenario,

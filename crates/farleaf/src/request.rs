@@ -2,7 +2,7 @@
 
 use crate::error::{Cause, Error};
 use farleaf_cluster::client::Client;
-use farleaf_core::index::{Exchange, IndexError, RangeIndex, Records, Scan};
+use farleaf_core::index::{Exchange, IndexError, Partitioned, RangeIndex, Records, Scan};
 use farleaf_core::page::Layout;
 use farleaf_core::partition::RoutedIndex;
 use farleaf_fabric::Fabric;
@@ -59,7 +59,7 @@ impl Served for Client {
     }
 }
 
-impl<F: Fabric, L: Layout<Key = u64, Value = u64>> Served for RoutedIndex<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout<Key = u64, Value = u64>> Served for RoutedIndex<D, F, L> {
     async fn upsert_all(&self, records: Vec<(u64, u64)>) -> Result<(), IndexError> {
         for (key, value) in records {
             self.upsert(&key, &value).await?;

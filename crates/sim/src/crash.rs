@@ -21,9 +21,10 @@ use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, Scenario};
 use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload::{self, Stream};
 use farleaf_core::cache::OwnedRange;
+use farleaf_core::index::dex::Dex;
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Layout, clipped};
-use farleaf_core::partition::{ComputePool, Dex, end_former_life, fence_former_life};
+use farleaf_core::partition::{ComputePool, end_former_life, fence_former_life};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::{LastWords, SimCluster, SimControl};
 use farleaf_fabric::sync::Arc;
@@ -53,7 +54,7 @@ async fn begin_life<L: Layout<Key = u64>>(
 ) -> Result<(), IndexError> {
     fence_former_life(fabric, server).await?;
     let all_keys = OwnedRange { low: u64::MIN, high: None };
-    end_former_life::<_, L>(fabric.clone(), server, &all_keys).await
+    end_former_life::<Dex, _, L>(fabric.clone(), server, &all_keys).await
 }
 
 /// State shared by all rounds of a run.
@@ -143,9 +144,9 @@ where
 }
 
 fn restarted<L: Layout<Key = u64, Value = u64>>(
-    pool: &ComputePool<L>,
+    pool: &ComputePool<Dex, L>,
     dead: impl Fn(u16) -> bool,
-) -> Result<Arc<ComputePool<L>>, String> {
+) -> Result<Arc<ComputePool<Dex, L>>, String> {
     pool.restarted(dead)
         .map(Arc::new)
         .map_err(|error| format!("cannot set up the compute side: {error}"))
@@ -155,7 +156,7 @@ fn restarted<L: Layout<Key = u64, Value = u64>>(
 /// endpoint.
 async fn own_client<L: Layout<Key = u64, Value = u64>>(
     fabric: impl Fabric,
-    pool: &Arc<ComputePool<L>>,
+    pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
     scenario: &Scenario,
     seed: u64,
@@ -226,7 +227,7 @@ fn is_some_key_within(scan: &Scan<u64>) -> bool {
 /// Writes back by age on a compute server, if the scenario asks for it.
 async fn write_back<L: Layout<Key = u64, Value = u64>>(
     fabric: impl Fabric,
-    pool: &Arc<ComputePool<L>>,
+    pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
 ) {
     board.wait_for_load(&fabric).await;
@@ -271,7 +272,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         &self,
         sim: &Sim<L>,
         board: &Board,
-        pool: &Arc<ComputePool<L>>,
+        pool: &Arc<ComputePool<Dex, L>>,
         round: u16,
         is_last: bool,
     ) {
@@ -317,7 +318,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         &self,
         fabric: F,
         board: &Board,
-        pool: &Arc<ComputePool<L>>,
+        pool: &Arc<ComputePool<Dex, L>>,
         (round, number): (u16, u32),
         is_last: bool,
         control: &SimControl,
@@ -353,7 +354,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
     fn flush(
         &self,
         sim: &Sim<L>,
-        pool: &Arc<ComputePool<L>>,
+        pool: &Arc<ComputePool<Dex, L>>,
         lives: impl Fn(u16) -> bool + Sync,
     ) -> Result<(), String> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
@@ -370,7 +371,12 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
     }
 
     /// Begins the next life of the dead compute servers, and reads everything in every way.
-    fn audit(&self, sim: &Sim<L>, pool: &ComputePool<L>, servers: &[u16]) -> Result<Found, String> {
+    fn audit(
+        &self,
+        sim: &Sim<L>,
+        pool: &ComputePool<Dex, L>,
+        servers: &[u16],
+    ) -> Result<Found, String> {
         let cold = || restarted(pool, |_| true);
         let pools = [cold()?, cold()?, cold()?];
         let pools = &pools;
@@ -456,7 +462,7 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
     }
 
     /// Writes everything back and checks that the pool holds exactly the index's records.
-    fn settle(&self, sim: &Sim<L>, pool: &Arc<ComputePool<L>>) -> Result<(), String> {
+    fn settle(&self, sim: &Sim<L>, pool: &Arc<ComputePool<Dex, L>>) -> Result<(), String> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             let index = <Dex as Design<L>>::open(fabric, pool).await?;
             index.flush().await?;

@@ -20,12 +20,12 @@ use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
 use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload;
 use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
-use farleaf_core::index::dex::{BalanceOptions, DexOptions};
-use farleaf_core::index::{Design, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::{BalanceOptions, Design, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf_core::page::Layout;
 use farleaf_core::partition::{
-    Balancer, ComputeServer, Dex, LoadInbox, MapState, MapStore, PartitionMap, Put, Worker,
-    begin_life, end_former_life, fence_former_life,
+    Balancer, ComputeServer, LoadInbox, MapState, MapStore, PartitionMap, Put, Worker, begin_life,
+    end_former_life, fence_former_life,
 };
 use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
@@ -519,18 +519,18 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         &self,
         fabric: &SimFabric,
         number: u16,
-    ) -> Result<Worker<SimFabric, L>, IndexError> {
+    ) -> Result<Worker<Dex, SimFabric, L>, IndexError> {
         let nobody = self.as_compute_server(&fabric.sibling(self.nobody()));
         fence_former_life(&nobody, number).await?;
         let map = begin_life(&nobody, &*self.store(fabric), number).await?;
         let mine = self.as_compute_server(&fabric.sibling(number));
-        end_former_life::<_, L>(mine.clone(), number, &map.range_of(number)).await?;
+        end_former_life::<Dex, _, L>(mine.clone(), number, &map.range_of(number)).await?;
         let server = ComputeServer::start(number, &self.options.cache, map)?;
         let server = Arc::new(server.sampling(self.options.balance.one_in));
         Worker::open(&server, mine, self.store(fabric)).await
     }
 
-    async fn answer_all(&self, worker: &Worker<SimFabric, L>, front: &Front<L>) {
+    async fn answer_all(&self, worker: &Worker<Dex, SimFabric, L>, front: &Front<L>) {
         let flushes = self.spec.has_deaths();
         while let Some((ask, reply)) = front.next(false).await {
             let waits = matches!(ask, ClientRequest::Edit(_) | ClientRequest::Scan { .. });

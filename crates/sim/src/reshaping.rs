@@ -5,9 +5,10 @@
 use crate::client::{Board, settle};
 use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
+use farleaf_core::index::dex::Dex;
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
 use farleaf_core::page::Layout;
-use farleaf_core::partition::{ComputePool, Dex};
+use farleaf_core::partition::ComputePool;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use rand::RngExt;
@@ -15,7 +16,7 @@ use rand::RngExt;
 /// Moves keys between compute servers at random moments, as often as the scenario says.
 pub(crate) async fn mover<L, F>(
     fabric: F,
-    compute: &Arc<ComputePool<L>>,
+    compute: &Arc<ComputePool<Dex, L>>,
     board: &Board,
     scenario: &Scenario,
     (seed, which): (u64, u64),
@@ -56,7 +57,7 @@ pub(crate) async fn mover<L, F>(
 /// Adds the spare memory servers one by one at random moments.
 pub(crate) async fn grower<L, F>(
     fabric: F,
-    compute: &Arc<ComputePool<L>>,
+    compute: &Arc<ComputePool<Dex, L>>,
     board: &Board,
     scenario: &Scenario,
     seed: u64,
@@ -80,7 +81,7 @@ pub(crate) async fn grower<L, F>(
 /// Balances load among compute servers, if the scenario asks for it.
 pub(crate) async fn balancer<L, F>(
     fabric: F,
-    compute: &Arc<ComputePool<L>>,
+    compute: &Arc<ComputePool<Dex, L>>,
     board: &Board,
     scenario: &Scenario,
 ) where

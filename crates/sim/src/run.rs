@@ -19,11 +19,11 @@ use crate::setup::{coarse_options, dex_options, fine_options, hybrid_options, si
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
 use farleaf_core::index::coarse::Coarse;
+use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Fixed8, Layout};
-use farleaf_core::partition::Dex;
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;

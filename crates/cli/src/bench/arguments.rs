@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use farleaf_bench::driver::{Moment, PlannedChange};
 use farleaf_bench::workload::{Distribution, Mix};
 use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
-use farleaf_core::index::dex::Boundaries;
+use farleaf_core::index::Boundaries;
 use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\

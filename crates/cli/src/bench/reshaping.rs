@@ -8,7 +8,7 @@ use crate::usage;
 use farleaf_bench::driver::{Change, PlannedChange, Reshaping};
 use farleaf_bench::report::Report;
 use farleaf_bench::units::duration;
-use farleaf_core::index::dex::BalanceOptions;
+use farleaf_core::index::BalanceOptions;
 use std::fmt::Write as _;
 
 /// The changes that the options ask for.

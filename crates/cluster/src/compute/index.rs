@@ -6,10 +6,10 @@ use super::because;
 use super::map_store::CatalogMap;
 use crate::error::ProgramError;
 use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, IndexError};
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::{self, Dex, PartitionMap};
+use farleaf_core::partition::{self, PartitionMap};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::sync::{Mutex, lock};
 
@@ -54,7 +54,7 @@ pub(super) fn begin_life<C: Cluster>(
     })?;
     let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
-        partition::end_former_life::<_, Fixed8>(fabric, compute_server, range).await
+        partition::end_former_life::<Dex, _, Fixed8>(fabric, compute_server, range).await
     })?;
     Ok(map)
 }

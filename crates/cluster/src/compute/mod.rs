@@ -112,7 +112,7 @@ impl Watched {
             done: shared.done.iter().map(|done| *lock(done)).collect(),
             map_epoch: shared.server.epoch(),
             range: Some((range.low, range.high)),
-            cached_bytes: shared.server.dex().cache().used_bytes(),
+            cached_bytes: shared.server.state().cache().used_bytes(),
             dirt: shared.dirt(),
             unreachable: shared.server.detector().missing().len() as u64,
         }

@@ -14,6 +14,7 @@ use super::map_store::CatalogMap;
 use crate::clock::Clock;
 use crate::error::ProgramError;
 use farleaf_core::cache::{CacheCounters, Dirt};
+use farleaf_core::index::dex::Dex;
 use farleaf_core::page::Fixed8;
 use farleaf_core::partition::{ComputeServer, LoadInbox, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
@@ -75,7 +76,7 @@ pub(super) struct Done {
 /// State that all threads of one serving share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) server: Arc<ComputeServer<Fixed8>>,
+    pub(super) server: Arc<ComputeServer<Dex, Fixed8>>,
     pub(super) queues: Arc<Queues>,
     pub(super) tally: Arc<Tally>,
     pub(super) done: Vec<Mutex<Done>>,
@@ -88,7 +89,7 @@ impl Shared {
     /// Changes that are not written back to the memory servers yet.
     pub(super) fn dirt(&self) -> Dirt {
         let now_ns = self.origin_ns.load(Ordering::Acquire) + self.clock.now_ns();
-        self.server.dex().cache().dirt(now_ns)
+        self.server.state().cache().dirt(now_ns)
     }
 }
 
@@ -176,7 +177,7 @@ impl Threads {
     /// Lets the crew open the index over `cluster`; they can serve once all of them have.
     pub(super) fn start<C: EndpointCluster>(
         crew: &Crew,
-        server: Arc<ComputeServer<Fixed8>>,
+        server: Arc<ComputeServer<Dex, Fixed8>>,
         cluster: &C,
         store: &CatalogMap,
         tally: Arc<Tally>,
@@ -315,7 +316,7 @@ fn serve<X: endpoint::Transport>(
     executor.run(&driver);
 }
 
-async fn answer_all<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, tally: &Tally) {
+async fn answer_all<F: Fabric>(worker: &Worker<Dex, F, Fixed8>, queue: &Queue, tally: &Tally) {
     let mut answered = 0;
     while let Some(asked) = queue.next().await {
         if asked.is_too_old() {
@@ -351,7 +352,7 @@ async fn give_way() {
 }
 
 /// Publishes the thread's counters periodically until its queue is closed.
-async fn tell<F: Fabric>(worker: &Worker<F, Fixed8>, queue: &Queue, done: &Mutex<Done>) {
+async fn tell<F: Fabric>(worker: &Worker<Dex, F, Fixed8>, queue: &Queue, done: &Mutex<Done>) {
     while !queue.is_closed() {
         let fabric = worker.fabric().counters().snapshot();
         *lock(done) = Done { fabric, cache: worker.cache_counters() };

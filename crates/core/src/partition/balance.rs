@@ -22,7 +22,7 @@
 
 use super::{Load, PartitionMap};
 use crate::cache::OwnedRange;
-use crate::index::dex::BalanceOptions;
+use crate::index::BalanceOptions;
 use std::collections::BTreeMap;
 
 /// Longest pause after failed proposals, in windows.

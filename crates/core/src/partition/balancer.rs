@@ -5,8 +5,7 @@
 //! other's moves.
 
 use super::{BalancePolicy, Load, PartitionMap};
-use crate::index::dex::BalanceOptions;
-use crate::index::{IndexError, Reshaped};
+use crate::index::{BalanceOptions, IndexError, Reshaped};
 use farleaf_fabric::Fabric;
 use std::future::Future;
 

@@ -4,8 +4,7 @@
 
 use super::compute_server::Moving;
 use super::{ComputeServer, PartitionMap};
-use crate::index::IndexError;
-use crate::index::dex::{DexOptions, DexServer, MemoryUse};
+use crate::index::{IndexError, MemoryUse, PartState, PartitionOptions, Partitioned};
 use crate::page::Layout;
 use crate::rules;
 use farleaf_fabric::Fabric;
@@ -13,27 +12,27 @@ use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, lock};
 
 /// All compute servers of an index in this process.
 #[derive(Debug)]
-pub struct ComputePool<L: Layout> {
-    servers: Vec<Arc<ComputeServer<L>>>,
+pub struct ComputePool<D: Partitioned, L: Layout> {
+    servers: Vec<Arc<ComputeServer<D, L>>>,
     /// The newest map.
     map: Mutex<Arc<PartitionMap<L::Key>>>,
     /// Whether keys are moving.
     moving: AtomicBool,
     memory: Arc<MemoryUse>,
-    options: DexOptions<L::Key>,
+    options: D::Options<L>,
 }
 
-impl<L: Layout> ComputePool<L> {
+impl<D: Partitioned, L: Layout> ComputePool<D, L> {
     /// Creates compute servers with empty caches: one more than there are boundaries, and the spare
     /// ones, which own nothing yet.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly, or if the caches'
     /// memory cannot be allocated.
-    pub fn new(options: &DexOptions<L::Key>) -> Result<Self, IndexError> {
-        let map = Arc::new(PartitionMap::new::<L>(1, options.boundaries.clone())?);
-        let servers = map.ranges() + options.spare_compute_servers;
-        let memory = Arc::new(MemoryUse::all_but(options.spare_memory_servers));
+    pub fn new(options: &D::Options<L>) -> Result<Self, IndexError> {
+        let map = Arc::new(PartitionMap::new::<L>(1, options.boundaries().to_vec())?);
+        let servers = map.ranges() + options.spare_compute_servers();
+        let memory = Arc::new(MemoryUse::all_but(options.spare_memory_servers()));
         Self::with_map(options, servers, map, memory)
     }
 
@@ -55,16 +54,15 @@ impl<L: Layout> ComputePool<L> {
     }
 
     fn with_map(
-        options: &DexOptions<L::Key>,
+        options: &D::Options<L>,
         servers: u16,
         map: Arc<PartitionMap<L::Key>>,
         memory: Arc<MemoryUse>,
     ) -> Result<Self, IndexError> {
         let servers = (0..servers).map(|number| {
-            let dex = DexServer::new(&options.cache, map.range_of(number)).map_err(|_| {
-                IndexError::InvalidArgument("cannot allocate memory for a cache of this size")
-            })?;
-            Ok(Arc::new(ComputeServer::new(number, dex.sharing(&memory), Arc::clone(&map))))
+            let memory = Arc::clone(&memory);
+            let state = D::start(options.server(), map.range_of(number), memory)?;
+            Ok(Arc::new(ComputeServer::new(number, state, Arc::clone(&map))))
         });
         Ok(Self {
             servers: servers.collect::<Result<_, IndexError>>()?,
@@ -76,7 +74,7 @@ impl<L: Layout> ComputePool<L> {
     }
 
     /// The compute servers, indexed by number.
-    pub fn servers(&self) -> &[Arc<ComputeServer<L>>] {
+    pub fn servers(&self) -> &[Arc<ComputeServer<D, L>>] {
         &self.servers
     }
 
@@ -106,12 +104,12 @@ impl<L: Layout> ComputePool<L> {
     }
 
     /// The options that the pool was created with.
-    pub fn options(&self) -> &DexOptions<L::Key> {
+    pub fn options(&self) -> &D::Options<L> {
         &self.options
     }
 
-    /// Size of all frames in use on all compute servers, in bytes.
+    /// Bytes of cached nodes on all compute servers.
     pub fn cached_bytes(&self) -> u64 {
-        self.servers.iter().map(|server| server.dex().cache().used_bytes()).sum()
+        self.servers.iter().map(|server| server.state().cached_bytes()).sum()
     }
 }

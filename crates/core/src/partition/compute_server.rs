@@ -8,18 +8,16 @@
 //! *Thread safety*: any number of threads.
 
 use super::{LoadSamples, PartitionMap};
-use crate::cache::CacheOptions;
-use crate::index::IndexError;
-use crate::index::dex::DexServer;
+use crate::index::{IndexError, PartState, Partitioned};
 use crate::page::Layout;
 use crate::remote::Detector;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
 /// A compute server and its current map.
 #[derive(Debug)]
-pub struct ComputeServer<L: Layout> {
+pub struct ComputeServer<D: Partitioned, L: Layout> {
     number: u16,
-    dex: Arc<DexServer<L>>,
+    state: Arc<D::State<L>>,
     map: Mutex<Arc<PartitionMap<L::Key>>>,
     /// The epoch of `map`, for checking cheaply whether the map has changed.
     epoch: AtomicU64,
@@ -69,12 +67,12 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-impl<L: Layout> ComputeServer<L> {
-    pub(super) fn new(number: u16, dex: DexServer<L>, map: Arc<PartitionMap<L::Key>>) -> Self {
+impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
+    pub(super) fn new(number: u16, state: D::State<L>, map: Arc<PartitionMap<L::Key>>) -> Self {
         let epoch = AtomicU64::new(map.epoch());
         Self {
             number,
-            dex: Arc::new(dex),
+            state: Arc::new(state),
             map: Mutex::new(map),
             epoch,
             samples: LoadSamples::default(),
@@ -85,19 +83,17 @@ impl<L: Layout> ComputeServer<L> {
         }
     }
 
-    /// Creates a compute server with an empty cache.
+    /// Creates a compute server with an empty cache, which uses all memory servers.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the cache's memory cannot be allocated.
     pub fn start(
         number: u16,
-        cache: &CacheOptions,
+        options: &D::ServerOptions,
         map: PartitionMap<L::Key>,
     ) -> Result<Self, IndexError> {
-        let what = "cannot allocate memory for a cache of this size";
-        let dex = DexServer::new(cache, map.range_of(number));
-        let dex = dex.map_err(|_| IndexError::InvalidArgument(what))?;
-        Ok(Self::new(number, dex, Arc::new(map)))
+        let state = D::start(options, map.range_of(number), Arc::default())?;
+        Ok(Self::new(number, state, Arc::new(map)))
     }
 
     /// Makes one operation in `one_in` a load sample.
@@ -159,9 +155,9 @@ impl<L: Layout> ComputeServer<L> {
         self.number
     }
 
-    /// The part of the index that it owns, and its cache.
-    pub fn dex(&self) -> &Arc<DexServer<L>> {
-        &self.dex
+    /// The range that it owns, and its cache.
+    pub fn state(&self) -> &Arc<D::State<L>> {
+        &self.state
     }
 
     /// Samples of the operations on its keys.
@@ -171,7 +167,7 @@ impl<L: Layout> ComputeServer<L> {
 
     /// Which memory servers it can reach.
     pub fn detector(&self) -> &Detector {
-        self.dex.cache().detector()
+        self.state.detector()
     }
 
     /// The epoch of its current map.
@@ -192,8 +188,8 @@ impl<L: Layout> ComputeServer<L> {
         if map.epoch() > held.epoch() {
             *held = Arc::clone(map);
             let range = map.range_of(self.number);
-            if self.dex.range() != range {
-                self.dex.set_range(range);
+            if self.state.range() != range {
+                self.state.set_range(range);
             }
             self.epoch.store(map.epoch(), Ordering::Release);
         }

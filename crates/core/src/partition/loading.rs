@@ -7,7 +7,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::worker::{Worker, error_code};
-use crate::index::IndexError;
+use crate::index::{IndexError, Partitioned};
 use crate::page::Layout;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
@@ -28,7 +28,7 @@ pub trait LoadInbox<L: Layout> {
     fn next(&self) -> impl Future<Output = Option<(ClientRequest<L>, Self::Reply)>>;
 }
 
-impl<F: Fabric, L: Layout> Worker<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     /// Serves bulk loads, one at a time, until `inbox` ends. Passes each failure to `failed`.
     pub async fn serve_loads<I: LoadInbox<L>>(&self, inbox: &I, failed: impl Fn(&IndexError)) {
         while let Some((ask, reply)) = inbox.next().await {

@@ -3,8 +3,11 @@
 //!
 //! [`PartitionMap`] names the owner of a key. The owner's [`ComputeServer`] accepts the operation,
 //! or redirects it to another owner with the epoch of its map. Then the owner's
-//! [`crate::index::dex::DexIndex`] runs the operation. (Lu et al., *DEX: Scalable Range Indexing on
-//! Disaggregated Memory*, VLDB 2024, §4.)
+//! part of the index runs the operation. (Lu et al., *DEX: Scalable Range Indexing on Disaggregated
+//! Memory*, VLDB 2024, §4.)
+//!
+//! Any design that implements [`crate::index::Partitioned`] can be partitioned; this module knows
+//! none by name.
 //!
 //! Compute servers of one process share a [`ComputePool`], whose keys a [`RoutedIndex`] moves.
 //! Those that are processes of their own answer clients by [`Worker`], and move keys by the record
@@ -31,7 +34,6 @@ pub use balance::{BalancePolicy, Proposal};
 pub use balancer::{BalanceTarget, Balancer};
 pub use compute_pool::ComputePool;
 pub use compute_server::ComputeServer;
-pub use design::Dex;
 pub use life::{end_former_life, fence_former_life};
 pub use loading::LoadInbox;
 pub use map::{Move, PartitionMap};

@@ -11,8 +11,9 @@
 //! *Thread safety*: belongs to its endpoint's thread; moves of several handles exclude each other.
 
 use super::{BalanceTarget, Load, PartitionMap, RoutedIndex};
-use crate::cache::AdmissionName;
-use crate::index::{IndexError, RangeIndex, Reshaped};
+use crate::index::{
+    IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, Released, Reshaped,
+};
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
@@ -25,7 +26,7 @@ const ATTEMPTS: u32 = 16;
 const SHORTEST_REST_NS: u64 = 2_000_000;
 const LONGEST_REST_NS: u64 = 100_000_000;
 
-impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: all keys, or
     /// those on the far side of the boundary between leaves that is nearest to `near`. Operations
     /// go on meanwhile; those on the moving keys wait.
@@ -49,19 +50,18 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         to: u16,
         near: Option<&L::Key>,
     ) -> Result<Reshaped, IndexError> {
-        let fabric = self.pages.fabric();
+        let fabric = self.pool.fabric();
         let (started_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
         let known = |number: u16| usize::from(number) < self.parts.len();
         if !known(from) || !known(to) {
             return Err(IndexError::InvalidArgument("there is no such compute server"));
         }
-        if self.pool.options().cache.admission == AdmissionName::Never {
-            return Err(IndexError::InvalidArgument("keys cannot move without a cache"));
-        }
-        let _moving = self.pool.begin_move(fabric).ok_or(IndexError::Contended { retries: 0 })?;
+        self.compute.options().check_moves()?;
+        let _moving =
+            self.compute.begin_move(fabric).ok_or(IndexError::Contended { retries: 0 })?;
         let (giver, taker) = (&self.parts[usize::from(from)], &self.parts[usize::from(to)]);
         for _ in 0..ATTEMPTS {
-            let map = self.pool.map();
+            let map = self.compute.map();
             let at = match near {
                 None => None,
                 Some(near) => {
@@ -94,7 +94,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
             };
             // No await since `take_over` returned, so this future cannot be dropped in between.
             given_up.for_good();
-            self.pool.publish(map.after(&planned));
+            self.compute.publish(map.after(&planned));
             self.learn_map();
             let did = fabric.counters().snapshot() - before;
             return Ok(Reshaped {
@@ -109,16 +109,16 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> BalanceTarget for RoutedIndex<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L> {
     type Fabric = F;
     type Key = L::Key;
 
     fn fabric(&self) -> &F {
-        self.pages.fabric()
+        self.pool.fabric()
     }
 
     fn newest_map(&self) -> PartitionMap<L::Key> {
-        (*self.pool.map()).clone()
+        (*self.compute.map()).clone()
     }
 
     async fn settle_all(&self) {
@@ -126,7 +126,7 @@ impl<F: Fabric, L: Layout> BalanceTarget for RoutedIndex<F, L> {
     }
 
     async fn loads(&self) -> Option<Vec<Load<L::Key>>> {
-        Some(self.pool.servers().iter().map(|server| server.samples().take()).collect())
+        Some(self.compute.servers().iter().map(|server| server.samples().take()).collect())
     }
 
     async fn fences(

@@ -4,21 +4,19 @@
 
 use super::ComputeServer;
 use crate::cache::OwnedRange;
-use crate::index::IndexError;
-use crate::index::dex::DexIndex;
+use crate::index::{IndexError, PartIndex, Partitioned};
 use crate::page::Layout;
-use crate::remote::{PageClient, RemoteError};
+use crate::remote::RemoteError;
 use crate::rules;
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::fmt::{self, Debug, Formatter};
 
 /// A compute server as a handle in this process reaches it.
-#[derive(Debug)]
-pub(super) struct OwnerHandle<F: Fabric, L: Layout> {
-    pub(super) server: Arc<ComputeServer<L>>,
-    pub(super) index: DexIndex<F, L>,
+pub(super) struct OwnerHandle<D: Partitioned, F: Fabric, L: Layout> {
+    pub(super) server: Arc<ComputeServer<D, L>>,
+    pub(super) index: D::Index<F, L>,
     /// The range of the server in the map of `epoch`.
     range: RefCell<OwnedRange<L::Key>>,
     epoch: Cell<u64>,
@@ -28,17 +26,21 @@ pub(super) struct OwnerHandle<F: Fabric, L: Layout> {
     one_in: u32,
 }
 
-impl<F: Fabric, L: Layout> OwnerHandle<F, L> {
-    /// Opens a handle on `server`'s part of the index with the root at `root`.
+impl<D: Partitioned, F: Fabric, L: Layout> Debug for OwnerHandle<D, F, L> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnerHandle").field(&self.server).finish()
+    }
+}
+
+impl<D: Partitioned, F: Fabric, L: Layout> OwnerHandle<D, F, L> {
+    /// Opens a handle on `server`'s part of the index.
     pub(super) async fn open(
-        server: &Arc<ComputeServer<L>>,
-        pages: &Rc<PageClient<F, L>>,
-        (root, placement_level): (GlobalAddr, u8),
+        server: &Arc<ComputeServer<D, L>>,
+        pool: &D::Pool<F, L>,
         sampled_one_in: u32,
     ) -> Result<Self, RemoteError> {
         let one_in = sampled_one_in.max(1) - 1;
-        let dex = Arc::clone(server.dex());
-        let index = DexIndex::open(dex, Rc::clone(pages), root, placement_level).await?;
+        let index = D::open_part(server.state(), pool).await?;
         let map = server.map();
         Ok(Self {
             server: Arc::clone(server),

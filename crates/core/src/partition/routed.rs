@@ -13,32 +13,29 @@
 use super::part::OwnerHandle;
 use super::{Balancer, ComputePool, PartitionMap};
 use crate::cache::{CacheCounters, OwnedRange};
-use crate::index::dex::DexIndex;
 use crate::index::{
-    Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, RangeIndex, Records, Reshape,
-    Reshaped, Scan,
+    Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, PartIndex, PartPool,
+    PartitionOptions, Partitioned, RangeIndex, Records, Reshape, Reshaped, Scan,
 };
 use crate::page::Layout;
-use crate::remote::{PageClient, RemoteError};
+use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_fabric::{Fabric, Work};
 use std::cell::RefCell;
+use std::fmt::{self, Debug, Formatter};
 use std::future::poll_fn;
 use std::ops::Bound;
 use std::pin::{Pin, pin};
-use std::rc::Rc;
 
 /// A client's handle on the index.
-#[derive(Debug)]
-pub struct RoutedIndex<F: Fabric, L: Layout> {
-    pub(super) pool: Arc<ComputePool<L>>,
-    pub(super) pages: Rc<PageClient<F, L>>,
-    pub(super) root: GlobalAddr,
+pub struct RoutedIndex<D: Partitioned, F: Fabric, L: Layout> {
+    pub(super) compute: Arc<ComputePool<D, L>>,
+    pub(super) pool: D::Pool<F, L>,
     /// The client's copy of the map. It may be stale.
     route: RefCell<Arc<PartitionMap<L::Key>>>,
-    pub(super) parts: Vec<OwnerHandle<F, L>>,
+    pub(super) parts: Vec<OwnerHandle<D, F, L>>,
 }
 
 /// How long an operation waits for keys that are moving, in nanoseconds. After that, it ends as
@@ -55,21 +52,27 @@ pub(super) struct Patience {
     wait_ns: u64,
 }
 
-impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> Debug for RoutedIndex<D, F, L> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RoutedIndex")
+            .field("route", &self.route)
+            .field("parts", &self.parts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     pub(super) async fn open(
-        pool: &Arc<ComputePool<L>>,
-        pages: PageClient<F, L>,
-        root: GlobalAddr,
-        placement_level: u8,
+        compute: &Arc<ComputePool<D, L>>,
+        pool: D::Pool<F, L>,
     ) -> Result<Self, RemoteError> {
-        let pages = Rc::new(pages);
         let mut parts = Vec::new();
-        let one_in = pool.options().balance.one_in;
-        for server in pool.servers() {
-            parts.push(OwnerHandle::open(server, &pages, (root, placement_level), one_in).await?);
+        let one_in = compute.options().balance().one_in;
+        for server in compute.servers() {
+            parts.push(OwnerHandle::open(server, &pool, one_in).await?);
         }
-        let route = RefCell::new(pool.map());
-        Ok(Self { pool: Arc::clone(pool), pages, root, route, parts })
+        let route = RefCell::new(compute.map());
+        Ok(Self { compute: Arc::clone(compute), pool, route, parts })
     }
 
     /// The index on one compute server, for tests and tools. It does not check which server owns a
@@ -77,7 +80,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     ///
     /// # Panics
     /// If there is no such compute server.
-    pub fn part(&self, compute_server: u16) -> &DexIndex<F, L> {
+    pub fn part(&self, compute_server: u16) -> &D::Index<F, L> {
         &self.parts[usize::from(compute_server)].index
     }
 
@@ -88,7 +91,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
 
     /// Switches to the newest map.
     pub(super) fn learn_map(&self) {
-        *self.route.borrow_mut() = self.pool.map();
+        *self.route.borrow_mut() = self.compute.map();
     }
 
     /// Settles what this handle has in doubt at any compute server, as far as possible now. Other
@@ -97,7 +100,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         for part in &self.parts {
             part.index.settle_some().await;
         }
-        self.pages.doubtful().set(self.parts.iter().any(|part| part.index.has_doubts()));
+        self.pool.doubtful().set(self.parts.iter().any(|part| part.index.has_doubts()));
     }
 
     /// Does `work` and meanwhile settles what this handle has in doubt (C26). Otherwise this handle
@@ -108,8 +111,8 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         let mut settling: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
         poll_fn(|context| {
             let polled = work.as_mut().poll(context);
-            let settles = !self.pages.fabric().breaks(rules::DOUBTS_SETTLED_ELSEWHERE);
-            if polled.is_pending() && settles && (settling.is_some() || self.pages.doubtful().get())
+            let settles = !self.pool.fabric().breaks(rules::DOUBTS_SETTLED_ELSEWHERE);
+            if polled.is_pending() && settles && (settling.is_some() || self.pool.doubtful().get())
             {
                 let settler = settling.get_or_insert_with(|| Box::pin(self.settle_until_certain()));
                 if settler.as_mut().poll(context).is_ready() {
@@ -122,8 +125,8 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     }
 
     async fn settle_until_certain(&self) {
-        while self.pages.doubtful().get() {
-            self.pages.fabric().sleep(LONGEST_WAIT_NS).await;
+        while self.pool.doubtful().get() {
+            self.pool.fabric().sleep(LONGEST_WAIT_NS).await;
             self.settle_some().await;
         }
     }
@@ -131,15 +134,15 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     /// The steps before each operation.
     #[inline]
     async fn begin(&self) {
-        self.pages.fabric().charge(Work::Client).await;
-        if self.pages.doubtful().get() {
+        self.pool.fabric().charge(Work::Client).await;
+        if self.pool.doubtful().get() {
             Box::pin(self.settle_some()).await;
         }
     }
 
     /// Finds the owner of `key`, which has accepted the operation.
     #[inline]
-    async fn find_owner(&self, key: &L::Key) -> Result<&DexIndex<F, L>, IndexError> {
+    async fn find_owner(&self, key: &L::Key) -> Result<&D::Index<F, L>, IndexError> {
         self.begin().await;
         let part = &self.parts[usize::from(self.owner(key))];
         match part.accept(key) {
@@ -153,7 +156,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
         &self,
         key: &L::Key,
         patience: &mut Patience,
-    ) -> Result<&DexIndex<F, L>, IndexError> {
+    ) -> Result<&D::Index<F, L>, IndexError> {
         loop {
             self.wait_for_map(patience).await?;
             let part = &self.parts[usize::from(self.owner(key))];
@@ -168,7 +171,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     async fn at_owner<'a, T, W: Future<Output = Result<T, RemoteError>>>(
         &'a self,
         key: &L::Key,
-        work: impl Fn(&'a DexIndex<F, L>) -> W,
+        work: impl Fn(&'a D::Index<F, L>) -> W,
     ) -> Result<T, IndexError> {
         match self.while_settling(work(self.find_owner(key).await?)).await {
             Err(RemoteError::Moved) => {}
@@ -185,14 +188,14 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     }
 
     pub(super) fn patience(&self) -> Patience {
-        let until_ns = self.pages.fabric().now_ns().saturating_add(LONGEST_MOVE_NS);
+        let until_ns = self.pool.fabric().now_ns().saturating_add(LONGEST_MOVE_NS);
         Patience { until_ns, wait_ns: SHORTEST_WAIT_NS }
     }
 
     /// Switches to the newest map, after a pause if there is no newer one yet: keys that are moving
     /// have no owner for a while.
     pub(super) async fn wait_for_map(&self, patience: &mut Patience) -> Result<(), IndexError> {
-        let fabric = self.pages.fabric();
+        let fabric = self.pool.fabric();
         let before = self.route.borrow().epoch();
         self.learn_map();
         if self.route.borrow().epoch() > before {
@@ -216,10 +219,10 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     /// # Errors
     /// [`IndexError::InvalidArgument`] if all memory servers are in use.
     pub fn add_memory_server(&self) -> Result<Reshaped, IndexError> {
-        if !self.pool.memory().add_one() {
+        if !self.compute.memory().add_one() {
             return Err(IndexError::InvalidArgument("every memory server is already in use"));
         }
-        let started_ns = self.pages.fabric().now_ns();
+        let started_ns = self.pool.fabric().now_ns();
         Ok(Reshaped { started_ns, ..Reshaped::default() })
     }
 
@@ -241,7 +244,7 @@ impl<F: Fabric, L: Layout> RoutedIndex<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> RangeIndex for RoutedIndex<D, F, L> {
     type Key = L::Key;
     type Value = L::Value;
 
@@ -318,7 +321,7 @@ impl<F: Fabric, L: Layout> RangeIndex for RoutedIndex<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> IndexAdmin for RoutedIndex<D, F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         for part in &self.parts {
             match self.while_settling(part.index.collect()).await {
@@ -331,7 +334,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
-        Ok(self.pages.declare_dead(compute_server).await?)
+        Ok(self.pool.declare_dead(compute_server).await?)
     }
 
     fn compute_server_of(&self, key: &L::Key) -> Option<u16> {
@@ -339,7 +342,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
     }
 
     fn owned_by(&self, compute_server: u16) -> Option<KeyRange<L::Key>> {
-        let map = self.pool.map();
+        let map = self.compute.map();
         let OwnedRange { low, high } = map.range_of(compute_server);
         let owns = map.owners().contains(&compute_server);
         owns.then(|| (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded)))
@@ -362,11 +365,11 @@ impl<F: Fabric, L: Layout> IndexAdmin for RoutedIndex<F, L> {
     ) -> Result<(), IndexError> {
         match work {
             Background::Balance => {
-                let options = self.pool.options().balance.clone();
+                let options = self.compute.options().balance().clone();
                 Balancer::new(self, options).run(ended, report).await;
             }
             Background::WriteBack => {
-                let here = usize::from(self.pages.fabric().compute_server());
+                let here = usize::from(self.pool.fabric().compute_server());
                 let parts = match self.parts.get(here) {
                     Some(part) => std::slice::from_ref(part),
                     None => &self.parts,

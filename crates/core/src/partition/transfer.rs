@@ -18,7 +18,7 @@
 
 use super::worker::Worker;
 use super::{MapState, Move, PendingMove, Put};
-use crate::index::IndexError;
+use crate::index::{IndexError, PartIndex, PartState, Partitioned, Released};
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use crate::rules;
@@ -51,7 +51,7 @@ enum Reconciled {
     Again,
 }
 
-impl<F: Fabric, L: Layout> Worker<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     /// Does what the map record says, again and again until `ended`. One task per compute server is
     /// enough.
     pub async fn follow_map(&self, ended: &dyn Fn() -> bool) {
@@ -86,7 +86,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         let read = self.store().read().await;
         let Some((state, version)) = read else { return Err(contended) };
         let me = self.server().number();
-        let is_mine = state.map.range_of(me).is_same(&self.server().dex().range());
+        let is_mine = state.map.range_of(me).is_same(&self.server().state().range());
         if state.moving.is_some() || !is_mine || state.map.epoch() != self.server().epoch() {
             return Err(contended);
         }
@@ -128,7 +128,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         let mut look_ns = SHORTEST_LOOK_NS;
         loop {
             if self.reconcile(Some(since_ns)).await == Reconciled::Settled {
-                return match self.server().dex().range().is_same(&planned.rest) {
+                return match self.server().state().range().is_same(&planned.rest) {
                     true => Ok(()),
                     false => Err(IndexError::Contended { retries: 0 }),
                 };
@@ -210,7 +210,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             }
             // Released, but the record does not say so: the put may still be on its way (MR2).
             _ if state.map.epoch() == server.epoch()
-                && !state.map.range_of(me).is_same(&server.dex().range()) =>
+                && !state.map.range_of(me).is_same(&server.state().range()) =>
             {
                 return self.serve_again(state, version).await;
             }
@@ -242,7 +242,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
         if map.epoch() <= server.epoch() {
             return Ok(());
         }
-        let (grown, held) = (map.range_of(server.number()), server.dex().range());
+        let (grown, held) = (map.range_of(server.number()), server.state().range());
         if !grown.is_same(&held) {
             if !held.is_empty() && !grown.covers(&held.low, held.high.as_ref()) {
                 // Keys that this server has not released cannot have gone to another one.

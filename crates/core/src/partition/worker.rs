@@ -6,22 +6,23 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::design::open_pool;
-use super::load::{is_empty, nodes_below, replace_root};
 use super::part::OwnerHandle;
 use super::routed::go_behind;
 use super::{ComputeServer, Load, MapState, MapStore, PartitionMap, Put};
 use crate::cache::CacheCounters;
-use crate::index::dex::{Builder, DexIndex, equal_boundaries};
-use crate::index::{Ascending, IndexError, Records, Scan, check_fill};
+use crate::index::{
+    Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, Partitioned, Records, Scan,
+    check_fill,
+};
 use crate::page::{Action, Layout, LeafEdit};
-use crate::remote::{PageClient, RemoteError};
+use crate::remote::{ROOT_SERVER, RemoteError};
 use crate::together::all;
 use crate::wire::{
     ClientRequest, ClientResponse, ErrorCode, PoolRequest, Refusal, Request, SCAN_REPLY_RECORDS,
 };
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
+use farleaf_fabric::{Fabric, ServerId, Work};
+use std::fmt::{self, Debug, Formatter};
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -42,12 +43,9 @@ const SETTLE_NS: u64 = 50_000_000;
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
 
 /// One thread of a compute server.
-#[derive(Debug)]
-pub struct Worker<F: Fabric, L: Layout> {
-    pages: Rc<PageClient<F, L>>,
-    root: GlobalAddr,
-    placement_level: u8,
-    part: OwnerHandle<F, L>,
+pub struct Worker<D: Partitioned, F: Fabric, L: Layout> {
+    pool: D::Pool<F, L>,
+    part: OwnerHandle<D, F, L>,
     store: Rc<dyn MapStore<L::Key>>,
 }
 
@@ -65,23 +63,26 @@ pub(super) fn error_code(error: &IndexError) -> ErrorCode {
     }
 }
 
-impl<F: Fabric, L: Layout> Worker<F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> Debug for Worker<D, F, L> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("part", &self.part).finish_non_exhaustive()
+    }
+}
+
+impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     /// Opens a thread of `server` that reaches the memory servers over `fabric`, and the map record
     /// through `store`.
     ///
     /// # Errors
     /// [`IndexError`] if the memory servers hold no index or cannot be reached.
     pub async fn open(
-        server: &Arc<ComputeServer<L>>,
+        server: &Arc<ComputeServer<D, L>>,
         fabric: F,
         store: Rc<dyn MapStore<L::Key>>,
     ) -> Result<Self, IndexError> {
-        let (pages, root, placement_level) = open_pool(fabric).await?;
-        let pages = Rc::new(pages);
-        let part =
-            OwnerHandle::open(server, &pages, (root, placement_level), server.sampled_one_in())
-                .await?;
-        Ok(Self { pages, root, placement_level, part, store })
+        let pool = D::open_pool(fabric).await?;
+        let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
+        Ok(Self { pool, part, store })
     }
 
     /// What the cache has done for this thread.
@@ -91,7 +92,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
 
     /// The endpoint.
     pub fn fabric(&self) -> &F {
-        self.pages.fabric()
+        self.pool.fabric()
     }
 
     /// Until `ended`, writes back nodes that have been dirty for long, if the cache has a limit on
@@ -130,12 +131,12 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
     }
 
     /// The compute server of this thread.
-    pub(super) fn server(&self) -> &ComputeServer<L> {
+    pub(super) fn server(&self) -> &ComputeServer<D, L> {
         &self.part.server
     }
 
     /// This thread's handle on the compute server's part of the index.
-    pub(super) fn index(&self) -> &DexIndex<F, L> {
+    pub(super) fn index(&self) -> &D::Index<F, L> {
         &self.part.index
     }
 
@@ -373,7 +374,7 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
             return Err(contended);
         };
         let boundaries = map.boundaries().to_vec();
-        let mut builder = Builder::new(&self.pages, fill, self.placement_level, boundaries);
+        let mut builder = self.pool.builder(fill, boundaries);
         let outcome = async {
             let mut order = Ascending::default();
             while let Some(records) = next().await? {
@@ -395,16 +396,17 @@ impl<F: Fabric, L: Layout> Worker<F, L> {
                 }
                 _ => return Err(contended.clone()),
             }
-            let old = nodes_below(&self.pages, self.root).await?;
-            if !is_empty(&self.pages, self.root).await? {
-                let server = self.root.server();
-                return Err(IndexError::Refused { server, refusal: Refusal::NotEmpty });
+            let former = self.pool.occupied().await?;
+            if !self.pool.is_empty().await? {
+                return Err(IndexError::Refused {
+                    server: ROOT_SERVER,
+                    refusal: Refusal::NotEmpty,
+                });
             }
             self.check_halted()?;
-            replace_root(&self.pages, self.root, &built.root).await?;
-            old.into_iter().for_each(|node| self.pages.give_back_unseen(node));
-            let equal = equal_boundaries(&built.leaves, built.records, map.owners().len());
-            Ok(equal.unwrap_or_default())
+            self.pool.replace(&built).await?;
+            self.pool.give_back(former);
+            Ok(built.equal_boundaries(map.owners().len()).unwrap_or_default())
         }
         .await;
         if let Err(error) = &outcome

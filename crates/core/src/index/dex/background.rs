@@ -24,7 +24,7 @@ const LONGEST_PAUSE_NS: u64 = 50_000_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Writes back by age until `ended`. Returns at once if this cache has no limit.
-    pub(crate) async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
+    pub(super) async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         let ages = self.client.cache().ages();
         let limit_ns = ages.limit_ns();
         let pause_ns = (limit_ns / LOOKS).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);

@@ -25,6 +25,7 @@
 
 use super::{DexIndex, FRAMES_TOGETHER};
 use crate::cache::{FrameId, FrameState, OwnedRange, Ownership, Restart, is_clean};
+use crate::index::{PartState, Released};
 use crate::page::{Layout, LockWord, Page, Probe};
 use crate::remote::{Miss, Pointer, RemoteError};
 use crate::rules;
@@ -35,17 +36,16 @@ use std::collections::BTreeSet;
 
 /// Keys that this server has given up and no other server owns yet. Dropping this restores the
 /// previous range, after an error and when the move's future is dropped, unless
-/// [`GivenUp::for_good`] was called.
+/// [`Released::for_good`] was called.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct GivenUp<'a, F: Fabric, L: Layout> {
+pub struct GivenUp<'a, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
     before: Option<OwnedRange<L::Key>>,
 }
 
-impl<F: Fabric, L: Layout> GivenUp<'_, F, L> {
-    /// Completes the move: another server owns the keys now.
-    pub(crate) fn for_good(mut self) {
+impl<F: Fabric, L: Layout> Released for GivenUp<'_, F, L> {
+    fn for_good(mut self) {
         self.before = None;
     }
 }
@@ -85,7 +85,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// # Errors
     /// [`RemoteError`] if a node cannot be written back. Then this server still owns the keys, but
     /// some copies may be gone.
-    pub(crate) async fn release_range(
+    pub(super) async fn release_range(
         &self,
         keys: &OwnedRange<L::Key>,
         rest: &OwnedRange<L::Key>,
@@ -191,7 +191,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if a node cannot be read.
-    pub(crate) async fn prepare_take_over(
+    pub(super) async fn prepare_take_over(
         &self,
         grown: &OwnedRange<L::Key>,
     ) -> Result<(), RemoteError> {
@@ -210,7 +210,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if a node cannot be read; then the range has not changed.
-    pub(crate) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
+    pub(super) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
         self.prepare_take_over(grown).await?;
         self.server.set_range(grown.clone()); // H2
         Ok(())
@@ -294,7 +294,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// A leaf boundary near `key`, inside the owned range: a key to which a partition boundary can
     /// move.
-    pub(crate) async fn boundary_near(&self, key: &L::Key) -> Result<Option<L::Key>, RemoteError> {
+    pub(super) async fn boundary_near(&self, key: &L::Key) -> Result<Option<L::Key>, RemoteError> {
         let range = self.server.range();
         if !range.has(key) {
             return Ok(None);
@@ -308,7 +308,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if the leaf cannot be read.
-    pub(crate) async fn fences(
+    pub(super) async fn fences(
         &self,
         key: &L::Key,
     ) -> Result<(L::Key, Option<L::Key>), RemoteError> {

@@ -9,9 +9,11 @@
 //!
 //! *Thread safety*: private to one task.
 
+use crate::index::{Built, BulkBuilder};
 use crate::page::{Layout, LeafInsert, MAX_LEVEL};
 use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::fmt::{self, Debug, Formatter};
 
 /// Least fill of inner nodes.
 const INNER_FILL: f64 = 0.9;
@@ -50,7 +52,7 @@ struct Open<F: Fabric, L: Layout> {
 }
 
 /// A tree under construction.
-pub(crate) struct Builder<'a, F: Fabric, L: Layout> {
+pub struct Builder<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     writer: FreshWriter<'a, F, L>,
     /// Records per leaf.
@@ -73,18 +75,30 @@ pub(crate) struct Builder<'a, F: Fabric, L: Layout> {
 }
 
 /// A finished tree, of which everything but the root is written.
-pub(crate) struct Built<L: Layout> {
+#[derive(Debug)]
+pub struct BuiltTree<L: Layout> {
     /// The root's content, not at an address yet.
-    pub(crate) root: Image<L>,
+    pub(super) root: Image<L>,
     /// The low end of each leaf, and the number of records before it.
-    pub(crate) leaves: Vec<(L::Key, u64)>,
-    /// The number of records.
-    pub(crate) records: u64,
+    leaves: Vec<(L::Key, u64)>,
+    records: u64,
+}
+
+impl<L: Layout> Built<L::Key> for BuiltTree<L> {
+    fn equal_boundaries(&self, parts: usize) -> Option<Vec<L::Key>> {
+        equal_boundaries(&self.leaves, self.records, parts)
+    }
+}
+
+impl<F: Fabric, L: Layout> Debug for Builder<'_, F, L> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("records", &self.records).finish_non_exhaustive()
+    }
 }
 
 impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     /// A builder without leaves. `fill` is a fraction; `boundaries` ascend.
-    pub(crate) fn new(
+    pub(super) fn new(
         pages: &'a PageClient<F, L>,
         fill: f64,
         placement_level: u8,
@@ -205,13 +219,12 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         }
         Ok(())
     }
+}
 
-    /// Appends a record; its key must be above all others.
-    pub(crate) async fn append(
-        &mut self,
-        key: &L::Key,
-        value: &L::Value,
-    ) -> Result<(), RemoteError> {
+impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
+    type Built = BuiltTree<L>;
+
+    async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
         self.pass_boundaries(Some(key)).await?;
         let full =
             matches!(&self.levels[0].0, Some(open) if open.image.page().count() >= self.fill);
@@ -225,8 +238,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         }
     }
 
-    /// Completes the tree. On return all nodes but the root are written.
-    pub(crate) async fn finish(&mut self) -> Result<Built<L>, RemoteError> {
+    /// On return all nodes but the root are written.
+    async fn finish(&mut self) -> Result<BuiltTree<L>, RemoteError> {
         self.pass_boundaries(None).await?;
         let mut level = 0;
         let root = loop {
@@ -246,11 +259,10 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         };
         self.writer.release(node).await;
         let leaves = std::mem::take(&mut self.leaves);
-        Ok(Built { root: image, leaves, records: self.records })
+        Ok(BuiltTree { root: image, leaves, records: self.records })
     }
 
-    /// Gives back all nodes.
-    pub(crate) async fn abort(self) {
+    async fn abort(self) {
         for (open, _) in self.levels {
             if let Some(open) = open {
                 open.node.settle().await;
@@ -262,7 +274,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
 
 /// Boundaries for `parts` compute servers, at leaves, such that all have about the same number of
 /// records; `None` if there are too few leaves.
-pub(crate) fn equal_boundaries<K: Clone + Ord>(
+fn equal_boundaries<K: Clone + Ord>(
     leaves: &[(K, u64)],
     records: u64,
     parts: usize,

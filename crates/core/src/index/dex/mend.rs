@@ -24,7 +24,7 @@ const WRITE_RETRIES: u32 = 16;
 ///
 /// # Errors
 /// [`RemoteError`] if a memory server does not answer.
-pub(crate) async fn mend<F: Fabric, L: Layout>(
+pub(super) async fn mend<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
     compute_server: u16,

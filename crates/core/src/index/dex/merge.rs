@@ -15,6 +15,7 @@ use super::descend::Below;
 use super::latched::Latched;
 use super::split::Written;
 use crate::cache::{LiveCounters, OptimisticRef, Ownership, Restart, is_clean, mark_clean};
+use crate::index::PartState;
 use crate::page::{Layout, Page, Probe, least_entries, slot_range};
 use crate::remote::{Image, RemoteError};
 use crate::rules;

@@ -34,6 +34,7 @@
 mod background;
 mod change;
 mod descend;
+mod design;
 mod hand_over;
 mod latched;
 mod load;
@@ -42,8 +43,11 @@ mod merge;
 mod nodes;
 mod offload;
 mod options;
+mod part;
 mod placement;
+mod pool;
 mod refresh;
+mod replace;
 mod scan;
 mod scan_range;
 mod server;
@@ -54,17 +58,16 @@ use offload::Offloading;
 use placement::Placement;
 use scan::LeafSizes;
 
-pub use load::spreading_level;
-pub(crate) use load::{Builder, Built, equal_boundaries};
-pub(crate) use mend::mend;
-pub(crate) use options::from_word;
-pub use options::{BalanceOptions, Boundaries, DexOptions};
-pub use placement::MemoryUse;
+pub use design::Dex;
+pub use hand_over::GivenUp;
+pub use load::{Builder, BuiltTree, spreading_level};
+pub use options::DexOptions;
+pub use pool::DexPool;
 pub use server::DexServer;
 
 use crate::cache::{AdmissionName, CacheClient, CacheCounters, FrameId, Restart, Turn};
 use crate::page::{Layout, Probe};
-use crate::remote::{Backoff, PageClient, Pointer, RemoteError};
+use crate::remote::{Backoff, Pointer, RemoteError};
 use crate::rules;
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
@@ -113,17 +116,13 @@ const MOST_TORN: u32 = 3;
 const MOST_AGAIN: u32 = 20_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Opens a handle on `server`'s part of the index with its root at `root`.
+    /// Opens a handle on `server`'s part of the index.
     ///
     /// # Errors
     /// [`RemoteError`] if the root cannot be read.
-    pub async fn open(
-        server: Arc<DexServer<L>>,
-        pages: Rc<PageClient<F, L>>,
-        root: GlobalAddr,
-        placement_level: u8,
-    ) -> Result<Self, RemoteError> {
-        let client = CacheClient::new(Arc::clone(server.cache()), pages);
+    async fn open(server: Arc<DexServer<L>>, pool: &DexPool<F, L>) -> Result<Self, RemoteError> {
+        let &DexPool { ref pages, root, placement_level } = pool;
+        let client = CacheClient::new(Arc::clone(server.cache()), Rc::clone(pages));
         let root_frame = server.root_frame(&client, root).await?;
         client.pages().prepare_logs().await; // D9
         let options = server.cache().options();
@@ -196,7 +195,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Empties the cache except for the root, which is read again. Call it only when no operation
     /// is running.
-    pub(crate) async fn forget(&self) -> Result<(), RemoteError> {
+    async fn forget(&self) -> Result<(), RemoteError> {
         if !self.client.cache().clear() {
             return Err(RemoteError::Contended { retries: 0 });
         }
@@ -215,7 +214,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     #[inline]
-    pub(crate) fn fabric(&self) -> &F {
+    fn fabric(&self) -> &F {
         self.client.fabric()
     }
 
@@ -284,7 +283,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Whether operations of this handle left an outcome unknown.
-    pub(crate) fn has_doubts(&self) -> bool {
+    fn has_doubts(&self) -> bool {
         self.client.has_doubts()
             || self.offload.has_open_tickets()
             || self.client.pages().has_doubts()
@@ -292,7 +291,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Settles unknown outcomes as far as possible now, unless that was tried just before. Other
     /// threads may be waiting, and only this handle can settle them.
-    pub(crate) async fn settle_some(&self) {
+    async fn settle_some(&self) {
         if !self.has_doubts() {
             return;
         }
@@ -309,7 +308,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server cannot be reached.
-    pub(crate) async fn settle(&self) -> Result<(), RemoteError> {
+    async fn settle(&self) -> Result<(), RemoteError> {
         let tickets = self.close_tickets().await;
         // Nodes may wait for the commits of their parents.
         let pages = self.client.pages().settle_all().await;

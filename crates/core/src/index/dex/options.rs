@@ -6,77 +6,10 @@
 //! [design:8][log2 of chunk nodes:8][placement level:8][reserved:8][claim id:32]
 //! ```
 
-use crate::cache::{CacheOptions, named};
+use crate::cache::{AdmissionName, CacheOptions};
+use crate::index::{BalanceOptions, Boundaries, IndexError, PartitionOptions};
 use crate::page::{DesignId, NodeCarver};
-
-/// Where a bulk load puts the boundaries between compute servers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Boundaries {
-    /// At [`DexOptions::boundaries`].
-    #[default]
-    Kept,
-    /// At leaves such that all servers get about the same number of records.
-    EqualRecords,
-}
-
-named!(Boundaries, "keys or records", { Kept: "keys", EqualRecords: "records", });
-
-/// When to balance load among compute servers, for tasks that run a balancer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BalanceOptions {
-    /// Each handle samples one in this many operations, separately for each compute server.
-    pub one_in: u32,
-    /// Length of a window, in nanoseconds: loads are counted for this long before they are
-    /// evaluated.
-    pub window_ns: u64,
-    /// Windows with fewer samples are ignored.
-    pub least_samples: u64,
-    /// A server counts as overloaded above this multiple of the mean load.
-    pub threshold: f64,
-    /// Once balancing has begun, it goes on until no server is above this multiple of the mean
-    /// load.
-    pub calm: f64,
-    /// Loads that cannot be evened out are left alone until one has changed by more than this
-    /// fraction of the mean.
-    pub change: f64,
-    /// A server must be overloaded in this many consecutive windows before keys move.
-    pub windows: u32,
-    /// A move must reduce the larger of the two loads by at least this fraction of the mean.
-    pub least_gain: f64,
-    /// Ignore this many windows after a move.
-    pub rest_windows: u32,
-    /// Move no keys back within this many windows after a move.
-    pub no_return_windows: u64,
-    /// Whether compute servers that own no keys take part. Otherwise they are left alone, as are
-    /// servers that have left.
-    pub uses_spares: bool,
-}
-
-impl BalanceOptions {
-    /// Options for compute servers that are processes of their own. A server that has been drained
-    /// stays without keys.
-    pub fn for_processes() -> Self {
-        Self { window_ns: 500_000_000, least_samples: 64, uses_spares: false, ..Self::default() }
-    }
-}
-
-impl Default for BalanceOptions {
-    fn default() -> Self {
-        Self {
-            one_in: 64,
-            window_ns: 100_000_000,
-            least_samples: 512,
-            threshold: 1.3,
-            calm: 1.15,
-            change: 0.25,
-            windows: 2,
-            least_gain: 0.1,
-            rest_windows: 1,
-            no_return_windows: 8,
-            uses_spares: true,
-        }
-    }
-}
+use std::fmt::Debug;
 
 /// Options of a new DEX index.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,14 +49,51 @@ impl<K> DexOptions<K> {
         }
     }
 
-    pub(crate) fn chunk_bytes(&self) -> u64 {
+    pub(super) fn chunk_bytes(&self) -> u64 {
         chunk_bytes(self.chunk_nodes_log2)
     }
 
-    pub(crate) fn to_word(&self) -> u64 {
+    pub(super) fn to_word(&self) -> u64 {
         DesignId::Dex as u64
             | u64::from(self.chunk_nodes_log2) << 8
             | u64::from(self.placement_level) << 16
+    }
+}
+
+impl<K: Clone + Debug + Send + Sync> PartitionOptions<K> for DexOptions<K> {
+    type ServerOptions = CacheOptions;
+
+    fn boundaries(&self) -> &[K] {
+        &self.boundaries
+    }
+
+    fn spare_compute_servers(&self) -> u16 {
+        self.spare_compute_servers
+    }
+
+    fn spare_memory_servers(&self) -> u16 {
+        self.spare_memory_servers
+    }
+
+    fn balance(&self) -> &BalanceOptions {
+        &self.balance
+    }
+
+    fn at_load(&self) -> Boundaries {
+        self.at_load
+    }
+
+    fn server(&self) -> &CacheOptions {
+        &self.cache
+    }
+
+    fn check_moves(&self) -> Result<(), IndexError> {
+        match self.cache.admission {
+            AdmissionName::Never => {
+                Err(IndexError::InvalidArgument("keys cannot move without a cache"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -132,6 +102,6 @@ fn chunk_bytes(log2: u8) -> u64 {
 }
 
 /// The size of a chunk in bytes, and the placement level, from the options word in the superblock.
-pub(crate) fn from_word(word: u64) -> (u64, u8) {
+pub(super) fn from_word(word: u64) -> (u64, u8) {
     (chunk_bytes((word >> 8) as u8), (word >> 16) as u8)
 }

@@ -1,16 +1,14 @@
-//! The memory servers in use, and the placement of nodes that are created while operations run.
+//! The placement of nodes that are created while operations run.
 //!
 //! A node below the placement level goes to the memory server of its neighbours until that server
 //! is nearly full; then it goes to the emptiest one. A handle that needs a chunk asks its memory
 //! server how full it is. That costs one request per chunk, and one to every other memory server
 //! for each chunk that would come from a server that is nearly full.
 //!
-//! *Thread safety*: all threads share [`MemoryUse`]; a [`Placement`] belongs to its handle's
-//! thread.
+//! *Thread safety*: a [`Placement`] belongs to its handle's thread.
 
 use crate::page::Layout;
 use crate::remote::PageClient;
-use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Fabric, ServerId};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,31 +22,6 @@ const EMPTIER: f64 = 0.05;
 
 /// Nodes placed elsewhere before the handle asks again.
 const NODES_BETWEEN: u32 = 256;
-
-/// How many of the fabric's memory servers are in use: all but the last ones. All handles of an
-/// index in this process share it.
-#[derive(Debug, Default)]
-pub struct MemoryUse {
-    spare: AtomicU64,
-}
-
-impl MemoryUse {
-    /// Uses all memory servers but the last `spare` ones.
-    pub fn all_but(spare: u16) -> Self {
-        Self { spare: AtomicU64::new(spare.into()) }
-    }
-
-    /// How many of `servers` are in use; at least one.
-    pub fn used(&self, servers: u16) -> u16 {
-        servers.saturating_sub(self.spare.load(Ordering::Acquire) as u16).max(1)
-    }
-
-    /// Takes one more server into use; `false` if all are in use already.
-    pub fn add_one(&self) -> bool {
-        let less = |spare: u64| spare.checked_sub(1);
-        self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok()
-    }
-}
 
 /// What a handle knows of memory servers that are nearly full: the server that gets their nodes
 /// instead, and for how many more nodes.

@@ -17,7 +17,7 @@ use super::descend::{LeafLocation, Offer};
 use super::offload::OffloadedScan;
 use super::scan_range::{first, last, next_fence, within};
 use crate::cache::{OptimisticRef, OwnedRange, Restart};
-use crate::index::{Records, Scan};
+use crate::index::{PartState, Records, Scan};
 use crate::page::{Layout, Page, Probe, ScanWindow};
 use crate::remote::RemoteError;
 use crate::together::all;

@@ -5,9 +5,9 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::placement::MemoryUse;
 use super::uncached::Unsettled;
 use crate::cache::{Cache, CacheClient, CacheOptions, FrameId, OwnedRange, Ownership, mark_clean};
+use crate::index::MemoryUse;
 use crate::page::{Layout, Page};
 use crate::remote::{Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
@@ -31,24 +31,23 @@ pub struct DexServer<L: Layout> {
 const KEPT_NODES: usize = 1024;
 
 impl<L: Layout> DexServer<L> {
-    /// A compute server with an empty cache.
+    /// A compute server with an empty cache, which shares the set of used memory servers with other
+    /// compute servers.
     ///
     /// # Errors
     /// [`RegionError`] if there is no memory for the cache.
-    pub fn new(options: &CacheOptions, range: OwnedRange<L::Key>) -> Result<Self, RegionError> {
+    pub(super) fn new(
+        options: &CacheOptions,
+        range: OwnedRange<L::Key>,
+        memory: Arc<MemoryUse>,
+    ) -> Result<Self, RegionError> {
         Ok(Self {
             cache: Arc::new(Cache::new(options, range)?),
             root_frame: AtomicU64::new(0),
             free_nodes: Mutex::default(),
             unsettled: Unsettled::default(),
-            memory: Arc::default(),
+            memory,
         })
-    }
-
-    /// Shares the set of used memory servers with other compute servers.
-    #[must_use]
-    pub(crate) fn sharing(self, memory: &Arc<MemoryUse>) -> Self {
-        Self { memory: Arc::clone(memory), ..self }
     }
 
     /// The memory servers in use.
@@ -59,17 +58,6 @@ impl<L: Layout> DexServer<L> {
     /// The cache that all threads of this compute server share.
     pub fn cache(&self) -> &Arc<Cache<L>> {
         &self.cache
-    }
-
-    /// The range of keys that this compute server owns.
-    pub fn range(&self) -> OwnedRange<L::Key> {
-        self.cache.owned().range()
-    }
-
-    /// Changes the owned range. Only valid when no operation is running and the cache holds nothing
-    /// but the root, or as part of a move of keys (`hand_over.rs`).
-    pub(crate) fn set_range(&self, range: OwnedRange<L::Key>) {
-        self.cache.owned().set(range);
     }
 
     /// Whether a node is shared with other compute servers (D1).

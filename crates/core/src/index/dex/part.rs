@@ -1,0 +1,127 @@
+//! DEX as partitioning sees it: the functions of [`DexServer`] and [`DexIndex`], which other files
+//! of this folder define.
+
+use super::hand_over::GivenUp;
+use super::{DexIndex, DexServer};
+use crate::cache::{CacheCounters, OwnedRange};
+use crate::index::{Answer, LeafEdit, PartIndex, PartState, Records, Scan};
+use crate::page::Layout;
+use crate::remote::{Detector, RemoteError};
+use farleaf_fabric::Fabric;
+
+impl<L: Layout> PartState<L::Key> for DexServer<L> {
+    fn range(&self) -> OwnedRange<L::Key> {
+        self.cache().owned().range()
+    }
+
+    fn set_range(&self, range: OwnedRange<L::Key>) {
+        self.cache().owned().set(range);
+    }
+
+    fn detector(&self) -> &Detector {
+        self.cache().detector()
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        self.cache().used_bytes()
+    }
+}
+
+impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
+    type Released<'a> = GivenUp<'a, F, L>;
+
+    #[inline]
+    fn fabric(&self) -> &F {
+        DexIndex::fabric(self)
+    }
+
+    #[inline]
+    fn get(&self, key: &L::Key) -> impl Future<Output = Result<Option<L::Value>, RemoteError>> {
+        DexIndex::get(self, key)
+    }
+
+    #[inline]
+    fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> impl Future<Output = Result<Answer<L::Value>, RemoteError>> {
+        DexIndex::execute(self, edit)
+    }
+
+    #[inline]
+    fn scan(
+        &self,
+        scan: &Scan<L::Key>,
+        out: &mut Records<L::Key, L::Value>,
+    ) -> impl Future<Output = Result<OwnedRange<L::Key>, RemoteError>> {
+        DexIndex::scan(self, scan, out)
+    }
+
+    fn flush(&self) -> impl Future<Output = Result<(), RemoteError>> {
+        DexIndex::flush(self)
+    }
+
+    fn forget(&self) -> impl Future<Output = Result<(), RemoteError>> {
+        DexIndex::forget(self)
+    }
+
+    fn collect(&self) -> impl Future<Output = Result<(), RemoteError>> {
+        DexIndex::collect(self)
+    }
+
+    fn write_back_by_age(&self, ended: &dyn Fn() -> bool) -> impl Future<Output = ()> {
+        DexIndex::write_back_by_age(self, ended)
+    }
+
+    fn cache_counters(&self) -> CacheCounters {
+        DexIndex::cache_counters(self)
+    }
+
+    fn has_doubts(&self) -> bool {
+        DexIndex::has_doubts(self)
+    }
+
+    fn settle_some(&self) -> impl Future<Output = ()> {
+        DexIndex::settle_some(self)
+    }
+
+    fn settle(&self) -> impl Future<Output = Result<(), RemoteError>> {
+        DexIndex::settle(self)
+    }
+
+    fn fences(
+        &self,
+        key: &L::Key,
+    ) -> impl Future<Output = Result<(L::Key, Option<L::Key>), RemoteError>> {
+        DexIndex::fences(self, key)
+    }
+
+    fn boundary_near(
+        &self,
+        key: &L::Key,
+    ) -> impl Future<Output = Result<Option<L::Key>, RemoteError>> {
+        DexIndex::boundary_near(self, key)
+    }
+
+    fn release_range(
+        &self,
+        keys: &OwnedRange<L::Key>,
+        rest: &OwnedRange<L::Key>,
+    ) -> impl Future<Output = Result<Option<GivenUp<'_, F, L>>, RemoteError>> {
+        DexIndex::release_range(self, keys, rest)
+    }
+
+    fn prepare_take_over(
+        &self,
+        grown: &OwnedRange<L::Key>,
+    ) -> impl Future<Output = Result<(), RemoteError>> {
+        DexIndex::prepare_take_over(self, grown)
+    }
+
+    fn take_over(
+        &self,
+        grown: &OwnedRange<L::Key>,
+    ) -> impl Future<Output = Result<(), RemoteError>> {
+        DexIndex::take_over(self, grown)
+    }
+}

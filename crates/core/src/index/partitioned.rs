@@ -1,0 +1,281 @@
+//! What partitioning asks of a design whose compute servers each own a range of the keys.
+//!
+//! A compute server reads and changes the index within its range, on behalf of all clients. It may
+//! keep anything there that others do not see, such as dirty pages in a cache, as long as it can
+//! release and take over keys ([`PartIndex::release_range`], [`PartIndex::take_over`]). The design
+//! provides four things:
+//!
+//! - [`PartState`]: what the threads of one compute server share.
+//! - [`PartPool`]: the index in the memory pool, as one endpoint reaches it.
+//! - [`PartIndex`]: one endpoint's handle on one compute server's part of the index.
+//! - [`BulkBuilder`]: the new content of a bulk load.
+//!
+//! In return, [`crate::partition`] provides the partition map, routing, moves of keys, balancing,
+//! bulk loads, compute servers that are processes of their own, and [`super::Design`].
+
+use super::{IndexError, MemoryUse, PartitionOptions, Records, Scan};
+use crate::cache::{CacheCounters, OwnedRange};
+use crate::page::{Answer, Layout, LeafEdit};
+use crate::remote::{Detector, RemoteError};
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+use std::cell::Cell;
+use std::fmt::Debug;
+use std::future::Future;
+
+/// A design whose compute servers each own a range of the keys.
+pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
+    /// The design's name in commands and reports.
+    const NAME: &'static str;
+
+    /// Options of a new index.
+    type Options<L: Layout>: PartitionOptions<L::Key, ServerOptions = Self::ServerOptions>;
+    /// Options of one compute server.
+    type ServerOptions;
+    /// What the threads of one compute server share.
+    type State<L: Layout>: PartState<L::Key>;
+    /// The index in the memory pool, as one endpoint reaches it.
+    type Pool<F: Fabric, L: Layout>: PartPool<F, L>;
+    /// A handle on one compute server's part of the index.
+    type Index<F: Fabric, L: Layout>: PartIndex<F, L>;
+
+    /// Creates an empty index on memory servers that have none. The boundaries have been checked.
+    fn create_pool<F: Fabric, L: Layout>(
+        fabric: &F,
+        options: &Self::Options<L>,
+    ) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Finds the index that the memory servers hold.
+    fn open_pool<F: Fabric, L: Layout>(
+        fabric: F,
+    ) -> impl Future<Output = Result<Self::Pool<F, L>, IndexError>>;
+
+    /// Creates a compute server that owns `range` and has read nothing yet. New nodes go to the
+    /// memory servers in `memory`.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the memory that the options ask for cannot be allocated.
+    fn start<L: Layout>(
+        options: &Self::ServerOptions,
+        range: OwnedRange<L::Key>,
+        memory: Arc<MemoryUse>,
+    ) -> Result<Self::State<L>, IndexError>;
+
+    /// Opens a handle on a compute server's part of the index.
+    fn open_part<F: Fabric, L: Layout>(
+        state: &Arc<Self::State<L>>,
+        pool: &Self::Pool<F, L>,
+    ) -> impl Future<Output = Result<Self::Index<F, L>, RemoteError>>;
+}
+
+/// What the threads of one compute server share: the range that it owns, and what it caches.
+///
+/// *Thread safety*: any number of threads.
+pub trait PartState<K>: Debug + Send + Sync + 'static {
+    /// The range of keys that the compute server owns.
+    fn range(&self) -> OwnedRange<K>;
+
+    /// Changes the owned range. Only valid when no operation is running and the compute server
+    /// holds nothing of the keys whose owner changes, or as part of a move of keys.
+    fn set_range(&self, range: OwnedRange<K>);
+
+    /// Which memory servers the compute server can reach.
+    fn detector(&self) -> &Detector;
+
+    /// Bytes of cached nodes now.
+    fn cached_bytes(&self) -> u64;
+}
+
+/// The index in the memory pool, as one endpoint reaches it. All handles of the endpoint share it.
+///
+/// *Thread safety*: belongs to its endpoint's thread.
+pub trait PartPool<F: Fabric, L: Layout> {
+    /// New content for an empty index.
+    type Builder<'a>: BulkBuilder<L, Built = Self::Built>
+    where
+        Self: 'a;
+    /// Finished content.
+    type Built: Built<L::Key>;
+    /// The memory that the index occupied before new content replaced it.
+    type Former;
+
+    /// The endpoint.
+    fn fabric(&self) -> &F;
+
+    /// A flag to set while an operation of this endpoint is in doubt that others may wait for.
+    fn doubtful(&self) -> &Cell<bool>;
+
+    /// Places the nodes of bulk loads on the first `servers` memory servers only.
+    fn use_servers(&self, servers: u16);
+
+    /// Begins the new content of a bulk load, with nodes filled to `fill`. No node crosses a
+    /// boundary.
+    fn builder(&self, fill: f64, boundaries: Vec<L::Key>) -> Self::Builder<'_>;
+
+    /// Whether the index in the pool holds no record. Call it only while no client changes it.
+    fn is_empty(&self) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// What the index occupies, to be given back once new content has replaced it.
+    fn occupied(&self) -> impl Future<Output = Result<Self::Former, IndexError>>;
+
+    /// Replaces the content of the index by `built`, in a single change. Compute servers may still
+    /// cache the former content.
+    fn replace(&self, built: &Self::Built) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Frees what the former content occupied. Nothing may lead to it any more.
+    fn give_back(&self, former: Self::Former);
+
+    /// Declares all clients of a compute server dead, so that others may finish or undo their
+    /// changes. The caller must know that they are.
+    fn declare_dead(&self, compute_server: u16) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Ends the former life of a compute server, which is fenced at all memory servers: whatever it
+    /// left half done in `range` is whole afterwards. May be repeated.
+    fn end_former_life(
+        &self,
+        compute_server: u16,
+        range: &OwnedRange<L::Key>,
+    ) -> impl Future<Output = Result<(), IndexError>>;
+}
+
+/// New content for an empty index, under construction. Nothing leads to it before
+/// [`PartPool::replace`].
+///
+/// *Thread safety*: private to one task.
+pub trait BulkBuilder<L: Layout> {
+    /// Finished content.
+    type Built;
+
+    /// Appends a record; its key must be above all others.
+    fn append(
+        &mut self,
+        key: &L::Key,
+        value: &L::Value,
+    ) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Completes the content: on return the pool has all of it but what replaces the former one.
+    fn finish(&mut self) -> impl Future<Output = Result<Self::Built, RemoteError>>;
+
+    /// Gives everything back, before or after [`BulkBuilder::finish`].
+    fn abort(self) -> impl Future<Output = ()>;
+}
+
+/// Finished content of a bulk load.
+pub trait Built<K> {
+    /// Boundaries for `parts` compute servers such that all have about the same number of records;
+    /// `None` if there are too few nodes for that.
+    fn equal_boundaries(&self, parts: usize) -> Option<Vec<K>>;
+}
+
+/// One endpoint's handle on one compute server's part of the index.
+///
+/// A single-key operation whose key is outside the owned range ends in [`RemoteError::Moved`] and
+/// has changed nothing.
+///
+/// *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
+pub trait PartIndex<F: Fabric, L: Layout> {
+    /// Keys that have been released and that no other compute server owns yet.
+    type Released<'a>: Released
+    where
+        Self: 'a;
+
+    /// The endpoint.
+    fn fabric(&self) -> &F;
+
+    /// The value of `key`.
+    fn get(&self, key: &L::Key) -> impl Future<Output = Result<Option<L::Value>, RemoteError>>;
+
+    /// Executes any single-key operation.
+    fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> impl Future<Output = Result<Answer<L::Value>, RemoteError>>;
+
+    /// Appends the records of the owned range that `scan` asks for, until `out` has `scan.limit`
+    /// records. Returns the owned range as it was when the scan began.
+    ///
+    /// # Errors
+    /// [`RemoteError::Moved`] if the range has shrunk meanwhile. `out` has the records found before
+    /// an error.
+    fn scan(
+        &self,
+        scan: &Scan<L::Key>,
+        out: &mut Records<L::Key, L::Value>,
+    ) -> impl Future<Output = Result<OwnedRange<L::Key>, RemoteError>>;
+
+    /// Writes everything back. On return the pool has every change that was made before the call.
+    fn flush(&self) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Drops what the compute server has cached of the index. Call it only when no operation is
+    /// running and everything is written back.
+    fn forget(&self) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Runs the design's housekeeping in the owned range to completion.
+    fn collect(&self) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Writes old changes back until `ended`. Returns at once if there is no limit on their age.
+    fn write_back_by_age(&self, ended: &dyn Fn() -> bool) -> impl Future<Output = ()>;
+
+    /// The cache's counters for this handle.
+    fn cache_counters(&self) -> CacheCounters;
+
+    /// Whether operations of this handle left an outcome unknown.
+    fn has_doubts(&self) -> bool;
+
+    /// Settles unknown outcomes as far as possible now, unless that was tried just before.
+    fn settle_some(&self) -> impl Future<Output = ()>;
+
+    /// Settles every unknown outcome of this handle's operations that can be settled. A failure of
+    /// one does not stop the others.
+    fn settle(&self) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// The low fence of the leaf of `key`, and its high fence if it has one. Leaves are the units
+    /// that a move does not cut.
+    fn fences(
+        &self,
+        key: &L::Key,
+    ) -> impl Future<Output = Result<(L::Key, Option<L::Key>), RemoteError>>;
+
+    /// A boundary between leaves near `key`, inside the owned range: a key to which a partition
+    /// boundary can move.
+    fn boundary_near(
+        &self,
+        key: &L::Key,
+    ) -> impl Future<Output = Result<Option<L::Key>, RemoteError>>;
+
+    /// Releases `keys` and keeps `rest`. On success this compute server serves and holds nothing of
+    /// `keys`, and the pool has all changes of them, until the returned guard is dropped. Returns
+    /// `None`, with nothing changed, if the boundary between the two is no longer one between
+    /// leaves. The caller must run one move at a time.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if something cannot be written back. Then this compute server still owns the
+    /// keys.
+    fn release_range(
+        &self,
+        keys: &OwnedRange<L::Key>,
+        rest: &OwnedRange<L::Key>,
+    ) -> impl Future<Output = Result<Option<Self::Released<'_>>, RemoteError>>;
+
+    /// Does most of the work of [`PartIndex::take_over`] in advance, with no effect on the range.
+    fn prepare_take_over(
+        &self,
+        grown: &OwnedRange<L::Key>,
+    ) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Makes `grown` the owned range; it includes keys that another compute server has released.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if something cannot be read; then the range has not changed.
+    fn take_over(
+        &self,
+        grown: &OwnedRange<L::Key>,
+    ) -> impl Future<Output = Result<(), RemoteError>>;
+}
+
+/// Keys that a compute server has released and that no other one owns yet. Dropping this restores
+/// the previous range, unless [`Released::for_good`] was called.
+pub trait Released {
+    /// Completes the move: another compute server owns the keys now.
+    fn for_good(self);
+}
