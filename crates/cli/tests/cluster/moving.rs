@@ -8,6 +8,7 @@ use crate::serving::{compute, connect, serving};
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::stop::Stop;
 use farleaf_core::index::{IndexError, RangeIndex, Scan};
+use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const ROWS: u64 = 20_000;
+const IN_FLIGHT: u64 = 64;
 /// The first key of those that a writer sets while keys move; it lies among the others.
 const FIRST: u64 = 7_001;
 
@@ -72,9 +74,9 @@ fn all_are_there(cluster: &Launched, written: &[u64]) {
     outcome.unwrap();
 }
 
-/// Keys move, a compute server is drained, and another one joins, while a client writes: it sees no
-/// error, and no key is lost.
-fn clients_see_no_move(transport: &str) {
+/// Keys move, a compute server is drained, and another one joins, while a client with 64 operations
+/// in flight writes: it sees no error, and no key is lost.
+fn clients_see_no_move(transport: &str, rounds: usize) {
     let mut cluster = serving(transport, &[]);
     load(&cluster);
     let boundary: u64 = map(&cluster)["boundaries"][0].as_str().unwrap().parse().unwrap();
@@ -93,28 +95,35 @@ fn clients_see_no_move(transport: &str) {
     let written = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let written: Result<Vec<u64>, IndexError> = connection.run(async |client| {
-                let mut written = Vec::new();
-                let mut key = FIRST;
-                while !ended.load(Ordering::Relaxed) {
-                    assert!(client.insert(&key, &key).await?, "{key} was there already");
-                    assert_eq!(client.get(&(key - 1)).await?, Some((key - 1) / 2));
-                    written.push(key);
-                    key += 2;
-                }
-                Ok(written)
+                let write = async |first: u64| {
+                    let mut written = Vec::new();
+                    let mut key = FIRST + 2 * first;
+                    while !ended.load(Ordering::Relaxed) {
+                        assert!(client.insert(&key, &key).await?, "{key} was there already");
+                        let below = key - 1;
+                        let expected = (below < 2 * ROWS).then_some(below / 2);
+                        assert_eq!(client.get(&below).await?, expected);
+                        written.push(key);
+                        key += 2 * IN_FLIGHT;
+                    }
+                    Ok::<_, IndexError>(written)
+                };
+                let written = try_join_all((0..IN_FLIGHT).map(write)).await?;
+                Ok(written.concat())
             });
             written
         });
-        for _ in 0..8 {
+        for _ in 0..rounds {
             must(&cluster, &["move", "0", "1", "40"]);
             must(&cluster, &["move", "1", "0", "40"]);
+            must(&cluster, &["drain", "0"]);
+            assert_eq!(owners(&cluster), [1]);
+            must(&cluster, &["move", "1", "5", "50"]);
+            assert_eq!(owners(&cluster), [1, 5]);
+            must(&cluster, &["move", "5", "0", "50"]);
+            must(&cluster, &["drain", "5"]);
+            assert_eq!(owners(&cluster), [1, 0]);
         }
-        must(&cluster, &["drain", "0"]);
-        assert_eq!(owners(&cluster), [1]);
-        must(&cluster, &["move", "1", "5", "50"]);
-        assert_eq!(owners(&cluster), [1, 5]);
-        must(&cluster, &["move", "5", "0", "50"]);
-        must(&cluster, &["drain", "5"]);
         ended.store(true, Ordering::Relaxed);
         writer.join().unwrap()
     });
@@ -129,12 +138,22 @@ fn clients_see_no_move(transport: &str) {
 
 #[test]
 fn clients_see_no_move_over_tcp() {
-    clients_see_no_move("tcp");
+    clients_see_no_move("tcp", 3);
 }
 
 #[test]
 fn clients_see_no_move_over_shm() {
-    clients_see_no_move("shm");
+    clients_see_no_move("shm", 3);
+}
+
+/// The same for longer, by hand:
+/// `cargo test -p farleaf-cli --test cluster -- --ignored --exact moving::two_hundred_moves`.
+#[test]
+#[ignore = "takes minutes"]
+fn two_hundred_moves() {
+    for transport in ["tcp", "shm"] {
+        clients_see_no_move(transport, 34);
+    }
 }
 
 /// Whatever a compute server was doing for a move when it is killed, the cluster serves all keys
