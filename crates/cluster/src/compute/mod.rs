@@ -130,9 +130,10 @@ struct Program<'a> {
     token: Token,
     keys: Keys,
     catalog: Arc<dyn catalog::Catalog>,
-    crew: Crew,
     watched: Arc<Watched>,
+    /// Before the crew, which waits when it is dropped for what it does here.
     serving: Option<Serving>,
+    crew: Crew,
     /// Whether this machine is known to support the cluster's transport.
     is_reachable: bool,
     /// The last reported reason for not serving.

@@ -75,8 +75,8 @@ struct Tiers {
 }
 
 struct ComputeServerHere {
-    crew: Crew,
     threads: Option<Threads>,
+    crew: Crew,
 }
 
 struct TiersCluster {

@@ -245,6 +245,13 @@ impl Threads {
     }
 }
 
+impl Drop for Threads {
+    /// Also without [`Threads::stop`]: the crew cannot end before its work.
+    fn drop(&mut self) {
+        self.shared.queues.close();
+    }
+}
+
 /// Closes a thread's queues when its work ends, also by a panic, so that no request waits for it.
 struct Closing<'a>(&'a Shared);
 
