@@ -1,6 +1,6 @@
 //! The cost of a `get`: on `std`'s `BTreeMap`, on the memory server's tree called directly, through
-//! index, fabric and RPC, inline on one thread, and on DEX with every node in its cache. The four
-//! alternate within one run, so that their ratios hold on a noisy machine.
+//! index, fabric and RPC, inline on one thread, and on DEX with every node in its cache, one by one
+//! and in groups of 16. All alternate within one run, so that their ratios hold on a noisy machine.
 //!
 //! `cargo bench -p farleaf-core --bench get_cost -- [KEYS [ROUNDS]]`
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
@@ -19,6 +19,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 const LOOKUPS: u64 = 500_000;
+const GROUP: usize = 16;
 
 fn scatter(number: u64) -> u64 {
     (number ^ number >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number >> 17
@@ -70,7 +71,7 @@ fn main() {
     });
     let map: BTreeMap<u64, u64> = (0..keys).map(|n| (n * step, n)).collect();
 
-    let mut samples: [Vec<f64>; 4] = Default::default();
+    let mut samples: [Vec<f64>; 5] = Default::default();
     for round in 0..rounds {
         let lookups = || (round * LOOKUPS..(round + 1) * LOOKUPS).map(|n| key(scatter(n)));
         let mut record = |which: usize, started: Instant, found: u64| {
@@ -113,8 +114,21 @@ fn main() {
             (started.elapsed(), found)
         });
         record(3, Instant::now() - elapsed, found);
+
+        let (elapsed, found) = dex_cluster.run_one(async |fabric| {
+            let index = <Dex as Design<Fixed8>>::open(fabric, &compute).await.unwrap();
+            let keys: Vec<u64> = lookups().collect();
+            let started = Instant::now();
+            let mut found = 0;
+            for group in keys.chunks(GROUP) {
+                let values = black_box(index.multi_get(group).await.unwrap());
+                found += values.iter().flatten().count() as u64;
+            }
+            (started.elapsed(), found)
+        });
+        record(4, Instant::now() - elapsed, found);
     }
-    let [map, direct, rpc, dex] = samples.each_mut().map(|samples| median(samples));
+    let [map, direct, rpc, dex, group] = samples.each_mut().map(|samples| median(samples));
     println!("{keys} keys, {rounds} rounds of {LOOKUPS} uniform lookups, medians");
     println!("BTreeMap                        {map:7.1} ns");
     println!(
@@ -128,5 +142,9 @@ fn main() {
     println!(
         "get on DEX, from its cache      {dex:7.1} ns   {:.2} x BTreeMap's throughput",
         map / dex
+    );
+    println!(
+        "the same in groups of {GROUP}        {group:7.1} ns   {:.2} x its single gets' throughput",
+        dex / group
     );
 }

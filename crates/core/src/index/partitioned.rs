@@ -185,6 +185,14 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// The value of `key`.
     fn get(&self, key: &L::Key) -> impl Future<Output = Result<Option<L::Value>, RemoteError>>;
 
+    /// Puts the value of each key into its place in `values`, as if by [`PartIndex::get`]. The
+    /// lookups may run together. After an error, some values are there.
+    fn multi_get(
+        &self,
+        keys: &[&L::Key],
+        values: &mut [Option<L::Value>],
+    ) -> impl Future<Output = Result<(), RemoteError>>;
+
     /// Executes any single-key operation.
     fn execute(
         &self,

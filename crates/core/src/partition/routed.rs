@@ -253,6 +253,39 @@ impl<D: Partitioned, F: Fabric, L: Layout> RangeIndex for RoutedIndex<D, F, L> {
         self.at_owner(key, |index| index.get(key)).await
     }
 
+    /// The keys of one owner descend together.
+    async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
+        self.begin().await;
+        let mut values = vec![None; keys.len()];
+        let mut places: Vec<(u16, usize)> =
+            keys.iter().enumerate().map(|(place, key)| (self.owner(key), place)).collect();
+        // The order within an owner does not matter.
+        places.sort_unstable();
+        for of_owner in places.chunk_by(|a, b| a.0 == b.0) {
+            let part = &self.parts[usize::from(of_owner[0].0)];
+            let wanted: Vec<&L::Key> = of_owner.iter().map(|(_, place)| &keys[*place]).collect();
+            let mut found = vec![None; wanted.len()];
+            let accepted = wanted.iter().all(|key| part.accept(key).is_ok());
+            let outcome = match accepted {
+                true => self.while_settling(part.index.multi_get(&wanted, &mut found)).await,
+                false => Err(RemoteError::Moved),
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(RemoteError::Moved) => {
+                    for (key, found) in wanted.iter().zip(&mut found) {
+                        *found = self.get(key).await?;
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+            for ((_, place), found) in of_owner.iter().zip(found) {
+                values[*place] = found;
+            }
+        }
+        Ok(values)
+    }
+
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,

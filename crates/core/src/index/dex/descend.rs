@@ -55,7 +55,7 @@ pub(super) enum Offer {
 
 /// What a child word leads to.
 #[derive(Clone, Copy, Debug)]
-enum Child<'a, L: Layout> {
+pub(super) enum Child<'a, L: Layout> {
     /// A node in a hot frame.
     Hot(OptimisticRef<'a, L>),
     /// A node in the pool at this address, or in a cooling frame.
@@ -91,7 +91,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Validates the step from a node at `level` to its child (D5).
     #[inline(always)]
-    fn confirm(
+    pub(super) fn confirm(
         &self,
         node: OptimisticRef<'_, L>,
         level: u8,

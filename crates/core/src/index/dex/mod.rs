@@ -35,6 +35,7 @@ mod background;
 mod change;
 mod descend;
 mod design;
+mod group;
 mod hand_over;
 mod latched;
 mod load;

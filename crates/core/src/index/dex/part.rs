@@ -41,6 +41,15 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     }
 
     #[inline]
+    fn multi_get(
+        &self,
+        keys: &[&L::Key],
+        values: &mut [Option<L::Value>],
+    ) -> impl Future<Output = Result<(), RemoteError>> {
+        DexIndex::multi_get(self, keys, values)
+    }
+
+    #[inline]
     fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
