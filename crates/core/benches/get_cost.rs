@@ -2,7 +2,8 @@
 //! index, fabric and RPC, inline on one thread, and on DEX with every node in its cache, one by one
 //! and in groups of 16. All alternate within one run, so that their ratios hold on a noisy machine.
 //!
-//! `cargo bench -p farleaf-core --bench get_cost -- [KEYS [ROUNDS]]`
+//! `cargo bench -p farleaf-core --bench get_cost -- [KEYS [ROUNDS [PERCENT]]]`; with a percentage, DEX caches only
+//! this part of its nodes
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
 
 use farleaf_core::cache::{AdmissionName, CacheOptions};
@@ -34,6 +35,7 @@ fn main() {
     let numbers: Vec<u64> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
     let keys = numbers.first().copied().unwrap_or(10_000_000);
     let rounds = numbers.get(1).copied().unwrap_or(9);
+    let percent = numbers.get(2).copied();
     let step = u64::MAX / keys;
     let key = |number: u64| number % keys * step;
 
@@ -54,10 +56,16 @@ fn main() {
 
     let memory = Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(0), &config).unwrap());
     let dex_cluster = LocalConfig::default().start(vec![memory]);
-    let cache = CacheOptions {
-        bytes: pool_bytes as u64,
-        admission: AdmissionName::Hot,
-        ..CacheOptions::default()
+    let cache = match percent {
+        None => CacheOptions {
+            bytes: pool_bytes as u64,
+            admission: AdmissionName::Hot,
+            ..CacheOptions::default()
+        },
+        Some(percent) => {
+            // Leaves are 70% full.
+            CacheOptions { bytes: keys * 23 * percent / 100, ..CacheOptions::default() }
+        }
     };
     let options = DexOptions::with_boundaries(Vec::new(), cache);
     let compute = <Dex as Design<Fixed8>>::compute(&options).unwrap();
@@ -140,7 +148,7 @@ fn main() {
         rpc / direct
     );
     println!(
-        "get on DEX, from its cache      {dex:7.1} ns   {:.2} x BTreeMap's throughput",
+        "get on DEX                      {dex:7.1} ns   {:.2} x BTreeMap's throughput",
         map / dex
     );
     println!(

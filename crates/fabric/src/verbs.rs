@@ -99,6 +99,12 @@ pub trait Fabric: Clone + 'static {
     /// If the operating system provides no entropy.
     fn unique(&self) -> u64;
 
+    /// Says that memory will be READ soon. Where it is this machine's, the processor loads it.
+    #[inline]
+    fn expect(&self, at: GlobalAddr, bytes: usize) {
+        let _ = (at, bytes);
+    }
+
     /// This endpoint's counters.
     fn counters(&self) -> &Counters;
 

@@ -242,6 +242,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
+    /// Says that the leaf at `address` will be fetched soon, for several leaves at once: the
+    /// processor loads what the fetches look at.
+    #[inline]
+    pub(crate) fn expect_leaf(&self, address: GlobalAddr) {
+        self.cache.mapping.prefetch(address.to_bits());
+        self.cache.cooling.prefetch(address.to_bits());
+        self.fabric().expect(address, L::PAGE_WORDS * 8);
+    }
+
     /// Claims the node at `address`, to which the child word at `slot` of `parent` points: returns
     /// a frame, the I/O mark, and the slot's key range.
     async fn begin_fetch<'a>(

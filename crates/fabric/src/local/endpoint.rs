@@ -6,7 +6,7 @@ use super::{LocalConfig, LocalServer};
 use crate::access::{check_alignment, check_lent};
 use crate::clock::Clock;
 use crate::handshake::{Identity, Role};
-use crate::region::copy_words;
+use crate::region::{copy_words, prefetch};
 use crate::resources::{Resources, Settings};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timers::Timers;
@@ -159,6 +159,14 @@ impl<S: Calls> LocalFabric<S> {
 impl<S: Calls> Fabric for LocalFabric<S> {
     type Op<T: 'static> = LocalOp<T>;
 
+    #[inline]
+    fn expect(&self, at: GlobalAddr, bytes: usize) {
+        if let Ok(words) = self.memory(at, bytes) {
+            prefetch(words);
+        }
+    }
+
+    #[inline]
     fn read(&self, at: GlobalAddr, into: Buffer) -> LocalOp<Buffer> {
         self.ring();
         let bytes = into.bytes();

@@ -128,12 +128,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Reads the hot leaves.
-    fn read_hot(
-        &self,
-        keys: &[&L::Key],
-        values: &mut [Option<L::Value>],
-        ways: &mut Ways<'_, L>,
-    ) {
+    fn read_hot(&self, keys: &[&L::Key], values: &mut [Option<L::Value>], ways: &mut Ways<'_, L>) {
         for ((way, key), value) in ways.iter_mut().zip(keys).zip(values) {
             let Way::At(leaf) = *way else { continue };
             let found = L::leaf_get(leaf.page, key);
@@ -156,6 +151,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         values: &mut [Option<L::Value>],
         ways: &mut Ways<'_, L>,
     ) {
+        for way in ways.iter() {
+            if let Way::Missing(LeafLocation::Elsewhere { address, .. }) = way {
+                self.client.expect_leaf(*address);
+            }
+        }
         let fetches = ways.iter_mut().zip(keys).zip(values).filter_map(|((way, key), value)| {
             if !matches!(way, Way::Missing(_)) {
                 return None;
