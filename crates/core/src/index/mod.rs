@@ -24,5 +24,6 @@ pub use error::IndexError;
 pub use memory_use::MemoryUse;
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
 pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, Released};
+pub(crate) use range_index::LOOKUPS_TOGETHER;
 pub use range_index::{Exchange, RangeIndex, Records, Scan};
 pub use reshape::{KeyRange, Reshape, Reshaped};

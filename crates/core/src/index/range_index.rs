@@ -7,6 +7,9 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::ops::{Bound, RangeBounds};
 
+/// The most lookups of one `multi_get` in flight, unless a design says otherwise.
+pub(crate) const LOOKUPS_TOGETHER: usize = 32;
+
 /// An ordered key-value index, as one client sees it.
 ///
 /// Single-key operations are linearizable, across clients and compute servers. A scan is not a
@@ -111,7 +114,7 @@ pub trait RangeIndex {
 
     /// The most lookups of one `multi_get` that are in flight together.
     fn lookups_together(&self) -> usize {
-        32
+        LOOKUPS_TOGETHER
     }
 
     /// The values of `keys`, in their order. The lookups are in flight together; each is
