@@ -93,7 +93,13 @@ impl ClusterStatus {
                 missing.push(format!("memory server {number} is not registered"));
             }
         }
-        for number in 0..settings.compute_servers {
+        // Once there is a map, its owners matter: the first ones may be drained, others may join.
+        let mut needed: Vec<u16> = match &self.map {
+            Some(map) => map.owners.clone(),
+            None => (0..settings.compute_servers).collect(),
+        };
+        needed.sort_unstable();
+        for number in needed {
             if self.compute_server(number).is_none() {
                 missing.push(format!("compute server {number} is not registered"));
             }

@@ -73,9 +73,9 @@ impl QueuePairAcceptor {
     pub(crate) fn run(&mut self) {
         let mut events = Vec::new();
         while !self.shared.stopped.load(Ordering::Acquire) {
-            self.acceptor.wait(&mut events);
-            for event in &events {
-                match event.data.u64() {
+            self.acceptor.wait(&mut events, self.acceptor.timeout());
+            for (token, _) in &events {
+                match *token {
                     LISTENER => self.acceptor.accept(Some),
                     WAKE => self.shared.wake.clear(),
                     token => self.visit(place_of(token)),

@@ -85,6 +85,12 @@ pub trait Driver {
     /// Called when no task is ready.
     fn progress(&self) -> Progress;
 
+    /// Whether [`Driver::progress`] must be called even though tasks are ready: somebody waits for
+    /// what they have done so far. Asked between two polls by [`Executor::run`].
+    fn is_due(&self) -> bool {
+        false
+    }
+
     /// A waker that ends a [`Driver::wait`] from any thread, or the next one if none is in
     /// progress. A driver without it leaves the waiting to the executor.
     fn unparker(&self) -> Option<Waker> {
@@ -284,6 +290,9 @@ impl<'a> Executor<'a> {
             let next = lock_std(&self.queue.state).tasks.pop_front();
             if let Some(handle) = next {
                 ended = self.poll(&handle);
+                if driver.is_due() {
+                    driver.progress();
+                }
                 continue;
             }
             match driver.progress() {

@@ -21,12 +21,13 @@ use crate::handshake::{Gather, Identity, Nonce, Refusal, Responder, ResponderSte
 use crate::sockets::{Heard, next_message, prepare_socket};
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 use crate::wake::WakeFd;
-use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::event::epoll::{self, EventData, EventFlags};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io::{self, Write};
+use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
 
 /// Token of events from the listening socket, which belong to no connection.
@@ -37,6 +38,9 @@ pub const WAKE: u64 = u64::MAX - 1;
 const EVENTS: usize = 256;
 /// Pause in accepting after an error that reports a lack of resources.
 const ACCEPT_PAUSE_NS: u64 = 20_000_000;
+
+/// The time to a deadline that has passed.
+pub const PAST: u64 = 1;
 
 /// Names a connection of an acceptor: its slot, and the generation of the slot's content.
 pub type Place = (u32, u32);
@@ -200,23 +204,32 @@ impl<C: Admitted> Acceptor<C> {
         })
     }
 
-    /// Waits for an event or the next deadline. Fills `events`, each with its token.
-    pub fn wait(&self, events: &mut Vec<Event>) {
-        let timeout = self.timeout().map(timespec);
+    /// Readable when there is an event; becomes unreadable by [`Acceptor::wait`].
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Waits for an event, but for `most_ns` nanoseconds at most. Fills `events`: their tokens and
+    /// flags.
+    pub fn wait(&self, events: &mut Vec<(u64, EventFlags)>, most_ns: Option<u64>) {
+        let timeout = most_ns.map(timespec);
         events.clear();
-        events.reserve(EVENTS);
-        let spare = rustix::buffer::spare_capacity(events);
-        match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        let mut buffer = [const { MaybeUninit::uninit() }; EVENTS];
+        match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
+            Ok((came, _)) => {
+                events.extend(came.iter().map(|event| (event.data.u64(), event.flags)))
+            }
+            Err(rustix::io::Errno::INTR) => {}
             Err(errno) => panic!("epoll fails: {errno}"),
         }
     }
 
-    /// Time to the next deadline, in nanoseconds; `None` if there is none.
-    fn timeout(&self) -> Option<u64> {
+    /// Time to the next deadline, in nanoseconds: [`PAST`] if it has passed, `None` if there is
+    /// none.
+    pub fn timeout(&self) -> Option<u64> {
         let deadline = self.half_open.front().and_then(|&place| self.deadline_ns(place));
         let next = [deadline, self.accept_again_ns].into_iter().flatten().min()?;
-        Some(next.saturating_sub(self.listener.clock.now_ns()) + 1)
+        Some(next.saturating_sub(self.listener.clock.now_ns()) + PAST)
     }
 
     fn peer(&self, (slot, generation): Place) -> Option<&Peer<C>> {

@@ -45,12 +45,13 @@ pub(crate) struct Arguments {
     /// Publish this address for clients instead of the one of --listen
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<String>,
-    /// Run this many worker threads, each with its own connections to the memory servers
+    /// Run this many threads, each with its share of the clients and its own connections to the
+    /// memory servers
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
-    /// Run this many threads for the sockets of clients
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
-    io_threads: u16,
+    /// Has no effect any more: --threads serve the sockets of clients too
+    #[arg(long, value_name = "N", hide = true, value_parser = units::limited::<u16>(1, 64))]
+    io_threads: Option<u16>,
     /// Cache nodes in this much memory, such as 16Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
@@ -85,6 +86,11 @@ pub(crate) struct Arguments {
 /// Runs a compute server until a signal ends it.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     let stop = arguments.common.start()?;
+    if arguments.io_threads.is_some() {
+        eprintln!(
+            "warning: --io-threads has no effect: --threads serve the sockets of clients too"
+        );
+    }
     let cache = CacheOptions {
         bytes: arguments.cache_bytes,
         offload: arguments.offload,
@@ -97,7 +103,6 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         listen: arguments.listen,
         advertise: arguments.advertise,
         threads: arguments.threads.into(),
-        io_threads: arguments.io_threads.into(),
         cache,
         catalog: arguments.catalog,
         token_file: arguments.token_file,

@@ -13,12 +13,14 @@ use farleaf_cluster::stop::Stop;
 use farleaf_core::client::drain_to;
 use farleaf_core::index::{IndexError, RangeIndex, Reshaped, Scan};
 use farleaf_core::partition::BalanceTarget;
+use farleaf_core::wire::ErrorCode;
 use std::io::Write;
 use std::ops::Bound;
 use std::time::Duration;
 
-/// How often a move is tried while other keys are moving, or leaves merge at the boundary.
-const ATTEMPTS: u32 = 20;
+/// How long a move is tried while other keys are moving, or leaves merge at the boundary, and the
+/// pause between two attempts.
+const PATIENCE_NS: u64 = 2_000_000_000;
 const PAUSE_NS: u64 = 100_000_000;
 /// Records per request while keys are counted.
 const COUNTED_TOGETHER: usize = 1000;
@@ -132,13 +134,19 @@ async fn move_patiently(
     near: Option<u64>,
 ) -> Result<Reshaped, IndexError> {
     use farleaf_fabric::Fabric as _;
-    for _ in 1..ATTEMPTS {
-        match client.move_keys(from, to, near.as_ref()).await {
-            Err(IndexError::Contended { .. }) => client.fabric().sleep(PAUSE_NS).await,
-            outcome => return outcome,
+    let until_ns = client.fabric().now_ns() + PATIENCE_NS;
+    loop {
+        let outcome = client.move_keys(from, to, near.as_ref()).await;
+        let is_in_the_way = matches!(
+            outcome,
+            Err(IndexError::Contended { .. }
+                | IndexError::NotServed { code: ErrorCode::Unavailable, .. })
+        );
+        if !is_in_the_way || client.fabric().now_ns() >= until_ns {
+            return outcome;
         }
+        client.fabric().sleep(PAUSE_NS).await;
     }
-    client.move_keys(from, to, near.as_ref()).await
 }
 
 fn tell(client: &Client, from: u16, to: u16, moved: &Reshaped) -> anyhow::Result<()> {

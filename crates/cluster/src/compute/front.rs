@@ -1,5 +1,5 @@
 //! Receives the requests of a compute server's clients. They wait in queues, one per thread, until
-//! a task takes them.
+//! a task of the thread that received them takes them.
 //!
 //! *Invariants*: F1. Every request is answered: by a task, or as unavailable if there is no thread
 //! or its queue is full. F2. Waiting requests are bounded in number and in time.
@@ -9,7 +9,7 @@
 use crate::clock::Clock;
 use farleaf_core::page::Fixed8;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
-use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Call, Calls, Cpu, Region, ReplySink};
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -87,11 +87,13 @@ impl Queue {
             return asked.unavailable();
         }
         waiting.asked.push_back(asked);
-        let idle = waiting.idle.pop();
+        // One task at a time is on its way: it wakes the next one if there is more.
+        let idle = match waiting.asked.len() {
+            1 => waiting.idle.pop(),
+            _ => None,
+        };
         drop(waiting);
-        if let Some(waker) = idle {
-            waker.wake();
-        }
+        idle.into_iter().for_each(Waker::wake);
     }
 
     /// Waits for the next request; `None` once the queue is closed.
@@ -99,6 +101,12 @@ impl Queue {
         poll_fn(|context| {
             let mut waiting = lock(&self.0);
             if let Some(asked) = waiting.asked.pop_front() {
+                let next = match waiting.asked.is_empty() {
+                    false => waiting.idle.pop(),
+                    true => None,
+                };
+                drop(waiting);
+                next.into_iter().for_each(Waker::wake);
                 return Poll::Ready(Some(asked));
             }
             if waiting.closed {
@@ -135,19 +143,15 @@ pub(super) struct Queues {
     pub(super) threads: Vec<Queue>,
     /// Bulk loads, which the first thread serves.
     pub(super) loads: Queue,
-    next: AtomicUsize,
 }
 
 impl Queues {
     pub(super) fn new(threads: usize) -> Self {
-        Self {
-            threads: (0..threads).map(|_| Queue::default()).collect(),
-            loads: Queue::default(),
-            next: AtomicUsize::new(0),
-        }
+        Self { threads: (0..threads).map(|_| Queue::default()).collect(), loads: Queue::default() }
     }
 
-    pub(super) fn push(&self, asked: Asked) {
+    /// Queues a request for the thread of this number.
+    pub(super) fn push(&self, asked: Asked, thread: usize) {
         let is_load = matches!(
             asked.ask,
             ClientRequest::LoadBegin { .. }
@@ -158,8 +162,7 @@ impl Queues {
         if is_load {
             return self.loads.push(asked);
         }
-        let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        self.threads[turn % self.threads.len()].push(asked);
+        self.threads[thread % self.threads.len()].push(asked);
     }
 
     pub(super) fn close(&self) {
@@ -169,15 +172,21 @@ impl Queues {
 }
 
 /// Passes clients' requests to the generation that is being served.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Front {
-    serving: Mutex<Option<Arc<Queues>>>,
+    /// The same queues for each thread, so that threads do not wait for each other here.
+    serving: Box<[Mutex<Option<Arc<Queues>>>]>,
 }
 
 impl Front {
+    /// A front for this many threads, which refuses every request.
+    pub(super) fn new(threads: usize) -> Self {
+        Self { serving: (0..threads.max(1)).map(|_| Mutex::default()).collect() }
+    }
+
     /// From now on, passes requests to these queues, or refuses them if there are none.
-    pub(super) fn set(&self, queues: Option<Arc<Queues>>) {
-        *lock(&self.serving) = queues;
+    pub(super) fn set(&self, queues: Option<&Arc<Queues>>) {
+        self.serving.iter().for_each(|serving| *lock(serving) = queues.cloned());
     }
 }
 
@@ -186,15 +195,16 @@ impl Calls for Front {
         None
     }
 
-    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) {
         let Some(ask) = ClientRequest::decode(call.request) else {
             call.reply
                 .extend_from_slice(&ClientResponse::<Fixed8>::Error(ErrorCode::Malformed).encode());
             return;
         };
-        let queues = lock(&self.serving).clone();
+        let thread = cpu.stripe() % self.serving.len();
+        let queues = lock(&self.serving[thread]).clone();
         match queues {
-            Some(queues) => queues.push(Asked::new(ask, Reply::Sink(call.later()))),
+            Some(queues) => queues.push(Asked::new(ask, Reply::Sink(call.later())), thread),
             None => {
                 call.reply.extend_from_slice(
                     &ClientResponse::<Fixed8>::Error(ErrorCode::Unavailable).encode(),

@@ -5,7 +5,7 @@
 //!
 //! *Thread safety*: a [`CatalogMap`] may go to any thread; each thread has its own.
 
-use crate::catalog::{Catalog, Version};
+use crate::catalog::{Catalog, CatalogError, Version};
 use crate::error::ProgramError;
 use crate::records::{self, Keys, MapRecord};
 use farleaf_core::partition::{MapState, MapStore, Put};
@@ -85,6 +85,8 @@ impl MapStore<u64> for CatalogMap {
             match put.await {
                 Some(Ok(true)) => Put::Done,
                 Some(Ok(false)) => Put::Changed,
+                // Nothing was sent.
+                Some(Err(CatalogError::Unreachable { .. })) => Put::Changed,
                 Some(Err(_)) | None => Put::Unknown,
             }
         })

@@ -30,17 +30,16 @@ use crate::stop::Stop;
 use farleaf_core::cache::{CacheOptions, Dirt};
 use farleaf_core::page::Fixed8;
 use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
-use farleaf_fabric::Cluster;
+use farleaf_fabric::endpoint::EndpointCluster;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
-use front::Front;
+use farleaf_fabric::tcp::TcpServerConfig;
 use map_store::CatalogMap;
 use reach::MemoryTransport;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
-use threads::{Done, Tally, Threads, Transport};
+use threads::{Crew, Done, Tally, Threads};
 
 /// Options of a compute server.
 #[derive(Clone, Debug)]
@@ -51,10 +50,8 @@ pub struct ComputeServerOptions {
     pub cluster: String,
     /// The address to listen on for clients.
     pub listen: SocketAddr,
-    /// Threads that process requests.
+    /// Its threads: each receives requests, carries them out and sends the answers.
     pub threads: usize,
-    /// Threads that receive requests and send answers.
-    pub io_threads: usize,
     pub cache: CacheOptions,
     pub catalog: CatalogAddress,
     /// The file with the cluster's token.
@@ -133,9 +130,10 @@ struct Program<'a> {
     token: Token,
     keys: Keys,
     catalog: Arc<dyn catalog::Catalog>,
-    front: Arc<Front>,
     watched: Arc<Watched>,
+    /// Before the crew, which waits when it is dropped for what it does here.
     serving: Option<Serving>,
+    crew: Crew,
     /// Whether this machine is known to support the cluster's transport.
     is_reachable: bool,
     /// The last reported reason for not serving.
@@ -153,29 +151,26 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     let catalog = catalog::open(&options.catalog, &token)?;
     let what = format!("cannot listen at {}", options.listen);
     let listener = TcpListener::bind(options.listen).map_err(ProgramError::system(what))?;
-    let front = Arc::new(Front::default());
     let config = TcpServerConfig {
         role: Role::ComputeServer,
         number: options.number,
         accepts: &[Role::Client, Role::ComputeServer],
-        io_threads: options.io_threads,
+        io_threads: options.threads,
         ..TcpServerConfig::default()
     };
-    let server = TcpServer::start(listener, Arc::clone(&front), &token, config)
-        .map_err(ProgramError::system("the listener"))?;
-    let server = Arc::new(server);
+    let crew = Crew::start(listener, &token, config)?;
     let watched = Arc::new(Watched::default());
     let look = Arc::clone(&watched);
     let metrics = options
         .metrics
-        .map(|listen| metrics::start(listen, &server, look, options.number))
+        .map(|listen| metrics::start(listen, crew.server(), look, options.number))
         .transpose()?;
-    let address = server.local_address();
+    let address = crew.server().local_address();
     let record = ComputeRecord {
         number: options.number,
         pid: std::process::id(),
         address: config::advertised(address, options.advertise.as_deref())?,
-        epoch: server.identity().epoch,
+        epoch: crew.server().identity().epoch,
         generation: 0,
         unreachable: Vec::new(),
         metrics: metrics.as_ref().map(|metrics| metrics.local_address().to_string()),
@@ -194,7 +189,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         token,
         keys,
         catalog,
-        front,
+        crew,
         watched,
         serving: None,
         is_reachable: false,
@@ -202,7 +197,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     };
     let mut outcome = Ok(());
     while !stop.wait(LOOK) {
-        if program.serving.as_ref().is_some_and(|serving| !serving.threads.are_alive()) {
+        if !program.crew.are_alive() {
             return failed(format!("a thread of compute server {} failed", options.number));
         }
         match program.look() {
@@ -226,7 +221,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     let ended = program.end();
     drop(member);
     drop(metrics);
-    server.stop();
+    drop(program);
     outcome.and(ended)
 }
 
@@ -373,6 +368,9 @@ impl Program<'_> {
         let (map, version) = match found {
             Some((record, version)) => {
                 self.check_boundaries(&record)?;
+                if record.generation.is_some_and(|newer| newer > generation) {
+                    return failed(format!("generation {generation} of the index is gone"));
+                }
                 (record.state().map_err(because)?.map, Some(version))
             }
             None => {
@@ -479,27 +477,27 @@ impl Program<'_> {
         };
         let shared = Arc::clone(&threads.shared);
         *lock(&self.watched.serving) = Some(Watching { shared });
-        self.front.set(Some(Arc::clone(&threads.shared.queues)));
+        self.crew.serve(Some(&threads));
         self.serving = Some(Serving { generation, threads });
         self.said.clear();
         tracing::info!("serving generation {generation} of the index");
         Ok(())
     }
 
-    fn start<T: Transport + Cluster>(
+    fn start<C: EndpointCluster>(
         &self,
-        cluster: T,
+        cluster: C,
         store: &CatalogMap,
     ) -> Result<Threads, ProgramError> {
         let map = index::begin_life(&cluster, self.options.number, store)?;
         let server = ComputeServer::start(self.options.number, &self.options.cache, map);
         let server = Arc::new(server.map_err(because)?);
         let tally = Arc::clone(&self.watched.tally);
-        Threads::start(server, &Arc::new(cluster), store, self.options.threads, tally)
+        Threads::start(&self.crew, server, &cluster, store, tally)
     }
 
     fn take_down(&mut self) -> Option<Serving> {
-        self.front.set(None);
+        self.crew.serve(None);
         *lock(&self.watched.serving) = None;
         self.serving.take()
     }

@@ -3,7 +3,6 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::threads::Transport;
 use super::{ComputeServerOptions, because};
 use crate::client::resolve;
 #[cfg(not(feature = "verbs"))]
@@ -11,57 +10,11 @@ use crate::config;
 use crate::error::ProgramError;
 use crate::records::{MemoryRecord, Transport as TransportName};
 use farleaf_fabric::handshake::Token;
-use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmDriver, ShmFabric};
-use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpFabric};
+use farleaf_fabric::shm::{ShmCluster, ShmConfig};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
 #[cfg(feature = "verbs")]
-use farleaf_fabric_verbs::{
-    DeviceChoice, VerbsCluster, VerbsConfig, VerbsDriver, VerbsFabric, probe,
-};
+use farleaf_fabric_verbs::{DeviceChoice, VerbsCluster, VerbsConfig, probe};
 use std::path::PathBuf;
-
-impl Transport for TcpCluster {
-    type Fabric = TcpFabric;
-    type Driver = TcpDriver;
-
-    fn driver(&self) -> Result<TcpDriver, String> {
-        TcpCluster::driver(self).map_err(|error| error.to_string())
-    }
-
-    fn open(driver: &TcpDriver, compute_server: u16, number: usize) -> Result<TcpFabric, String> {
-        driver.open(compute_server, number).map_err(|error| error.to_string())
-    }
-}
-
-impl Transport for ShmCluster {
-    type Fabric = ShmFabric;
-    type Driver = ShmDriver;
-
-    fn driver(&self) -> Result<ShmDriver, String> {
-        ShmCluster::driver(self).map_err(|error| error.to_string())
-    }
-
-    fn open(driver: &ShmDriver, compute_server: u16, number: usize) -> Result<ShmFabric, String> {
-        driver.open(compute_server, number).map_err(|error| error.to_string())
-    }
-}
-
-#[cfg(feature = "verbs")]
-impl Transport for VerbsCluster {
-    type Fabric = VerbsFabric;
-    type Driver = VerbsDriver;
-
-    fn driver(&self) -> Result<VerbsDriver, String> {
-        VerbsCluster::driver(self).map_err(|error| error.to_string())
-    }
-
-    fn open(
-        driver: &VerbsDriver,
-        compute_server: u16,
-        number: usize,
-    ) -> Result<VerbsFabric, String> {
-        driver.open(compute_server, number).map_err(|error| error.to_string())
-    }
-}
 
 /// The memory servers over one transport.
 pub(super) enum MemoryTransport {

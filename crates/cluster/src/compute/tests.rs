@@ -1,10 +1,9 @@
 //! Runs clients, compute servers and memory servers over real sockets in one process, through the
 //! suite of all designs.
 
-use super::front::Front;
 use super::index;
 use super::map_store::CatalogMap;
-use super::threads::{Tally, Threads};
+use super::threads::{Crew, Tally, Threads};
 use crate::catalog::{Catalog, CatalogError, Entry, Lease, Version};
 use crate::records::{self, Keys, MapRecord};
 use farleaf_core::cache::{CacheOptions, OffloadName};
@@ -17,7 +16,7 @@ use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServer, TcpServerConfig};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, Provider, RpcService, ServerId};
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -76,8 +75,8 @@ struct Tiers {
 }
 
 struct ComputeServerHere {
-    listener: TcpServer,
     threads: Option<Threads>,
+    crew: Crew,
 }
 
 struct TiersCluster {
@@ -106,20 +105,20 @@ impl Provider for Tiers {
             let map = index::begin_life(&*memory, number, &store).unwrap();
             let server = Arc::new(ComputeServer::start(number, &self.cache, map).unwrap());
             let tally = Arc::new(Tally::default());
-            let threads = Threads::start(server, &memory, &store, self.threads, tally).unwrap();
-            let front = Arc::new(Front::default());
-            front.set(Some(Arc::clone(&threads.shared.queues)));
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let config = TcpServerConfig {
                 role: Role::ComputeServer,
                 number,
                 accepts: &[Role::Client],
+                io_threads: self.threads,
                 ..TcpServerConfig::default()
             };
-            let listener = TcpServer::start(socket, front, &token, config).unwrap();
-            compute.push(ComputeServerHere { listener, threads: Some(threads) });
+            let crew = Crew::start(socket, &token, config).unwrap();
+            let threads = Threads::start(&crew, server, &*memory, &store, tally).unwrap();
+            crew.serve(Some(&threads));
+            compute.push(ComputeServerHere { crew, threads: Some(threads) });
         }
-        let addresses = compute.iter().map(|server| server.listener.local_address()).collect();
+        let addresses = compute.iter().map(|server| server.crew.server().local_address()).collect();
         let config = TcpConfig {
             role: Role::Client,
             server_role: Role::ComputeServer,
@@ -136,7 +135,6 @@ impl Drop for TiersCluster {
             let threads = server.threads.take().unwrap();
             assert_eq!(threads.flush(), Ok(()), "what was changed is written back");
             threads.stop();
-            server.listener.stop();
         }
     }
 }

@@ -1,11 +1,15 @@
-//! The threads of a compute server. Each has an endpoint to the memory servers and a bounded number
-//! of tasks that answer requests concurrently.
+//! The threads of a compute server. Each has its share of the clients' connections, an endpoint to
+//! the memory servers, and a bounded number of tasks that answer requests concurrently. The thread
+//! that receives a request carries it out; only bulk loads go to the first thread.
 //!
-//! *Thread safety*: any number of threads may use the handle; a thread's working state stays on
+//! The [`Crew`] lives as long as the program, since its threads have the connections. While a
+//! generation of the index is served, [`Threads`] is the work that they do for it.
+//!
+//! *Thread safety*: any number of threads may use the handles; a thread's working state stays on
 //! that thread.
 
 use super::failed;
-use super::front::{Asked, Queue, Queues, Reply};
+use super::front::{Asked, Front, Queue, Queues, Reply};
 use super::map_store::CatalogMap;
 use crate::clock::Clock;
 use crate::error::ProgramError;
@@ -14,37 +18,29 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::page::Fixed8;
 use farleaf_core::partition::{ComputeServer, LoadInbox, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
-use farleaf_fabric::executor::{Driver, Executor};
+use farleaf_fabric::endpoint::{self, Endpoint, EndpointCluster, EndpointDriver};
+use farleaf_fabric::executor::Executor;
+use farleaf_fabric::handshake::Token;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
 use farleaf_fabric::{CounterSnapshot, Fabric};
 use std::cell::RefCell;
+use std::future::poll_fn;
+use std::net::TcpListener;
 use std::rc::Rc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Requests that one thread processes concurrently.
 const TASKS: usize = 64;
+/// Requests that a task answers before others get their turn, if none of them has to wait.
+const AT_ONCE: u32 = 8;
 /// Interval at which a thread publishes its counters.
 const TELL_NS: u64 = 250_000_000;
 /// Timeout for writing back the cache when a compute server ends.
 const FLUSH: Duration = Duration::from_secs(60);
-
-/// A transport between compute and memory servers: it provides endpoints and their drivers.
-pub(super) trait Transport: Send + Sync + 'static {
-    type Fabric: Fabric;
-    type Driver: Driver;
-
-    /// The driver of the calling thread's endpoints.
-    fn driver(&self) -> Result<Self::Driver, String>;
-
-    /// Opens a compute server's endpoint on the driver's thread.
-    fn open(
-        driver: &Self::Driver,
-        compute_server: u16,
-        number: usize,
-    ) -> Result<Self::Fabric, String>;
-}
 
 /// Answered requests, by kind.
 #[derive(Debug, Default)]
@@ -97,23 +93,96 @@ impl Shared {
     }
 }
 
-/// The serving threads.
+/// Work for a thread of the crew, which ends when its queues are closed.
+type Job = Box<dyn FnOnce(&mut ServerThread<Front>) + Send>;
+
+/// One thread of the crew.
+#[derive(Debug)]
+struct Hand {
+    jobs: Sender<Job>,
+    thread: JoinHandle<()>,
+}
+
+/// The threads with the clients' connections.
+#[derive(Debug)]
+pub(super) struct Crew {
+    server: Arc<TcpServer>,
+    front: Arc<Front>,
+    hands: Vec<Hand>,
+}
+
+impl Crew {
+    /// Listens for clients; every request is refused until something is served.
+    pub(super) fn start(
+        socket: TcpListener,
+        token: &Token,
+        config: TcpServerConfig,
+    ) -> Result<Self, ProgramError> {
+        let front = Arc::new(Front::new(config.io_threads));
+        let (server, threads) = TcpServer::prepare(socket, Arc::clone(&front), token, config)
+            .map_err(ProgramError::system("the listener"))?;
+        let mut crew = Self { server: Arc::new(server), front, hands: Vec::new() };
+        for mut io in threads {
+            let (jobs, mine) = channel::<Job>();
+            let name = format!("compute-{}", io.number());
+            let work = move || {
+                while !io.is_stopped() {
+                    io.turn();
+                    // After the turn: who sends a job nudges this thread afterwards.
+                    mine.try_iter().for_each(|job| job(&mut io));
+                }
+                io.close_all();
+            };
+            let thread = std::thread::Builder::new().name(name).spawn(work);
+            let thread = thread.map_err(ProgramError::system("a thread"))?;
+            crew.hands.push(Hand { jobs, thread });
+        }
+        Ok(crew)
+    }
+
+    /// The server of the clients' connections.
+    pub(super) fn server(&self) -> &Arc<TcpServer> {
+        &self.server
+    }
+
+    /// Whether all threads run: before the crew is dropped, one ends only by a panic.
+    pub(super) fn are_alive(&self) -> bool {
+        self.hands.iter().all(|hand| !hand.thread.is_finished())
+    }
+
+    /// From now on, passes requests to the threads of `serving`, or refuses them if there are none.
+    pub(super) fn serve(&self, serving: Option<&Threads>) {
+        self.front.set(serving.map(|threads| &threads.shared.queues));
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.server.stop();
+        for hand in self.hands.drain(..) {
+            let _ = hand.thread.join();
+        }
+    }
+}
+
+/// What the crew does for one generation of the index.
 #[derive(Debug)]
 pub(super) struct Threads {
     pub(super) shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    /// Disconnected once every thread has ended its work.
+    ended: Receiver<()>,
 }
 
 impl Threads {
-    /// Starts `count` threads over `transport`; they serve once all of them have opened the index.
-    pub(super) fn start<T: Transport>(
+    /// Lets the crew open the index over `cluster`; they can serve once all of them have.
+    pub(super) fn start<C: EndpointCluster>(
+        crew: &Crew,
         server: Arc<ComputeServer<Dex, Fixed8>>,
-        transport: &Arc<T>,
+        cluster: &C,
         store: &CatalogMap,
-        count: usize,
         tally: Arc<Tally>,
     ) -> Result<Self, ProgramError> {
-        let count = count.max(1);
+        let count = crew.hands.len();
         let shared = Arc::new(Shared {
             server,
             queues: Arc::new(Queues::new(count)),
@@ -123,22 +192,27 @@ impl Threads {
             origin_ns: AtomicU64::new(0),
         });
         let (opened, openings) = channel();
-        let mut threads = Vec::new();
-        for number in 0..count {
-            let (shared, transport, opened) =
-                (Arc::clone(&shared), Arc::clone(transport), opened.clone());
-            let store = store.clone();
-            let run = move || {
-                run_thread(&*transport, &shared, store, number, |outcome| {
+        let (ending, ended) = channel();
+        for hand in &crew.hands {
+            let (shared, cluster, opened, store, ending) = (
+                Arc::clone(&shared),
+                Arc::clone(cluster.shared()),
+                opened.clone(),
+                store.clone(),
+                ending.clone(),
+            );
+            let job: Job = Box::new(move |io| {
+                let _ending: Sender<()> = ending;
+                serve::<C::Transport>(&cluster, io, &shared, store, |outcome| {
                     let _ = opened.send(outcome);
-                })
-            };
-            let name = format!("compute-{number}");
-            let thread = std::thread::Builder::new().name(name).spawn(run);
-            threads.push(thread.map_err(ProgramError::system("a thread"))?);
+                });
+            });
+            // A thread that has ended is noticed below.
+            let _ = hand.jobs.send(job);
         }
-        drop(opened);
-        let this = Self { shared, threads };
+        drop((opened, ending));
+        crew.server.nudge();
+        let this = Self { shared, ended };
         for _ in 0..count {
             match openings.recv() {
                 Ok(Ok(())) => {}
@@ -156,7 +230,7 @@ impl Threads {
     pub(super) fn flush(&self) -> Result<(), ErrorCode> {
         let (sender, receiver) = channel();
         let reply = Reply::Local(sender);
-        self.shared.queues.threads[0].push(Asked::new(ClientRequest::Halt, reply));
+        self.shared.queues.push(Asked::new(ClientRequest::Halt, reply), 0);
         match receiver.recv_timeout(FLUSH) {
             Ok(ClientResponse::Done) => Ok(()),
             Ok(ClientResponse::Error(code)) => Err(code),
@@ -164,21 +238,21 @@ impl Threads {
         }
     }
 
-    /// Whether all threads run: before `stop`, a thread ends only by a panic.
-    pub(super) fn are_alive(&self) -> bool {
-        self.threads.iter().all(|thread| !thread.is_finished())
-    }
-
-    /// Ends the threads; waiting requests are answered as unavailable.
+    /// Ends the work; waiting requests are answered as unavailable.
     pub(super) fn stop(self) {
         self.shared.queues.close();
-        for thread in self.threads {
-            let _ = thread.join();
-        }
+        let _ = self.ended.recv();
     }
 }
 
-/// Closes a thread's queues when the thread ends, also by a panic, so that no request waits for it.
+impl Drop for Threads {
+    /// Also without [`Threads::stop`]: the crew cannot end before its work.
+    fn drop(&mut self) {
+        self.shared.queues.close();
+    }
+}
+
+/// Closes a thread's queues when its work ends, also by a panic, so that no request waits for it.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
@@ -187,21 +261,27 @@ impl Drop for Closing<'_> {
     }
 }
 
-fn run_thread<T: Transport>(
-    transport: &T,
+/// The work of one thread for one generation. It goes on serving clients meanwhile.
+fn serve<X: endpoint::Transport>(
+    cluster: &Arc<X::Cluster>,
+    io: &mut ServerThread<Front>,
     shared: &Shared,
     store: CatalogMap,
-    number: usize,
     opened: impl FnOnce(Result<(), String>),
 ) {
-    let open = || -> Result<(T::Driver, T::Fabric), String> {
-        let driver = transport.driver()?;
-        let fabric = T::open(&driver, shared.server.number(), number)?;
-        Ok((driver, fabric))
+    let number = io.number();
+    let open = || {
+        let driver = EndpointDriver::<X>::new(cluster).map_err(|error| error.to_string())?;
+        let endpoint = driver.open(shared.server.number(), number);
+        Ok((driver, endpoint.map_err(|error| error.to_string())?))
     };
-    let (driver, fabric) = match open() {
+    let (driver, fabric): (EndpointDriver<X>, Endpoint<X>) = match open() {
         Ok(endpoint) => endpoint,
         Err(error) => return opened(Err(error)),
+    };
+    let driver = match Hosting::new(&driver, io) {
+        Ok(driver) => driver,
+        Err(error) => return opened(Err(error.to_string())),
     };
     let slot = Rc::new(RefCell::new(None));
     let mut executor = Executor::new();
@@ -244,6 +324,7 @@ fn run_thread<T: Transport>(
 }
 
 async fn answer_all<F: Fabric>(worker: &Worker<Dex, F, Fixed8>, queue: &Queue, tally: &Tally) {
+    let mut answered = 0;
     while let Some(asked) = queue.next().await {
         if asked.is_too_old() {
             tally.refusals.fetch_add(1, Ordering::Relaxed);
@@ -257,7 +338,24 @@ async fn answer_all<F: Fabric>(worker: &Worker<Dex, F, Fixed8>, queue: &Queue, t
             tally.refusals.fetch_add(1, Ordering::Relaxed);
         }
         reply.send(told);
+        answered += 1;
+        if answered % AT_ONCE == 0 {
+            give_way().await;
+        }
     }
+}
+
+/// Lets the executor look at what else is ready, and send the answers.
+async fn give_way() {
+    let mut given = false;
+    poll_fn(|context| match std::mem::replace(&mut given, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
 }
 
 /// Publishes the thread's counters periodically until its queue is closed.

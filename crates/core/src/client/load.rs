@@ -10,8 +10,6 @@ use farleaf_fabric::{Fabric, ServerId};
 
 /// Records per request.
 const RECORDS_TOGETHER: usize = 4096;
-/// The compute server that builds the tree.
-const BUILDER: u16 = 0;
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     pub(super) async fn load_all(
@@ -21,10 +19,12 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         let fill_permille = (fill * 1000.0).round() as u16;
-        self.ask_one(BUILDER, &ClientRequest::LoadBegin { fill_permille }, false).await?;
-        let outcome = self.send_all(records).await;
+        // The compute server that builds the tree; any that serves will do.
+        let builder = self.map().owners().first().copied().unwrap_or_default();
+        self.ask_one(builder, &ClientRequest::LoadBegin { fill_permille }, false).await?;
+        let outcome = self.send_all(records, builder).await;
         if outcome.is_err() {
-            let _ = self.done(BUILDER, &ClientRequest::LoadAbort).await;
+            let _ = self.done(builder, &ClientRequest::LoadAbort).await;
         }
         outcome
     }
@@ -32,6 +32,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     async fn send_all(
         &self,
         records: impl Iterator<Item = (L::Key, L::Value)>,
+        builder: u16,
     ) -> Result<u64, IndexError> {
         let mut order = Ascending::default();
         let mut together = Vec::with_capacity(RECORDS_TOGETHER);
@@ -40,18 +41,18 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             together.push((key, value));
             if together.len() == RECORDS_TOGETHER {
                 let records = std::mem::take(&mut together);
-                self.done(BUILDER, &ClientRequest::LoadAppend { records }).await?;
+                self.done(builder, &ClientRequest::LoadAppend { records }).await?;
             }
         }
         if !together.is_empty() {
-            self.done(BUILDER, &ClientRequest::LoadAppend { records: together }).await?;
+            self.done(builder, &ClientRequest::LoadAppend { records: together }).await?;
         }
         if !self.scan(&Scan::range(..).limit(1)).await?.is_empty() {
-            let (server, refusal) = (ServerId::new(BUILDER), Refusal::NotEmpty);
+            let (server, refusal) = (ServerId::new(builder), Refusal::NotEmpty);
             return Err(IndexError::Refused { server, refusal });
         }
         let outcome = match self.tell_all(&ClientRequest::Halt).await {
-            Ok(()) => self.loaded().await,
+            Ok(()) => self.loaded(builder).await,
             Err(error) => Err(error),
         };
         self.tell_all(&ClientRequest::Resume).await?;
@@ -68,10 +69,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     }
 
     /// Lets the builder replace the tree. Returns the boundaries that the records ask for.
-    async fn loaded(&self) -> Result<Vec<L::Key>, IndexError> {
-        match self.owners().ask(BUILDER, &ClientRequest::LoadEnd).await {
+    async fn loaded(&self, builder: u16) -> Result<Vec<L::Key>, IndexError> {
+        match self.owners().ask(builder, &ClientRequest::LoadEnd).await {
             Ok(ClientResponse::Loaded { boundaries }) => Ok(boundaries),
-            Ok(_) => Err(bad_reply(BUILDER)),
+            Ok(_) => Err(bad_reply(builder)),
             Err(IndexError::NotServed { compute_server, code: ErrorCode::NotEmpty }) => {
                 let (server, refusal) = (ServerId::new(compute_server), Refusal::NotEmpty);
                 Err(IndexError::Refused { server, refusal })

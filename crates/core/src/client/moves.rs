@@ -4,14 +4,16 @@ use super::{ClientIndex, SHORTEST_WAIT_NS, bad_reply};
 use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
 use crate::partition::{BalanceTarget, Load, Owners, PartitionMap};
-use crate::wire::{ClientRequest, ClientResponse};
+use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use futures_util::future::join;
-use std::cell::Cell;
+use futures_util::future::{Either, select};
+use std::pin::pin;
 
 /// Longest pause before the taker of a move is asked again, in nanoseconds.
 const LONGEST_ASK_NS: u64 = 5_000_000;
+/// For how many of these pauses the taker is asked after the giver was lost.
+const LATE_ASKS: u64 = 20;
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: all keys, or
@@ -22,7 +24,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// [`IndexError::InvalidArgument`] if the two are not neighbours, or if there is no boundary
     /// near `near` inside the range; [`IndexError::Contended`] if other keys are moving, or if one
     /// of the two did not do its part; then nothing has moved. [`IndexError::Indeterminate`] if
-    /// the keys may have moved.
+    /// the keys may have moved. The taker's error if it does not answer; then nothing has moved.
     pub async fn move_keys(
         &self,
         from: u16,
@@ -33,17 +35,20 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         self.owners().learn_known(self.route());
         let _ = self.learn_map(from).await;
         self.map().plan(from, to, near)?;
+        // A taker that does not answer would leave the keys without an owner until the giver gives
+        // it up.
+        self.learn_map(to).await?;
         let release = ClientRequest::Release { to, near: near.cloned() };
-        let is_answered = Cell::new(false);
-        let (released, has_taken) = join(
-            async {
-                let released = self.owners().ask(from, &release).await;
-                is_answered.set(true);
-                released
-            },
-            self.let_take(to, from, &is_answered),
-        )
-        .await;
+        let released = pin!(self.owners().ask(from, &release));
+        let (released, has_taken) = match select(released, pin!(self.let_take(to, from))).await {
+            Either::Left((released @ Err(IndexError::Indeterminate(_)), taking)) => {
+                // The giver may have died since it released the keys.
+                let late = pin!(self.fabric().sleep(LONGEST_ASK_NS * LATE_ASKS));
+                (released, matches!(select(taking, late).await, Either::Left(_)))
+            }
+            Either::Left((released, _)) => (released, false),
+            Either::Right(((), released)) => (released.await, true),
+        };
         // The giver knows how the move was decided.
         let outcome = match released {
             Ok(ClientResponse::Map { epoch, boundaries, owners }) => {
@@ -55,6 +60,9 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 Err(IndexError::NotOwner { owner, epoch })
             }
             Ok(_) => Err(bad_reply(from)),
+            Err(IndexError::NotServed { code: ErrorCode::Malformed, .. }) => {
+                Err(IndexError::InvalidArgument("this boundary is not inside the giver's range"))
+            }
             Err(error) => Err(error),
         };
         if let Err(error) = outcome {
@@ -67,19 +75,17 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         Ok(Reshaped { started_ns, took_ns, moved: Some((from, to)), ..Reshaped::default() })
     }
 
-    /// Asks `to` to take the keys over, until it has or the giver has answered. Returns whether it
-    /// has.
-    async fn let_take(&self, to: u16, from: u16, is_answered: &Cell<bool>) -> bool {
+    /// Asks `to` to take the keys over, until it has.
+    async fn let_take(&self, to: u16, from: u16) {
         let mut wait_ns = SHORTEST_WAIT_NS;
-        while !is_answered.get() {
+        loop {
             let taken = self.owners().ask(to, &ClientRequest::TakeOver { from }).await;
             if let Ok(ClientResponse::Map { .. }) = taken {
-                return true;
+                return;
             }
             self.fabric().sleep(wait_ns).await;
             wait_ns = (wait_ns * 2).min(LONGEST_ASK_NS);
         }
-        false
     }
 
     /// Moves boundaries until each compute server that owns keys owns the range that these
@@ -120,7 +126,7 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
         (*self.map()).clone()
     }
 
-    async fn loads(&self) -> Vec<Load<L::Key>> {
+    async fn loads(&self) -> Option<Vec<Load<L::Key>>> {
         let mut loads = Vec::new();
         for number in 0..self.fabric().memory_servers() {
             let asked = match self.owners().directory.is_absent(number) {
@@ -129,6 +135,7 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
             };
             loads.push(match asked {
                 Some(ClientResponse::Samples { samples, keys }) => Load { samples, keys },
+                _ if self.map().owners().contains(&number) => return None,
                 _ => Load::default(),
             });
         }
@@ -138,7 +145,7 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
         while loads.len() > last + 1 && !present(loads.len() - 1) {
             loads.pop();
         }
-        loads
+        Some(loads)
     }
 
     async fn fences(

@@ -30,8 +30,9 @@ pub trait BalanceTarget {
         async {}
     }
 
-    /// Takes the load of each compute server since the last call, by number.
-    fn loads(&self) -> impl Future<Output = Vec<Load<Self::Key>>>;
+    /// Takes the load of each compute server since the last call, by number. `None` if an owner of
+    /// keys does not answer.
+    fn loads(&self) -> impl Future<Output = Option<Vec<Load<Self::Key>>>>;
 
     /// The fences of the leaf of `key`, which `owner` owns.
     fn fences(
@@ -94,7 +95,8 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
     /// Those of [`BalanceTarget::move_keys`]. Nothing has moved then.
     pub async fn look(&mut self) -> Result<Option<Reshaped>, IndexError> {
         let (target, map) = (self.target, self.target.newest_map());
-        let loads = target.loads().await;
+        // A server that does not answer looks idle, but must not be given keys.
+        let Some(loads) = target.loads().await else { return Ok(None) };
         let proposals = self.policy.look(&map, loads);
         for proposal in &proposals {
             let fences = target.fences(proposal.from, &proposal.near).await.map(|(low, high)| {

@@ -125,8 +125,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
         let _ = self.settle().await;
     }
 
-    async fn loads(&self) -> Vec<Load<L::Key>> {
-        self.owners().compute.servers().iter().map(|server| server.samples().take()).collect()
+    async fn loads(&self) -> Option<Vec<Load<L::Key>>> {
+        Some(self.owners().compute.servers().iter().map(|server| server.samples().take()).collect())
     }
 
     async fn fences(

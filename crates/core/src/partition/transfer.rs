@@ -17,7 +17,7 @@
 //! takes part in a move or reconciles.
 
 use super::worker::Worker;
-use super::{MapState, PendingMove, Put};
+use super::{MapState, Move, PendingMove, Put};
 use crate::index::{IndexError, PartIndex, PartState, Partitioned, Released};
 use crate::page::Layout;
 use crate::remote::RemoteError;
@@ -56,10 +56,12 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     /// enough.
     pub async fn follow_map(&self, ended: &dyn Fn() -> bool) {
         while !ended() {
-            if let Some(_moving) = self.server().begin_move()
+            // Read first: a halt does not wait for a catalog that hangs.
+            if let Some((state, version)) = self.store().read().await
+                && let Some(_moving) = self.server().begin_move()
                 && let Some(_entered) = self.server().enter()
             {
-                let _ = self.reconcile(None).await;
+                let _ = self.try_reconcile(&state, version, None).await;
             }
             self.fabric().sleep(FOLLOW_NS).await;
         }
@@ -114,18 +116,19 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             if !self.fabric().breaks(rules::RELEASED_BEFORE_PUT) {
                 given_up.for_good();
             }
-            return self.await_decision(state.map.epoch()).await;
+            return self.await_decision(&planned).await;
         }
         Err(IndexError::Contended { retries: BOUNDARIES_TRIED })
     }
 
-    /// Waits until the move that this server has put into the record is decided.
-    async fn await_decision(&self, epoch: u64) -> Result<(), IndexError> {
+    /// Waits until the move that this server has put into the record is decided. If its put did not
+    /// arrive, a later map may give the keys back to this server.
+    async fn await_decision(&self, planned: &Move<L::Key>) -> Result<(), IndexError> {
         let since_ns = self.fabric().now_ns();
         let mut look_ns = SHORTEST_LOOK_NS;
         loop {
             if self.reconcile(Some(since_ns)).await == Reconciled::Settled {
-                return match self.server().epoch() > epoch {
+                return match self.server().state().range().is_same(&planned.rest) {
                     true => Ok(()),
                     false => Err(IndexError::Contended { retries: 0 }),
                 };

@@ -8,7 +8,7 @@
 
 use super::part::OwnerHandle;
 use super::router::behind;
-use super::{ComputeServer, Load, MapStore, PartitionMap};
+use super::{ComputeServer, Load, MapState, MapStore, PartitionMap, Put};
 use crate::cache::CacheCounters;
 use crate::index::{
     Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, Partitioned, Records, Scan,
@@ -34,6 +34,11 @@ const HALT_LEFT_NS: u64 = 10_000_000_000;
 const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
 const DRAIN_LOOK_NS: u64 = 100_000;
 
+/// Records of a batch that are set before the thread turns to its other requests.
+const RECORDS_AT_ONCE: usize = 64;
+
+/// Interval at which a thread without other background work settles what is in doubt.
+const SETTLE_NS: u64 = 50_000_000;
 /// Interval at which memory servers are probed.
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
 
@@ -90,10 +95,15 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         self.pool.fabric()
     }
 
-    /// Writes back nodes that have been dirty for long, until `ended`. Does nothing if the cache
-    /// has no limit on their age.
+    /// Until `ended`, writes back nodes that have been dirty for long, if the cache has a limit on
+    /// their age, and settles what is in doubt.
     pub async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         self.part.index.write_back_by_age(ended).await;
+        while !ended() {
+            // Other threads may wait for it, and this one may have no operation that settles it.
+            self.part.index.settle_some().await;
+            self.fabric().sleep(SETTLE_NS).await;
+        }
     }
 
     /// Probes every memory server again and again until `ended`. One task per compute server is
@@ -246,7 +256,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         if let Some((key, _)) = records.iter().find(|(key, _)| self.part.accept(key).is_err()) {
             return self.not_owner(key);
         }
-        for (key, value) in records {
+        for (number, (key, value)) in records.iter().enumerate() {
+            if number % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1 {
+                // The other requests of this thread get their turn, even if all nodes are cached.
+                self.fabric().sleep(0).await;
+            }
             let edit = LeafEdit { key, action: Action::Upsert(value) };
             match self.part.index.execute(edit).await {
                 Ok(_) => {}
@@ -291,13 +305,17 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         let (fabric, server) = (self.fabric(), &self.part.server);
         let until_ns = fabric.now_ns().saturating_add(LONGEST_DRAIN_NS);
         let halt = || server.halt(fabric.now_ns().saturating_add(LONGEST_HALT_NS));
-        while !halt() || !server.is_idle() {
-            if fabric.now_ns() >= until_ns {
-                return Err(IndexError::Contended { retries: 0 });
-            }
+        let mut is_late = false;
+        while !is_late && (!halt() || !server.is_idle()) {
+            is_late = fabric.now_ns() >= until_ns;
             fabric.sleep(DRAIN_LOOK_NS).await;
         }
-        Ok(self.part.index.flush().await?)
+        // Also if an operation hangs: what was acknowledged must not be lost with it.
+        self.part.index.flush().await?;
+        match is_late {
+            true => Err(IndexError::Contended { retries: 0 }),
+            false => Ok(()),
+        }
     }
 
     /// Serves again, starting with an empty cache.
@@ -349,7 +367,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         mut next: impl AsyncFnMut() -> Result<Option<Vec<(L::Key, L::Value)>>, IndexError>,
     ) -> Result<Vec<L::Key>, IndexError> {
         check_fill(fill)?;
-        let map = self.map();
+        let contended = IndexError::Contended { retries: 0 };
+        // This server's map may be a little older than the record.
+        let Some((MapState { map, moving: None }, _)) = self.store.read().await else {
+            return Err(contended);
+        };
         let boundaries = map.boundaries().to_vec();
         let mut builder = self.pool.builder(fill, boundaries);
         let outcome = async {
@@ -362,10 +384,16 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             }
             let built = builder.finish().await?;
             self.check_halted()?;
-            // No key moves while every compute server is halted, but some may have before.
-            let read = self.store.read().await;
-            if !read.is_some_and(|(state, _)| state.map == *map && state.moving.is_none()) {
-                return Err(IndexError::Contended { retries: 0 });
+            // No key moves while every compute server is halted, but some may have before. A put of
+            // before may even be late: raising the version prevents it (record.MR2).
+            let state = MapState { map: map.clone(), moving: None };
+            match self.store.read().await {
+                Some((read, version)) if read == state => {
+                    if self.store.put_if(version, &state).await != Put::Done {
+                        return Err(contended.clone());
+                    }
+                }
+                _ => return Err(contended.clone()),
             }
             let former = self.pool.occupied().await?;
             if !self.pool.is_empty().await? {

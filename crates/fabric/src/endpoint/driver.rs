@@ -28,8 +28,8 @@ use std::task::{Wake, Waker};
 /// Tokens of events that do not belong to links.
 const WAKE: u64 = u64::MAX;
 const SOURCE: u64 = u64::MAX - 1;
-/// Token of descriptors that a caller adds to [`EndpointDriver::descriptor`]; their events only end
-/// waits.
+/// Token of descriptors that a caller adds to [`EndpointDriver::descriptor`]. Their events end
+/// waits, and [`EndpointDriver::take_foreign`] says that there were some.
 pub const FOREIGN: u64 = u64::MAX - 2;
 const EVENTS: usize = 128;
 
@@ -73,6 +73,8 @@ pub struct Reactor<X: Transport> {
     waiting_events: Cell<usize>,
     /// How many times timers were due since the sockets were polled.
     unheard: Cell<u32>,
+    /// Whether there was an event of a [`FOREIGN`] descriptor.
+    foreign: Cell<bool>,
 }
 
 impl<X: Transport> std::fmt::Debug for Reactor<X> {
@@ -107,6 +109,7 @@ impl<X: Transport> Reactor<X> {
             events: RefCell::new([nothing; EVENTS]),
             waiting_events: Cell::new(0),
             unheard: Cell::new(0),
+            foreign: Cell::new(false),
         })
     }
 
@@ -137,7 +140,7 @@ impl<X: Transport> Reactor<X> {
             match event.data.u64() {
                 WAKE => self.unparker.0.clear(),
                 SOURCE => self.take_told(),
-                FOREIGN => {}
+                FOREIGN => self.foreign.set(true),
                 token => {
                     if let Some(endpoint) = self.endpoint((token >> 16) as usize) {
                         endpoint.visit(token as u16);
@@ -206,6 +209,11 @@ impl<X: Transport> EndpointDriver<X> {
     /// [`Executor::turn`]: crate::executor::Executor::turn
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.reactor.epoll.as_fd()
+    }
+
+    /// Whether there was an event of a [`FOREIGN`] descriptor since the last call.
+    pub fn take_foreign(&self) -> bool {
+        self.reactor.foreign.take()
     }
 
     /// Opens an endpoint of `compute_server`; `number` selects its random stream.

@@ -45,7 +45,7 @@ pub trait Transport: Debug + Sized + 'static {
     /// The state that all endpoints of a cluster share.
     type Cluster: Debug + Send + Sync;
     /// The error of opening an endpoint.
-    type Error: From<io::Error>;
+    type Error: From<io::Error> + std::fmt::Display;
     /// A source of events that a client thread waits for, beside sockets.
     type Source: Debug;
     /// The transport's progress with an operation.

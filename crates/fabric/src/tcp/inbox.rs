@@ -1,9 +1,10 @@
 //! What other threads leave for an I/O thread: answers, sockets, and requests to stop or sweep.
 //!
-//! *Invariants*: inbox.B1. the first thread that adds something after the I/O thread has emptied
-//! the inbox wakes it; later ones know that it has been woken. So a burst of answers costs one
-//! system call. inbox.B2. the calls that wait bound the answers, and each connection bounds its
-//! waiting calls; the limit on connections bounds the sockets.
+//! *Invariants*: inbox.B1. the I/O thread sleeps only after it has said so and the inbox was empty.
+//! The first thread that adds something from then on wakes it; later ones know that it is awake.
+//! So a burst of answers costs one system call, and an answer by the thread itself costs none.
+//! inbox.B2. the calls that wait bound the answers, and each connection bounds its waiting calls;
+//! the limit on connections bounds the sockets.
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
@@ -44,13 +45,26 @@ pub(super) struct Content {
     pub(super) sockets: Vec<TcpStream>,
     /// Gates have been closed: find and close their connections.
     pub(super) sweep: bool,
-    pub(super) stop: bool,
-    woken: bool,
+    /// The thread has to look at something outside the inbox.
+    pub(super) nudged: bool,
+}
+
+impl Content {
+    fn is_empty(&self) -> bool {
+        self.answers.is_empty() && self.sockets.is_empty() && !self.sweep && !self.nudged
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    content: Content,
+    /// The I/O thread waits, or is about to.
+    asleep: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Inbox {
-    content: Mutex<Content>,
+    state: Mutex<State>,
     pub(super) wake: WakeFd,
 }
 
@@ -63,22 +77,42 @@ impl Answers for Inbox {
 
 impl Inbox {
     pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self { content: Mutex::default(), wake: WakeFd::new()? })
+        Ok(Self { state: Mutex::default(), wake: WakeFd::new()? })
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut Content)) {
-        let mut content = lock(&self.content);
-        change(&mut content);
-        if !std::mem::replace(&mut content.woken, true) {
-            drop(content);
+        let mut state = lock(&self.state);
+        change(&mut state.content);
+        if std::mem::take(&mut state.asleep) {
+            drop(state);
             self.wake.wake();
         }
     }
 
-    /// Takes everything; `spare` becomes the new list of answers.
-    pub(super) fn take(&self, spare: Vec<Late>) -> Content {
-        self.wake.clear();
-        let fresh = Content { answers: spare, ..Content::default() };
-        std::mem::replace(&mut lock(&self.content), fresh)
+    /// Number of answers.
+    pub(super) fn answers(&self) -> usize {
+        lock(&self.state).content.answers.len()
+    }
+
+    /// Takes everything, if there is anything; `spare` becomes the new list of answers.
+    pub(super) fn take(&self, spare: &mut Vec<Late>) -> Option<Content> {
+        let mut state = lock(&self.state);
+        if state.content.is_empty() {
+            return None;
+        }
+        let fresh = Content { answers: std::mem::take(spare), ..Content::default() };
+        Some(std::mem::replace(&mut state.content, fresh))
+    }
+
+    /// Whether the I/O thread may wait: the inbox is empty, and whoever fills it wakes the thread.
+    pub(super) fn fall_asleep(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.asleep = state.content.is_empty();
+        state.asleep
+    }
+
+    /// The I/O thread waits no more.
+    pub(super) fn wake_up(&self) {
+        lock(&self.state).asleep = false;
     }
 }

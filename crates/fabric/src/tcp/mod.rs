@@ -13,6 +13,7 @@
 mod cluster;
 mod endpoint;
 pub mod frame;
+mod hosting;
 mod inbox;
 mod link;
 mod op;
@@ -22,4 +23,5 @@ mod server;
 
 pub use cluster::{TcpCluster, TcpConfig};
 pub use endpoint::{Tcp, TcpDriver, TcpFabric, TcpOp};
-pub use server::{TcpServer, TcpServerConfig, TcpServerCounters};
+pub use hosting::Hosting;
+pub use server::{ServerThread, TcpServer, TcpServerConfig, TcpServerCounters};

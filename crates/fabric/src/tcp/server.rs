@@ -1,27 +1,31 @@
-//! A TCP server: a bounded number of I/O threads over nonblocking sockets.
+//! A TCP server: a bounded number of threads over nonblocking sockets.
 //!
 //! Each thread has its own [`Acceptor`] and its share of the connections. The first thread accepts
 //! for all of them, or each for itself ([`TcpServerConfig::each_thread_accepts`]). The threads
 //! carry out verbs themselves, by word-wise atomic access to the region. They answer all requests
 //! of one socket read with one write.
 //!
-//! *Invariants*: tcp.S2. the end of a connection, whatever its cause, affects no other. tcp.S3.
-//! after `stop`, no request is carried out any more and no thread is left. listener.A1 to
-//! listener.A3 are the acceptor's.
+//! The server starts the threads itself ([`TcpServer::start`]), or hands them out
+//! ([`TcpServer::prepare`]) to threads that have other work as well ([`super::Hosting`]).
 //!
-//! *Thread safety*: the handle is for any number of threads.
+//! *Invariants*: tcp.S2. the end of a connection, whatever its cause, affects no other. tcp.S3.
+//! after `stop`, no request is carried out any more and no thread that the server started is left.
+//! listener.A1 to listener.A3 are the acceptor's.
+//!
+//! *Thread safety*: the handle is for any number of threads, a [`ServerThread`] belongs to one.
 
 use super::inbox::{Content, Inbox, Late};
 use super::served::{ConnectionContext, Next, Served, Tally};
 use crate::handshake::{Identity, Role, Token, draw_epoch};
 use crate::listener::{
-    Acceptor, Bounds, Greeting, LISTENER, Listener, Place, Threads, WAKE, place_of,
+    Acceptor, Bounds, Greeting, LISTENER, Listener, PAST, Place, Threads, WAKE, place_of,
 };
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use crate::{Calls, InlineCpu};
 use rustix::event::epoll::EventFlags;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
 
 /// Configuration of a server.
 #[derive(Clone, Debug)]
@@ -93,7 +97,7 @@ pub struct TcpServer {
 }
 
 impl TcpServer {
-    /// Serves the endpoints that connect to `listener`.
+    /// Serves the endpoints that connect to `listener`, on threads of its own.
     ///
     /// # Errors
     /// The operating system's error: no more threads or file descriptors, or no entropy.
@@ -103,6 +107,24 @@ impl TcpServer {
         token: &Token,
         config: TcpServerConfig,
     ) -> io::Result<Self> {
+        let (server, threads) = Self::prepare(listener, service, token, config)?;
+        for mut thread in threads {
+            let name = format!("tcp-{}-{}", server.identity().number, thread.number);
+            server.threads.start(name, move || thread.run())?;
+        }
+        Ok(server)
+    }
+
+    /// A server whose threads the caller runs: connections wait until it does.
+    ///
+    /// # Errors
+    /// The operating system's error: no more file descriptors, or no entropy.
+    pub fn prepare<S: Calls>(
+        listener: TcpListener,
+        service: Arc<S>,
+        token: &Token,
+        config: TcpServerConfig,
+    ) -> io::Result<(Self, Vec<ServerThread<S>>)> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let inboxes: io::Result<Vec<_>> =
@@ -122,16 +144,13 @@ impl TcpServer {
             stopped: AtomicBool::new(false),
             config,
         });
-        let server = Self { address, shared, threads: Threads::default() };
-        for number in 0..server.shared.inboxes.len() {
-            let (shared, service) = (Arc::clone(&server.shared), Arc::clone(&service));
+        let threads = (0..shared.inboxes.len()).map(|number| {
             let accepts = number == 0 || shared.config.each_thread_accepts;
-            let socket = if accepts { Some(listener.try_clone()?) } else { None };
-            let mut thread = IoThread::new(number, socket, shared, service)?;
-            let name = format!("tcp-{}-{number}", identity.number);
-            server.threads.start(name, move || thread.run())?;
-        }
-        Ok(server)
+            let socket = accepts.then(|| listener.try_clone()).transpose()?;
+            ServerThread::new(number, socket, Arc::clone(&shared), Arc::clone(&service))
+        });
+        let threads = threads.collect::<io::Result<_>>()?;
+        Ok((Self { address, shared, threads: Threads::default() }, threads))
     }
 
     /// Address that it listens on.
@@ -155,13 +174,20 @@ impl TcpServer {
         }
     }
 
-    /// Closes the listener and every connection, and joins all threads.
+    /// Closes the listener and every connection, and joins all threads that it started. Other
+    /// threads are told to stop.
     pub fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
-        for inbox in &self.shared.inboxes {
-            inbox.change(|content| content.stop = true);
-        }
+        self.nudge();
         self.threads.join();
+    }
+
+    /// Ends the threads' waiting, or their next one, so that they look at what is outside the
+    /// server.
+    pub fn nudge(&self) {
+        for inbox in &self.shared.inboxes {
+            inbox.change(|content| content.nudged = true);
+        }
     }
 }
 
@@ -171,8 +197,9 @@ impl Drop for TcpServer {
     }
 }
 
+/// One thread's part of a server.
 #[derive(Debug)]
-struct IoThread<S> {
+pub struct ServerThread<S> {
     number: usize,
     acceptor: Acceptor<Served>,
     /// Number of connections that this thread has accepted.
@@ -180,6 +207,9 @@ struct IoThread<S> {
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
     service: Arc<S>,
+    /// Kept for their memory.
+    events: Vec<(u64, EventFlags)>,
+    answers: Vec<Late>,
 }
 
 fn flags_of(next: Next) -> EventFlags {
@@ -190,7 +220,7 @@ fn flags_of(next: Next) -> EventFlags {
     }
 }
 
-impl<S: Calls> IoThread<S> {
+impl<S: Calls> ServerThread<S> {
     fn new(
         number: usize,
         socket: Option<TcpListener>,
@@ -199,28 +229,83 @@ impl<S: Calls> IoThread<S> {
     ) -> io::Result<Self> {
         let inbox = Arc::clone(&shared.inboxes[number]);
         let acceptor = Acceptor::new(&shared.listener, socket, &inbox.wake)?;
-        Ok(Self { number, acceptor, accepted: 0, shared, inbox, service })
+        let (events, answers) = (Vec::new(), Vec::new());
+        Ok(Self { number, acceptor, accepted: 0, shared, inbox, service, events, answers })
     }
 
+    /// Serves until the server is stopped.
     fn run(&mut self) {
-        let (mut events, mut spare) = (Vec::new(), Vec::new());
-        while !self.shared.stopped.load(Ordering::Acquire) {
-            self.acceptor.wait(&mut events);
-            for event in &events {
-                match event.data.u64() {
-                    LISTENER => self.accept(),
-                    WAKE => {
-                        let content = self.inbox.take(std::mem::take(&mut spare));
-                        spare = self.empty_inbox(content);
-                    }
-                    token => self.visit(place_of(token), event.flags),
-                }
-            }
-            self.acceptor.expire();
+        while !self.is_stopped() {
+            self.turn();
         }
+        self.close_all();
+    }
+
+    /// Its number among the server's threads: the [`crate::Cpu::stripe`] of its calls.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether the server has been stopped: then this thread closes its connections and ends.
+    pub fn is_stopped(&self) -> bool {
+        self.shared.stopped.load(Ordering::Acquire)
+    }
+
+    /// Waits for events, answers or a nudge, and handles them.
+    pub fn turn(&mut self) {
+        let may_wait = self.inbox.fall_asleep();
+        self.look(if may_wait { self.acceptor.timeout() } else { Some(0) });
+        self.deliver();
+    }
+
+    /// Closes every connection of this thread.
+    pub fn close_all(&mut self) {
         for place in self.acceptor.places() {
             self.acceptor.close(place);
         }
+    }
+
+    /// Waits for events, for `most_ns` nanoseconds at most, and handles them. Returns whether there
+    /// were any.
+    pub(super) fn look(&mut self, most_ns: Option<u64>) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        self.acceptor.wait(&mut events, most_ns);
+        self.inbox.wake_up();
+        for (token, flags) in &events {
+            match *token {
+                LISTENER => self.accept(),
+                WAKE => self.inbox.wake.clear(),
+                token => self.visit(place_of(token), *flags),
+            }
+        }
+        self.acceptor.expire();
+        let were_any = !events.is_empty();
+        self.events = events;
+        were_any
+    }
+
+    /// Handles what is in the inbox. Returns whether there was anything.
+    pub(super) fn deliver(&mut self) -> bool {
+        let Some(content) = self.inbox.take(&mut self.answers) else { return false };
+        self.answers = self.empty_inbox(content);
+        true
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.acceptor.descriptor()
+    }
+
+    pub(super) fn timeout_ns(&self) -> u64 {
+        self.acceptor.timeout().unwrap_or(u64::MAX)
+    }
+
+    /// Whether a deadline has passed.
+    pub(super) fn is_due(&self) -> bool {
+        self.acceptor.timeout() == Some(PAST)
+    }
+
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.inbox
     }
 
     /// Accepts connections and distributes them round robin, unless each thread accepts for itself.
