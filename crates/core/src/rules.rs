@@ -90,6 +90,9 @@ rules! {
     OFFLOADS_DOUBT: "walks_anywhere", "offloads.W2", "An offloaded operation refuses a page with another address, level or range than expected.";
     // The cache.
     FENCES: "skips_fences", "D5", "A node is searched only if its fences cover the key.";
+    GROUP_PARENT_VALIDATED: "descends_together_unvalidated", "D5", "Operations that descend together validate the parent after they have taken the child's version.";
+    GROUP_VERSION_TAKEN: "forgets_versions_of_a_group", "D5", "Operations that descend together use a leaf only if its version is the one of the descent.";
+    GROUP_SLOT_FRESH: "uses_stale_slots", "D5", "Operations that descend together fetch a leaf only if its parent has not changed since the search.";
     PARENT_LOOKED_AT: "marks_blindly", "C6", "A node is marked as being fetched only while its parent points to it.";
     CHANGED_COPIES_DROPPED: "keeps_changed_copies", "C6", "The cached copy of a leaf is dropped once a memory server has changed the leaf.";
     ONE_WRITE_AT_A_TIME: "overtakes_its_own_writes", "C13", "Two WRITEs of one page are never in flight together.";

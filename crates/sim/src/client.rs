@@ -18,6 +18,8 @@ use farleaf_core::wire::Refusal;
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, FabricError};
+use futures_util::future::join;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -186,6 +188,33 @@ impl Board {
         self.finish(fabric, action, ticket, answer)
     }
 
+    /// Performs several single-key actions together and records them. Returns their outcomes.
+    async fn perform_together<I>(
+        &self,
+        fabric: &impl Fabric,
+        index: &I,
+        actions: &[(u32, &Action)],
+    ) -> Vec<Outcome>
+    where
+        I: IndexAdmin<Key = u64, Value = u64>,
+    {
+        let tickets: Vec<Ticket> = actions
+            .iter()
+            .map(|(client, action)| {
+                self.recorder.invoke(*client, (*action).clone(), fabric.now_ns())
+            })
+            .collect();
+        let edits: Vec<_> = actions.iter().filter_map(|(_, action)| action.as_edit()).collect();
+        let answers = index.execute_all(&edits).await;
+        let finished = actions.iter().zip(tickets).zip(answers);
+        finished
+            .map(|(((_, action), ticket), answer)| {
+                let answer = answer.map(|answer| action.outcome(answer));
+                self.finish(fabric, action, ticket, answer)
+            })
+            .collect()
+    }
+
     /// Records an action that returns no answer and that `work` performs.
     pub(crate) async fn record<E: Into<IndexError>>(
         &self,
@@ -319,9 +348,13 @@ pub(crate) async fn client<L, De, F>(
     let operations = scenario.workload.operations_per_client.div_ceil(handles);
     for _ in 0..handles {
         let Some(index) = board.open::<L, De, F>(&fabric, compute).await else { return };
-        let driven =
-            streams.iter_mut().map(|stream| drive(&fabric, &index, board, stream, operations));
-        join_all(driven).await;
+        if scenario.cluster.in_groups {
+            drive_in_groups(&fabric, &index, board, &mut streams, operations).await;
+        } else {
+            let driven =
+                streams.iter_mut().map(|stream| drive(&fabric, &index, board, stream, operations));
+            join_all(driven).await;
+        }
         settle(&fabric, &index).await;
         *lock(&board.cache) += index.cache_counters();
     }
@@ -354,6 +387,53 @@ async fn drive<I>(
         }
         let outcome = board.perform(fabric, index, stream.client(), &action).await;
         stream.learn(&action, &outcome);
+    }
+}
+
+/// Performs up to `operations` operations of each stream: one of each at a time, the single-key ones
+/// as one group.
+async fn drive_in_groups<I>(
+    fabric: &impl Fabric,
+    index: &I,
+    board: &Board,
+    streams: &mut [Stream],
+    operations: u32,
+) where
+    I: IndexAdmin<Key = u64, Value = u64>,
+{
+    for _ in 0..operations {
+        let next = |stream: &mut Stream| Some((stream.next()?, stream.client()));
+        let actions: Vec<Option<(Action, u32)>> = streams.iter_mut().map(next).collect();
+        let pause_ns = streams.iter_mut().map(Stream::pause_ns).max();
+        fabric.sleep(pause_ns.unwrap_or(0)).await;
+        let outcomes: Vec<RefCell<Option<Outcome>>> =
+            streams.iter().map(|_| RefCell::new(None)).collect();
+        let (mut grouped, mut places) = (Vec::new(), Vec::new());
+        let mut alone = Vec::new();
+        for (place, action) in actions.iter().enumerate() {
+            match action {
+                Some((action, client)) if action.as_edit().is_some() => {
+                    grouped.push((*client, action));
+                    places.push(place);
+                }
+                Some((action, client)) => alone.push((place, *client, action)),
+                None => {}
+            }
+        }
+        let set = |place: usize, outcome| *outcomes[place].borrow_mut() = Some(outcome);
+        let grouped = async {
+            let performed = board.perform_together(fabric, index, &grouped).await;
+            places.iter().zip(performed).for_each(|(place, outcome)| set(*place, outcome));
+        };
+        let alone = join_all(alone.into_iter().map(async |(place, client, action)| {
+            set(place, board.perform(fabric, index, client, action).await);
+        }));
+        join(grouped, alone).await;
+        for ((stream, action), outcome) in streams.iter_mut().zip(actions).zip(outcomes) {
+            if let (Some((action, _)), Some(outcome)) = (action, outcome.into_inner()) {
+                stream.learn(&action, &outcome);
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: all clients share a [`Recorder`]; a [`History`] is plain data.
 
-use farleaf_core::index::{Exchange, IndexError, Scan};
+use farleaf_core::index::{Answer, Exchange, IndexError, LeafEdit, Scan};
 use farleaf_fabric::sync::{Mutex, lock};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,6 +44,34 @@ pub enum Action {
     Collect,
     /// Writes back everything acknowledged before, so that it survives a crash.
     Flush,
+}
+
+impl Action {
+    /// The action as an operation on one key, if it is one.
+    pub(crate) fn as_edit(&self) -> Option<LeafEdit<&u64, &u64>> {
+        use farleaf_core::index::Action as On;
+        Some(match self {
+            Self::Get(key) => LeafEdit { key, action: On::Get },
+            Self::Insert(key, value) => LeafEdit { key, action: On::Insert(value) },
+            Self::Update(key, value) => LeafEdit { key, action: On::Update(value) },
+            Self::Upsert(key, value) => LeafEdit { key, action: On::Upsert(value) },
+            Self::Remove(key) => LeafEdit { key, action: On::Remove },
+            Self::CompareExchange { key, expected, new } => {
+                LeafEdit { key, action: On::CompareExchange(expected, new) }
+            }
+            _ => return None,
+        })
+    }
+
+    /// What an operation on one key has answered.
+    pub(crate) fn outcome(&self, answer: Answer<u64>) -> Outcome {
+        match self {
+            Self::Get(_) => Outcome::Value(answer.found),
+            Self::Upsert(..) => Outcome::Done,
+            Self::CompareExchange { .. } => Outcome::Exchange(answer.into()),
+            _ => Outcome::Applied(answer.applied),
+        }
+    }
 }
 
 /// The outcome of an operation.

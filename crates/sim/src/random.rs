@@ -97,6 +97,8 @@ pub fn random_scenario(kind: Kind, seed: u64) -> Scenario {
         cluster,
     };
     go_wrong(&mut dice, what, &mut scenario);
+    scenario.cluster.in_groups =
+        scenario.cluster.in_flight_per_client > 1 && dice.of(&[true, false]);
     scenario
 }
 
@@ -107,6 +109,7 @@ fn cluster(dice: &mut Dice, is_dex: bool) -> ClusterSpec {
         compute_servers: if is_dex { dice.of(&[1, 2, 2, 3, 5]) } else { dice.of(&[2, 3]) },
         clients_per_compute_server: dice.of(&[1, 2, 3]),
         in_flight_per_client: dice.of(&[1, 2, 5]),
+        in_groups: false,
         handles_per_client: dice.of(&[1, 1, 3, 8]),
         page_words: dice.of(&[16, 16, 16, 24, 24, 40, 128]),
         pool_bytes: 8 << 20,
@@ -387,6 +390,7 @@ pub(crate) fn reduced(scenario: &Scenario, seed: u64) -> Scenario {
         |s| _ = s.faults.kill_memory_server.pop(),
         |s| _ = s.faults.restart_memory_server.pop(),
         |s| s.max_work_factor = 1,
+        |s| s.cluster.in_groups = false,
         |s| s.cluster.in_flight_per_client = 1,
         |s| s.cluster.clients_per_compute_server = 1,
         |s| s.cluster.memory_servers = 1,

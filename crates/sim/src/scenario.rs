@@ -78,6 +78,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-ghost-node", include_str!("../scenarios/dex-ghost-node.toml")),
     ("dex-grows", include_str!("../scenarios/dex-grows.toml")),
     ("dex-grows-offload", include_str!("../scenarios/dex-grows-offload.toml")),
+    ("dex-groups", include_str!("../scenarios/dex-groups.toml")),
+    ("dex-groups-moves", include_str!("../scenarios/dex-groups-moves.toml")),
+    ("dex-groups-offload", include_str!("../scenarios/dex-groups-offload.toml")),
+    ("dex-groups-server-dies", include_str!("../scenarios/dex-groups-server-dies.toml")),
     ("dex-handles-in-doubt", include_str!("../scenarios/dex-handles-in-doubt.toml")),
     ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
     ("dex-late-failed-writes", include_str!("../scenarios/dex-late-failed-writes.toml")),
@@ -309,6 +313,9 @@ pub struct ClusterSpec {
     /// Operations that each client keeps in flight.
     #[serde(default = "one")]
     pub in_flight_per_client: u16,
+    /// Whether a client executes the operations that it keeps in flight as one group.
+    #[serde(default)]
+    pub in_groups: bool,
     /// Handles that each client opens and closes in sequence.
     #[serde(default = "one")]
     pub handles_per_client: u16,

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 const ROWS: u64 = 20_000;
 const IN_FLIGHT: u64 = 64;
+const KEYS_OF_A_TASK: usize = 200;
 /// The first key of those that a writer sets while keys move; it lies among the others.
 const FIRST: u64 = 7_001;
 
@@ -50,11 +51,11 @@ fn must(cluster: &Launched, words: &[&str]) -> String {
 }
 
 /// Checks that every key is there, by lookups and by scans in both directions.
-fn all_are_there(cluster: &Launched, written: &[u64]) {
+fn all_are_there(cluster: &Launched, written: &[(u64, u64)]) {
     let connection = connect(cluster, Duration::from_secs(20));
     let expected: Vec<(u64, u64)> = {
         let mut keys: Vec<(u64, u64)> = (0..ROWS).map(|key| (key * 2, key)).collect();
-        keys.extend(written.iter().map(|key| (*key, *key)));
+        keys.extend(written);
         keys.sort_unstable();
         keys
     };
@@ -94,17 +95,30 @@ fn clients_see_no_move(transport: &str, rounds: usize) {
         .unwrap();
     let written = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            let written: Result<Vec<u64>, IndexError> = connection.run(async |client| {
+            let written: Result<Vec<(u64, u64)>, IndexError> = connection.run(async |client| {
+                // Each task inserts keys of its own, and then changes them again and again.
                 let write = async |first: u64| {
-                    let mut written = Vec::new();
-                    let mut key = FIRST + 2 * first;
-                    while !ended.load(Ordering::Relaxed) {
-                        assert!(client.insert(&key, &key).await?, "{key} was there already");
+                    let mut written: Vec<(u64, u64)> = Vec::new();
+                    for turn in 0.. {
+                        if ended.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let place = turn % KEYS_OF_A_TASK;
+                        let key = FIRST + 2 * (first + place as u64 * IN_FLIGHT);
+                        match written.get_mut(place) {
+                            None => {
+                                assert!(client.insert(&key, &0).await?, "{key} was there already");
+                                written.push((key, 0));
+                            }
+                            Some((_, value)) => {
+                                assert_eq!(client.get(&key).await?, Some(*value));
+                                assert!(client.update(&key, &(*value + 1)).await?, "{key}");
+                                *value += 1;
+                            }
+                        }
                         let below = key - 1;
                         let expected = (below < 2 * ROWS).then_some(below / 2);
                         assert_eq!(client.get(&below).await?, expected);
-                        written.push(key);
-                        key += 2 * IN_FLIGHT;
                     }
                     Ok::<_, IndexError>(written)
                 };

@@ -242,10 +242,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Says that the leaf at `address` will be fetched soon, for several leaves at once: the
-    /// processor loads what the fetches look at.
+    /// Prefetches the lines that a fetch of the leaf at `address` will use.
     #[inline]
-    pub(crate) fn expect_leaf(&self, address: GlobalAddr) {
+    pub(crate) fn prefetch_fetch(&self, address: GlobalAddr) {
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
         self.fabric().expect(address, L::PAGE_WORDS * 8);

@@ -1,7 +1,7 @@
 //! A client's bulk load: one compute server builds the tree, and all of them halt while it replaces
 //! the empty one. If the client dies meanwhile, they resume by themselves after a while.
 
-use super::ClientIndex;
+use super::{ClientIndex, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
 use crate::page::Layout;
 use crate::together::all;
@@ -21,7 +21,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         let fill_permille = (fill * 1000.0).round() as u16;
         // The compute server that builds the tree; any that serves will do.
         let builder = self.map().owners().first().copied().unwrap_or_default();
-        self.ask_owner(|_| builder, &ClientRequest::LoadBegin { fill_permille }, false).await?;
+        self.ask_one(builder, &ClientRequest::LoadBegin { fill_permille }, false).await?;
         let outcome = self.send_all(records, builder).await;
         if outcome.is_err() {
             let _ = self.done(builder, &ClientRequest::LoadAbort).await;
@@ -62,17 +62,17 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     }
 
     async fn done(&self, compute_server: u16, ask: &ClientRequest<L>) -> Result<(), IndexError> {
-        match self.ask(compute_server, ask).await? {
+        match self.owners().ask(compute_server, ask).await? {
             ClientResponse::Done => Ok(()),
-            _ => Err(IndexError::BadReply { server: ServerId::new(compute_server) }),
+            _ => Err(bad_reply(compute_server)),
         }
     }
 
     /// Lets the builder replace the tree. Returns the boundaries that the records ask for.
     async fn loaded(&self, builder: u16) -> Result<Vec<L::Key>, IndexError> {
-        match self.ask(builder, &ClientRequest::LoadEnd).await {
+        match self.owners().ask(builder, &ClientRequest::LoadEnd).await {
             Ok(ClientResponse::Loaded { boundaries }) => Ok(boundaries),
-            Ok(_) => Err(IndexError::BadReply { server: ServerId::new(builder) }),
+            Ok(_) => Err(bad_reply(builder)),
             Err(IndexError::NotServed { compute_server, code: ErrorCode::NotEmpty }) => {
                 let (server, refusal) = (ServerId::new(compute_server), Refusal::NotEmpty);
                 Err(IndexError::Refused { server, refusal })
@@ -85,9 +85,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// absent and owns nothing has no copy of the tree.
     async fn tell_all(&self, ask: &ClientRequest<L>) -> Result<(), IndexError> {
         let map = self.map();
-        let matters =
-            |number: &u16| map.owners().contains(number) || !self.directory.is_absent(*number);
-        let servers = (0..self.fabric.memory_servers()).filter(matters);
+        let matters = |number: &u16| {
+            map.owners().contains(number) || !self.owners().directory.is_absent(*number)
+        };
+        let servers = (0..self.fabric().memory_servers()).filter(matters);
         let outcomes = all(servers.map(|number| self.done(number, ask))).await;
         outcomes.into_iter().collect()
     }

@@ -1,11 +1,12 @@
 //! Moves of keys between compute servers, as a client asks for them.
 
-use super::{ClientIndex, SHORTEST_WAIT_NS};
+use super::{ClientIndex, SHORTEST_WAIT_NS, bad_reply};
 use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
-use crate::partition::{BalanceTarget, Load, PartitionMap};
+use crate::partition::{BalanceTarget, Load, Owners, PartitionMap};
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
-use farleaf_fabric::{Fabric, ServerId};
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
 use futures_util::future::{Either, select};
 use std::pin::pin;
 
@@ -30,19 +31,19 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         to: u16,
         near: Option<&L::Key>,
     ) -> Result<Reshaped, IndexError> {
-        let started_ns = self.fabric.now_ns();
-        self.learn_elsewhere();
+        let started_ns = self.fabric().now_ns();
+        self.owners().learn_known(self.route());
         let _ = self.learn_map(from).await;
         self.map().plan(from, to, near)?;
         // A taker that does not answer would leave the keys without an owner until the giver gives
         // it up.
         self.learn_map(to).await?;
         let release = ClientRequest::Release { to, near: near.cloned() };
-        let released = pin!(self.ask(from, &release));
+        let released = pin!(self.owners().ask(from, &release));
         let (released, has_taken) = match select(released, pin!(self.let_take(to, from))).await {
             Either::Left((released @ Err(IndexError::Indeterminate(_)), taking)) => {
                 // The giver may have died since it released the keys.
-                let late = pin!(self.fabric.sleep(LONGEST_ASK_NS * LATE_ASKS));
+                let late = pin!(self.fabric().sleep(LONGEST_ASK_NS * LATE_ASKS));
                 (released, matches!(select(taking, late).await, Either::Left(_)))
             }
             Either::Left((released, _)) => (released, false),
@@ -51,13 +52,14 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         // The giver knows how the move was decided.
         let outcome = match released {
             Ok(ClientResponse::Map { epoch, boundaries, owners }) => {
-                self.adopt(PartitionMap::from_owners::<L>(epoch, boundaries, owners)?);
+                let map = PartitionMap::from_owners::<L>(epoch, boundaries, owners)?;
+                self.route().adopt(Arc::new(map));
                 Ok(())
             }
             Ok(ClientResponse::NotOwner { owner, epoch }) => {
                 Err(IndexError::NotOwner { owner, epoch })
             }
-            Ok(_) => Err(IndexError::BadReply { server: ServerId::new(from) }),
+            Ok(_) => Err(bad_reply(from)),
             Err(IndexError::NotServed { code: ErrorCode::Malformed, .. }) => {
                 Err(IndexError::InvalidArgument("this boundary is not inside the giver's range"))
             }
@@ -69,7 +71,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 return Err(error);
             }
         }
-        let took_ns = self.fabric.now_ns() - started_ns;
+        let took_ns = self.fabric().now_ns() - started_ns;
         Ok(Reshaped { started_ns, took_ns, moved: Some((from, to)), ..Reshaped::default() })
     }
 
@@ -77,11 +79,11 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     async fn let_take(&self, to: u16, from: u16) {
         let mut wait_ns = SHORTEST_WAIT_NS;
         loop {
-            let taken = self.ask(to, &ClientRequest::TakeOver { from }).await;
+            let taken = self.owners().ask(to, &ClientRequest::TakeOver { from }).await;
             if let Ok(ClientResponse::Map { .. }) = taken {
                 return;
             }
-            self.fabric.sleep(wait_ns).await;
+            self.fabric().sleep(wait_ns).await;
             wait_ns = (wait_ns * 2).min(LONGEST_ASK_NS);
         }
     }
@@ -116,20 +118,20 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
     type Key = L::Key;
 
     fn fabric(&self) -> &F {
-        &self.fabric
+        Self::fabric(self)
     }
 
     fn newest_map(&self) -> PartitionMap<L::Key> {
-        self.learn_elsewhere();
+        self.owners().learn_known(self.route());
         (*self.map()).clone()
     }
 
     async fn loads(&self) -> Option<Vec<Load<L::Key>>> {
         let mut loads = Vec::new();
-        for number in 0..self.fabric.memory_servers() {
-            let asked = match self.directory.is_absent(number) {
+        for number in 0..self.fabric().memory_servers() {
+            let asked = match self.owners().directory.is_absent(number) {
                 true => None,
-                false => self.ask(number, &ClientRequest::Samples).await.ok(),
+                false => self.owners().ask(number, &ClientRequest::Samples).await.ok(),
             };
             loads.push(match asked {
                 Some(ClientResponse::Samples { samples, keys }) => Load { samples, keys },
@@ -139,7 +141,7 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
         }
         // Servers beyond the last one that answers or owns keys take no part.
         let last = self.map().owners().iter().copied().max().map_or(0, usize::from);
-        let present = |number: usize| !self.directory.is_absent(number as u16);
+        let present = |number: usize| !self.owners().directory.is_absent(number as u16);
         while loads.len() > last + 1 && !present(loads.len() - 1) {
             loads.pop();
         }
@@ -151,10 +153,10 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
         owner: u16,
         key: &L::Key,
     ) -> Result<(L::Key, Option<L::Key>), IndexError> {
-        match self.ask(owner, &ClientRequest::Fences { key: key.clone() }).await? {
+        match self.owners().ask(owner, &ClientRequest::Fences { key: key.clone() }).await? {
             ClientResponse::Fences { low, high } => Ok((low, high)),
             ClientResponse::NotOwner { owner, epoch } => Err(IndexError::NotOwner { owner, epoch }),
-            _ => Err(IndexError::BadReply { server: ServerId::new(owner) }),
+            _ => Err(bad_reply(owner)),
         }
     }
 

@@ -4,7 +4,7 @@
 //! the index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys
 //! make a tree of many levels.
 
-use super::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
+use super::{Action, Answer, Design, Exchange, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan};
 use crate::page::Layout;
 use crate::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::sync::Arc;
@@ -86,6 +86,7 @@ where
 {
     opening::<L, D, P>(setup);
     single_operations::<L, D, P>(setup);
+    operations_together::<L, D, P>(setup);
     scans::<L, D, P>(setup);
     bulk_load::<L, D, P>(setup);
     concurrent_owners::<L, D, P>(setup);
@@ -207,6 +208,71 @@ where
         assert_eq!(index.insert(&5, &6).await, Ok(true));
         assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![(5, 6)]));
     });
+}
+
+/// Operations that are executed together have the outcomes of their order, also on one key.
+pub fn operations_together<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+    P: Provider,
+{
+    let cluster = setup.with_index::<L, D>();
+    let compute = &compute::<L, D>(&setup.options);
+    cluster.run_one(|fabric| async move {
+        let index = open::<L, D, _>(fabric.clone(), compute).await;
+        let (dice, mut model) = (Dice(fabric), Model::new());
+        assert_eq!(index.execute_all(&[]).await, []);
+        for round in 0..120 {
+            let space = if round / 30 % 2 == 0 { 400 } else { 50 };
+            let edit = |_| {
+                let (key, value) = (dice.key(space), dice.below(8));
+                let action = match dice.below(6) {
+                    0 => Action::Get,
+                    1 => Action::Insert(value),
+                    2 => Action::Update(value),
+                    3 => Action::Upsert(value),
+                    4 => Action::Remove,
+                    _ => Action::CompareExchange(dice.below(8), value),
+                };
+                LeafEdit { key, action }
+            };
+            let edits: Vec<LeafEdit<u64, u64>> = (0..dice.below(70)).map(edit).collect();
+            let borrowed: Vec<_> = edits.iter().map(LeafEdit::as_ref).collect();
+            let answers = index.execute_all(&borrowed).await;
+            assert_eq!(answers.len(), edits.len());
+            for (edit, answer) in edits.iter().zip(answers) {
+                assert_eq!(answer, Ok(expected(&mut model, edit)), "{edit:?}");
+            }
+        }
+        same_contents(&index, &model).await;
+    });
+}
+
+/// What an operation does to the model, and answers.
+fn expected(model: &mut Model, edit: &LeafEdit<u64, u64>) -> Answer<u64> {
+    let (key, found) = (edit.key, model.get(&edit.key).copied());
+    let (applied, found) = match edit.action {
+        Action::Get => (found.is_some(), found),
+        Action::Insert(_) => (found.is_none(), None),
+        Action::Update(_) | Action::Remove => (found.is_some(), None),
+        Action::Upsert(_) => (true, None),
+        Action::CompareExchange(old, _) if found == Some(old) => (true, None),
+        Action::CompareExchange(..) => (false, found),
+    };
+    match edit.action {
+        Action::Insert(value)
+        | Action::Update(value)
+        | Action::Upsert(value)
+        | Action::CompareExchange(_, value)
+            if applied =>
+        {
+            model.insert(key, value);
+        }
+        Action::Remove => _ = model.remove(&key),
+        _ => {}
+    }
+    Answer { applied, found }
 }
 
 fn model_scan(model: &Model, scan: &Scan<u64>) -> Vec<(u64, u64)> {

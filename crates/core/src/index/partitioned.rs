@@ -185,19 +185,19 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// The value of `key`.
     fn get(&self, key: &L::Key) -> impl Future<Output = Result<Option<L::Value>, RemoteError>>;
 
-    /// Puts the value of each key into its place in `values`, as if by [`PartIndex::get`]. The
-    /// lookups may run together. After an error, some values are there.
-    fn multi_get(
-        &self,
-        keys: &[&L::Key],
-        values: &mut [Option<L::Value>],
-    ) -> impl Future<Output = Result<(), RemoteError>>;
-
     /// Executes any single-key operation.
     fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> impl Future<Output = Result<Answer<L::Value>, RemoteError>>;
+
+    /// Executes several single-key operations on different keys, as if by [`PartIndex::execute`].
+    /// They may overlap. Calls `done` with the place and the outcome of each when it ends.
+    fn execute_all(
+        &self,
+        edits: &[LeafEdit<&L::Key, &L::Value>],
+        done: impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+    ) -> impl Future<Output = ()>;
 
     /// Appends the records of the owned range that `scan` asks for, until `out` has `scan.limit`
     /// records. Returns the owned range as it was when the scan began.

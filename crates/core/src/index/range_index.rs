@@ -3,9 +3,14 @@
 use super::IndexError;
 use crate::page::{Action, Answer, LeafEdit};
 use crate::together::all;
+use smallvec::{SmallVec, smallvec};
 use std::fmt::Debug;
 use std::future::Future;
 use std::ops::{Bound, RangeBounds};
+
+/// The most operations of one `multi_get` or `execute_all` in flight, unless a design says
+/// otherwise.
+pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 
 /// An ordered key-value index, as one client sees it.
 ///
@@ -109,9 +114,9 @@ pub trait RangeIndex {
         }
     }
 
-    /// The most lookups of one `multi_get` that are in flight together.
-    fn lookups_together(&self) -> usize {
-        32
+    /// The most operations of one `multi_get` or `execute_all` that are in flight together.
+    fn operations_together(&self) -> usize {
+        OPERATIONS_TOGETHER
     }
 
     /// The values of `keys`, in their order. The lookups are in flight together; each is
@@ -122,12 +127,39 @@ pub trait RangeIndex {
     ) -> impl Future<Output = Result<Vec<Option<Self::Value>>, IndexError>> {
         async {
             let mut values = Vec::with_capacity(keys.len());
-            for together in keys.chunks(self.lookups_together().max(1)) {
+            for together in keys.chunks(self.operations_together().max(1)) {
                 for value in all(together.iter().map(|key| self.get(key))).await {
                     values.push(value?);
                 }
             }
             Ok(values)
+        }
+    }
+
+    /// Executes several single-key operations. Returns their outcomes in order. They are in flight
+    /// together, except that operations on one key keep their order. Each is linearizable, but not
+    /// all of them together.
+    fn execute_all(
+        &self,
+        edits: &[LeafEdit<&Self::Key, &Self::Value>],
+    ) -> impl Future<Output = Vec<Result<Answer<Self::Value>, IndexError>>> {
+        async {
+            let mut answers = Vec::with_capacity(edits.len());
+            for together in edits.chunks(self.operations_together().max(1)) {
+                let begun = answers.len();
+                answers.resize_with(begun + together.len(), || {
+                    Err(IndexError::Contended { retries: 0 }) // replaced below
+                });
+                let rounds = rounds(together);
+                for round in 0..=rounds.iter().copied().max().unwrap_or(0) {
+                    let places = || (0..together.len()).filter(|place| rounds[*place] == round);
+                    let outcomes = all(places().map(|place| self.execute(together[place]))).await;
+                    for (place, outcome) in places().zip(outcomes) {
+                        answers[begun + place] = outcome;
+                    }
+                }
+            }
+            answers
         }
     }
 
@@ -138,6 +170,20 @@ pub trait RangeIndex {
     fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
+}
+
+/// For each operation, how many operations before it are on the same key: operations with the same
+/// number may overlap. All zero if nothing changes.
+pub(crate) fn rounds<K: Eq, V>(
+    edits: &[LeafEdit<&K, &V>],
+) -> SmallVec<[usize; OPERATIONS_TOGETHER]> {
+    if !edits.iter().any(LeafEdit::changes) {
+        return smallvec![0; edits.len()];
+    }
+    let earlier = |(place, edit): (usize, &LeafEdit<&K, &V>)| {
+        edits[..place].iter().filter(|earlier| earlier.key == edit.key).count()
+    };
+    edits.iter().enumerate().map(earlier).collect()
 }
 
 /// Whether an edit's condition held.

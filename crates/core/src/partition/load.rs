@@ -4,7 +4,8 @@
 //!
 //! *Thread safety*: private to one task.
 
-use super::{PartitionMap, RoutedIndex};
+use super::routed::no_owner;
+use super::{PartitionMap, PoolOwners, RoutedIndex};
 use crate::index::{
     Ascending, Boundaries, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartitionOptions,
     Partitioned, RangeIndex, Scan, check_fill,
@@ -25,19 +26,20 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         // The new leaves end at the current boundaries, so these must not move.
-        let mut patience = self.patience();
+        let PoolOwners { compute, pool, .. } = self.owners();
+        let mut attempts = None;
         let _moving = loop {
-            match self.compute.begin_move(self.pool.fabric()) {
+            match compute.begin_move(pool.fabric()) {
                 Some(moving) => break moving,
-                None => self.wait_for_map(&mut patience).await?,
+                None => self.after(0, no_owner(), &mut attempts).await?,
             }
         };
-        let boundaries = match self.compute.options().at_load() {
-            Boundaries::Kept => self.compute.map().boundaries().to_vec(),
+        let boundaries = match compute.options().at_load() {
+            Boundaries::Kept => compute.map().boundaries().to_vec(),
             Boundaries::EqualRecords => Vec::new(),
         };
-        self.pool.use_servers(self.compute.memory().used(self.pool.fabric().memory_servers()));
-        let mut builder = self.pool.builder(fill, boundaries);
+        pool.use_servers(compute.memory().used(pool.fabric().memory_servers()));
+        let mut builder = pool.builder(fill, boundaries);
         let outcome = async {
             let mut order = Ascending::default();
             for (key, value) in records {
@@ -70,29 +72,29 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
 
     /// Replaces the content.
     async fn show(&self, built: &BuiltOf<D, F, L>) -> Result<(), IndexError> {
-        let parts = self.parts.len();
-        let boundaries = match self.compute.options().at_load() {
+        let PoolOwners { compute, pool, parts } = self.owners();
+        let boundaries = match compute.options().at_load() {
             Boundaries::Kept => None,
             Boundaries::EqualRecords => {
-                Some(built.equal_boundaries(parts).ok_or(IndexError::InvalidArgument(
+                Some(built.equal_boundaries(parts.len()).ok_or(IndexError::InvalidArgument(
                     "there are too few leaves to give each compute server one",
                 ))?)
             }
         };
-        for part in &self.parts {
+        for part in parts {
             part.index.flush().await?;
         }
-        let former = self.pool.occupied().await?;
-        self.pool.replace(built).await?;
+        let former = pool.occupied().await?;
+        pool.replace(built).await?;
         if let Some(boundaries) = boundaries {
-            let epoch = self.compute.map().epoch() + 1;
-            self.compute.publish(PartitionMap::new::<L>(epoch, boundaries)?);
+            let epoch = compute.map().epoch() + 1;
+            compute.publish(PartitionMap::new::<L>(epoch, boundaries)?);
             self.learn_map();
         }
-        for part in &self.parts {
+        for part in parts {
             part.index.forget().await?;
         }
-        self.pool.give_back(former);
+        pool.give_back(former);
         Ok(())
     }
 }

@@ -1,10 +1,10 @@
 //! The partitioning of keys among compute servers: the partition map, the compute servers of an
 //! index, and the handle that routes each operation to the owner of its key.
 //!
-//! [`PartitionMap`] names the owner of a key. The owner's [`ComputeServer`] accepts the operation,
-//! or redirects it to another owner with the epoch of its map. Then the owner's
-//! part of the index runs the operation. (Lu et al., *DEX: Scalable Range Indexing on Disaggregated
-//! Memory*, VLDB 2024, §4.)
+//! [`PartitionMap`] names the owner of a key, and a [`Router`] sends the operation there. The
+//! owner's [`ComputeServer`] accepts it, or redirects it to another owner with the epoch of its
+//! map. Then the owner's part of the index runs the operation. (Lu et al., *DEX: Scalable Range
+//! Indexing on Disaggregated Memory*, VLDB 2024, §4.)
 //!
 //! Any design that implements [`crate::index::Partitioned`] can be partitioned; this module knows
 //! none by name.
@@ -25,7 +25,9 @@ mod map;
 mod moves;
 mod part;
 mod record;
+mod route;
 mod routed;
+mod router;
 mod samples;
 mod transfer;
 mod worker;
@@ -38,6 +40,8 @@ pub use life::{end_former_life, fence_former_life};
 pub use loading::LoadInbox;
 pub use map::{Move, PartitionMap};
 pub use record::{MapState, MapStore, PendingMove, Put, begin_life};
-pub use routed::{LONGEST_MOVE_NS, RoutedIndex};
+pub use route::Route;
+pub use routed::{LONGEST_MOVE_NS, PoolOwners, RoutedIndex};
+pub use router::{Owners, Patience, Router, Unserved};
 pub use samples::{Load, LoadSamples};
 pub use worker::Worker;

@@ -10,7 +10,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; moves of several handles exclude each other.
 
-use super::{BalanceTarget, Load, PartitionMap, RoutedIndex};
+use super::{BalanceTarget, Load, PartitionMap, PoolOwners, RoutedIndex};
 use crate::index::{
     IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, Released, Reshaped,
 };
@@ -41,7 +41,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         to: u16,
         near: Option<&L::Key>,
     ) -> Result<Reshaped, IndexError> {
-        self.while_settling(self.try_move(from, to, near)).await
+        self.owners().while_settling(self.try_move(from, to, near)).await
     }
 
     async fn try_move(
@@ -50,18 +50,18 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         to: u16,
         near: Option<&L::Key>,
     ) -> Result<Reshaped, IndexError> {
-        let fabric = self.pool.fabric();
+        let PoolOwners { compute, pool, parts } = self.owners();
+        let fabric = pool.fabric();
         let (started_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
-        let known = |number: u16| usize::from(number) < self.parts.len();
+        let known = |number: u16| usize::from(number) < parts.len();
         if !known(from) || !known(to) {
             return Err(IndexError::InvalidArgument("there is no such compute server"));
         }
-        self.compute.options().check_moves()?;
-        let _moving =
-            self.compute.begin_move(fabric).ok_or(IndexError::Contended { retries: 0 })?;
-        let (giver, taker) = (&self.parts[usize::from(from)], &self.parts[usize::from(to)]);
+        compute.options().check_moves()?;
+        let _moving = compute.begin_move(fabric).ok_or(IndexError::Contended { retries: 0 })?;
+        let (giver, taker) = (&parts[usize::from(from)], &parts[usize::from(to)]);
         for _ in 0..ATTEMPTS {
-            let map = self.compute.map();
+            let map = compute.map();
             let at = match near {
                 None => None,
                 Some(near) => {
@@ -94,7 +94,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             };
             // No await since `take_over` returned, so this future cannot be dropped in between.
             given_up.for_good();
-            self.compute.publish(map.after(&planned));
+            compute.publish(map.after(&planned));
             self.learn_map();
             let did = fabric.counters().snapshot() - before;
             return Ok(Reshaped {
@@ -114,11 +114,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
     type Key = L::Key;
 
     fn fabric(&self) -> &F {
-        self.pool.fabric()
+        Self::fabric(self)
     }
 
     fn newest_map(&self) -> PartitionMap<L::Key> {
-        (*self.compute.map()).clone()
+        (*self.owners().compute.map()).clone()
     }
 
     async fn settle_all(&self) {
@@ -126,7 +126,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
     }
 
     async fn loads(&self) -> Option<Vec<Load<L::Key>>> {
-        Some(self.compute.servers().iter().map(|server| server.samples().take()).collect())
+        Some(self.owners().compute.servers().iter().map(|server| server.samples().take()).collect())
     }
 
     async fn fences(
@@ -134,7 +134,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
         owner: u16,
         key: &L::Key,
     ) -> Result<(L::Key, Option<L::Key>), IndexError> {
-        Ok(self.parts[usize::from(owner)].index.fences(key).await?)
+        Ok(self.part(owner).fences(key).await?)
     }
 
     async fn move_keys(&self, from: u16, to: u16, at: &L::Key) -> Result<Reshaped, IndexError> {

@@ -7,7 +7,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::part::OwnerHandle;
-use super::routed::go_behind;
+use super::router::behind;
 use super::{ComputeServer, Load, MapState, MapStore, PartitionMap, Put};
 use crate::cache::CacheCounters;
 use crate::index::{
@@ -291,8 +291,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         };
         let next = match records.last() {
             Some((last, _)) if records.len() >= scan.limit => Some(Bound::Excluded(last.clone())),
-            _ if !go_behind(&mut scan, range, &L::min_key()) => None,
-            _ => Some(if scan.reverse { scan.upper } else { scan.lower }),
+            _ => behind(&scan, range, &L::min_key()),
         };
         ClientResponse::Records { records, next }
     }

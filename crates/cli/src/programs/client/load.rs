@@ -12,7 +12,7 @@ use farleaf_core::partition::PartitionMap;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Options of `farleaf client load`.
 #[derive(Debug, Args)]
@@ -52,7 +52,7 @@ struct Records {
 
 /// Counts the records that each compute server received.
 struct Owners {
-    map: Rc<PartitionMap<u64>>,
+    map: Arc<PartitionMap<u64>>,
     /// Number of records, by compute server.
     records: BTreeMap<u16, u64>,
 }

@@ -42,10 +42,26 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let (answer, sparse) = self.run(edit).await?;
         if sparse {
-            // The key is removed even if this fails; the next removal tries again.
-            let _ = Box::pin(self.tidy(edit.key)).await;
+            self.merge_sparse(edit.key).await;
         }
         Ok(answer)
+    }
+
+    /// Merges the leaf of a removed key.
+    pub(super) async fn merge_sparse(&self, key: &L::Key) {
+        // The key is removed even if this fails; the next removal tries again.
+        let _ = Box::pin(self.tidy(key)).await;
+    }
+
+    /// The steps before a change.
+    #[inline]
+    pub(super) async fn before_change(&self) {
+        if self.client.cache().ages().is_behind() {
+            Box::pin(self.help_to_write_back()).await;
+        }
+        if self.has_doubts() {
+            Box::pin(self.settle_some()).await;
+        }
     }
 
     /// Applies `edit` to the leaf of its key, splitting nodes until there is room. Also returns
@@ -55,12 +71,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<(Answer<L::Value>, bool), RemoteError> {
         if edit.changes() {
-            if self.client.cache().ages().is_behind() {
-                Box::pin(self.help_to_write_back()).await;
-            }
-            if self.has_doubts() {
-                Box::pin(self.settle_some()).await;
-            }
+            self.before_change().await;
         }
         let probe = Probe::At(edit.key);
         let mut attempts = None;
@@ -95,7 +106,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(outcome);
         }
         let _unsettled = self.unsettle();
-        match self.find_leaf(probe, offer).await? {
+        let place = self.find_leaf(probe, offer).await?;
+        self.run_at(place, probe, edit).await
+    }
+
+    /// Executes `edit` at the leaf, or the missing node, where a descent for it ended.
+    #[inline]
+    pub(super) async fn run_at(
+        &self,
+        place: LeafLocation<'_, L>,
+        probe: Probe<'_, L::Key>,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<LeafOutcome<Answer<L::Value>>, Restart> {
+        match place {
             LeafLocation::Hot(leaf) => {
                 let outcome = if edit.changes() {
                     self.charge(Work::ChangeNode).await;

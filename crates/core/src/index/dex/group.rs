@@ -1,174 +1,220 @@
-//! Lookups of several keys that descend together, one level at a time.
+//! Single-key operations that descend together, one level at a time.
 //!
 //! A single descent waits for memory at every level: the child's lines are not in the processor's
-//! caches. Here each key searches its node and asks for its child's lines, and only then does the
-//! first key go on. So the keys wait together. Leaves that are not hot are fetched together.
+//! caches. Here each operation searches its node and prefetches the child, and only then does the
+//! first operation go on. So the operations wait together. Leaves that are not hot are fetched
+//! together.
 //!
-//! D5 holds for each key at each level, as in `descend.rs`. A key that meets anything unusual is
-//! looked up alone, from the root.
+//! D5 holds for each operation at each level, as in `descend.rs`. An operation that meets anything
+//! unusual runs alone, from the root.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
 use super::descend::{Child, LeafLocation};
-use crate::cache::{LiveCounters, OptimisticRef, Swip};
-use crate::page::{Layout, Page, Probe};
+use crate::cache::{OptimisticRef, Swip};
+use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, Probe};
 use crate::remote::RemoteError;
+use crate::rules;
 use crate::together::all;
-use farleaf_fabric::{Fabric, Work, prefetch};
-use smallvec::{SmallVec, smallvec};
+use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
+use smallvec::SmallVec;
 
-/// Keys that descend together. More of them push each other's lines out of the nearest cache.
-const GROUP: usize = 16;
+/// The most operations that descend together. At half as many, the processor's waits overlap as
+/// well, but fewer READs do.
+const GROUP: usize = 32;
 
-/// How far the lookup of a key has come.
+/// How far an operation has come.
 #[derive(Debug)]
-enum Way<'a, L: Layout> {
-    /// At a hot node of the group's level.
+enum Progress<'a, L: Layout> {
+    /// It is at a hot node of the group's level.
     At(OptimisticRef<'a, L>),
-    /// At a child of it, which is asked for: its slot, and what the child word says.
-    Step(OptimisticRef<'a, L>, usize, Swip),
-    /// At a leaf that is not hot.
-    Missing(LeafLocation<'a, L>),
-    /// Something unusual: it has to be looked up alone.
+    /// It is between a node and its child, which is being prefetched: the slot in the node, and the
+    /// child word.
+    Between(OptimisticRef<'a, L>, usize, Swip),
+    /// Its leaf is not hot: the leaf's parent, the slot there, and the address.
+    Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
+    /// It must run alone.
     Alone,
-    /// Found.
+    /// It has ended.
     Done,
 }
 
-type Ways<'a, L> = SmallVec<[Way<'a, L>; GROUP]>;
+type Group<'a, L> = SmallVec<[Progress<'a, L>; GROUP]>;
+type EditOf<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Looks up several keys; `values` has a place for the value of each.
-    ///
-    /// # Errors
-    /// [`RemoteError`] if a leaf cannot be read.
-    pub async fn multi_get(
+    /// Executes several single-key operations on different keys, as if by [`DexIndex::execute`].
+    /// They overlap. Calls `done` with the place and the outcome of each when it ends.
+    pub async fn execute_all(
         &self,
-        keys: &[&L::Key],
-        values: &mut [Option<L::Value>],
-    ) -> Result<(), RemoteError> {
-        debug_assert_eq!(keys.len(), values.len(), "each key has a place for its value");
-        for (keys, values) in keys.chunks(GROUP).zip(values.chunks_mut(GROUP)) {
-            let mut ways: Ways<'_, L> = smallvec![];
-            // Without a cache there is nothing to descend, and offloads go one by one.
-            if !self.uncached && !self.offload.is_on() {
-                ways = self.descend_together(keys).await;
+        edits: &[EditOf<'_, L>],
+        done: impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+    ) {
+        for (number, edits) in edits.chunks(GROUP).enumerate() {
+            let done = |place, outcome| done(number * GROUP + place, outcome);
+            if edits.iter().any(LeafEdit::changes) {
+                self.before_change().await;
             }
-            ways.resize_with(keys.len(), || Way::Alone);
-            self.read_hot(keys, values, &mut ways);
-            self.read_missing(keys, values, &mut ways).await;
-            for ((way, key), value) in ways.iter().zip(keys).zip(values) {
-                if let Way::Alone = way {
-                    *value = self.get(key).await?;
-                }
+            // Without a cache there is nothing to descend, and each offload is a request of its
+            // own.
+            let descends = !self.uncached && !self.offload.is_on();
+            let root = self.seen_root().ok().filter(|_| descends);
+            let at_root = || root.map_or(Progress::Alone, Progress::At);
+            let mut group: Group<'_, L> = edits.iter().map(|_| at_root()).collect();
+            if let Some(root) = root {
+                self.descend_together(root.page.level(), edits, &mut group).await;
+                self.use_hot_leaves(edits, &mut group, &done).await;
             }
+            self.finish_others(edits, &mut group, &done).await;
         }
-        Ok(())
     }
 
-    /// Takes all keys down to their leaves.
-    async fn descend_together(&self, keys: &[&L::Key]) -> Ways<'_, L> {
-        let Ok(root) = self.seen_root() else { return smallvec![] };
-        let mut ways: Ways<'_, L> = keys.iter().map(|_| Way::At(root)).collect();
-        for level in (1..=root.page.level()).rev() {
-            for (way, key) in ways.iter_mut().zip(keys) {
-                if let Way::At(node) = *way {
-                    *way = self.ask_for_child(node, Probe::At(key));
+    /// Takes all operations from the root, which is at `level`, down to their leaves.
+    async fn descend_together<'a>(
+        &'a self,
+        level: u8,
+        edits: &[EditOf<'_, L>],
+        group: &mut Group<'a, L>,
+    ) {
+        for level in (1..=level).rev() {
+            for (progress, edit) in group.iter_mut().zip(edits) {
+                if let Progress::At(node) = *progress {
+                    *progress = self.look_for_child(node, Probe::At(edit.key));
                 }
             }
-            for (way, key) in ways.iter_mut().zip(keys) {
-                if let Way::Step(node, slot, swip) = *way {
+            for (progress, edit) in group.iter_mut().zip(edits) {
+                if let Progress::Between(node, slot, swip) = *progress {
                     self.charge(Work::VisitNode).await;
-                    *way = self.go_down(node, level, slot, swip, Probe::At(key));
+                    *progress = self.step_down(node, level, slot, swip, Probe::At(edit.key));
                 }
             }
         }
-        ways
     }
 
-    /// Searches a node, and asks for the lines of the child.
+    /// Searches a node, and prefetches the child.
     #[inline(always)]
-    fn ask_for_child<'a>(
+    fn look_for_child<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
         probe: Probe<'_, L::Key>,
-    ) -> Way<'a, L> {
+    ) -> Progress<'a, L> {
         let cache = self.client.cache();
         let slot = L::inner_slot(node.page, probe);
-        let Some(swip) = cache.swip(node.page, slot) else { return Way::Alone };
+        let Some(swip) = cache.swip(node.page, slot) else { return Progress::Alone };
         if let Swip::Frame(frame) = swip {
             prefetch(cache.arena().page(frame).words());
         }
-        Way::Step(node, slot, swip)
+        Progress::Between(node, slot, swip)
     }
 
     /// Steps from a node at `level` to the child: takes its version, and then validates the node
-    /// (D5).
+    /// (D5). The node may have changed since it was searched.
     #[inline(always)]
-    fn go_down<'a>(
+    fn step_down<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
         level: u8,
         slot: usize,
         swip: Swip,
         probe: Probe<'_, L::Key>,
-    ) -> Way<'a, L> {
+    ) -> Progress<'a, L> {
         match swip {
             Swip::Frame(frame) => {
-                let Some(child) = self.client.cache().seen(frame) else { return Way::Alone };
-                let step = self.confirm(node, level, Child::Hot(child), probe);
-                step.map_or(Way::Alone, |()| Way::At(child))
-            }
-            Swip::Remote(address) if level == 1 && node.is_valid() => {
-                Way::Missing(LeafLocation::Elsewhere { parent: node, slot, address })
-            }
-            Swip::Remote(_) => Way::Alone,
-        }
-    }
-
-    /// Reads the hot leaves.
-    fn read_hot(&self, keys: &[&L::Key], values: &mut [Option<L::Value>], ways: &mut Ways<'_, L>) {
-        for ((way, key), value) in ways.iter_mut().zip(keys).zip(values) {
-            let Way::At(leaf) = *way else { continue };
-            let found = L::leaf_get(leaf.page, key);
-            *way = match leaf.is_valid() {
-                true => {
-                    LiveCounters::count(&self.client.counters.leaf_hits);
-                    self.client.mark_use(leaf.page);
-                    *value = found;
-                    Way::Done
+                let Some(child) = self.client.cache().seen(frame) else { return Progress::Alone };
+                if self.fabric().breaks(rules::GROUP_PARENT_VALIDATED) {
+                    return Progress::At(child);
                 }
-                false => Way::Alone,
-            };
+                let step = self.confirm(node, level, Child::Hot(child), probe);
+                step.map_or(Progress::Alone, |()| Progress::At(child))
+            }
+            Swip::Remote(address) if level == 1 => {
+                let is_fresh = node.is_valid() || self.fabric().breaks(rules::GROUP_SLOT_FRESH);
+                match is_fresh {
+                    true => Progress::Missing(node, slot, address),
+                    false => Progress::Alone,
+                }
+            }
+            Swip::Remote(_) => Progress::Alone,
         }
     }
 
-    /// Fetches the leaves that are not hot, together.
-    async fn read_missing(
-        &self,
-        keys: &[&L::Key],
-        values: &mut [Option<L::Value>],
-        ways: &mut Ways<'_, L>,
+    /// Executes the operations whose leaves are hot.
+    async fn use_hot_leaves<'a>(
+        &'a self,
+        edits: &[EditOf<'_, L>],
+        group: &mut Group<'a, L>,
+        done: &impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
     ) {
-        for way in ways.iter() {
-            if let Way::Missing(LeafLocation::Elsewhere { address, .. }) = way {
-                self.client.expect_leaf(*address);
+        for (place, (progress, edit)) in group.iter_mut().zip(edits).enumerate() {
+            if let Progress::At(leaf) = *progress {
+                let leaf = match self.fabric().breaks(rules::GROUP_VERSION_TAKEN) {
+                    true => self.client.cache().seen(leaf.frame).unwrap_or(leaf),
+                    false => leaf,
+                };
+                let ended =
+                    self.end_at(LeafLocation::Hot(leaf), edit, |answer| done(place, answer));
+                *progress = match ended.await {
+                    true => Progress::Done,
+                    false => Progress::Alone,
+                };
             }
         }
-        let fetches = ways.iter_mut().zip(keys).zip(values).filter_map(|((way, key), value)| {
-            if !matches!(way, Way::Missing(_)) {
-                return None;
+    }
+
+    /// Executes the operations whose leaves are not hot, and those that run alone.
+    async fn finish_others<'a>(
+        &'a self,
+        edits: &[EditOf<'_, L>],
+        group: &mut Group<'a, L>,
+        done: &impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+    ) {
+        for progress in group.iter() {
+            if let Progress::Missing(_, _, address) = progress {
+                self.client.prefetch_fetch(*address);
             }
-            let Way::Missing(place) = std::mem::replace(way, Way::Alone) else { return None };
+        }
+        let others = group.iter().zip(edits).enumerate().filter_map(|(place, (progress, edit))| {
+            let leaf = match *progress {
+                Progress::Missing(parent, slot, address) => {
+                    Some(LeafLocation::Elsewhere { parent, slot, address })
+                }
+                Progress::Done => return None,
+                _ => None,
+            };
             Some(async move {
-                let read = |page: Page<'_, L>| L::leaf_get(page, key);
-                if let Ok(found) = self.read_place(place, Probe::At(key), &read).await {
-                    *value = found;
-                    *way = Way::Done;
+                let done = |outcome| done(place, outcome);
+                let has_ended = match leaf {
+                    Some(leaf) => self.end_at(leaf, edit, done).await,
+                    None => false,
+                };
+                if !has_ended {
+                    done(self.execute(*edit).await);
                 }
             })
         });
-        all(fetches).await;
+        all(others).await;
+    }
+
+    /// Executes an operation at its leaf. Returns whether it has ended; if not, nothing has
+    /// happened.
+    #[inline]
+    async fn end_at(
+        &self,
+        leaf: LeafLocation<'_, L>,
+        edit: &EditOf<'_, L>,
+        done: impl FnOnce(Result<Answer<L::Value>, RemoteError>),
+    ) -> bool {
+        match self.run_at(leaf, Probe::At(edit.key), *edit).await {
+            Ok(LeafOutcome::Nothing(answer)) => done(Ok(answer)),
+            Ok(LeafOutcome::Changed { answer, sparse, .. }) => {
+                done(Ok(answer));
+                if sparse {
+                    self.merge_sparse(edit.key).await;
+                }
+            }
+            Ok(LeafOutcome::Full) | Err(_) => return false,
+        }
+        true
     }
 }

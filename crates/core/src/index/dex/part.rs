@@ -41,20 +41,20 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     }
 
     #[inline]
-    fn multi_get(
-        &self,
-        keys: &[&L::Key],
-        values: &mut [Option<L::Value>],
-    ) -> impl Future<Output = Result<(), RemoteError>> {
-        DexIndex::multi_get(self, keys, values)
-    }
-
-    #[inline]
     fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> impl Future<Output = Result<Answer<L::Value>, RemoteError>> {
         DexIndex::execute(self, edit)
+    }
+
+    #[inline]
+    fn execute_all(
+        &self,
+        edits: &[LeafEdit<&L::Key, &L::Value>],
+        done: impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+    ) -> impl Future<Output = ()> {
+        DexIndex::execute_all(self, edits, done)
     }
 
     #[inline]

@@ -1,0 +1,245 @@
+//! Compute servers in other processes, as a client reaches them: one request and one reply for each
+//! attempt.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::{ClientIndex, ClientOptions, Directory};
+use crate::index::{Answer, IndexError, LeafEdit, Records, Scan};
+use crate::page::{Action, Layout};
+use crate::partition::{Owners, PartitionMap, Patience, Route, Unserved};
+use crate::rules;
+use crate::together::all;
+use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty, Work};
+use std::fmt::{self, Debug, Formatter};
+use std::ops::Bound;
+use std::rc::Rc;
+
+/// The first and the longest wait before a retry, in nanoseconds.
+pub(super) const SHORTEST_WAIT_NS: u64 = 100_000;
+const LONGEST_WAIT_NS: u64 = 50_000_000;
+/// The most lookups of one multi-get in flight.
+const OPERATIONS_TOGETHER: usize = 64;
+
+/// The compute servers of a cluster. The servers of the endpoint are the compute servers, by
+/// number.
+pub struct RemoteOwners<F: Fabric, L: Layout> {
+    pub(super) fabric: F,
+    pub(super) options: ClientOptions,
+    pub(super) directory: Rc<dyn Directory<L::Key>>,
+}
+
+impl<F: Fabric, L: Layout> Debug for RemoteOwners<F, L> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RemoteOwners").field(&self.directory).finish()
+    }
+}
+
+fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
+    let server = ServerId::new(compute_server);
+    match code {
+        ErrorCode::Indeterminate => {
+            let why = Uncertainty::NotKnownThere;
+            IndexError::Indeterminate(FabricError::Indeterminate { server, why })
+        }
+        ErrorCode::Contended => IndexError::Contended { retries: 0 },
+        code => IndexError::NotServed { compute_server, code },
+    }
+}
+
+/// Whether the server may have moved.
+fn is_lost(error: &FabricError) -> bool {
+    match error {
+        FabricError::NotSent { .. } | FabricError::NotLetIn { .. } => true,
+        FabricError::Indeterminate { why, .. } => *why != Uncertainty::NotKnownThere,
+        _ => false,
+    }
+}
+
+/// Whether a request had no effect, for a reason that may pass.
+fn has_not_happened(error: &IndexError) -> bool {
+    match error {
+        IndexError::NotServed { code, .. } => {
+            matches!(code, ErrorCode::Unavailable | ErrorCode::Absent)
+        }
+        IndexError::NotSent { .. } | IndexError::Fabric(FabricError::QueueFull { .. }) => true,
+        _ => false,
+    }
+}
+
+/// The error of a reply of another kind than was asked for.
+pub(super) fn bad_reply(compute_server: u16) -> IndexError {
+    IndexError::BadReply { server: ServerId::new(compute_server) }
+}
+
+impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
+    /// Sends one request to one compute server and returns its reply.
+    pub(super) async fn ask(
+        &self,
+        compute_server: u16,
+        ask: &ClientRequest<L>,
+    ) -> Result<ClientResponse<L>, IndexError> {
+        if self.directory.is_absent(compute_server) {
+            self.directory.look_again();
+            return Err(not_served(compute_server, ErrorCode::Absent));
+        }
+        let server = ServerId::new(compute_server);
+        let reply = match self.fabric.call(server, ask.encode()).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                if is_lost(&error) {
+                    self.directory.look_again();
+                }
+                return Err(match error {
+                    FabricError::NotSent { .. } => IndexError::NotSent { compute_server },
+                    error => error.into(),
+                });
+            }
+        };
+        match ClientResponse::decode(&reply) {
+            Some(ClientResponse::Error(code)) => Err(not_served(compute_server, code)),
+            Some(told) => Ok(told),
+            None => Err(IndexError::BadReply { server }),
+        }
+    }
+
+    /// Sends one request to an owner. `is_harmless` permits another attempt after an unknown
+    /// outcome (client.N2).
+    pub(super) async fn ask_owner(
+        &self,
+        owner: u16,
+        ask: &ClientRequest<L>,
+        is_harmless: bool,
+    ) -> Result<ClientResponse<L>, Unserved> {
+        Err(match self.ask(owner, ask).await {
+            Ok(ClientResponse::NotOwner { owner, epoch }) => {
+                Unserved::Elsewhere(IndexError::NotOwner { owner, epoch })
+            }
+            Ok(told) => return Ok(told),
+            Err(error @ IndexError::Indeterminate(_)) if is_harmless => Unserved::Again(error),
+            Err(error) if has_not_happened(&error) => Unserved::Again(error),
+            Err(error) => Unserved::Failed(error),
+        })
+    }
+
+    /// Adopts a compute server's map if it is newer; returns whether it is.
+    pub(super) async fn learn_map(
+        &self,
+        compute_server: u16,
+        route: &Route<L::Key>,
+    ) -> Result<bool, IndexError> {
+        match self.ask(compute_server, &ClientRequest::Map).await? {
+            ClientResponse::Map { epoch, boundaries, owners } => {
+                let newer = epoch > route.epoch();
+                if newer && !self.fabric.breaks(rules::REDIRECTS_FOLLOWED) {
+                    let map = PartitionMap::from_owners::<L>(epoch, boundaries, owners)?;
+                    route.adopt(Arc::new(map));
+                }
+                Ok(newer)
+            }
+            _ => Err(bad_reply(compute_server)),
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
+    type Fabric = F;
+    type Layout = L;
+    /// The owner compares its range with a map of its own.
+    type Expected = ();
+
+    fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    fn patience(&self) -> Patience {
+        Patience {
+            deadline_ns: self.options.deadline_ns,
+            attempt_ns: self.options.request_ns,
+            shortest_wait_ns: SHORTEST_WAIT_NS,
+            longest_wait_ns: LONGEST_WAIT_NS,
+            varies: true,
+        }
+    }
+
+    async fn begin(&self) {
+        self.fabric.charge(Work::Client).await;
+    }
+
+    /// Each part is a reply of its own.
+    fn begin_part(&self) -> impl Future<Output = ()> {
+        self.begin()
+    }
+
+    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<L::Value>, Unserved> {
+        Ok(self.execute(owner, LeafEdit { key, action: Action::Get }).await?.found)
+    }
+
+    async fn execute(
+        &self,
+        owner: u16,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<L::Value>, Unserved> {
+        let ask = ClientRequest::Edit(edit.cloned());
+        match self.ask_owner(owner, &ask, !edit.changes()).await? {
+            ClientResponse::Edited(answer) => Ok(answer),
+            _ => Err(Unserved::Failed(bad_reply(owner))),
+        }
+    }
+
+    fn expected(&self, _map: &PartitionMap<L::Key>, _owner: u16) {}
+
+    async fn scan(
+        &self,
+        owner: u16,
+        _expected: &(),
+        scan: &Scan<L::Key>,
+        out: &mut Records<L::Key, L::Value>,
+    ) -> Result<Option<Bound<L::Key>>, Unserved> {
+        let ask = ClientRequest::Scan {
+            lower: scan.lower.clone(),
+            upper: scan.upper.clone(),
+            reverse: scan.reverse,
+            limit: (scan.limit - out.len()).min(SCAN_REPLY_RECORDS) as u32,
+        };
+        match self.ask_owner(owner, &ask, true).await? {
+            ClientResponse::Records { records, next } => {
+                out.extend(records);
+                Ok(next)
+            }
+            _ => Err(Unserved::Failed(bad_reply(owner))),
+        }
+    }
+
+    /// The compute server that redirected the client has the newer map (client.N3), unless it will
+    /// get it soon.
+    async fn learn(&self, asked: u16, route: &Route<L::Key>) -> bool {
+        matches!(self.learn_map(asked, route).await, Ok(true))
+    }
+
+    fn learn_known(&self, route: &Route<L::Key>) {
+        if let Some(map) = self.directory.newer_map(route.epoch()) {
+            route.adopt(Arc::new(map));
+        }
+    }
+
+    fn operations_together(&self) -> usize {
+        OPERATIONS_TOGETHER.min(self.fabric.depth())
+    }
+
+    fn load(
+        client: &ClientIndex<F, L>,
+        records: impl Iterator<Item = (L::Key, L::Value)>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>> {
+        client.load_all(records, fill)
+    }
+
+    async fn flush(client: &ClientIndex<F, L>) -> Result<(), IndexError> {
+        let map = client.map();
+        let owners = map.owners().iter();
+        let flushed = owners.map(|owner| client.ask_one(*owner, &ClientRequest::Flush, true));
+        all(flushed).await.into_iter().try_for_each(|outcome| outcome.map(drop))
+    }
+}

@@ -1,0 +1,445 @@
+//! A handle's router: it sends each operation to the owner of its key, and follows keys that move.
+//!
+//! A [`Router`] has a map, which may be stale. If the owner that the map names does not own the
+//! key, the router looks for a newer map and tries again there. If there is none yet, or if the
+//! owner cannot serve now, the router waits, within the limits of its [`Patience`].
+//!
+//! [`Owners`] is how a router reaches the owners: by function calls ([`super::RoutedIndex`]), or by
+//! messages ([`crate::client::ClientIndex`]).
+//!
+//! *Invariants*
+//! - router.RT1. An operation is tried again only if the last attempt had no effect, or if
+//!   repeating it has none: [`Unserved`] tells.
+//! - router.RT2. A scan takes the owner and its range from one map, and continues exactly where the
+//!   owner's part ended. So it sees each range once, although maps may change in between.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
+
+use super::{PartitionMap, Route};
+use crate::cache::OwnedRange;
+use crate::index::{
+    Action, Answer, IndexError, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, Records, Scan, rounds,
+};
+use crate::page::Layout;
+use crate::together::all;
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::fmt::{self, Debug, Formatter};
+use std::future::Future;
+use std::ops::Bound;
+
+/// The keys of a router's index.
+type KeyOf<O> = <<O as Owners>::Layout as Layout>::Key;
+/// The values of a router's index.
+type ValueOf<O> = <<O as Owners>::Layout as Layout>::Value;
+/// The outcome of an operation of several; `None` before it ends.
+type Ended<O> = RefCell<Option<Result<Answer<ValueOf<O>>, IndexError>>>;
+
+/// The compute servers of an index, as one endpoint reaches them.
+pub trait Owners: Sized {
+    /// The endpoint's type.
+    type Fabric: Fabric;
+    /// The layout of the index.
+    type Layout: Layout;
+    /// What the map says about an owner, for a scan to compare with what the owner covers.
+    type Expected;
+
+    /// The endpoint.
+    fn fabric(&self) -> &Self::Fabric;
+
+    /// How long operations are tried again.
+    fn patience(&self) -> Patience;
+
+    /// The steps before each operation.
+    fn begin(&self) -> impl Future<Output = ()>;
+
+    /// The steps before each part of a scan but the first.
+    fn begin_part(&self) -> impl Future<Output = ()> {
+        async {}
+    }
+
+    /// Looks a key up at `owner`.
+    fn get(
+        &self,
+        owner: u16,
+        key: &KeyOf<Self>,
+    ) -> impl Future<Output = Result<Option<ValueOf<Self>>, Unserved>>;
+
+    /// Executes a single-key operation at `owner`.
+    fn execute(
+        &self,
+        owner: u16,
+        edit: LeafEdit<&KeyOf<Self>, &ValueOf<Self>>,
+    ) -> impl Future<Output = Result<Answer<ValueOf<Self>>, Unserved>>;
+
+    /// Executes single-key operations on different keys at `owner`. Calls `done` with the place and
+    /// the outcome of each when it ends.
+    fn execute_all(
+        &self,
+        owner: u16,
+        edits: &[LeafEdit<&KeyOf<Self>, &ValueOf<Self>>],
+        done: &impl Fn(usize, Result<Answer<ValueOf<Self>>, Unserved>),
+    ) -> impl Future<Output = ()> {
+        async move {
+            let executed = edits.iter().enumerate().map(async |(place, edit)| {
+                done(place, self.execute(owner, *edit).await);
+            });
+            all(executed).await;
+        }
+    }
+
+    /// What a scan at `owner` must cover according to `map`.
+    fn expected(&self, map: &PartitionMap<KeyOf<Self>>, owner: u16) -> Self::Expected;
+
+    /// Appends records of `scan` that `owner` owns, until `out` has `scan.limit` records. Returns
+    /// where the scan continues; `None` at its end. `out` is unchanged after an error.
+    fn scan(
+        &self,
+        owner: u16,
+        expected: &Self::Expected,
+        scan: &Scan<KeyOf<Self>>,
+        out: &mut Records<KeyOf<Self>, ValueOf<Self>>,
+    ) -> impl Future<Output = Result<Option<Bound<KeyOf<Self>>>, Unserved>>;
+
+    /// Brings the route up to date after `asked` has named another owner. Returns whether a newer
+    /// map was found.
+    fn learn(&self, asked: u16, route: &Route<KeyOf<Self>>) -> impl Future<Output = bool>;
+
+    /// Brings the route up to date as far as that costs no message.
+    fn learn_known(&self, route: &Route<KeyOf<Self>>);
+
+    /// What to do before waiting for another attempt.
+    fn before_wait(&self) -> impl Future<Output = ()> {
+        async {}
+    }
+
+    /// The most operations of one call in flight.
+    fn operations_together(&self) -> usize {
+        OPERATIONS_TOGETHER
+    }
+
+    /// Fills an empty index ([`RangeIndex::bulk_load`]).
+    fn load(
+        router: &Router<Self>,
+        records: impl Iterator<Item = (KeyOf<Self>, ValueOf<Self>)>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>>;
+
+    /// Writes everything back at all owners ([`RangeIndex::flush`]).
+    fn flush(router: &Router<Self>) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Settles unknown outcomes ([`RangeIndex::settle`]).
+    fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
+}
+
+/// Why an owner has not served an operation. The error is the operation's if it is not tried again.
+#[derive(Debug)]
+pub enum Unserved {
+    /// Another compute server owns the key, or will. Nothing has happened.
+    Elsewhere(IndexError),
+    /// For a reason that may pass. Nothing has happened, or it does no harm to do it again.
+    Again(IndexError),
+    /// For good, or with an outcome that forbids another attempt.
+    Failed(IndexError),
+}
+
+/// How long operations are tried again, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// The deadline of an operation, counted from its first failure.
+    pub deadline_ns: u64,
+    /// How much of this must be left for another attempt.
+    pub attempt_ns: u64,
+    /// The first wait. Each one is twice as long as the one before.
+    pub shortest_wait_ns: u64,
+    /// The longest wait.
+    pub longest_wait_ns: u64,
+    /// Whether a wait may be up to half shorter, at random.
+    pub varies: bool,
+}
+
+/// One operation's attempts.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    patience: Patience,
+    until_ns: u64,
+    wait_ns: u64,
+}
+
+/// A handle on an index with partitioned keys.
+pub struct Router<O: Owners> {
+    owners: O,
+    route: Route<KeyOf<O>>,
+}
+
+impl<O: Owners> Debug for Router<O> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router").field("route", &self.route).finish_non_exhaustive()
+    }
+}
+
+impl<O: Owners> Router<O> {
+    pub(crate) fn new(owners: O, map: Arc<PartitionMap<KeyOf<O>>>) -> Self {
+        Self { owners, route: Route::new(map) }
+    }
+
+    pub(crate) fn owners(&self) -> &O {
+        &self.owners
+    }
+
+    pub(crate) fn route(&self) -> &Route<KeyOf<O>> {
+        &self.route
+    }
+
+    /// The endpoint.
+    pub fn fabric(&self) -> &O::Fabric {
+        self.owners.fabric()
+    }
+
+    /// The handle's current map.
+    pub fn map(&self) -> Arc<PartitionMap<KeyOf<O>>> {
+        self.route.map()
+    }
+
+    /// The owner of `key` in the handle's map.
+    #[inline]
+    pub(crate) fn owner_of(&self, key: &KeyOf<O>) -> u16 {
+        self.route.look(|map| map.owner_of(key))
+    }
+
+    /// Runs an operation at the compute server that `owner` selects, again and again until it is
+    /// served, fails, or no time is left.
+    pub(crate) async fn at_owner<T, W: Future<Output = Result<T, Unserved>>>(
+        &self,
+        owner: impl Fn(&PartitionMap<KeyOf<O>>) -> u16,
+        work: impl Fn(u16) -> W,
+    ) -> Result<T, IndexError> {
+        let mut attempts = None;
+        loop {
+            let asked = self.route.look(&owner);
+            match work(asked).await {
+                Ok(served) => return Ok(served),
+                Err(unserved) => Box::pin(self.after(asked, unserved, &mut attempts)).await?,
+            }
+        }
+    }
+
+    /// Returns `Ok` when the operation should be tried again, or its error. The deadline counts
+    /// from the first failure, so the common case reads no clock.
+    #[cold]
+    pub(crate) async fn after(
+        &self,
+        asked: u16,
+        unserved: Unserved,
+        attempts: &mut Option<Attempts>,
+    ) -> Result<(), IndexError> {
+        let error = match unserved {
+            Unserved::Failed(error) => return Err(error),
+            Unserved::Elsewhere(error) => match self.owners.learn(asked, &self.route).await {
+                true => return Ok(()),
+                false => error, // the compute server will get a newer map soon
+            },
+            Unserved::Again(error) => error,
+        };
+        match self.wait(attempts.get_or_insert_with(|| self.attempts())).await {
+            true => Ok(()),
+            false => Err(error),
+        }
+    }
+
+    pub(crate) fn attempts(&self) -> Attempts {
+        let patience = self.owners.patience();
+        let until_ns = self.fabric().now_ns().saturating_add(patience.deadline_ns);
+        Attempts { patience, until_ns, wait_ns: patience.shortest_wait_ns }
+    }
+
+    /// Waits before another attempt, and then brings the route up to date. Returns `false` if there
+    /// is no time for another attempt.
+    pub(crate) async fn wait(&self, attempts: &mut Attempts) -> bool {
+        let (fabric, patience) = (self.fabric(), attempts.patience);
+        let wait_ns = match patience.varies {
+            true => attempts.wait_ns / 2 + fabric.random() % (attempts.wait_ns / 2 + 1),
+            false => attempts.wait_ns,
+        };
+        let again_ns = fabric.now_ns().saturating_add(wait_ns);
+        if again_ns.saturating_add(patience.attempt_ns) > attempts.until_ns {
+            return false;
+        }
+        self.owners.before_wait().await;
+        fabric.counters().count_retry();
+        fabric.sleep(wait_ns).await;
+        attempts.wait_ns = (attempts.wait_ns * 2).min(patience.longest_wait_ns);
+        self.owners.learn_known(&self.route);
+        true
+    }
+
+    /// Executes operations on different keys that `owner` is said to own.
+    async fn execute_at(
+        &self,
+        owner: u16,
+        edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
+        ended: &[&Ended<O>],
+    ) {
+        let refused = RefCell::new(SmallVec::<[usize; OPERATIONS_TOGETHER]>::new());
+        let done = |place: usize, outcome| match outcome {
+            Ok(answer) => *ended[place].borrow_mut() = Some(Ok(answer)),
+            Err(Unserved::Failed(error)) => *ended[place].borrow_mut() = Some(Err(error)),
+            Err(_) => refused.borrow_mut().push(place),
+        };
+        self.owners.execute_all(owner, edits, &done).await;
+        let refused = refused.into_inner();
+        let again = refused.iter().map(async |place| {
+            let outcome = self.execute(edits[*place]).await;
+            *ended[*place].borrow_mut() = Some(outcome);
+        });
+        all(again).await;
+    }
+
+    /// Executes a few operations: all that may overlap at once, those of one owner together.
+    async fn execute_some(&self, edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>], ended: &[Ended<O>]) {
+        let rounds = rounds(edits);
+        let mut places: SmallVec<[(usize, u16, usize); OPERATIONS_TOGETHER]> = rounds
+            .iter()
+            .enumerate()
+            .map(|(place, round)| (*round, self.owner_of(edits[place].key), place))
+            .collect();
+        places.sort_unstable();
+        for round in places.chunk_by(|a, b| a.0 == b.0) {
+            let parts = round.chunk_by(|a, b| a.1 == b.1).map(async |part| {
+                let edits: SmallVec<[_; OPERATIONS_TOGETHER]> =
+                    part.iter().map(|(.., place)| edits[*place]).collect();
+                let ended: SmallVec<[_; OPERATIONS_TOGETHER]> =
+                    part.iter().map(|(.., place)| &ended[*place]).collect();
+                self.execute_at(part[0].1, &edits, &ended).await;
+            });
+            all(parts).await;
+        }
+    }
+
+    /// Runs one part of a scan at the owner of the keys where it begins.
+    async fn scan_part(
+        &self,
+        rest: &Scan<KeyOf<O>>,
+        out: &mut Records<KeyOf<O>, ValueOf<O>>,
+    ) -> Result<Option<Bound<KeyOf<O>>>, IndexError> {
+        let mut attempts = None;
+        loop {
+            // RT2. Another operation of this handle may switch maps meanwhile.
+            let (owner, expected) = self.route.look(|map| {
+                let owner = map.owner_of_start(rest);
+                (owner, self.owners.expected(map, owner))
+            });
+            match self.owners.scan(owner, &expected, rest, out).await {
+                Ok(next) => return Ok(next),
+                Err(unserved) => Box::pin(self.after(owner, unserved, &mut attempts)).await?,
+            }
+        }
+    }
+}
+
+impl<O: Owners> RangeIndex for Router<O> {
+    type Key = KeyOf<O>;
+    type Value = ValueOf<O>;
+
+    #[inline]
+    async fn get(&self, key: &KeyOf<O>) -> Result<Option<ValueOf<O>>, IndexError> {
+        self.owners.begin().await;
+        self.at_owner(|map| map.owner_of(key), |owner| self.owners.get(owner, key)).await
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&KeyOf<O>, &ValueOf<O>>,
+    ) -> Result<Answer<ValueOf<O>>, IndexError> {
+        self.owners.begin().await;
+        self.at_owner(|map| map.owner_of(edit.key), |owner| self.owners.execute(owner, edit)).await
+    }
+
+    async fn multi_get(&self, keys: &[KeyOf<O>]) -> Result<Vec<Option<ValueOf<O>>>, IndexError> {
+        let lookup = |key| LeafEdit { key, action: Action::Get };
+        let edits: SmallVec<[_; OPERATIONS_TOGETHER]> = keys.iter().map(lookup).collect();
+        let answers = self.execute_all(&edits).await.into_iter();
+        answers.map(|answer| answer.map(|answer| answer.found)).collect()
+    }
+
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
+    ) -> Vec<Result<Answer<ValueOf<O>>, IndexError>> {
+        let ended: Vec<Ended<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
+        let together = self.operations_together().max(1);
+        for (edits, ended) in edits.chunks(together).zip(ended.chunks(together)) {
+            self.owners.begin().await;
+            self.execute_some(edits, ended).await;
+        }
+        let outcome = |ended: Ended<O>| ended.into_inner().expect("every operation has ended");
+        ended.into_iter().map(outcome).collect()
+    }
+
+    async fn scan(
+        &self,
+        scan: &Scan<KeyOf<O>>,
+    ) -> Result<Records<KeyOf<O>, ValueOf<O>>, IndexError> {
+        self.owners.begin().await;
+        let mut records = Records::new();
+        let mut rest = scan.clone();
+        while records.len() < scan.limit {
+            let Some(next) = self.scan_part(&rest, &mut records).await? else { break };
+            match rest.reverse {
+                true => rest.upper = next,
+                false => rest.lower = next,
+            }
+            if records.len() < scan.limit {
+                self.owners.begin_part().await;
+            }
+        }
+        Ok(records)
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (KeyOf<O>, ValueOf<O>)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        O::load(self, records, fill).await
+    }
+
+    async fn flush(&self) -> Result<(), IndexError> {
+        O::flush(self).await
+    }
+
+    fn operations_together(&self) -> usize {
+        self.owners.operations_together()
+    }
+
+    async fn settle(&self) -> Result<(), IndexError> {
+        self.owners.settle().await
+    }
+}
+
+/// Where a scan continues once it has completed `range`; `None` if there can be no more records.
+pub(super) fn behind<K: Clone + Ord>(
+    scan: &Scan<K>,
+    range: OwnedRange<K>,
+    lowest: &K,
+) -> Option<Bound<K>> {
+    use std::ops::Bound::{Excluded, Included, Unbounded};
+    if scan.reverse {
+        let more = match &scan.lower {
+            Included(start) | Excluded(start) => *start < range.low,
+            Unbounded => range.low > *lowest,
+        };
+        return more.then_some(Excluded(range.low));
+    }
+    let high = range.high?;
+    let more = match &scan.upper {
+        Included(end) => *end >= high,
+        Excluded(end) => *end > high,
+        Unbounded => true,
+    };
+    more.then_some(Included(high))
+}
