@@ -390,8 +390,8 @@ async fn drive<I>(
     }
 }
 
-/// Performs up to `operations` operations of each stream: one of each at a time, the single-key ones
-/// as one group.
+/// Performs up to `operations` operations of each stream: one of each at a time, and those on a
+/// single key as one group.
 async fn drive_in_groups<I>(
     fabric: &impl Fabric,
     index: &I,

@@ -129,8 +129,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 step.map_or(Progress::Alone, |()| Progress::At(child))
             }
             Swip::Remote(address) if level == 1 => {
-                let is_fresh = node.is_valid() || self.fabric().breaks(rules::GROUP_SLOT_FRESH);
-                match is_fresh {
+                let node = match self.fabric().breaks(rules::GROUP_SLOT_FRESH) {
+                    true => self.client.cache().seen(node.frame).unwrap_or(node),
+                    false => node,
+                };
+                match node.is_valid() {
                     true => Progress::Missing(node, slot, address),
                     false => Progress::Alone,
                 }
