@@ -373,7 +373,9 @@ impl<O: Owners> RangeIndex for Router<O> {
         let ended: Vec<Ended<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
         let together = self.operations_together().max(1);
         for (edits, ended) in edits.chunks(together).zip(ended.chunks(together)) {
-            self.owners.begin().await;
+            for _ in edits {
+                self.owners.begin().await; // each operation is a client's work
+            }
             self.execute_some(edits, ended).await;
         }
         let outcome = |ended: Ended<O>| ended.into_inner().expect("every operation has ended");
