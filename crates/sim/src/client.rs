@@ -19,7 +19,6 @@ use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, FabricError};
 use futures_util::future::join;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -188,31 +187,25 @@ impl Board {
         self.finish(fabric, action, ticket, answer)
     }
 
-    /// Performs several single-key actions together and records them. Returns their outcomes.
+    /// Performs single-key actions of several streams together and records them.
     async fn perform_together<I>(
         &self,
         fabric: &impl Fabric,
         index: &I,
-        actions: &[(u32, &Action)],
-    ) -> Vec<Outcome>
-    where
+        actions: &mut [(&mut Stream, Action)],
+    ) where
         I: IndexAdmin<Key = u64, Value = u64>,
     {
-        let tickets: Vec<Ticket> = actions
-            .iter()
-            .map(|(client, action)| {
-                self.recorder.invoke(*client, (*action).clone(), fabric.now_ns())
-            })
-            .collect();
+        let invoke = |(stream, action): &(&mut Stream, Action)| {
+            self.recorder.invoke(stream.client(), action.clone(), fabric.now_ns())
+        };
+        let tickets: Vec<Ticket> = actions.iter().map(invoke).collect();
         let edits: Vec<_> = actions.iter().filter_map(|(_, action)| action.as_edit()).collect();
         let answers = index.execute_all(&edits).await;
-        let finished = actions.iter().zip(tickets).zip(answers);
-        finished
-            .map(|(((_, action), ticket), answer)| {
-                let answer = answer.map(|answer| action.outcome(answer));
-                self.finish(fabric, action, ticket, answer)
-            })
-            .collect()
+        for (((stream, action), ticket), answer) in actions.iter_mut().zip(tickets).zip(answers) {
+            let answer = answer.map(|answer| action.outcome(answer));
+            stream.learn(action, &self.finish(fabric, action, ticket, answer));
+        }
     }
 
     /// Records an action that returns no answer and that `work` performs.
@@ -301,16 +294,6 @@ where
 {
     Ok(match action {
         Action::Get(key) => Outcome::Value(index.get(key).await?),
-        Action::Insert(key, value) => Outcome::Applied(index.insert(key, value).await?),
-        Action::Update(key, value) => Outcome::Applied(index.update(key, value).await?),
-        Action::Upsert(key, value) => {
-            index.upsert(key, value).await?;
-            Outcome::Done
-        }
-        Action::Remove(key) => Outcome::Applied(index.remove(key).await?),
-        Action::CompareExchange { key, expected, new } => {
-            Outcome::Exchange(index.compare_exchange(key, expected, new).await?)
-        }
         Action::MultiGet(keys) => Outcome::Values(index.multi_get(keys).await?),
         Action::Scan(scan) => Outcome::Records(index.scan(scan).await?),
         Action::Collect => {
@@ -320,6 +303,10 @@ where
         Action::Flush => {
             index.flush().await?;
             Outcome::Done
+        }
+        action => {
+            let edit = action.as_edit().expect("all other actions are on one key");
+            action.outcome(index.execute(edit).await?)
         }
     })
 }
@@ -402,38 +389,20 @@ async fn drive_in_groups<I>(
     I: IndexAdmin<Key = u64, Value = u64>,
 {
     for _ in 0..operations {
-        let next = |stream: &mut Stream| Some((stream.next()?, stream.client()));
-        let actions: Vec<Option<(Action, u32)>> = streams.iter_mut().map(next).collect();
-        let pause_ns = streams.iter_mut().map(Stream::pause_ns).max();
-        fabric.sleep(pause_ns.unwrap_or(0)).await;
-        let outcomes: Vec<RefCell<Option<Outcome>>> =
-            streams.iter().map(|_| RefCell::new(None)).collect();
-        let (mut grouped, mut places) = (Vec::new(), Vec::new());
-        let mut alone = Vec::new();
-        for (place, action) in actions.iter().enumerate() {
-            match action {
-                Some((action, client)) if action.as_edit().is_some() => {
-                    grouped.push((*client, action));
-                    places.push(place);
-                }
-                Some((action, client)) => alone.push((place, *client, action)),
-                None => {}
-            }
-        }
-        let set = |place: usize, outcome| *outcomes[place].borrow_mut() = Some(outcome);
-        let grouped = async {
-            let performed = board.perform_together(fabric, index, &grouped).await;
-            places.iter().zip(performed).for_each(|(place, outcome)| set(*place, outcome));
-        };
-        let alone = join_all(alone.into_iter().map(async |(place, client, action)| {
-            set(place, board.perform(fabric, index, client, action).await);
+        let mut pause_ns = 0;
+        let next = streams.iter_mut().filter_map(|stream| {
+            let action = stream.next()?;
+            pause_ns = pause_ns.max(stream.pause_ns());
+            Some((stream, action))
+        });
+        let (mut grouped, alone): (Vec<_>, Vec<_>) =
+            next.partition(|(_, action)| action.as_edit().is_some());
+        fabric.sleep(pause_ns).await;
+        let alone = join_all(alone.into_iter().map(async |(stream, action)| {
+            let outcome = board.perform(fabric, index, stream.client(), &action).await;
+            stream.learn(&action, &outcome);
         }));
-        join(grouped, alone).await;
-        for ((stream, action), outcome) in streams.iter_mut().zip(actions).zip(outcomes) {
-            if let (Some((action, _)), Some(outcome)) = (action, outcome.into_inner()) {
-                stream.learn(&action, &outcome);
-            }
-        }
+        join(board.perform_together(fabric, index, &mut grouped), alone).await;
     }
 }
 

@@ -244,7 +244,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// Prefetches the lines that a fetch of the leaf at `address` will use.
     #[inline]
-    pub(crate) fn prefetch_fetch(&self, address: GlobalAddr) {
+    pub(crate) fn prefetch_for_fetch(&self, address: GlobalAddr) {
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
         self.fabric().expect(address, L::PAGE_WORDS * 8);

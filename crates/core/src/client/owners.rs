@@ -19,7 +19,7 @@ use std::rc::Rc;
 /// The first and the longest wait before a retry, in nanoseconds.
 pub(super) const SHORTEST_WAIT_NS: u64 = 100_000;
 const LONGEST_WAIT_NS: u64 = 50_000_000;
-/// The most lookups of one multi-get in flight.
+/// The most operations of one call in flight.
 const OPERATIONS_TOGETHER: usize = 64;
 
 /// The compute servers of a cluster. The servers of the endpoint are the compute servers, by

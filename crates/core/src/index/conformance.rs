@@ -86,7 +86,6 @@ where
 {
     opening::<L, D, P>(setup);
     single_operations::<L, D, P>(setup);
-    operations_together::<L, D, P>(setup);
     scans::<L, D, P>(setup);
     bulk_load::<L, D, P>(setup);
     concurrent_owners::<L, D, P>(setup);
@@ -117,6 +116,7 @@ where
         assert!(D::create(&fabric, options).await.is_err(), "there is an index already");
         let index = open::<L, D, _>(fabric, compute).await;
         assert_eq!(index.get(&7).await, Ok(None));
+        assert_eq!(index.execute_all(&[]).await, []);
         assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
         assert_eq!(index.scan(&Scan::range(..).reverse()).await, Ok(vec![]));
         assert_eq!(index.multi_get(&[]).await, Ok(vec![]));
@@ -193,6 +193,9 @@ where
             let space = if round / 500 % 2 == 0 { 400 } else { 90 };
             let key = dice.key(space);
             random_operation(&index, &mut model, &dice, key).await;
+            if round % 20 == 19 {
+                random_operations_together(&index, &mut model, &dice, space).await;
+            }
             if round % 500 == 499 {
                 same_contents(&index, &model).await;
                 let keys: Vec<u64> = (0..300).map(|_| dice.key(400)).collect();
@@ -211,42 +214,30 @@ where
 }
 
 /// Operations that are executed together have the outcomes of their order, also on one key.
-pub fn operations_together<L, D, P>(setup: &Setup<'_, P, D::Options>)
+async fn random_operations_together<I, F>(index: &I, model: &mut Model, dice: &Dice<F>, space: u64)
 where
-    L: Layout<Key = u64, Value = u64>,
-    D: Design<L>,
-    P: Provider,
+    I: RangeIndex<Key = u64, Value = u64>,
+    F: Fabric,
 {
-    let cluster = setup.with_index::<L, D>();
-    let compute = &compute::<L, D>(&setup.options);
-    cluster.run_one(|fabric| async move {
-        let index = open::<L, D, _>(fabric.clone(), compute).await;
-        let (dice, mut model) = (Dice(fabric), Model::new());
-        assert_eq!(index.execute_all(&[]).await, []);
-        for round in 0..120 {
-            let space = if round / 30 % 2 == 0 { 400 } else { 50 };
-            let edit = |_| {
-                let (key, value) = (dice.key(space), dice.below(8));
-                let action = match dice.below(6) {
-                    0 => Action::Get,
-                    1 => Action::Insert(value),
-                    2 => Action::Update(value),
-                    3 => Action::Upsert(value),
-                    4 => Action::Remove,
-                    _ => Action::CompareExchange(dice.below(8), value),
-                };
-                LeafEdit { key, action }
-            };
-            let edits: Vec<LeafEdit<u64, u64>> = (0..dice.below(70)).map(edit).collect();
-            let borrowed: Vec<_> = edits.iter().map(LeafEdit::as_ref).collect();
-            let answers = index.execute_all(&borrowed).await;
-            assert_eq!(answers.len(), edits.len());
-            for (edit, answer) in edits.iter().zip(answers) {
-                assert_eq!(answer, Ok(expected(&mut model, edit)), "{edit:?}");
-            }
-        }
-        same_contents(&index, &model).await;
-    });
+    let edit = |_| {
+        let (key, value) = (dice.key(space), dice.below(8));
+        let action = match dice.below(6) {
+            0 => Action::Get,
+            1 => Action::Insert(value),
+            2 => Action::Update(value),
+            3 => Action::Upsert(value),
+            4 => Action::Remove,
+            _ => Action::CompareExchange(dice.below(8), value),
+        };
+        LeafEdit { key, action }
+    };
+    let edits: Vec<LeafEdit<u64, u64>> = (0..dice.below(70)).map(edit).collect();
+    let borrowed: Vec<_> = edits.iter().map(LeafEdit::as_ref).collect();
+    let answers = index.execute_all(&borrowed).await;
+    assert_eq!(answers.len(), edits.len());
+    for (edit, answer) in edits.iter().zip(answers) {
+        assert_eq!(answer, Ok(expected(model, edit)), "{edit:?}");
+    }
 }
 
 /// What an operation does to the model, and answers.

@@ -146,18 +146,15 @@ pub trait RangeIndex {
         async {
             let mut answers = Vec::with_capacity(edits.len());
             for together in edits.chunks(self.operations_together().max(1)) {
-                let begun = answers.len();
-                answers.resize_with(begun + together.len(), || {
-                    Err(IndexError::Contended { retries: 0 }) // replaced below
-                });
                 let rounds = rounds(together);
+                let mut ended = Vec::with_capacity(together.len());
                 for round in 0..=rounds.iter().copied().max().unwrap_or(0) {
                     let places = || (0..together.len()).filter(|place| rounds[*place] == round);
                     let outcomes = all(places().map(|place| self.execute(together[place]))).await;
-                    for (place, outcome) in places().zip(outcomes) {
-                        answers[begun + place] = outcome;
-                    }
+                    ended.extend(places().zip(outcomes));
                 }
+                ended.sort_unstable_by_key(|(place, _)| *place);
+                answers.extend(ended.into_iter().map(|(_, outcome)| outcome));
             }
             answers
         }

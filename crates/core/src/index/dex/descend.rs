@@ -69,6 +69,32 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.cache().seen(self.root_frame).ok_or(Restart::Busy)
     }
 
+    /// Searches `node` for the child on the path of `probe`, and prefetches it if it is hot.
+    /// Returns the slot and the child word.
+    #[inline(always)]
+    pub(super) fn search(
+        &self,
+        node: OptimisticRef<'_, L>,
+        probe: Probe<'_, L::Key>,
+    ) -> Result<(usize, Swip), Restart> {
+        let cache = self.client.cache();
+        let slot = L::inner_slot(node.page, probe);
+        let swip = cache.swip(node.page, slot).ok_or(Restart::Busy)?;
+        if let Swip::Frame(frame) = swip {
+            prefetch(cache.arena().page(frame).words());
+        }
+        Ok((slot, swip))
+    }
+
+    /// The child that a child word leads to: takes the version of a hot one.
+    #[inline(always)]
+    pub(super) fn child(&self, swip: Swip) -> Result<Child<'_, L>, Restart> {
+        Ok(match swip {
+            Swip::Frame(frame) => Child::Hot(self.client.cache().seen(frame).ok_or(Restart::Busy)?),
+            Swip::Remote(address) => Child::Elsewhere(address),
+        })
+    }
+
     /// The child of `node` on the path of `probe`, and its slot. Not validated yet.
     #[inline(always)]
     fn look_down<'a>(
@@ -76,17 +102,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         node: OptimisticRef<'a, L>,
         probe: Probe<'_, L::Key>,
     ) -> Result<(usize, Child<'a, L>), Restart> {
-        let cache = self.client.cache();
-        let slot = L::inner_slot(node.page, probe);
-        let child = match cache.swip(node.page, slot) {
-            Some(Swip::Frame(frame)) => {
-                prefetch(cache.arena().page(frame).words());
-                Child::Hot(cache.seen(frame).ok_or(Restart::Busy)?)
-            }
-            Some(Swip::Remote(address)) => Child::Elsewhere(address),
-            None => return Err(Restart::Busy),
-        };
-        Ok((slot, child))
+        let (slot, swip) = self.search(node, probe)?;
+        Ok((slot, self.child(swip)?))
     }
 
     /// Validates the step from a node at `level` to its child (D5).

@@ -12,12 +12,12 @@
 
 use super::DexIndex;
 use super::descend::{Child, LeafLocation};
-use crate::cache::{OptimisticRef, Swip};
+use crate::cache::{OptimisticRef, Restart, Swip};
 use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, Probe};
 use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
-use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use smallvec::SmallVec;
 
 /// The most operations that descend together. At half as many, the processor's waits overlap as
@@ -31,7 +31,7 @@ enum Progress<'a, L: Layout> {
     At(OptimisticRef<'a, L>),
     /// It is between a node and its child, which is being prefetched: the slot in the node, and the
     /// child word.
-    Between(OptimisticRef<'a, L>, usize, Swip),
+    Between(OptimisticRef<'a, L>, (usize, Swip)),
     /// Its leaf is not hot: the leaf's parent, the slot there, and the address.
     Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
     /// It must run alone.
@@ -80,66 +80,48 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         for level in (1..=level).rev() {
             for (progress, edit) in group.iter_mut().zip(edits) {
                 if let Progress::At(node) = *progress {
-                    *progress = self.look_for_child(node, Probe::At(edit.key));
+                    let found = self.search(node, Probe::At(edit.key));
+                    *progress =
+                        found.map_or(Progress::Alone, |found| Progress::Between(node, found));
                 }
             }
             for (progress, edit) in group.iter_mut().zip(edits) {
-                if let Progress::Between(node, slot, swip) = *progress {
+                if let Progress::Between(node, found) = *progress {
                     self.charge(Work::VisitNode).await;
-                    *progress = self.step_down(node, level, slot, swip, Probe::At(edit.key));
+                    let stepped = self.step_down(node, level, found, Probe::At(edit.key));
+                    *progress = stepped.unwrap_or(Progress::Alone);
                 }
             }
         }
     }
 
-    /// Searches a node, and prefetches the child.
-    #[inline(always)]
-    fn look_for_child<'a>(
-        &'a self,
-        node: OptimisticRef<'a, L>,
-        probe: Probe<'_, L::Key>,
-    ) -> Progress<'a, L> {
-        let cache = self.client.cache();
-        let slot = L::inner_slot(node.page, probe);
-        let Some(swip) = cache.swip(node.page, slot) else { return Progress::Alone };
-        if let Swip::Frame(frame) = swip {
-            prefetch(cache.arena().page(frame).words());
-        }
-        Progress::Between(node, slot, swip)
-    }
-
     /// Steps from a node at `level` to the child: takes its version, and then validates the node
-    /// (D5). The node may have changed since it was searched.
+    /// (D5), which may have changed since it was searched.
     #[inline(always)]
     fn step_down<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
         level: u8,
-        slot: usize,
-        swip: Swip,
+        (slot, swip): (usize, Swip),
         probe: Probe<'_, L::Key>,
-    ) -> Progress<'a, L> {
-        match swip {
-            Swip::Frame(frame) => {
-                let Some(child) = self.client.cache().seen(frame) else { return Progress::Alone };
-                if self.fabric().breaks(rules::GROUP_PARENT_VALIDATED) {
-                    return Progress::At(child);
-                }
-                let step = self.confirm(node, level, Child::Hot(child), probe);
-                step.map_or(Progress::Alone, |()| Progress::At(child))
+    ) -> Result<Progress<'a, L>, Restart> {
+        let fabric = self.fabric();
+        let child = self.child(swip)?;
+        let node = match child {
+            Child::Elsewhere(_) if fabric.breaks(rules::GROUP_SLOT_FRESH) => {
+                self.client.cache().seen(node.frame).unwrap_or(node)
             }
-            Swip::Remote(address) if level == 1 => {
-                let node = match self.fabric().breaks(rules::GROUP_SLOT_FRESH) {
-                    true => self.client.cache().seen(node.frame).unwrap_or(node),
-                    false => node,
-                };
-                match node.is_valid() {
-                    true => Progress::Missing(node, slot, address),
-                    false => Progress::Alone,
-                }
-            }
-            Swip::Remote(_) => Progress::Alone,
+            _ => node,
+        };
+        let is_hot = matches!(child, Child::Hot(_));
+        if !is_hot || !fabric.breaks(rules::GROUP_PARENT_VALIDATED) {
+            self.confirm(node, level, child, probe)?;
         }
+        Ok(match child {
+            Child::Hot(child) => Progress::At(child),
+            Child::Elsewhere(address) if level == 1 => Progress::Missing(node, slot, address),
+            Child::Elsewhere(_) => Progress::Alone,
+        })
     }
 
     /// Executes the operations whose leaves are hot.
@@ -174,7 +156,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) {
         for progress in group.iter() {
             if let Progress::Missing(_, _, address) = progress {
-                self.client.prefetch_fetch(*address);
+                self.client.prefetch_for_fetch(*address);
             }
         }
         let others = group.iter().zip(edits).enumerate().filter_map(|(place, (progress, edit))| {
