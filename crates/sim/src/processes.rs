@@ -24,8 +24,8 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{BalanceOptions, Design, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf_core::page::Layout;
 use farleaf_core::partition::{
-    Balancer, ComputeServer, LoadInbox, MapState, MapStore, PartitionMap, Put, Worker, begin_life,
-    end_former_life, fence_former_life,
+    Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queues, Worker,
+    begin_life, end_former_life, fence_former_life,
 };
 use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
@@ -34,14 +34,16 @@ use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Region, ReplySink};
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;
-use std::collections::VecDeque;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Requests that a compute server serves at a time.
-const TASKS: usize = 8;
+/// Tasks of a compute server that answer requests. With few of them requests wait, and are served
+/// in groups.
+const FEWEST_TASKS: u64 = 2;
+const MOST_TASKS: u64 = 8;
 /// Poll interval of a process for its death, in nanoseconds.
 const LOOK_FOR_DEATH_NS: u64 = 20_000;
 /// Longest time after the begin of a move at which one of its servers dies, in nanoseconds.
@@ -83,90 +85,55 @@ impl<L: Layout> Calls for Node<L> {
     }
 }
 
-/// The requests that wait at a compute server.
-struct Front<L: Layout>(Mutex<Waiting<L>>);
-
-struct Waiting<L: Layout> {
-    is_open: bool,
-    asked: VecDeque<(ClientRequest<L>, ReplySink)>,
-    loads: VecDeque<(ClientRequest<L>, ReplySink)>,
-    idle: Vec<Waker>,
-    dies_at_ns: Option<u64>,
+/// A compute server's process, as the network reaches it.
+struct Front<L: Layout> {
+    /// Where requests wait in the process's present life, while it serves.
+    queues: Mutex<Option<Arc<Queues<L, ReplySink>>>>,
+    dies_at_ns: Mutex<Option<u64>>,
 }
 
 impl<L: Layout> Front<L> {
     fn new() -> Self {
-        Self(Mutex::new(Waiting {
-            is_open: false,
-            asked: VecDeque::new(),
-            loads: VecDeque::new(),
-            idle: Vec::new(),
-            dies_at_ns: None,
-        }))
+        Self { queues: Mutex::new(None), dies_at_ns: Mutex::new(None) }
     }
 
     fn take(&self, call: Call<'_>) {
-        let mut waiting = lock(&self.0);
-        let refused = match ClientRequest::<L>::decode(call.request) {
-            None => ErrorCode::Malformed,
-            Some(_) if !waiting.is_open => ErrorCode::Unavailable,
-            Some(ask) => {
-                let is_load = matches!(
-                    ask,
-                    ClientRequest::LoadBegin { .. }
-                        | ClientRequest::LoadAppend { .. }
-                        | ClientRequest::LoadEnd
-                        | ClientRequest::LoadAbort
-                );
-                let queue = if is_load { &mut waiting.loads } else { &mut waiting.asked };
-                queue.push_back((ask, call.later()));
-                return waiting.idle.drain(..).for_each(Waker::wake);
+        let queues = lock(&self.queues);
+        let refused = match (ClientRequest::<L>::decode(call.request), &*queues) {
+            (None, _) => ErrorCode::Malformed,
+            (_, None) => ErrorCode::Unavailable,
+            (Some(ask), Some(queues)) => {
+                // A queue is never full here.
+                drop(queues.push(ask, call.later(), 0));
+                return;
             }
         };
         call.reply.extend_from_slice(&ClientResponse::<L>::Error(refused).encode());
     }
 
-    fn open(&self) {
-        lock(&self.0).is_open = true;
+    fn open(&self) -> Arc<Queues<L, ReplySink>> {
+        let queues = Arc::new(Queues::new(1));
+        *lock(&self.queues) = Some(Arc::clone(&queues));
+        queues
     }
 
     /// Refuses requests from now on. Those that wait get no answer.
     fn close(&self) {
-        let dropped = {
-            let mut waiting = lock(&self.0);
-            waiting.is_open = false;
-            waiting.idle.drain(..).for_each(Waker::wake);
-            (std::mem::take(&mut waiting.asked), std::mem::take(&mut waiting.loads))
-        };
-        drop(dropped);
-    }
-
-    async fn next(&self, is_load: bool) -> Option<(ClientRequest<L>, ReplySink)> {
-        poll_fn(|context| {
-            let mut waiting = lock(&self.0);
-            let queue = if is_load { &mut waiting.loads } else { &mut waiting.asked };
-            if let Some(asked) = queue.pop_front() {
-                return Poll::Ready(Some(asked));
-            }
-            if !waiting.is_open {
-                return Poll::Ready(None);
-            }
-            waiting.idle.push(context.waker().clone());
-            Poll::Pending
-        })
-        .await
+        if let Some(queues) = lock(&self.queues).take() {
+            drop(queues.close());
+        }
     }
 
     fn dies_at(&self, at_ns: u64) {
-        lock(&self.0).dies_at_ns.get_or_insert(at_ns);
+        lock(&self.dies_at_ns).get_or_insert(at_ns);
     }
 
     /// Waits until the process is to die.
     async fn death(&self, fabric: &impl Fabric) {
         loop {
-            let dies_at_ns = lock(&self.0).dies_at_ns;
+            let dies_at_ns = *lock(&self.dies_at_ns);
             if dies_at_ns.is_some_and(|at_ns| at_ns <= fabric.now_ns()) {
-                lock(&self.0).dies_at_ns = None;
+                *lock(&self.dies_at_ns) = None;
                 return;
             }
             fabric.sleep(LOOK_FOR_DEATH_NS).await;
@@ -174,14 +141,56 @@ impl<L: Layout> Front<L> {
     }
 }
 
-struct Loads<'a, L: Layout>(&'a Front<L>);
+/// The clients of a process in one life. If processes die, answers leave once everything is written
+/// back.
+struct Answering<L: Layout> {
+    writes_back: bool,
+    unsent: RefCell<Vec<(ReplySink, ClientResponse<L>)>>,
+    idle: Cell<Option<Waker>>,
+}
 
-impl<L: Layout> LoadInbox<L> for Loads<'_, L> {
-    type Reply = Box<dyn FnOnce(ClientResponse<L>)>;
+impl<L: Layout> Clients<L> for Answering<L> {
+    type Reply = ReplySink;
 
-    async fn next(&self) -> Option<(ClientRequest<L>, Self::Reply)> {
-        let (ask, sink) = self.0.next(true).await?;
-        Some((ask, Box::new(|told: ClientResponse<L>| sink.send(told.encode()))))
+    fn begin(&self, _ask: &ClientRequest<L>, _reply: &ReplySink) -> bool {
+        true
+    }
+
+    fn answer(&self, reply: ReplySink, told: ClientResponse<L>) {
+        let waits = matches!(told, ClientResponse::Edited(_) | ClientResponse::Records { .. });
+        if !waits || !self.writes_back {
+            return reply.send(told.encode());
+        }
+        self.unsent.borrow_mut().push((reply, told));
+        self.idle.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<L: Layout> Answering<L> {
+    fn new(writes_back: bool) -> Self {
+        Self { writes_back, unsent: RefCell::default(), idle: Cell::default() }
+    }
+
+    /// Writes everything back and then sends what was answered before, again and again.
+    async fn send<F: Fabric>(&self, worker: &Worker<Dex, F, L>) {
+        loop {
+            let some = poll_fn(|context| match self.unsent.take() {
+                none if none.is_empty() => {
+                    self.idle.set(Some(context.waker().clone()));
+                    Poll::Pending
+                }
+                some => Poll::Ready(some),
+            });
+            let some = some.await;
+            let written = worker.answer(ClientRequest::Flush).await;
+            let is_written = matches!(written, ClientResponse::Done);
+            for (reply, told) in some {
+                // What it has seen or done may be lost.
+                let lost = ClientResponse::Error(ErrorCode::Indeterminate);
+                let told = if is_written { told } else { lost };
+                reply.send(told.encode());
+            }
+        }
     }
 }
 
@@ -491,13 +500,13 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
             }
         };
         let front = &self.fronts[usize::from(number)];
-        front.open();
-        let (loads, ended) = (Loads(front), || self.board.is_over());
+        let (queues, clients) = (front.open(), Answering::new(self.spec.has_deaths()));
+        let ended = || self.board.is_over();
         let mut tasks: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
-        for _ in 0..TASKS {
-            tasks.push(Box::pin(self.answer_all(&worker, front)));
+        for _ in 0..FEWEST_TASKS + fabric.random() % (MOST_TASKS - FEWEST_TASKS + 1) {
+            tasks.push(Box::pin(worker.answer_all(&queues.threads[0], &clients)));
         }
-        tasks.push(Box::pin(worker.serve_loads(&loads, |_| ())));
+        tasks.push(Box::pin(worker.serve_loads(&queues.loads, &clients, |_| ())));
         tasks.push(Box::pin(worker.follow_map(&ended)));
         tasks.push(Box::pin(worker.watch_memory_servers(&ended)));
         tasks.push(Box::pin(worker.write_back_by_age(&ended)));
@@ -507,7 +516,13 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
             }
             front.close();
         }));
-        join_all(tasks.into_iter()).await;
+        let (mut tasks, mut sending) =
+            (pin!(join_all(tasks.into_iter())), pin!(clients.send(&worker)));
+        poll_fn(|context| {
+            let _ = sending.as_mut().poll(context);
+            tasks.as_mut().poll(context)
+        })
+        .await;
         match worker.halt().await {
             Ok(()) => {}
             Err(error) if self.board.allows(&error) => {}
@@ -528,23 +543,6 @@ impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
         let server = ComputeServer::start(number, &self.options.cache, map)?;
         let server = Arc::new(server.sampling(self.options.balance.one_in));
         Worker::open(&server, mine, self.store(fabric)).await
-    }
-
-    async fn answer_all(&self, worker: &Worker<Dex, SimFabric, L>, front: &Front<L>) {
-        let flushes = self.spec.has_deaths();
-        while let Some((ask, reply)) = front.next(false).await {
-            let waits = matches!(ask, ClientRequest::Edit(_) | ClientRequest::Scan { .. });
-            let mut told = worker.answer(ask).await;
-            if flushes
-                && waits
-                && !matches!(told, ClientResponse::Error(_) | ClientResponse::NotOwner { .. })
-                && !matches!(worker.answer(ClientRequest::Flush).await, ClientResponse::Done)
-            {
-                // What it has seen or done may be lost.
-                told = ClientResponse::Error(ErrorCode::Indeterminate);
-            }
-            reply.send(told.encode());
-        }
     }
 
     /// Moves keys at random moments, and lets servers die meanwhile.

@@ -1,59 +1,48 @@
 //! Receives the requests of a compute server's clients. They wait in queues, one per thread, until
-//! a task of the thread that received them takes them.
+//! a task of the thread that received them takes them ([`farleaf_core::partition::Queue`]).
 //!
 //! *Invariants*: F1. Every request is answered: by a task, or as unavailable if there is no thread
-//! or its queue is full. F2. Waiting requests are bounded in number and in time.
+//! or its queue is full. F2. Waiting requests are bounded in number (queue.QU3) and in time.
 //!
 //! *Thread safety*: any number of threads.
 
 use crate::clock::Clock;
 use farleaf_core::page::Fixed8;
+use farleaf_core::partition::{self, Queue};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Call, Calls, Cpu, Region, ReplySink};
-use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::sync::mpsc::Sender;
-use std::task::{Poll, Waker};
 use std::time::Duration;
-
-/// Maximum number of requests waiting for one thread.
-const WAITING: usize = 8192;
 
 /// The destination of an answer.
 #[derive(Debug)]
-pub(super) enum Reply {
+enum To {
     /// A client.
     Sink(ReplySink),
     /// Another thread of this program.
     Local(Sender<ClientResponse<Fixed8>>),
 }
 
-impl Reply {
-    pub(super) fn send(self, told: ClientResponse<Fixed8>) {
-        match self {
-            Self::Sink(sink) => sink.send(told.encode()),
-            // The receiver may have given up.
-            Self::Local(sender) => _ = sender.send(told),
-        }
-    }
-}
-
-/// A request and the destination of its answer.
+/// The way back of an answer.
 #[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) ask: ClientRequest<Fixed8>,
-    pub(super) reply: Reply,
+pub(super) struct Reply {
+    to: To,
     /// Runs since the request arrived.
-    pub(super) since: Clock,
+    since: Clock,
 }
 
 /// Age at which a request is refused unread: its client is taken to have given up by then.
 const TOO_OLD: Duration = Duration::from_secs(10);
 
-impl Asked {
-    pub(super) fn new(ask: ClientRequest<Fixed8>, reply: Reply) -> Self {
-        Self { ask, reply, since: Clock::start() }
+impl Reply {
+    fn to_client(sink: ReplySink) -> Self {
+        Self { to: To::Sink(sink), since: Clock::start() }
+    }
+
+    /// The reply to a request of another thread of this program.
+    pub(super) fn to_thread(sender: Sender<ClientResponse<Fixed8>>) -> Self {
+        Self { to: To::Local(sender), since: Clock::start() }
     }
 
     /// Whether the request is so old that its client has given up.
@@ -61,113 +50,48 @@ impl Asked {
         self.since.elapsed() > TOO_OLD
     }
 
-    pub(super) fn unavailable(self) {
-        self.reply.send(ClientResponse::Error(ErrorCode::Unavailable));
-    }
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    asked: VecDeque<Asked>,
-    /// Tasks that wait for a request.
-    idle: Vec<Waker>,
-    closed: bool,
-}
-
-/// Requests waiting for the tasks of one thread.
-#[derive(Debug, Default)]
-pub(super) struct Queue(Mutex<Waiting>);
-
-impl Queue {
-    /// Queues a request, or answers it as unavailable.
-    pub(super) fn push(&self, asked: Asked) {
-        let mut waiting = lock(&self.0);
-        if waiting.closed || waiting.asked.len() >= WAITING {
-            drop(waiting);
-            return asked.unavailable();
+    pub(super) fn send(self, told: ClientResponse<Fixed8>) {
+        match self.to {
+            To::Sink(sink) => sink.send(told.encode()),
+            // The receiver may have given up.
+            To::Local(sender) => _ = sender.send(told),
         }
-        waiting.asked.push_back(asked);
-        // One task at a time is on its way: it wakes the next one if there is more.
-        let idle = match waiting.asked.len() {
-            1 => waiting.idle.pop(),
-            _ => None,
-        };
-        drop(waiting);
-        idle.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits for the next request; `None` once the queue is closed.
-    pub(super) async fn next(&self) -> Option<Asked> {
-        poll_fn(|context| {
-            let mut waiting = lock(&self.0);
-            if let Some(asked) = waiting.asked.pop_front() {
-                let next = match waiting.asked.is_empty() {
-                    false => waiting.idle.pop(),
-                    true => None,
-                };
-                drop(waiting);
-                next.into_iter().for_each(Waker::wake);
-                return Poll::Ready(Some(asked));
-            }
-            if waiting.closed {
-                return Poll::Ready(None);
-            }
-            if !waiting.idle.iter().any(|idle| idle.will_wake(context.waker())) {
-                waiting.idle.push(context.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
-    /// Closes the queue: waiting requests are answered as unavailable, and the tasks end.
-    pub(super) fn close(&self) {
-        let (asked, idle) = {
-            let mut waiting = lock(&self.0);
-            waiting.closed = true;
-            (std::mem::take(&mut waiting.asked), std::mem::take(&mut waiting.idle))
-        };
-        asked.into_iter().for_each(Asked::unavailable);
-        idle.into_iter().for_each(Waker::wake);
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        lock(&self.0).closed
+    fn unavailable(self) {
+        self.send(ClientResponse::Error(ErrorCode::Unavailable));
     }
 }
 
 /// The queues of all threads.
 #[derive(Debug)]
-pub(super) struct Queues {
-    /// One queue per thread.
-    pub(super) threads: Vec<Queue>,
-    /// Bulk loads, which the first thread serves.
-    pub(super) loads: Queue,
-}
+pub(super) struct Queues(partition::Queues<Fixed8, Reply>);
 
 impl Queues {
     pub(super) fn new(threads: usize) -> Self {
-        Self { threads: (0..threads).map(|_| Queue::default()).collect(), loads: Queue::default() }
+        Self(partition::Queues::new(threads))
     }
 
-    /// Queues a request for the thread of this number.
-    pub(super) fn push(&self, asked: Asked, thread: usize) {
-        let is_load = matches!(
-            asked.ask,
-            ClientRequest::LoadBegin { .. }
-                | ClientRequest::LoadAppend { .. }
-                | ClientRequest::LoadEnd
-                | ClientRequest::LoadAbort
-        );
-        if is_load {
-            return self.loads.push(asked);
+    /// The requests for the thread of this number.
+    pub(super) fn of_thread(&self, number: usize) -> &Queue<Fixed8, Reply> {
+        &self.0.threads[number]
+    }
+
+    /// Bulk loads, which the first thread serves.
+    pub(super) fn loads(&self) -> &Queue<Fixed8, Reply> {
+        &self.0.loads
+    }
+
+    /// Queues a request for the thread of this number, or answers it as unavailable.
+    pub(super) fn push(&self, ask: ClientRequest<Fixed8>, reply: Reply, thread: usize) {
+        if let Some(reply) = self.0.push(ask, reply, thread) {
+            reply.unavailable();
         }
-        self.threads[thread % self.threads.len()].push(asked);
     }
 
+    /// Closes the queues: waiting requests are answered as unavailable, and the tasks end.
     pub(super) fn close(&self) {
-        self.threads.iter().for_each(Queue::close);
-        self.loads.close();
+        self.0.close().into_iter().for_each(Reply::unavailable);
     }
 }
 
@@ -204,7 +128,7 @@ impl Calls for Front {
         let thread = cpu.stripe() % self.serving.len();
         let queues = lock(&self.serving[thread]).clone();
         match queues {
-            Some(queues) => queues.push(Asked::new(ask, Reply::Sink(call.later())), thread),
+            Some(queues) => queues.push(ask, Reply::to_client(call.later()), thread),
             None => {
                 call.reply.extend_from_slice(
                     &ClientResponse::<Fixed8>::Error(ErrorCode::Unavailable).encode(),

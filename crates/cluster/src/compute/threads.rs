@@ -9,14 +9,14 @@
 //! that thread.
 
 use super::failed;
-use super::front::{Asked, Front, Queue, Queues, Reply};
+use super::front::{Front, Queues, Reply};
 use super::map_store::CatalogMap;
 use crate::clock::Clock;
 use crate::error::ProgramError;
 use farleaf_core::cache::{CacheCounters, Dirt};
 use farleaf_core::index::dex::Dex;
 use farleaf_core::page::Fixed8;
-use farleaf_core::partition::{ComputeServer, LoadInbox, Worker};
+use farleaf_core::partition::{Clients, ComputeServer, Queue, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::endpoint::{self, Endpoint, EndpointCluster, EndpointDriver};
 use farleaf_fabric::executor::Executor;
@@ -25,18 +25,14 @@ use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
 use farleaf_fabric::{CounterSnapshot, Fabric};
 use std::cell::RefCell;
-use std::future::poll_fn;
 use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Requests that one thread processes concurrently.
+/// Tasks of one thread that answer requests concurrently.
 const TASKS: usize = 64;
-/// Requests that a task answers before others get their turn, if none of them has to wait.
-const AT_ONCE: u32 = 8;
 /// Interval at which a thread publishes its counters.
 const TELL_NS: u64 = 250_000_000;
 /// Timeout for writing back the cache when a compute server ends.
@@ -229,8 +225,7 @@ impl Threads {
     /// Stops serving, and writes all changes back to the memory servers.
     pub(super) fn flush(&self) -> Result<(), ErrorCode> {
         let (sender, receiver) = channel();
-        let reply = Reply::Local(sender);
-        self.shared.queues.push(Asked::new(ClientRequest::Halt, reply), 0);
+        self.shared.queues.push(ClientRequest::Halt, Reply::to_thread(sender), 0);
         match receiver.recv_timeout(FLUSH) {
             Ok(ClientResponse::Done) => Ok(()),
             Ok(ClientResponse::Error(code)) => Err(code),
@@ -302,16 +297,16 @@ fn serve<X: endpoint::Transport>(
     }
     opened(Ok(()));
     let _closing = Closing(shared);
-    let queue = &shared.queues.threads[number];
-    let (loads, ended) = (Loads(&shared.queues.loads), || queue.is_closed());
+    let (queue, clients) = (shared.queues.of_thread(number), Counting(&shared.tally));
+    let ended = || queue.is_closed();
     let mut executor = Executor::new();
     for _ in 0..TASKS {
-        executor.spawn(0, answer_all(&worker, queue, &shared.tally));
+        executor.spawn(0, worker.answer_all(queue, &clients));
     }
     if number == 0 {
         executor.spawn(
             0,
-            worker.serve_loads(&loads, |error| {
+            worker.serve_loads(shared.queues.loads(), &clients, |error| {
                 tracing::warn!("a bulk load failed: {error}");
             }),
         );
@@ -323,58 +318,37 @@ fn serve<X: endpoint::Transport>(
     executor.run(&driver);
 }
 
-async fn answer_all<F: Fabric>(worker: &Worker<Dex, F, Fixed8>, queue: &Queue, tally: &Tally) {
-    let mut answered = 0;
-    while let Some(asked) = queue.next().await {
-        if asked.is_too_old() {
-            tally.refusals.fetch_add(1, Ordering::Relaxed);
-            asked.unavailable();
-            continue;
+/// Counts requests, and sends their answers.
+struct Counting<'a>(&'a Tally);
+
+impl Clients<Fixed8> for Counting<'_> {
+    type Reply = Reply;
+
+    fn begin(&self, ask: &ClientRequest<Fixed8>, reply: &Reply) -> bool {
+        let still_waits = !reply.is_too_old();
+        if still_waits {
+            self.0.count(ask);
         }
-        let Asked { ask, reply, .. } = asked;
-        tally.count(&ask);
-        let told = worker.answer(ask).await;
+        still_waits
+    }
+
+    fn answer(&self, reply: Reply, told: ClientResponse<Fixed8>) {
         if matches!(told, ClientResponse::Error(_) | ClientResponse::NotOwner { .. }) {
-            tally.refusals.fetch_add(1, Ordering::Relaxed);
+            self.0.refusals.fetch_add(1, Ordering::Relaxed);
         }
         reply.send(told);
-        answered += 1;
-        if answered % AT_ONCE == 0 {
-            give_way().await;
-        }
     }
 }
 
-/// Lets the executor look at what else is ready, and send the answers.
-async fn give_way() {
-    let mut given = false;
-    poll_fn(|context| match std::mem::replace(&mut given, true) {
-        true => Poll::Ready(()),
-        false => {
-            context.waker().wake_by_ref();
-            Poll::Pending
-        }
-    })
-    .await;
-}
-
 /// Publishes the thread's counters periodically until its queue is closed.
-async fn tell<F: Fabric>(worker: &Worker<Dex, F, Fixed8>, queue: &Queue, done: &Mutex<Done>) {
+async fn tell<F: Fabric>(
+    worker: &Worker<Dex, F, Fixed8>,
+    queue: &Queue<Fixed8, Reply>,
+    done: &Mutex<Done>,
+) {
     while !queue.is_closed() {
         let fabric = worker.fabric().counters().snapshot();
         *lock(done) = Done { fabric, cache: worker.cache_counters() };
         worker.fabric().sleep(TELL_NS).await;
-    }
-}
-
-/// The requests of bulk loads.
-struct Loads<'a>(&'a Queue);
-
-impl LoadInbox<Fixed8> for Loads<'_> {
-    type Reply = Box<dyn FnOnce(ClientResponse<Fixed8>)>;
-
-    async fn next(&self) -> Option<(ClientRequest<Fixed8>, Self::Reply)> {
-        let Asked { ask, reply, .. } = self.0.next().await?;
-        Some((ask, Box::new(|told| reply.send(told))))
     }
 }

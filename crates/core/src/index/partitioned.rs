@@ -191,8 +191,9 @@ pub trait PartIndex<F: Fabric, L: Layout> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> impl Future<Output = Result<Answer<L::Value>, RemoteError>>;
 
-    /// Executes several single-key operations on different keys, as if by [`PartIndex::execute`].
-    /// They may overlap. Calls `done` with the place and the outcome of each when it ends.
+    /// Executes several single-key operations, as if by concurrent calls of
+    /// [`PartIndex::execute`]: those on the same key take effect in any order. Calls `done` with
+    /// the place and the outcome of each when it ends.
     fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],

@@ -6,58 +6,58 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
+use super::queue::{Asked, Clients, Queue};
 use super::worker::{Worker, error_code};
 use crate::index::{IndexError, Partitioned};
 use crate::page::Layout;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
+use std::future::{Future as _, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
 /// Timeout for the next step of a bulk load.
 const LOAD_STEP_NS: u64 = 30_000_000_000;
 
-/// Where the requests of bulk loads arrive.
-pub trait LoadInbox<L: Layout> {
-    /// Answers one request.
-    type Reply: FnOnce(ClientResponse<L>);
-
-    /// Waits for the next request; `None` once the compute server ends.
-    fn next(&self) -> impl Future<Output = Option<(ClientRequest<L>, Self::Reply)>>;
-}
-
 impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
-    /// Serves bulk loads, one at a time, until `inbox` ends. Passes each failure to `failed`.
-    pub async fn serve_loads<I: LoadInbox<L>>(&self, inbox: &I, failed: impl Fn(&IndexError)) {
-        while let Some((ask, reply)) = inbox.next().await {
+    /// Serves the bulk loads of `queue`, one at a time, until it is closed. Passes each failure to
+    /// `failed`.
+    pub async fn serve_loads<C: Clients<L>>(
+        &self,
+        queue: &Queue<L, C::Reply>,
+        clients: &C,
+        failed: impl Fn(&IndexError),
+    ) {
+        while let Some(Asked { ask, reply }) = queue.next().await {
             match ask {
                 ClientRequest::LoadBegin { fill_permille } => {
-                    reply(ClientResponse::Done);
-                    self.serve_load(f64::from(fill_permille) / 1000.0, inbox, &failed).await;
+                    clients.answer(reply, ClientResponse::Done);
+                    let fill = f64::from(fill_permille) / 1000.0;
+                    self.serve_load(fill, queue, clients, &failed).await;
                 }
-                ClientRequest::LoadAbort => reply(ClientResponse::Done),
-                _ => reply(ClientResponse::Error(ErrorCode::Loading)),
+                ClientRequest::LoadAbort => clients.answer(reply, ClientResponse::Done),
+                _ => clients.answer(reply, ClientResponse::Error(ErrorCode::Loading)),
             }
         }
     }
 
-    async fn serve_load<I: LoadInbox<L>>(
+    async fn serve_load<C: Clients<L>>(
         &self,
         fill: f64,
-        inbox: &I,
+        queue: &Queue<L, C::Reply>,
+        clients: &C,
         failed: &impl Fn(&IndexError),
     ) {
         let given_up = IndexError::InvalidArgument("the bulk load was abandoned");
         // Answers the last request once its work is done.
-        let pending: RefCell<Option<I::Reply>> = RefCell::new(None);
+        let pending: RefCell<Option<C::Reply>> = RefCell::new(None);
         let next = async || {
             if let Some(reply) = pending.take() {
-                reply(ClientResponse::Done);
+                clients.answer(reply, ClientResponse::Done);
             }
             loop {
-                let Some((ask, reply)) = self.next_within(inbox, LOAD_STEP_NS).await else {
+                let Some(Asked { ask, reply }) = self.next_within(queue, LOAD_STEP_NS).await else {
                     return Err(given_up.clone());
                 };
                 match ask {
@@ -70,10 +70,10 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                         return Ok(None);
                     }
                     ClientRequest::LoadAbort => {
-                        reply(ClientResponse::Done);
+                        clients.answer(reply, ClientResponse::Done);
                         return Err(given_up.clone());
                     }
-                    _ => reply(ClientResponse::Error(ErrorCode::Loading)),
+                    _ => clients.answer(reply, ClientResponse::Error(ErrorCode::Loading)),
                 }
             }
         };
@@ -85,17 +85,13 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             }
         };
         if let Some(reply) = pending.take() {
-            reply(told);
+            clients.answer(reply, told);
         }
     }
 
     /// Waits for the next request, up to `ns` nanoseconds.
-    async fn next_within<I: LoadInbox<L>>(
-        &self,
-        inbox: &I,
-        ns: u64,
-    ) -> Option<(ClientRequest<L>, I::Reply)> {
-        let mut next = pin!(inbox.next());
+    async fn next_within<R>(&self, queue: &Queue<L, R>, ns: u64) -> Option<Asked<L, R>> {
+        let mut next = pin!(queue.next());
         let mut late = pin!(self.fabric().sleep(ns));
         poll_fn(|context| match next.as_mut().poll(context) {
             Poll::Ready(asked) => Poll::Ready(asked),

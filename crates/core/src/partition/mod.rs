@@ -10,9 +10,10 @@
 //! none by name.
 //!
 //! Compute servers of one process share a [`ComputePool`], whose keys a [`RoutedIndex`] moves.
-//! Those that are processes of their own answer clients by [`Worker`], and move keys by the record
-//! of a [`MapStore`].
+//! Those that are processes of their own take requests from a [`Queue`], answer them by a
+//! [`Worker`], and move keys by the record of a [`MapStore`].
 
+mod answering;
 mod balance;
 mod balancer;
 mod compute_pool;
@@ -24,6 +25,7 @@ mod loading;
 mod map;
 mod moves;
 mod part;
+mod queue;
 mod record;
 mod route;
 mod routed;
@@ -37,8 +39,8 @@ pub use balancer::{BalanceTarget, Balancer};
 pub use compute_pool::ComputePool;
 pub use compute_server::ComputeServer;
 pub use life::{end_former_life, fence_former_life};
-pub use loading::LoadInbox;
 pub use map::{Move, PartitionMap};
+pub use queue::{Clients, Queue, Queues};
 pub use record::{MapState, MapStore, PendingMove, Put, begin_life};
 pub use route::Route;
 pub use routed::{LONGEST_MOVE_NS, PoolOwners, RoutedIndex};

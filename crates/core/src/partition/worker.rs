@@ -1,11 +1,12 @@
 //! One thread of a compute server: it answers the requests of clients in other processes
 //! ([`crate::wire::ClientRequest`]).
 //!
-//! Any number of requests may be in flight, each in a task of this thread. The threads of a compute
-//! server share its cache and nothing else.
+//! Any number of requests may be in flight, in tasks of this thread ([`Worker::answer_all`]). The
+//! threads of a compute server share its cache and nothing else.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
+use super::compute_server::UnderWay;
 use super::part::OwnerHandle;
 use super::router::behind;
 use super::{ComputeServer, Load, MapState, MapStore, PartitionMap, Put};
@@ -14,7 +15,7 @@ use crate::index::{
     Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, Partitioned, Records, Scan,
     check_fill,
 };
-use crate::page::{Action, Layout, LeafEdit};
+use crate::page::{Answer, Layout, LeafEdit};
 use crate::remote::{ROOT_SERVER, RemoteError};
 use crate::together::all;
 use crate::wire::{
@@ -22,6 +23,7 @@ use crate::wire::{
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId, Work};
+use std::cell::Cell;
 use std::fmt::{self, Debug, Formatter};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -34,9 +36,6 @@ const HALT_LEFT_NS: u64 = 10_000_000_000;
 const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
 const DRAIN_LOOK_NS: u64 = 100_000;
 
-/// Records of a batch that are set before the thread turns to its other requests.
-const RECORDS_AT_ONCE: usize = 64;
-
 /// Interval at which a thread without other background work settles what is in doubt.
 const SETTLE_NS: u64 = 50_000_000;
 /// Interval at which memory servers are probed.
@@ -47,6 +46,8 @@ pub struct Worker<D: Partitioned, F: Fabric, L: Layout> {
     pool: D::Pool<F, L>,
     part: OwnerHandle<D, F, L>,
     store: Rc<dyn MapStore<L::Key>>,
+    /// Operations that its tasks carry out now.
+    under_way: Cell<usize>,
 }
 
 /// Maps an error to the code that a client is sent.
@@ -82,7 +83,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     ) -> Result<Self, IndexError> {
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
-        Ok(Self { pool, part, store })
+        Ok(Self { pool, part, store, under_way: Cell::new(0) })
     }
 
     /// What the cache has done for this thread.
@@ -140,6 +141,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         &self.part.index
     }
 
+    /// Operations that the tasks of this thread carry out now.
+    pub(super) fn under_way(&self) -> &Cell<usize> {
+        &self.under_way
+    }
+
     /// The map record.
     pub(super) fn store(&self) -> &dyn MapStore<L::Key> {
         &*self.store
@@ -150,6 +156,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         let map = self.map();
         let (boundaries, owners) = (map.boundaries().to_vec(), map.owners().to_vec());
         ClientResponse::Map { epoch: map.epoch(), boundaries, owners }
+    }
+
+    /// The response to an operation on a key that this server does not own.
+    pub(super) fn refusal(&self, key: &L::Key) -> Option<ClientResponse<L>> {
+        self.part.accept(key).is_err().then(|| self.not_owner(key))
     }
 
     fn not_owner(&self, key: &L::Key) -> ClientResponse<L> {
@@ -174,22 +185,33 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             ClientRequest::Resume => return self.told(self.resume().await),
             _ => {}
         }
-        let server = &self.part.server;
-        let entered = match server.enter() {
-            None if self.resume_if_due().await => server.enter(),
-            entered => entered,
+        let Some(_entered) = self.enter().await else {
+            return ClientResponse::Error(ErrorCode::Unavailable);
         };
-        let Some(_entered) = entered else { return ClientResponse::Error(ErrorCode::Unavailable) };
-        let detector = server.detector();
         let is_change = ask.is_change();
-        if is_change && !detector.all_there() {
+        if is_change && !self.part.server.detector().all_there() {
             return ClientResponse::Error(ErrorCode::Unavailable);
         }
         let told = self.serve(ask).await;
+        self.certain(is_change, told)
+    }
+
+    /// Counts a request in, if the server is serving.
+    #[inline]
+    pub(super) async fn enter(&self) -> Option<UnderWay<'_>> {
+        let server = &self.part.server;
+        match server.enter() {
+            None if self.resume_if_due().await => server.enter(),
+            entered => entered,
+        }
+    }
+
+    /// The response to a request that was served while a memory server may have been lost.
+    pub(super) fn certain(&self, is_change: bool, told: ClientResponse<L>) -> ClientResponse<L> {
         match told {
             // The change is in this cache and may never reach the pool.
             ClientResponse::Done | ClientResponse::Edited(_)
-                if is_change && !detector.all_there() =>
+                if is_change && !self.part.server.detector().all_there() =>
             {
                 ClientResponse::Error(ErrorCode::Indeterminate)
             }
@@ -203,7 +225,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             ClientRequest::Scan { lower, upper, reverse, limit } => {
                 self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
             }
-            ClientRequest::UpsertAll { records } => self.upsert_all(&records).await,
+            // In a box, so that it does not make the futures of single operations larger.
+            ClientRequest::UpsertAll { records } => Box::pin(self.upsert_all(&records)).await,
             ClientRequest::Flush => {
                 self.told(self.part.index.flush().await.map_err(IndexError::from))
             }
@@ -242,35 +265,24 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     }
 
     async fn edit(&self, edit: LeafEdit<&L::Key, &L::Value>) -> ClientResponse<L> {
-        if self.part.accept(edit.key).is_err() {
-            return self.not_owner(edit.key);
-        }
-        match self.part.index.execute(edit).await {
-            Ok(answer) => ClientResponse::Edited(answer),
-            Err(RemoteError::Moved) => self.not_owner(edit.key),
-            Err(error) => self.no(&error.into()),
+        match self.refusal(edit.key) {
+            Some(refusal) => refusal,
+            None => self.edited(edit.key, self.part.index.execute(edit).await),
         }
     }
 
-    async fn upsert_all(&self, records: &[(L::Key, L::Value)]) -> ClientResponse<L> {
-        if let Some((key, _)) = records.iter().find(|(key, _)| self.part.accept(key).is_err()) {
-            return self.not_owner(key);
+    /// The response to an operation on `key`.
+    #[inline]
+    pub(super) fn edited(
+        &self,
+        key: &L::Key,
+        outcome: Result<Answer<L::Value>, RemoteError>,
+    ) -> ClientResponse<L> {
+        match outcome {
+            Ok(answer) => ClientResponse::Edited(answer),
+            Err(RemoteError::Moved) => self.not_owner(key),
+            Err(error) => self.no(&error.into()),
         }
-        for (number, (key, value)) in records.iter().enumerate() {
-            if number % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1 {
-                // The other requests of this thread get their turn, even if all nodes are cached.
-                self.fabric().sleep(0).await;
-            }
-            let edit = LeafEdit { key, action: Action::Upsert(value) };
-            match self.part.index.execute(edit).await {
-                Ok(_) => {}
-                // The records before this one have been set. The client sets them again at the new
-                // owner.
-                Err(RemoteError::Moved) => return self.not_owner(key),
-                Err(error) => return self.no(&error.into()),
-            }
-        }
-        ClientResponse::Done
     }
 
     async fn scan(&self, mut scan: Scan<L::Key>) -> ClientResponse<L> {

@@ -196,6 +196,14 @@ impl<L: Layout> ClientRequest<L> {
         }
     }
 
+    /// Whether the request belongs to a bulk load.
+    pub fn is_load(&self) -> bool {
+        matches!(
+            self,
+            Self::LoadBegin { .. } | Self::LoadAppend { .. } | Self::LoadEnd | Self::LoadAbort
+        )
+    }
+
     /// The request as a message.
     pub fn encode(&self) -> Message {
         super::encode(self)

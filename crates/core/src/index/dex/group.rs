@@ -44,8 +44,9 @@ type Group<'a, L> = SmallVec<[Progress<'a, L>; GROUP]>;
 type EditOf<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Executes several single-key operations on different keys, as if by [`DexIndex::execute`].
-    /// They overlap. Calls `done` with the place and the outcome of each when it ends.
+    /// Executes several single-key operations, as if by concurrent calls of [`DexIndex::execute`]:
+    /// those on the same key take effect in any order. Calls `done` with the place and the outcome
+    /// of each when it ends.
     pub async fn execute_all(
         &self,
         edits: &[EditOf<'_, L>],

@@ -1,0 +1,190 @@
+//! Requests that wait at a compute server for the tasks of its threads, each of which runs
+//! [`Worker::answer_all`].
+//!
+//! *Invariants*
+//! - queue.QU1. No request is lost: a task takes it, or its reply goes back to the program, which
+//!   answers it or ends with its connections.
+//! - queue.QU2. While requests wait, a task is on its way to them, or tasks are working at the
+//!   limit of their thread; then each of them looks here when it has ended.
+//! - queue.QU3. Waiting requests are bounded in number.
+//!
+//! *Thread safety*: any number of threads.
+//!
+//! [`Worker::answer_all`]: super::Worker::answer_all
+
+use crate::page::Layout;
+use crate::wire::{ClientRequest, ClientResponse};
+use farleaf_fabric::sync::{Mutex, lock};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::fmt::{self, Debug, Formatter};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+/// Maximum number of requests waiting in one queue.
+const WAITING: usize = 8192;
+
+/// The most requests that a task takes together.
+pub(super) const GROUP: usize = 16;
+
+/// The clients of a compute server, as its program reaches them.
+pub trait Clients<L: Layout> {
+    /// The destination of one answer.
+    type Reply;
+
+    /// Notes that `ask` is about to be served. Returns whether its client still waits; if not, it
+    /// is answered as unavailable instead.
+    fn begin(&self, ask: &ClientRequest<L>, reply: &Self::Reply) -> bool;
+
+    /// Sends an answer.
+    fn answer(&self, reply: Self::Reply, told: ClientResponse<L>);
+}
+
+/// A request and the destination of its answer.
+pub(super) struct Asked<L: Layout, R> {
+    pub(super) ask: ClientRequest<L>,
+    pub(super) reply: R,
+}
+
+impl<L: Layout, R> Asked<L, R> {
+    fn is_edit(&self) -> bool {
+        matches!(self.ask, ClientRequest::Edit(_))
+    }
+}
+
+/// Requests that a task has taken: one of any kind, or several operations on single keys.
+pub(super) type Taken<L, R> = SmallVec<[Asked<L, R>; GROUP]>;
+
+/// Requests waiting for the tasks of one thread.
+pub struct Queue<L: Layout, R>(Mutex<Waiting<L, R>>);
+
+struct Waiting<L: Layout, R> {
+    asked: VecDeque<Asked<L, R>>,
+    /// Tasks that wait for a request.
+    idle: Vec<Waker>,
+    closed: bool,
+}
+
+impl<L: Layout, R> Debug for Queue<L, R> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("waiting", &lock(&self.0).asked.len()).finish_non_exhaustive()
+    }
+}
+
+impl<L: Layout, R> Default for Queue<L, R> {
+    fn default() -> Self {
+        let (asked, idle) = (VecDeque::new(), Vec::new());
+        Self(Mutex::new(Waiting { asked, idle, closed: false }))
+    }
+}
+
+impl<L: Layout, R> Queue<L, R> {
+    /// Queues a request. Gives its reply back if the queue is full or closed.
+    #[must_use]
+    pub fn push(&self, ask: ClientRequest<L>, reply: R) -> Option<R> {
+        let mut waiting = lock(&self.0);
+        if waiting.closed || waiting.asked.len() >= WAITING {
+            return Some(reply);
+        }
+        waiting.asked.push_back(Asked { ask, reply });
+        // One task at a time is on its way: it wakes the next one if there is more.
+        let idle = match waiting.asked.len() {
+            1 => waiting.idle.pop(),
+            _ => None,
+        };
+        drop(waiting);
+        idle.into_iter().for_each(Waker::wake);
+        None
+    }
+
+    /// Waits for the next request; `None` once the queue is closed.
+    pub(super) async fn next(&self) -> Option<Asked<L, R>> {
+        let mut taken = Taken::new();
+        self.take(|| 1, &mut taken).await;
+        taken.pop()
+    }
+
+    /// Waits for a request, and takes it. If it is an operation on a single key, also takes those
+    /// that wait behind it, up to `most()` in all. Takes none while `most()` is 0. Returns with
+    /// none once the queue is closed.
+    pub(super) async fn take(&self, most: impl Fn() -> usize, taken: &mut Taken<L, R>) {
+        poll_fn(|context| {
+            let (mut waiting, most) = (lock(&self.0), most());
+            if most > 0
+                && let Some(first) = waiting.asked.pop_front()
+            {
+                let is_edit = first.is_edit();
+                taken.push(first);
+                while is_edit
+                    && taken.len() < most
+                    && let Some(next) = waiting.asked.pop_front_if(|asked| asked.is_edit())
+                {
+                    taken.push(next);
+                }
+                let next = match waiting.asked.is_empty() {
+                    false => waiting.idle.pop(),
+                    true => None,
+                };
+                drop(waiting);
+                next.into_iter().for_each(Waker::wake);
+                return Poll::Ready(());
+            }
+            if waiting.closed {
+                return Poll::Ready(());
+            }
+            if !waiting.idle.iter().any(|idle| idle.will_wake(context.waker())) {
+                waiting.idle.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Closes the queue: the tasks end. Gives back the replies of the requests that wait.
+    pub fn close(&self) -> Vec<R> {
+        let (asked, idle) = {
+            let mut waiting = lock(&self.0);
+            waiting.closed = true;
+            (std::mem::take(&mut waiting.asked), std::mem::take(&mut waiting.idle))
+        };
+        idle.into_iter().for_each(Waker::wake);
+        asked.into_iter().map(|asked| asked.reply).collect()
+    }
+
+    /// Whether the queue is closed.
+    pub fn is_closed(&self) -> bool {
+        lock(&self.0).closed
+    }
+}
+
+/// The queues of a compute server.
+#[derive(Debug)]
+pub struct Queues<L: Layout, R> {
+    /// One queue per thread.
+    pub threads: Vec<Queue<L, R>>,
+    /// Bulk loads, which one thread serves.
+    pub loads: Queue<L, R>,
+}
+
+impl<L: Layout, R> Queues<L, R> {
+    /// Queues for this many threads.
+    pub fn new(threads: usize) -> Self {
+        Self { threads: (0..threads).map(|_| Queue::default()).collect(), loads: Queue::default() }
+    }
+
+    /// Queues a request for the thread of this number. Gives its reply back if the queue is full or
+    /// closed.
+    #[must_use]
+    pub fn push(&self, ask: ClientRequest<L>, reply: R, thread: usize) -> Option<R> {
+        match ask.is_load() {
+            true => self.loads.push(ask, reply),
+            false => self.threads[thread % self.threads.len()].push(ask, reply),
+        }
+    }
+
+    /// Closes all queues: the tasks end. Gives back the replies of the requests that wait.
+    pub fn close(&self) -> Vec<R> {
+        let queues = self.threads.iter().chain([&self.loads]);
+        queues.flat_map(Queue::close).collect()
+    }
+}
