@@ -54,6 +54,6 @@ pub use cluster::{Cluster, Provider};
 pub use counters::{CounterSnapshot, Counters};
 pub use error::{FabricError, Uncertainty};
 pub use message::{MAX_MESSAGE_BYTES, Message};
-pub use region::{Backing, Region, RegionError, prefetch};
+pub use region::{Backing, Region, RegionError, prefetch, table};
 pub use service::{CostModel, Cpu, InlineCpu, RpcService, Rule, Work, now_or_never};
 pub use verbs::Fabric;

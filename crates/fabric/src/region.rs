@@ -20,12 +20,14 @@ use thiserror::Error;
 mod copying;
 #[cfg(not(any(loom, shuttle)))]
 mod mapping;
+mod table;
 #[cfg(not(any(loom, shuttle)))]
 use mapping::Mapping;
 
 pub(crate) use copying::copy_words;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use copying::{load_bytes, store_bytes};
+pub use table::table;
 
 /// Kind of memory behind a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -261,12 +261,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         // Take both cache misses at once. The cooling bucket is used only after the READ.
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
-        match self.cache.mapping.get(address.to_bits()) {
-            Mapped::Absent => {}
-            Mapped::Io => return Err(Restart::Busy),
-            Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
-        }
-        let free = self.free_frame().await?; // C16
+        let free = match self.free_now() {
+            Some(free) => free, // C16
+            None => match self.cache.mapping.get(address.to_bits()) {
+                // Do not evict a node for one that may be in the cache.
+                Mapped::Absent => self.make_room().await?,
+                Mapped::Io => return Err(Restart::Busy),
+                Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
+            },
+        };
         let (low, high) = slot_range(parent.page, slot);
         // A node that is merged away or moved meanwhile changes its parent first.
         let is_there = || {

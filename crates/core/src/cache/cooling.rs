@@ -13,8 +13,8 @@
 
 use super::FrameId;
 use super::mapping::spread;
-use farleaf_fabric::prefetch;
 use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_fabric::{prefetch, table};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 
@@ -111,7 +111,7 @@ impl CoolingMap {
     /// A map of about `frames` slots, with at least one bucket.
     pub fn new(frames: usize) -> Self {
         let buckets = frames.div_ceil(SLOTS).max(1);
-        Self { buckets: (0..buckets).map(|_| CoolingBucket::default()).collect() }
+        Self { buckets: table(buckets, |_| CoolingBucket::default()) }
     }
 
     fn bucket(&self, random: u64) -> usize {

@@ -12,7 +12,7 @@
 
 use crate::page::{Latch, Layout, Page};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
-use farleaf_fabric::{Buffer, Region, RegionError, prefetch};
+use farleaf_fabric::{Buffer, Region, RegionError, prefetch, table};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -116,7 +116,7 @@ impl<L: Layout> Arena<L> {
         };
         Ok(Self {
             memory: Arc::new(Region::new(bytes)?),
-            headers: (0..frames).map(header).collect(),
+            headers: table(frames as usize, header),
             detached: AtomicU64::new(0),
             layout: PhantomData,
         })
@@ -152,10 +152,12 @@ impl<L: Layout> Arena<L> {
         &self.headers[frame.index()]
     }
 
-    /// Prefetches the cache lines that an eviction of the frame reads.
+    /// Prefetches a frame that is about to be evicted: its header, and all lines of its page, which
+    /// the next READ will be copied to.
+    #[inline]
     pub(super) fn prefetch(&self, frame: FrameId) {
         prefetch(self.header(frame));
-        prefetch(&self.page(frame).words()[0]);
+        prefetch(self.page(frame).words());
     }
 
     /// What the frame is used for. Trust this only under the frame's latch.

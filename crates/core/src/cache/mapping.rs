@@ -13,8 +13,8 @@
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
 use super::FrameId;
-use farleaf_fabric::prefetch;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::{prefetch, table};
 use std::fmt;
 
 const SLOTS: usize = 4;
@@ -117,7 +117,7 @@ impl Mapping {
     /// Creates a table sized for about `nodes` nodes. It can hold more.
     pub fn new(nodes: usize) -> Self {
         let buckets = (nodes / 2).max(1).next_power_of_two();
-        let buckets = (0..buckets).map(|_| Bucket::default()).collect();
+        let buckets = table(buckets, |_| Bucket::default());
         Self { buckets, generation: AtomicU64::new(0) }
     }
 

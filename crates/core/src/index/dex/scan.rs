@@ -28,6 +28,9 @@ use std::ops::Bound;
 /// The records found so far.
 type Found<L> = RefCell<Records<<L as Layout>::Key, <L as Layout>::Value>>;
 
+/// Most records for which a scan makes room before it has found them.
+const MOST_RESERVED: usize = 1024;
+
 /// Moving average of the records per leaf, in sixteenths.
 #[derive(Debug, Default)]
 pub(super) struct LeafSizes {
@@ -159,6 +162,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             true => last(scan, &range),
             false => Some(first(scan, &range)),
         };
+        out.reserve(scan.limit.min(MOST_RESERVED).saturating_sub(out.len()));
         let found = RefCell::new(std::mem::take(out));
         let outcome = self.scan_from(begin, scan, &range, &found).await;
         *out = found.into_inner();
@@ -339,7 +343,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         above: OptimisticRef<'_, L>,
     ) -> Result<(Records<L::Key, L::Value>, LeafEnd<L::Key>), RemoteError> {
         let probe = part.probe();
-        let records = RefCell::new(Records::new());
+        let records = RefCell::new(Records::with_capacity(part.limit.min(L::CAPACITY)));
         let read = |leaf: Page<'_, L>| part.collect(leaf, 0, &records);
         let leaf = match self.try_read_below(above, probe, &read).await {
             Ok(leaf) => leaf,
