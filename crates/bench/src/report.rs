@@ -11,8 +11,8 @@ use farleaf_core::wire::Usage;
 use serde::{Deserialize, Serialize};
 
 /// The settings and results of one run. Outside the simulator `seconds`, `throughput_ops_per_s`,
-/// `latency_ns` and `load_seconds` depend on the machine. All other figures depend on the settings
-/// alone.
+/// `latency_ns`, `load_seconds` and the processor time depend on the machine. All other figures
+/// depend on the settings alone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Name of the index design.
@@ -87,6 +87,21 @@ pub struct Report {
     /// Operations over time, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
+    /// Most single-key operations that a client gave the index in one call; `None` if each had a
+    /// call of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<u16>,
+    /// Processor time of the clients' threads during the measurement, without drawing operations.
+    /// `None` in the simulator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_seconds: Option<f64>,
+    /// `cpu_seconds` divided by the operations, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_ns_per_operation: Option<f64>,
+    /// The part of `cpu_ns_per_operation` that the harness takes, measured over an index that does
+    /// nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub harness_cpu_ns_per_operation: Option<f64>,
 }
 
 /// A shift of the popular keys.
@@ -240,6 +255,10 @@ impl Report {
         let per_operation = |count: u64| count as f64 / operations;
         self.operations = measured.operations;
         self.seconds = measured.elapsed_ns as f64 / 1e9;
+        if measured.cpu_ns > 0 && self.fabric != "sim" {
+            self.cpu_seconds = Some(measured.cpu_ns as f64 / 1e9);
+            self.cpu_ns_per_operation = Some(per_operation(measured.cpu_ns));
+        }
         let succeeded = (measured.operations - measured.errors) as f64;
         self.throughput_ops_per_s = succeeded / measured.elapsed_ns.max(1) as f64 * 1e9;
         self.latency_ns = Latency {

@@ -54,6 +54,7 @@ fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
         amount,
         shift: None,
         timeline: None,
+        batch: 1,
         own_keys: false,
         reshaping: Reshaping::default(),
     }

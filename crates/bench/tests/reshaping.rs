@@ -37,7 +37,17 @@ fn run_of(keys: &KeySpace, compute_servers: u16, amount: Amount, reshaping: Resh
     };
     let timeline = Some(Interval::Parts(60));
     let own_keys = false;
-    Run { stream, compute_servers, threads: 4, amount, shift: None, timeline, own_keys, reshaping }
+    Run {
+        stream,
+        compute_servers,
+        threads: 4,
+        amount,
+        shift: None,
+        timeline,
+        batch: 1,
+        own_keys,
+        reshaping,
+    }
 }
 
 fn dex<P: Provider>(provider: &P, keys: &KeySpace, options: &DexOptions<u64>) -> Testbed<Dex, P> {

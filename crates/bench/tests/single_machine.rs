@@ -85,6 +85,7 @@ fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> Run {
         amount,
         shift: None,
         timeline: None,
+        batch: 1,
         own_keys: false,
         reshaping: Reshaping::default(),
     }

@@ -173,6 +173,7 @@ impl Task for Demo<'_> {
                 amount: Amount::Operations(operations),
                 shift: None,
                 timeline: None,
+                batch: 1,
                 own_keys: false,
                 reshaping: Reshaping::default(),
             };

@@ -45,6 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         amount: Amount::Operations(50_000),
         shift: None,
         timeline: None,
+        batch: 1,
         own_keys: true,
         reshaping: Reshaping::default(),
     };

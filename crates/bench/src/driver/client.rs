@@ -2,13 +2,15 @@
 //!
 //! *Thread safety*: belongs to its thread.
 
+use super::block::Block;
 use super::moment::Due;
-use super::{Amount, Measurement, PROGRESS_EVERY, Progress};
+use super::{Amount, Measurement, PROGRESS_EVERY, Progress, Run};
 use crate::timeline::Recorder;
 use crate::workload::{Operation, OperationStream};
-use farleaf_core::index::{Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
+use rustix::time::{ClockId, clock_gettime};
 use std::ops::Bound;
 
 /// The state of one client's loop.
@@ -28,9 +30,45 @@ pub(super) struct Client<'a, F> {
     pub(super) clock: Option<&'a AtomicU64>,
     /// Ask only for keys that the client's compute server owns.
     pub(super) own_keys: bool,
+    /// Most single-key operations that one call of the index executes.
+    pub(super) batch: usize,
+    /// Operations drawn ahead.
+    pub(super) block: Block,
+    /// The operations of the present call, if it executes several.
+    pub(super) together: Vec<Operation>,
+    /// Time, and processor time of this thread, spent on drawing.
+    pub(super) drawing_ns: u64,
+    pub(super) drawing_cpu_ns: u64,
 }
 
-impl<F: Fabric> Client<'_, F> {
+impl<'a, F: Fabric> Client<'a, F> {
+    /// A client of `run` on this compute server.
+    pub(super) fn new(
+        fabric: &'a F,
+        stream: OperationStream,
+        run: &Run,
+        compute_server: u16,
+        progress: Progress<'a>,
+    ) -> Self {
+        Self {
+            fabric,
+            stream,
+            measured: Measurement::new(),
+            progress,
+            compute_server,
+            shift: None,
+            shifted_at_ns: None,
+            recorder: None,
+            clock: None,
+            own_keys: run.own_keys,
+            batch: run.batch.max(1),
+            block: Block::default(),
+            together: Vec::new(),
+            drawing_ns: 0,
+            drawing_cpu_ns: 0,
+        }
+    }
+
     pub(super) async fn work<I>(&mut self, index: &I, amount: Amount)
     where
         I: IndexAdmin<Key = u64, Value = u64>,
@@ -60,36 +98,18 @@ impl<F: Fabric> Client<'_, F> {
                 now_ns = self.fabric.now_ns();
                 continue;
             }
-            let Some(operation) = self.next(index) else {
-                // No time passes here, so this must count as an operation for the loop to end.
-                let full = IndexError::InvalidArgument("the key space has no room for a new key");
-                self.measured.record(Err(full), 0);
-                done += 1;
+            if self.block.is_empty() {
+                self.draw(index, operations - done, done);
                 now_ns = self.fabric.now_ns();
-                if let Some(recorder) = &mut self.recorder {
-                    recorder.record(self.compute_server, now_ns, true);
-                }
-                continue;
-            };
-            let begin_ns = self.fabric.now_ns();
-            let result = execute(index, operation, self.stream.batch()).await;
-            now_ns = self.fabric.now_ns();
-            if let (Operation::Insert { .. }, Ok(true)) = (operation, &result) {
-                self.stream.inserted();
-                self.measured.inserted += 1;
             }
-            if let Some(recorder) = &mut self.recorder {
-                let owner = first_key(&operation, self.stream.batch())
-                    .and_then(|key| index.compute_server_of(&key))
-                    .unwrap_or(self.compute_server);
-                recorder.record(owner, now_ns, result.is_err());
-            }
-            self.measured.record(result, now_ns - begin_ns);
-            done += 1;
+            let (executed, ended_ns) = self.execute_some(index, now_ns).await;
+            now_ns = ended_ns;
+            let before = done;
+            done += executed;
             if let Some(clock) = self.clock {
                 clock.store(done, Ordering::Release);
             }
-            if done.is_multiple_of(PROGRESS_EVERY) {
+            if before / PROGRESS_EVERY < done / PROGRESS_EVERY {
                 (self.progress)(PROGRESS_EVERY);
             }
         }
@@ -103,21 +123,117 @@ impl<F: Fabric> Client<'_, F> {
         index.owned_by(self.compute_server).is_some()
     }
 
-    /// Draws the next operation. With `own_keys`, it is one whose first key this compute server
-    /// owns, if one is found within [`MOST_DRAWN`] draws.
-    fn next<I: IndexAdmin<Key = u64>>(&mut self, index: &I) -> Option<Operation> {
-        let mut operation = self.stream.next();
-        for _ in 0..MOST_DRAWN {
-            let Some(drawn) = operation.filter(|_| self.own_keys) else { break };
-            let owner = first_key(&drawn, self.stream.batch())
-                .and_then(|key| index.compute_server_of(&key));
-            if owner.is_none_or(|owner| owner == self.compute_server) {
-                break;
-            }
-            operation = self.stream.next();
-        }
-        operation
+    /// Draws the next block of at most `most` operations, after `done` have been executed.
+    fn draw<I: IndexAdmin<Key = u64>>(&mut self, index: &I, most: u64, done: u64) {
+        let (begin_ns, cpu_begin_ns) = (self.fabric.now_ns(), thread_cpu_ns());
+        // What is drawn may depend on time, on the owners of keys, or on the operations before.
+        let shifts_by_time = self.shift.is_some_and(|(due, _)| due.ns < u64::MAX);
+        let is_hasty = shifts_by_time || self.own_keys || self.stream.follows_insertions();
+        let length = if is_hasty { self.batch } else { Block::length(self.batch) };
+        let until_shift = self.shift.map_or(u64::MAX, |(due, _)| due.operations - done);
+        let count = most.min(until_shift).min(length as u64).max(1) as usize;
+        let (own_keys, me) = (self.own_keys, self.compute_server);
+        self.block.fill(count, &mut self.stream, |stream| match own_keys {
+            true => next_of(me, stream, index),
+            false => stream.next(),
+        });
+        self.drawing_ns += self.fabric.now_ns() - begin_ns;
+        self.drawing_cpu_ns += thread_cpu_ns() - cpu_begin_ns;
     }
+
+    /// Executes the operations of one call of the index, which begins at `begin_ns`. Returns how
+    /// many they were, and when they ended.
+    #[inline]
+    async fn execute_some<I>(&mut self, index: &I, begin_ns: u64) -> (u64, u64)
+    where
+        I: IndexAdmin<Key = u64, Value = u64>,
+    {
+        if self.batch > 1 {
+            self.block.take_edits(self.batch, &mut self.together);
+            if !self.together.is_empty() {
+                return self.execute_together(index, begin_ns).await;
+            }
+        }
+        let Some((drawn, keys)) = self.block.take() else { return (0, begin_ns) };
+        let (owner, result) = match &drawn {
+            Some(operation) => {
+                let result = execute(index, *operation, keys).await;
+                let key = self.recorder.as_ref().and_then(|_| first_key(operation, keys));
+                (key.and_then(|key| index.compute_server_of(&key)), result)
+            }
+            None => {
+                let full = IndexError::InvalidArgument("the key space has no room for a new key");
+                (None, Err(full))
+            }
+        };
+        let now_ns = self.fabric.now_ns();
+        self.ended(drawn, owner, result, (begin_ns, now_ns));
+        (1, now_ns)
+    }
+
+    /// Executes the single-key operations in `together` by one call of the index.
+    async fn execute_together<I>(&mut self, index: &I, begin_ns: u64) -> (u64, u64)
+    where
+        I: IndexAdmin<Key = u64, Value = u64>,
+    {
+        let together = std::mem::take(&mut self.together);
+        let edits: Vec<_> = together.iter().filter_map(Operation::edit).collect();
+        let outcomes = index.execute_all(&edits).await;
+        let now_ns = self.fabric.now_ns();
+        for (operation, outcome) in together.iter().zip(outcomes) {
+            let key = self.recorder.as_ref().and_then(|_| first_key(operation, &[]));
+            let owner = key.and_then(|key| index.compute_server_of(&key));
+            let result = outcome.map(|answer| answer.applied);
+            self.ended(Some(*operation), owner, result, (begin_ns, now_ns));
+        }
+        let count = together.len() as u64;
+        self.together = together;
+        (count, now_ns)
+    }
+
+    /// Records an operation that ran during `times`.
+    #[inline]
+    fn ended(
+        &mut self,
+        drawn: Option<Operation>,
+        owner: Option<u16>,
+        result: Result<bool, IndexError>,
+        times: (u64, u64),
+    ) {
+        if let (Some(Operation::Insert { .. }), Ok(true)) = (drawn, &result) {
+            self.stream.inserted();
+            self.measured.inserted += 1;
+        }
+        let (begin_ns, now_ns) = times;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(owner.unwrap_or(self.compute_server), now_ns, result.is_err());
+        }
+        self.measured.record(result, now_ns - begin_ns);
+    }
+}
+
+/// Draws operations until the first key of one is owned by compute server `me`, or until
+/// [`MOST_DRAWN`] have been drawn.
+fn next_of<I>(me: u16, stream: &mut OperationStream, index: &I) -> Option<Operation>
+where
+    I: IndexAdmin<Key = u64>,
+{
+    let mut operation = stream.next();
+    for _ in 0..MOST_DRAWN {
+        let drawn = operation?;
+        let owner = first_key(&drawn, stream.batch()).and_then(|key| index.compute_server_of(&key));
+        if owner.is_none_or(|owner| owner == me) {
+            break;
+        }
+        operation = stream.next();
+    }
+    operation
+}
+
+/// The processor time that this thread has used, in nanoseconds.
+pub(super) fn thread_cpu_ns() -> u64 {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
 }
 
 /// Poll interval of a client while its compute server owns no keys, in nanoseconds.
@@ -153,16 +269,6 @@ where
 {
     Ok(match operation {
         Operation::Get { key } => index.get(&key).await?.is_some(),
-        Operation::Insert { key, value } => index.insert(&key, &value).await?,
-        Operation::Update { key, value } => index.update(&key, &value).await?,
-        Operation::Upsert { key, value } => {
-            index.upsert(&key, &value).await?;
-            true
-        }
-        Operation::Remove { key } => index.remove(&key).await?,
-        Operation::CompareExchange { key, expected, new } => {
-            index.compare_exchange(&key, &expected, &new).await? == Exchange::Exchanged
-        }
         Operation::ReadModifyWrite { key, value } => {
             index.get(&key).await?.is_some() && index.update(&key, &value).await?
         }
@@ -173,6 +279,10 @@ where
             !index.scan(&Scan::range(from..below)).await?.is_empty()
         }
         Operation::MultiGet => index.multi_get(batch).await?.iter().all(Option::is_some),
+        change => match change.edit() {
+            Some(edit) => index.execute(edit).await?.applied,
+            None => unreachable!("all other operations change a single key"),
+        },
     })
 }
 

@@ -20,8 +20,11 @@ pub struct Measurement {
     pub misses: u64,
     /// New keys inserted, including those of the warm-up.
     pub inserted: u64,
-    /// From the first client's start to the last one's end, in nanoseconds.
+    /// From the first client's start to the last one's end, in nanoseconds, without the time that
+    /// every client spends on drawing operations.
     pub elapsed_ns: u64,
+    /// Processor time of the clients' threads, without drawing operations, in nanoseconds.
+    pub cpu_ns: u64,
     /// Latencies of the successful operations, in nanoseconds.
     pub latency_ns: Histogram<u64>,
     /// Fabric counters, summed over the endpoints of clients and of writing back by age.
@@ -46,6 +49,7 @@ impl Measurement {
             misses: 0,
             inserted: 0,
             elapsed_ns: 0,
+            cpu_ns: 0,
             latency_ns: Histogram::new_with_max(LONGEST_LATENCY_NS, 3).expect("valid bounds"),
             counters: CounterSnapshot::default(),
             cache: CacheCounters::default(),
@@ -79,6 +83,7 @@ impl Measurement {
         self.errors += other.errors;
         self.misses += other.misses;
         self.inserted += other.inserted;
+        self.cpu_ns += other.cpu_ns;
         self.latency_ns.add(other.latency_ns).expect("equal bounds");
         self.counters += other.counters;
         self.cache += other.cache;

@@ -16,8 +16,10 @@
 //! provider chooses.
 
 mod background;
+mod block;
 mod changes;
 mod client;
+mod idle;
 mod measurement;
 mod moment;
 
@@ -30,13 +32,14 @@ use crate::keys::KeySpace;
 use crate::timeline::{Interval, Recorder, Timeline};
 use crate::workload::{Inserted, Operation, OperationStream, StreamConfig};
 use background::{AtWork, BackgroundTasks};
-use client::Client;
+use client::{Client, thread_cpu_ns};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::Usage;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Provider};
+use idle::Idle;
 use moment::Gate;
 use thiserror::Error;
 
@@ -113,6 +116,9 @@ pub struct Run {
     pub shift: Option<HotspotShift>,
     /// The intervals of the timeline, if one is recorded.
     pub timeline: Option<Interval>,
+    /// Most single-key operations that a client gives the index in one call; they are the next ones
+    /// in its stream. The latency of each is that of the call.
+    pub batch: usize,
     /// Makes each client ask only for keys that its compute server owns, as when requests are sent
     /// to the owner. Spare compute servers then have clients too, which wait while their compute
     /// server owns no keys.
@@ -247,18 +253,8 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             }
             let _at_work = AtWork::new(&background);
             let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
-            let mut client = Client {
-                fabric: &fabric,
-                stream: OperationStream::for_run(&run.stream, number_of_run, number, &inserted),
-                measured: Measurement::new(),
-                progress,
-                compute_server: compute_servers[number],
-                shift: None,
-                shifted_at_ns: None,
-                recorder: None,
-                clock: None,
-                own_keys: run.own_keys,
-            };
+            let stream = OperationStream::for_run(&run.stream, number_of_run, number, &inserted);
+            let mut client = Client::new(&fabric, stream, run, compute_servers[number], progress);
             if let Ok(index) = &opened {
                 client.work(index, run.amount.twentieth().share(number, clients)).await;
             }
@@ -274,8 +270,12 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             client.recorder =
                 run.timeline.map(|interval| Recorder::new(interval, origin_ns, servers, clients));
             client.clock = background.clock(number);
+            (client.drawing_ns, client.drawing_cpu_ns) = (0, 0);
+            let cpu_begin_ns = thread_cpu_ns();
             client.work(&index, amount).await;
+            let cpu_ns = thread_cpu_ns() - cpu_begin_ns;
             let mut measured = client.measured;
+            measured.cpu_ns = cpu_ns.saturating_sub(client.drawing_cpu_ns);
             measured.counters = fabric.counters().snapshot() - before;
             measured.cache = index.cache_counters() - cache_before;
             Ok(Brought::Client(Box::new(Outcome {
@@ -283,12 +283,32 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
                 origin_ns,
                 start_ns,
                 end_ns: fabric.now_ns(),
+                drawing_ns: client.drawing_ns,
                 next_number: client.stream.next_number(),
                 shifted_at_ns: client.shifted_at_ns,
                 recorder: client.recorder,
             })))
         });
         self.sum(outcomes)
+    }
+
+    /// The harness's own processor time for each operation of a run, in nanoseconds: that of one of
+    /// its clients over an index that does nothing. It is part of [`Measurement::cpu_ns`].
+    pub fn harness_cpu_ns(&self, run: &Run) -> f64 {
+        const OPERATIONS: u64 = 200_000;
+        let (runs, next_number) = (self.runs, self.next_number);
+        self.cluster.run_one(async |fabric| {
+            let inserted = Arc::new(Inserted::new(1, next_number));
+            let stream = OperationStream::for_run(&run.stream, runs, 0, &inserted);
+            let run = Run { own_keys: false, ..run.clone() };
+            let mut client = Client::new(&fabric, stream, &run, 0, &|_| ());
+            client.work(&Idle, Amount::Operations(OPERATIONS / 20)).await;
+            client.drawing_cpu_ns = 0;
+            let begin_ns = thread_cpu_ns();
+            client.work(&Idle, Amount::Operations(OPERATIONS)).await;
+            let spent_ns = (thread_cpu_ns() - begin_ns).saturating_sub(client.drawing_cpu_ns);
+            spent_ns as f64 / OPERATIONS as f64
+        })
     }
 
     /// Replays operations in order with a single client, without a warm-up.
@@ -375,6 +395,8 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
     ) -> Result<Measurement, BenchError> {
         let mut sum = Measurement::new();
         let (mut origin_ns, mut start_ns, mut end_ns) = (0, u64::MAX, 0);
+        // While one client draws, others may execute: only what all of them spend does not count.
+        let mut drawing_ns = u64::MAX;
         let mut recorders = Vec::new();
         let mut shifted_at_ns: Option<u64> = None;
         for (client, outcome) in outcomes.into_iter().enumerate() {
@@ -391,13 +413,14 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
             };
             start_ns = start_ns.min(outcome.start_ns);
             end_ns = end_ns.max(outcome.end_ns);
+            drawing_ns = drawing_ns.min(outcome.drawing_ns);
             origin_ns = outcome.origin_ns;
             recorders.extend(outcome.recorder);
             shifted_at_ns = shifted_at_ns.into_iter().chain(outcome.shifted_at_ns).min();
             self.next_number = self.next_number.max(outcome.next_number);
             sum.add(outcome.measured);
         }
-        sum.elapsed_ns = end_ns.saturating_sub(start_ns);
+        sum.elapsed_ns = end_ns.saturating_sub(start_ns).saturating_sub(drawing_ns);
         sum.shifted_at_ns = shifted_at_ns.map(|at_ns| at_ns.saturating_sub(origin_ns));
         sum.timeline = Timeline::of(recorders, origin_ns, end_ns);
         sum.changes.sort_by_key(|made| made.at_ns);
@@ -431,6 +454,7 @@ struct Outcome {
     origin_ns: u64,
     start_ns: u64,
     end_ns: u64,
+    drawing_ns: u64,
     next_number: u64,
     shifted_at_ns: Option<u64>,
     recorder: Option<Recorder>,

@@ -17,6 +17,7 @@ use super::distribution::{Places, Ranks};
 use super::{Distribution, Mix, OperationKind, Permutation, ScanLength};
 use crate::keys::KeySpace;
 use crate::keys::mix64;
+use farleaf_core::page::{Action, LeafEdit};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
@@ -45,6 +46,26 @@ pub enum Operation {
     ScanInterval { from: u64, below: u64 },
     /// Looks up the keys in [`OperationStream::batch`].
     MultiGet,
+}
+
+impl Operation {
+    /// The operation on a single key that the index is asked for; `None` for reads of several
+    /// records, and for an operation in two steps.
+    #[inline]
+    pub fn edit(&self) -> Option<LeafEdit<&u64, &u64>> {
+        let (key, action) = match self {
+            Self::Get { key } => (key, Action::Get),
+            Self::Insert { key, value } => (key, Action::Insert(value)),
+            Self::Update { key, value } => (key, Action::Update(value)),
+            Self::Upsert { key, value } => (key, Action::Upsert(value)),
+            Self::Remove { key } => (key, Action::Remove),
+            Self::CompareExchange { key, expected, new } => {
+                (key, Action::CompareExchange(expected, new))
+            }
+            _ => return None,
+        };
+        Some(LeafEdit { key, action })
+    }
 }
 
 /// How many new keys each client has inserted. The distribution `latest` depends on it.
@@ -268,6 +289,12 @@ impl OperationStream {
                 Operation::MultiGet
             }
         })
+    }
+
+    /// Whether an operation depends on which insertions have ended, so that it cannot be drawn
+    /// before the one before it has ended.
+    pub fn follows_insertions(&self) -> bool {
+        self.latest
     }
 
     /// The keys of the [`Operation::MultiGet`] just returned.

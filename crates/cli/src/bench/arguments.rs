@@ -86,6 +86,9 @@ pub(crate) struct Arguments {
     /// Run this many clients of each compute server [default: 2, for a trace 1]
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) threads: Option<u16>,
+    /// Give the index up to this many consecutive single-key operations of a client in one call
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
+    pub(super) batch: u16,
     /// Run this many memory servers
     #[arg(
         long,
@@ -189,7 +192,7 @@ pub(crate) struct Arguments {
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
             "shift_hotspot_at", "timeline", "balance", "moves", "add_memory_server_at",
-            "own_keys", "dense", "upserts_among_more", "keep_values", "scan_intervals",
+            "own_keys", "batch", "dense", "upserts_among_more", "keep_values", "scan_intervals",
         ]
     )]
     pub(super) trace: Option<PathBuf>,

@@ -82,7 +82,7 @@ fn summary(report: &Report) -> String {
     let Report { compute_servers, threads, memory_servers, .. } = report;
     let cost = &report.per_operation;
     format!(
-        "{} on {} ({}), {} keys, {} operations in {:.3} s, seed {}\n\
+        "{} on {} ({}), {} keys, {} operations in {:.3} s{}, seed {}\n\
          {} fabric, {compute_servers} compute x {threads} threads, {memory_servers} memory servers, {} \
          partitioning{}\n{}\n\
          bytes per operation: {:.1} read, {:.1} written, {:.1} by RPC; retries {:.4}; misses {}\n\
@@ -93,6 +93,7 @@ fn summary(report: &Report) -> String {
         grouped(report.keys),
         grouped(report.operations),
         report.seconds,
+        of_processors(report),
         report.seed,
         report.fabric,
         report.partitioning,
@@ -107,6 +108,18 @@ fn summary(report: &Report) -> String {
         report.memory.pool_bytes_per_key,
         of_cache(report),
     ) + &reshaping::summary(report)
+}
+
+/// The processor time of the clients, if it is known.
+fn of_processors(report: &Report) -> String {
+    let each = report.batch.map_or(String::new(), |batch| format!(" in calls of up to {batch}"));
+    let harness = report
+        .harness_cpu_ns_per_operation
+        .map_or(String::new(), |ns| format!(", of which {ns:.0} ns for the benchmark itself"));
+    match report.cpu_ns_per_operation {
+        Some(ns) => format!("{each} ({ns:.0} ns of processor time each{harness})"),
+        None => each,
+    }
 }
 
 /// The cache's part of the report, if the design has a cache.
@@ -176,6 +189,9 @@ impl Task for Bench<'_> {
                 let running = bar("warm-up and measurement", total);
                 let measured = testbed.measure(run, &|done| running.inc(done))?;
                 running.finish_and_clear();
+                if report.fabric != "sim" {
+                    report.harness_cpu_ns_per_operation = Some(testbed.harness_cpu_ns(run));
+                }
                 measured
             }
         };

@@ -114,6 +114,7 @@ impl Plan {
                     amount,
                     shift,
                     timeline,
+                    batch: arguments.batch.into(),
                     own_keys,
                     reshaping,
                 };
@@ -154,6 +155,7 @@ impl Plan {
                     false => 0,
                 },
                 seed: arguments.seed,
+                batch: (arguments.batch > 1).then_some(arguments.batch),
                 fill: arguments.fill,
                 clustered: arguments.clustered,
                 partitioning: arguments.partitioning.name().to_owned(),

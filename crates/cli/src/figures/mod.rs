@@ -298,6 +298,7 @@ impl Setting {
             amount: Amount::Operations(self.operations()),
             shift: None,
             timeline: None,
+            batch: 1,
             own_keys: false,
             reshaping: Reshaping::default(),
         };

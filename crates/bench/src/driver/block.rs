@@ -1,0 +1,68 @@
+//! Operations drawn ahead of their execution, so that the cost of drawing is not measured.
+//!
+//! *Thread safety*: belongs to its client.
+
+use crate::workload::{Operation, OperationStream};
+use std::ops::Range;
+
+/// Operations that are drawn together, unless each must be drawn by itself.
+const TOGETHER: usize = 128;
+
+/// Operations that a client has drawn and not executed yet.
+#[derive(Debug, Default)]
+pub(super) struct Block {
+    /// Each operation with its range of `keys`. `None` stands for an insertion into a full key
+    /// space.
+    drawn: Vec<(Option<Operation>, Range<usize>)>,
+    /// The keys of all [`Operation::MultiGet`]s.
+    keys: Vec<u64>,
+    /// The place of the next operation.
+    next: usize,
+}
+
+impl Block {
+    /// How many operations to draw for calls of the index with `batch` operations each.
+    pub(super) fn length(batch: usize) -> usize {
+        TOGETHER.next_multiple_of(batch)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.next == self.drawn.len()
+    }
+
+    /// Replaces an empty block by `count` operations that `draw` takes from the stream.
+    pub(super) fn fill(
+        &mut self,
+        count: usize,
+        stream: &mut OperationStream,
+        mut draw: impl FnMut(&mut OperationStream) -> Option<Operation>,
+    ) {
+        debug_assert!(self.is_empty(), "an operation would be lost");
+        self.drawn.clear();
+        self.keys.clear();
+        self.next = 0;
+        for _ in 0..count {
+            let operation = draw(stream);
+            let from = self.keys.len();
+            if operation == Some(Operation::MultiGet) {
+                self.keys.extend_from_slice(stream.batch());
+            }
+            self.drawn.push((operation, from..self.keys.len()));
+        }
+    }
+
+    /// Takes the next operation, and the keys of a [`Operation::MultiGet`].
+    pub(super) fn take(&mut self) -> Option<(Option<Operation>, &[u64])> {
+        let (operation, keys) = self.drawn.get(self.next)?;
+        self.next += 1;
+        Some((*operation, &self.keys[keys.clone()]))
+    }
+
+    /// Takes at most `most` operations from the front, as long as they are on single keys.
+    pub(super) fn take_edits(&mut self, most: usize, edits: &mut Vec<Operation>) {
+        edits.clear();
+        let rest = self.drawn[self.next..].iter().take(most);
+        edits.extend(rest.map_while(|(operation, _)| operation.filter(|one| one.edit().is_some())));
+        self.next += edits.len();
+    }
+}

@@ -1,0 +1,58 @@
+//! An index that does nothing, to measure what the harness itself costs.
+//!
+//! *Thread safety*: a plain value.
+
+use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
+use farleaf_core::page::{Answer, LeafEdit};
+
+/// Every operation succeeds at once; every key is there.
+#[derive(Debug)]
+pub(super) struct Idle;
+
+impl RangeIndex for Idle {
+    type Key = u64;
+    type Value = u64;
+
+    async fn get(&self, key: &u64) -> Result<Option<u64>, IndexError> {
+        Ok(Some(*key))
+    }
+
+    async fn execute(&self, edit: LeafEdit<&u64, &u64>) -> Result<Answer<u64>, IndexError> {
+        Ok(Answer { applied: true, found: Some(*edit.key) })
+    }
+
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&u64, &u64>],
+    ) -> Vec<Result<Answer<u64>, IndexError>> {
+        let applied =
+            |edit: &LeafEdit<&u64, &u64>| Answer { applied: true, found: Some(*edit.key) };
+        edits.iter().map(|edit| Ok(applied(edit))).collect()
+    }
+
+    async fn multi_get(&self, keys: &[u64]) -> Result<Vec<Option<u64>>, IndexError> {
+        Ok(keys.iter().copied().map(Some).collect())
+    }
+
+    async fn scan(&self, _scan: &Scan<u64>) -> Result<Records<u64, u64>, IndexError> {
+        Ok(Vec::new())
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (u64, u64)>,
+        _fill: f64,
+    ) -> Result<u64, IndexError> {
+        Ok(records.count() as u64)
+    }
+
+    async fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+}
+
+impl IndexAdmin for Idle {
+    async fn collect(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+}
