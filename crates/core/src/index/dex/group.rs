@@ -175,7 +175,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     None => false,
                 };
                 if !has_ended {
-                    done(self.execute(*edit).await);
+                    done(Box::pin(self.execute(*edit)).await);
                 }
             })
         });
@@ -196,7 +196,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Ok(LeafOutcome::Changed { answer, sparse, .. }) => {
                 done(Ok(answer));
                 if sparse {
-                    self.merge_sparse(edit.key).await;
+                    Box::pin(self.merge_sparse(edit.key)).await;
                 }
             }
             Ok(LeafOutcome::Full) | Err(_) => return false,
