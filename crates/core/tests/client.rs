@@ -4,10 +4,10 @@
 
 use farleaf_core::client::{ClientIndex, ClientOptions};
 use farleaf_core::fabric::local::{LocalCluster, LocalConfig, LocalFabric};
-use farleaf_core::fabric::sync::{Arc, Mutex, lock};
+use farleaf_core::fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_core::fabric::{Call, Calls, Cluster, Cpu, Region};
 use farleaf_core::index::{IndexError, RangeIndex};
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::{Answer, Fixed8};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 
 type Ask = ClientRequest<Fixed8>;
@@ -118,4 +118,35 @@ fn any_number_of_records_is_upserted_in_order() {
     })
     .unwrap();
     assert_eq!(*lock(&seen), records);
+}
+
+/// A group that was redirected asked the former owner a second time, and the deadlines of its
+/// operations began only then.
+#[test]
+fn a_group_that_is_redirected_asks_the_former_owner_once() {
+    const KEYS: u64 = 8;
+    let (lookups, maps) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (asked, told) = (Arc::clone(&lookups), Arc::clone(&maps));
+    let former = Puppet(Box::new(move |ask| match ask {
+        Ask::Map if asked.load(Ordering::Relaxed) == 0 => map(1, 0),
+        Ask::Map => {
+            told.fetch_add(1, Ordering::Relaxed);
+            map(2, 1)
+        }
+        Ask::Edit(_) => {
+            asked.fetch_add(1, Ordering::Relaxed);
+            Told::NotOwner { owner: 1, epoch: 2 }
+        }
+        other => unreachable!("{other:?}"),
+    }));
+    let owner = Puppet(Box::new(move |ask| match ask {
+        Ask::Edit(edit) => Told::Edited(Answer::from_lookup(Some(edit.key))),
+        other => unreachable!("{other:?}"),
+    }));
+    let found = with_servers(vec![Arc::new(former), Arc::new(owner)], async |client| {
+        client.multi_get(&(0..KEYS).collect::<Vec<_>>()).await
+    });
+    assert_eq!(found, Ok((0..KEYS).map(Some).collect()));
+    let counted = (lookups.load(Ordering::Relaxed), maps.load(Ordering::Relaxed));
+    assert_eq!(counted, (KEYS, 1), "lookups and maps");
 }
