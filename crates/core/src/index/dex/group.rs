@@ -36,6 +36,8 @@ enum Progress<'a, L: Layout> {
     Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
     /// It must run alone.
     Alone,
+    /// It has ended, and has left its leaf sparse.
+    Sparse,
     /// It has ended.
     Done,
 }
@@ -140,15 +142,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 };
                 let ended =
                     self.end_at(LeafLocation::Hot(leaf), edit, |answer| done(place, answer));
+                // A merge waits for memory servers; the operations behind this one need not.
                 *progress = match ended.await {
-                    true => Progress::Done,
-                    false => Progress::Alone,
+                    Some(true) => Progress::Sparse,
+                    Some(false) => Progress::Done,
+                    None => Progress::Alone,
                 };
             }
         }
     }
 
-    /// Executes the operations whose leaves are not hot, and those that run alone.
+    /// Executes the operations whose leaves are not hot, and those that run alone. Merges the
+    /// leaves that operations have left sparse.
     async fn finish_others<'a>(
         &'a self,
         edits: &[EditOf<'_, L>],
@@ -161,46 +166,48 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
         }
         let others = group.iter().zip(edits).enumerate().filter_map(|(place, (progress, edit))| {
-            let leaf = match *progress {
+            let (leaf, mut ended) = match *progress {
                 Progress::Missing(parent, slot, address) => {
-                    Some(LeafLocation::Elsewhere { parent, slot, address })
+                    (Some(LeafLocation::Elsewhere { parent, slot, address }), None)
                 }
+                Progress::Sparse => (None, Some(true)),
                 Progress::Done => return None,
-                _ => None,
+                _ => (None, None),
             };
             Some(async move {
                 let done = |outcome| done(place, outcome);
-                let has_ended = match leaf {
-                    Some(leaf) => self.end_at(leaf, edit, done).await,
-                    None => false,
-                };
-                if !has_ended {
-                    done(self.execute(*edit).await);
+                if let Some(leaf) = leaf {
+                    ended = self.end_at(leaf, edit, done).await;
+                }
+                match ended {
+                    Some(true) => self.merge_sparse(edit.key).await,
+                    Some(false) => {}
+                    None => done(self.execute(*edit).await),
                 }
             })
         });
         all(others).await;
     }
 
-    /// Executes an operation at its leaf. Returns whether it has ended; if not, nothing has
-    /// happened.
+    /// Executes an operation at its leaf. Once it has ended, returns whether it has left the leaf
+    /// sparse. `None` if it has not ended; then nothing has happened.
     #[inline]
     async fn end_at(
         &self,
         leaf: LeafLocation<'_, L>,
         edit: &EditOf<'_, L>,
         done: impl FnOnce(Result<Answer<L::Value>, RemoteError>),
-    ) -> bool {
+    ) -> Option<bool> {
         match self.run_at(leaf, Probe::At(edit.key), *edit).await {
-            Ok(LeafOutcome::Nothing(answer)) => done(Ok(answer)),
+            Ok(LeafOutcome::Nothing(answer)) => {
+                done(Ok(answer));
+                Some(false)
+            }
             Ok(LeafOutcome::Changed { answer, sparse, .. }) => {
                 done(Ok(answer));
-                if sparse {
-                    self.merge_sparse(edit.key).await;
-                }
+                Some(sparse)
             }
-            Ok(LeafOutcome::Full) | Err(_) => return false,
+            Ok(LeafOutcome::Full) | Err(_) => None,
         }
-        true
     }
 }
