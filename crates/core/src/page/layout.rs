@@ -182,8 +182,14 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// The number of leading words in use: the header and the entries.
     fn used_words(page: Page<'_, Self>) -> usize;
 
+    /// The words that a search of the page may read besides its header and its child words. Within
+    /// the page, whatever it contains.
+    fn search_words(page: Page<'_, Self>) -> Range<usize>;
+
     /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
+    /// Inner: the word that has the child at a slot below the capacity.
+    fn inner_child_word(slot: usize) -> usize;
     /// Inner: the child at a slot. Null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
     /// Inner: sets the child at a slot that has one.
