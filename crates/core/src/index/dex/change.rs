@@ -80,7 +80,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let restart = match self.try_run(probe, edit, offer).await {
                 Ok(LeafOutcome::Nothing(answer)) => return Ok((answer, false)),
                 Ok(LeafOutcome::Changed { answer, sparse, .. }) => return Ok((answer, sparse)),
-                Ok(LeafOutcome::Full) => self.try_make_room(probe).await.err(),
+                Ok(LeafOutcome::Full) => Box::pin(self.try_make_room(probe)).await.err(),
                 Err(restart) => Some(restart),
             };
             // The memory server refused: do the operation here.
@@ -88,7 +88,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 offer = Offer::Nothing;
             }
             let attempts = attempts.get_or_insert_with(|| self.attempts());
-            self.after(attempts, restart.unwrap_or(Restart::Again), probe).await?;
+            let restart = restart.unwrap_or(Restart::Again);
+            Box::pin(self.after(attempts, restart, probe)).await?;
         }
     }
 
