@@ -16,6 +16,8 @@ use farleaf_fabric::handshake::Token;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, Region, ServerId};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -71,18 +73,23 @@ fn cases() -> Vec<Case> {
     cases
 }
 
+/// Buffers that all tasks take in turn: the same ones whatever the number in flight, so that they
+/// are as cold in the caches.
+type Buffers = RefCell<VecDeque<Buffer>>;
+
 /// Transfers one after another until `end`; returns their number.
-async fn transfers(fabric: TcpFabric, case: Case, mut buffer: Buffer, end: Instant) -> u64 {
+async fn transfers(fabric: TcpFabric, case: Case, buffers: &Buffers, end: Instant) -> u64 {
     let places = (REGION_BYTES / case.bytes) as u64;
     let mut done = 0;
     loop {
         let offset = fabric.random() % places * case.bytes as u64;
         let at = GlobalAddr::new(ServerId::new(0), offset);
+        let buffer = buffers.borrow_mut().pop_front().expect("there are enough buffers");
         let ended = match case.verb {
             Verb::Read => fabric.read(at, buffer).await,
             Verb::Write => fabric.write(at, buffer).await,
         };
-        buffer = ended.unwrap();
+        buffers.borrow_mut().push_back(ended.unwrap());
         done += 1;
         if Instant::now() >= end {
             return done;
@@ -113,14 +120,15 @@ fn measure(cluster: &TcpCluster, memory: &Arc<Region>, case: Case, time: Duratio
     let driver = cluster.driver().unwrap();
     let fabric = driver.open(0, 0).unwrap();
     let total = std::cell::Cell::new(0);
+    let words = case.bytes / 8;
+    let buffer = |number| Buffer::over(Arc::clone(memory), number * words, words);
+    let buffers: Buffers = RefCell::new((0..case.in_flight.max(16)).map(buffer).collect());
     let mut executor = Executor::new();
     let (cpu_before, started) = (cpu_seconds(), Instant::now());
-    for number in 0..case.in_flight {
-        let words = case.bytes / 8;
-        let buffer = Buffer::over(Arc::clone(memory), number * words, words);
-        let (fabric, total) = (fabric.clone(), &total);
+    for _ in 0..case.in_flight {
+        let (fabric, total, buffers) = (fabric.clone(), &total, &buffers);
         executor.spawn(0, async move {
-            let done = transfers(fabric, case, buffer, started + time).await;
+            let done = transfers(fabric, case, buffers, started + time).await;
             total.set(total.get() + done);
         });
     }
