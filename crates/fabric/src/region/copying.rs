@@ -19,7 +19,9 @@ const STRING_WORDS: usize = 32;
 pub(crate) fn copy_words(from: &[AtomicU64], to: &[AtomicU64]) {
     assert_eq!(from.len(), to.len(), "both sides of a copy have one length");
     if STRING && from.len() >= STRING_WORDS {
-        return copy_string(from, to);
+        let target = to.as_ptr().cast_mut().cast();
+        // SAFETY: both slices have `from.len()` aligned words, which are atomics.
+        return unsafe { copy_string(from.as_ptr().cast(), target, from.len()) };
     }
     for (source, target) in from.iter().zip(to) {
         target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -37,28 +39,31 @@ const STRING: bool = cfg!(all(target_arch = "x86_64", not(any(loom, shuttle, mir
 /// their order among each other; they stay ordered with the stores before and after (Intel's
 /// manual, volume 3A, "Fast-String Operation and Out-of-Order Stores"). To the compiler it is an
 /// opaque block of relaxed loads and stores.
+///
+/// # Safety
+/// `from` points to `words` aligned words that may be read, `to` to as many that may be written:
+/// atomics, or memory that no other thread accesses.
 #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
 #[inline]
-fn copy_string(from: &[AtomicU64], to: &[AtomicU64]) {
-    // SAFETY: both slices have `from.len()` aligned words, which are atomics and may be read and
-    // written through shared references; the direction flag is clear between blocks of assembly.
+unsafe fn copy_string(from: *const u64, to: *mut u64, words: usize) {
+    // SAFETY: the caller's promise; the direction flag is clear between blocks of assembly.
     unsafe {
         std::arch::asm!(
             "rep movsq",
-            inout("rcx") from.len() => _,
-            inout("rsi") from.as_ptr() => _,
-            inout("rdi") to.as_ptr() => _,
+            inout("rcx") words => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
             options(nostack, preserves_flags),
         );
     }
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle, miri)))))]
-fn copy_string(_from: &[AtomicU64], _to: &[AtomicU64]) {
+unsafe fn copy_string(_from: *const u64, _to: *mut u64, _words: usize) {
     unreachable!("`rep movsq` is only used on x86-64")
 }
 
-/// Copies words out as bytes, little-endian, in ascending order.
+/// Copies words out as bytes, little-endian. The bytes are the caller's alone.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -66,12 +71,17 @@ fn copy_string(_from: &[AtomicU64], _to: &[AtomicU64]) {
 #[inline]
 pub(crate) fn load_bytes(from: &[AtomicU64], to: &mut [u8]) {
     assert_eq!(from.len() * 8, to.len(), "both sides of a copy have one length");
+    if STRING && from.len() >= STRING_WORDS && to.as_ptr().addr().is_multiple_of(8) {
+        // SAFETY: `to` has as many bytes as `from`, and is aligned; it is borrowed exclusively.
+        return unsafe { copy_string(from.as_ptr().cast(), to.as_mut_ptr().cast(), from.len()) };
+    }
     for (source, target) in from.iter().zip(to.chunks_exact_mut(8)) {
         target.copy_from_slice(&source.load(Ordering::Relaxed).to_le_bytes());
     }
 }
 
-/// Copies bytes, little-endian, into words, in ascending order; each word is written by one store.
+/// Copies bytes, little-endian, into words; each word is written by one store. The bytes do not
+/// change meanwhile.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -79,6 +89,12 @@ pub(crate) fn load_bytes(from: &[AtomicU64], to: &mut [u8]) {
 #[inline]
 pub(crate) fn store_bytes(from: &[u8], to: &[AtomicU64]) {
     assert_eq!(from.len(), to.len() * 8, "both sides of a copy have one length");
+    if STRING && to.len() >= STRING_WORDS && from.as_ptr().addr().is_multiple_of(8) {
+        // SAFETY: `from` has as many bytes as `to`, and is aligned; the words are atomics.
+        return unsafe {
+            copy_string(from.as_ptr().cast(), to.as_ptr().cast_mut().cast(), to.len())
+        };
+    }
     for (source, target) in from.chunks_exact(8).zip(to) {
         let word = u64::from_le_bytes(source.try_into().expect("8 bytes"));
         target.store(word, Ordering::Relaxed);
