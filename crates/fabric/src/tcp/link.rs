@@ -24,8 +24,9 @@ use std::net::TcpStream;
 
 type Slots = crate::endpoint::Slots<Progress>;
 
-/// Size of the buffer for received completions, and of that for outgoing requests.
-const QUEUE_BYTES: usize = 256 * 1024;
+/// Size of the buffer for received completions, and of that for outgoing requests: as much as the
+/// window lets arrive at once, by default.
+const QUEUE_BYTES: usize = 512 * 1024;
 /// Limit on receives in one visit, so that a server that keeps sending does not monopolize the
 /// thread.
 const RECEIVES: usize = 8;
