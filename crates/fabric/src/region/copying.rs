@@ -159,4 +159,67 @@ mod tests {
             }
         });
     }
+
+    /// Frames put the bytes at any alignment.
+    #[test]
+    fn bytes_of_every_length_and_alignment_are_copied() {
+        let (from, to) = (Region::new(4096).unwrap(), Region::new(4096).unwrap());
+        for (index, word) in (1..).zip(from.words()) {
+            word.store(index << 40 | index, Ordering::Relaxed);
+        }
+        let mut bytes = vec![0_u64; 512];
+        // SAFETY: the vector has these bytes, and every value of them is valid.
+        let bytes = unsafe { bytes.align_to_mut::<u8>().1 };
+        for length in 0..100 {
+            for first in [0, 1, 4, 8, 9, 16] {
+                bytes.fill(0xaa);
+                load_bytes(&from.words()[3..3 + length], &mut bytes[first..first + length * 8]);
+                assert!(bytes[..first].iter().all(|&byte| byte == 0xaa));
+                assert!(bytes[first + length * 8..].iter().all(|&byte| byte == 0xaa));
+                to.words().iter().for_each(|word| word.store(7, Ordering::Relaxed));
+                store_bytes(&bytes[first..first + length * 8], &to.words()[5..5 + length]);
+                for (index, word) in to.words().iter().enumerate() {
+                    let value = (index as u64).wrapping_sub(1);
+                    let copied = (5..5 + length).contains(&index);
+                    let expected = if copied { value << 40 | value } else { 7 };
+                    assert_eq!(word.load(Ordering::Relaxed), expected, "{length} {first} {index}");
+                }
+            }
+        }
+    }
+
+    /// The same as above, between words and bytes, aligned and not.
+    #[test]
+    fn no_word_is_torn_on_its_way_to_or_from_bytes() {
+        const ROUNDS: u64 = 20_000;
+        let shared = Region::new(4096).unwrap();
+        let word = |value: u64| value << 32 | (value ^ 0xffff_ffff);
+        shared.words().iter().for_each(|it| it.store(word(0), Ordering::Relaxed));
+        thread::scope(|scope| {
+            for writer in 0..2 {
+                let shared = &shared;
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let mut own = vec![0; 8 * 65];
+                        let first = round as usize % 2 * 3;
+                        for bytes in own[first..first + 8 * 64].chunks_exact_mut(8) {
+                            bytes.copy_from_slice(&word(round * 2 + writer).to_le_bytes());
+                        }
+                        let to = round as usize % 11;
+                        store_bytes(&own[first..first + 8 * 64], &shared.words()[to..to + 64]);
+                    }
+                });
+            }
+            let mut own = vec![0; 8 * 71];
+            for round in 0..ROUNDS as usize {
+                let (from, first) = (round % 7, round % 2 * 5);
+                let own = &mut own[first..first + 8 * 70];
+                load_bytes(&shared.words()[from..from + 70], own);
+                for bytes in own.chunks_exact(8) {
+                    let found = u64::from_le_bytes(bytes.try_into().unwrap());
+                    assert_eq!(found, word(found >> 32), "a torn word: {found:#x}");
+                }
+            }
+        });
+    }
 }
