@@ -33,7 +33,7 @@ use directory::Fixed;
 use owners::{SHORTEST_WAIT_NS, bad_reply};
 
 use crate::index::{IndexAdmin, IndexError};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::partition::{PartitionMap, Router, Unserved};
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse};
@@ -87,8 +87,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     pub fn with_map(
         fabric: F,
         options: ClientOptions,
-        map: PartitionMap<L::Key>,
-        directory: Rc<dyn Directory<L::Key>>,
+        map: PartitionMap<OwnedKey<L>>,
+        directory: Rc<dyn Directory<OwnedKey<L>>>,
     ) -> Self {
         Self::new(RemoteOwners { fabric, options, directory }, Arc::new(map))
     }
@@ -108,21 +108,28 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<ClientResponse<L>, IndexError> {
         self.fabric().charge(Work::Client).await;
         let owners = self.owners();
-        self.at_owner(|_| compute_server, |asked| owners.ask_owner(asked, ask, is_harmless)).await
+        self.at_owner(
+            |_| compute_server,
+            |asked| owners.ask_owner(asked, ask.encode(), is_harmless),
+        )
+        .await
     }
 
     /// Upserts many keys, not atomically.
     ///
     /// # Errors
     /// [`IndexError`]; some of the keys may be set then.
-    pub async fn upsert_all(&self, mut records: Vec<(L::Key, L::Value)>) -> Result<(), IndexError> {
+    pub async fn upsert_all(
+        &self,
+        mut records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
+    ) -> Result<(), IndexError> {
         let mut attempts = self.attempts();
         while !records.is_empty() {
             // Group them by owner; the owners set theirs concurrently.
             let map = self.map();
             let mut parts: Vec<(u16, ClientRequest<L>)> = Vec::new();
             for (key, value) in records.drain(..) {
-                let owner = map.owner_of(&key);
+                let owner = map.owner_of(L::key(&key));
                 match parts.iter_mut().find(|(other, _)| *other == owner) {
                     Some((_, ClientRequest::UpsertAll { records })) => records.push((key, value)),
                     _ => parts
@@ -130,7 +137,9 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 }
             }
             // Setting a key twice has the same effect as setting it once.
-            let asked = parts.iter().map(|(owner, ask)| self.owners().ask_owner(*owner, ask, true));
+            let asked = parts
+                .iter()
+                .map(|(owner, ask)| self.owners().ask_owner(*owner, ask.encode(), true));
             let outcomes = all(asked).await;
             let mut last = None;
             for ((owner, ask), outcome) in parts.into_iter().zip(outcomes) {

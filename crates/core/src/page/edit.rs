@@ -3,8 +3,9 @@
 //!
 //! *Thread safety*: plain functions. The caller holds the leaf.
 
-use super::layout::{Layout, LeafInsert};
+use super::layout::{Layout, LeafInsert, OwnedValue};
 use super::view::{HEADER_WORDS, META_WORD, Page};
+use std::borrow::Borrow;
 use std::ops::Range;
 
 /// An operation on one key. While it runs it borrows its key and values; in a message it owns them.
@@ -72,48 +73,54 @@ impl<K, V> LeafEdit<K, V> {
     }
 
     /// The same edit with a borrowed key and values.
-    pub fn as_ref(&self) -> LeafEdit<&K, &V> {
+    pub fn as_ref<Q: ?Sized, W: ?Sized>(&self) -> LeafEdit<&Q, &W>
+    where
+        K: Borrow<Q>,
+        V: Borrow<W>,
+    {
         let action = match &self.action {
             Action::Get => Action::Get,
-            Action::Insert(value) => Action::Insert(value),
-            Action::Update(value) => Action::Update(value),
-            Action::Upsert(value) => Action::Upsert(value),
+            Action::Insert(value) => Action::Insert(value.borrow()),
+            Action::Update(value) => Action::Update(value.borrow()),
+            Action::Upsert(value) => Action::Upsert(value.borrow()),
             Action::Remove => Action::Remove,
-            Action::CompareExchange(expected, new) => Action::CompareExchange(expected, new),
+            Action::CompareExchange(expected, new) => {
+                Action::CompareExchange(expected.borrow(), new.borrow())
+            }
         };
-        LeafEdit { key: &self.key, action }
+        LeafEdit { key: self.key.borrow(), action }
     }
 }
 
-impl<K: Clone, V: Clone> LeafEdit<&K, &V> {
+impl<K: ?Sized + ToOwned, V: ?Sized + ToOwned> LeafEdit<&K, &V> {
     /// The same edit with its own copies of key and values.
-    pub fn cloned(&self) -> LeafEdit<K, V> {
+    pub fn owned(&self) -> LeafEdit<K::Owned, V::Owned> {
         let action = match self.action {
             Action::Get => Action::Get,
-            Action::Insert(value) => Action::Insert(value.clone()),
-            Action::Update(value) => Action::Update(value.clone()),
-            Action::Upsert(value) => Action::Upsert(value.clone()),
+            Action::Insert(value) => Action::Insert(value.to_owned()),
+            Action::Update(value) => Action::Update(value.to_owned()),
+            Action::Upsert(value) => Action::Upsert(value.to_owned()),
             Action::Remove => Action::Remove,
             Action::CompareExchange(expected, new) => {
-                Action::CompareExchange(expected.clone(), new.clone())
+                Action::CompareExchange(expected.to_owned(), new.to_owned())
             }
         };
-        LeafEdit { key: self.key.clone(), action }
+        LeafEdit { key: self.key.to_owned(), action }
     }
 
     /// The record that the edit adds to a leaf that lacks the key. `None` if the edit never needs
     /// room.
-    pub fn new_record(&self) -> Option<(K, V)> {
+    pub fn new_record(&self) -> Option<(K::Owned, V::Owned)> {
         match self.action {
             Action::Insert(value) | Action::Upsert(value) => {
-                Some((self.key.clone(), value.clone()))
+                Some((self.key.to_owned(), value.to_owned()))
             }
             _ => None,
         }
     }
 }
 
-impl<K, V: Eq> LeafEdit<&K, &V> {
+impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     /// Whether the edit would leave the leaf with too few records. Only an operation that holds the
     /// leaf's parents can mend that.
     pub fn would_leave_sparse<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
@@ -127,7 +134,7 @@ impl<K, V: Eq> LeafEdit<&K, &V> {
     pub fn apply<L: Layout<Key = K, Value = V>>(
         &self,
         page: Page<'_, L>,
-    ) -> LeafOutcome<Answer<V>> {
+    ) -> LeafOutcome<Answer<OwnedValue<L>>> {
         let key = self.key;
         match self.action {
             Action::Get => LeafOutcome::Nothing(Answer::from_lookup(L::leaf_get(page, key))),
@@ -139,7 +146,7 @@ impl<K, V: Eq> LeafEdit<&K, &V> {
             },
             Action::Remove => remove(page, key),
             Action::CompareExchange(expected, new) => match L::leaf_get(page, key) {
-                Some(held) if held == *expected => replace(page, key, new),
+                Some(held) if L::value(&held) == expected => replace(page, key, new),
                 found => LeafOutcome::Nothing(Answer { applied: false, found }),
             },
         }
@@ -170,7 +177,7 @@ fn insert<L: Layout>(
     page: Page<'_, L>,
     key: &L::Key,
     value: &L::Value,
-) -> LeafOutcome<Answer<L::Value>> {
+) -> LeafOutcome<Answer<OwnedValue<L>>> {
     match L::leaf_insert(page, key, value) {
         // The count, the deleted bits, and all entries.
         LeafInsert::Inserted => changed(META_WORD..L::used_words(page), false),
@@ -184,14 +191,14 @@ fn replace<L: Layout>(
     page: Page<'_, L>,
     key: &L::Key,
     value: &L::Value,
-) -> LeafOutcome<Answer<L::Value>> {
+) -> LeafOutcome<Answer<OwnedValue<L>>> {
     match L::leaf_replace_at(page, key, value) {
         Some(words) => changed(words, false),
         None => nothing(),
     }
 }
 
-fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<L::Value>> {
+fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<OwnedValue<L>>> {
     if !L::leaf_delete(page, key) {
         return nothing();
     }

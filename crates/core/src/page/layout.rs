@@ -3,12 +3,13 @@
 
 use super::view::Page;
 use farleaf_fabric::{GlobalAddr, Message};
+use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::ops::{Bound, Range};
 
 /// The target of a descent.
 #[derive(Debug)]
-pub enum Probe<'k, K> {
+pub enum Probe<'k, K: ?Sized> {
     /// The node that covers this key.
     At(&'k K),
     /// The node that covers the keys just below this one. No node covers keys below the smallest
@@ -19,13 +20,13 @@ pub enum Probe<'k, K> {
 }
 
 // Not derived: the derives would require `K: Clone` and `K: Copy`.
-impl<K> Clone for Probe<'_, K> {
+impl<K: ?Sized> Clone for Probe<'_, K> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<K> Copy for Probe<'_, K> {}
+impl<K: ?Sized> Copy for Probe<'_, K> {}
 
 /// Where a probe lies relative to a page's fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ pub enum LeafInsert {
 
 /// The records of a leaf that a scan wants.
 #[derive(Clone, Debug)]
-pub struct ScanWindow<'k, K> {
+pub struct ScanWindow<'k, K: ?Sized> {
     /// The lower bound.
     pub lower: Bound<&'k K>,
     /// The upper bound.
@@ -62,7 +63,7 @@ pub struct ScanWindow<'k, K> {
     pub limit: usize,
 }
 
-impl<K: Ord> ScanWindow<'_, K> {
+impl<K: ?Sized + Ord> ScanWindow<'_, K> {
     /// Whether wanted records may lie beyond a leaf that ends at `fence`, which is its high fence,
     /// or its low fence in a descending scan.
     pub(crate) fn goes_behind(&self, fence: &K) -> bool {
@@ -77,7 +78,7 @@ impl<K: Ord> ScanWindow<'_, K> {
 
 /// The part of a scan's bounds that lies between `low`, inclusive, and `high`, exclusive (`None`:
 /// infinite).
-pub fn clipped<'k, K: Ord>(
+pub fn clipped<'k, K: ?Sized + Ord>(
     (lower, upper): (Bound<&'k K>, Bound<&'k K>),
     (low, high): (&'k K, Option<&'k K>),
 ) -> (Bound<&'k K>, Bound<&'k K>) {
@@ -96,7 +97,7 @@ pub fn clipped<'k, K: Ord>(
 
 /// Whether the range `keys` lies within the range `others`. Both are from a low key, inclusive, to
 /// a high one, exclusive (`None`: infinite).
-pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> bool {
+pub fn lies_within<K: ?Sized + Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> bool {
     let ends = match (keys.1, others.1) {
         (_, None) => true,
         (Some(high), Some(end)) => high <= end,
@@ -105,14 +106,24 @@ pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> 
     keys.0 >= others.0 && ends
 }
 
-/// A type that can be a field of a message.
-pub trait Wire: Sized {
+/// A type that can be written as a field of a message. A borrowed form has the same bytes as its
+/// owned form, so that asking for a key needs no copy of it.
+pub trait Put {
     /// Appends the value to a message.
     fn put(&self, to: &mut Message);
+}
+
+/// A type that can be a field of a message.
+pub trait Wire: Put + Sized {
     /// Takes a value off the front of a message, or returns `None` if there is none. The bytes may
     /// be arbitrary: this never panics and never allocates more than the message is long.
     fn take(from: &mut &[u8]) -> Option<Self>;
 }
+
+/// A key of layout `L` in its owned form.
+pub type OwnedKey<L> = <<L as Layout>::Key as ToOwned>::Owned;
+/// A value of layout `L` in its owned form.
+pub type OwnedValue<L> = <<L as Layout>::Value as ToOwned>::Owned;
 
 /// The bytes of one kind of page.
 ///
@@ -121,10 +132,25 @@ pub trait Wire: Sized {
 /// Functions that change a page require that the caller holds it exclusively, and keep P1–P6 of
 /// `docs/internals/page-format.md`.
 pub trait Layout: Copy + Debug + Send + Sync + 'static {
-    /// The keys, with their order.
-    type Key: Clone + Ord + Debug + Wire + Send + Sync + 'static;
-    /// The values.
-    type Value: Clone + Eq + Debug + Wire + Send + Sync + 'static;
+    /// The keys in their borrowed form, with their order. Operations ask by reference to it; what
+    /// outlives its page or message is [`OwnedKey`].
+    type Key: ?Sized
+        + Ord
+        + Debug
+        + Put
+        + Send
+        + Sync
+        + ToOwned<Owned: Clone + Ord + Debug + Wire + Send + Sync + 'static>
+        + 'static;
+    /// The values in their borrowed form.
+    type Value: ?Sized
+        + Eq
+        + Debug
+        + Put
+        + Send
+        + Sync
+        + ToOwned<Owned: Clone + Eq + Debug + Wire + Send + Sync + 'static>
+        + 'static;
 
     /// Size of a page in words, including the header.
     const PAGE_WORDS: usize;
@@ -134,15 +160,27 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     const FORMAT: u8;
 
     /// The smallest key.
-    fn min_key() -> Self::Key;
+    fn min_key() -> OwnedKey<Self>;
+
+    /// The borrowed form of a key.
+    #[inline]
+    fn key(owned: &OwnedKey<Self>) -> &Self::Key {
+        owned.borrow()
+    }
+
+    /// The borrowed form of a value.
+    #[inline]
+    fn value(owned: &OwnedValue<Self>) -> &Self::Value {
+        owned.borrow()
+    }
 
     /// A hash of the key that spreads over all 64 bits.
     fn hash(key: &Self::Key) -> u64;
 
     /// The low fence, inclusive.
-    fn low(page: Page<'_, Self>) -> Self::Key;
+    fn low(page: Page<'_, Self>) -> OwnedKey<Self>;
     /// The high fence, exclusive; `None` is infinite.
-    fn high(page: Page<'_, Self>) -> Option<Self::Key>;
+    fn high(page: Page<'_, Self>) -> Option<OwnedKey<Self>>;
     /// Sets the low fence.
     fn set_low(page: Page<'_, Self>, low: &Self::Key);
     /// Sets the high fence.
@@ -151,12 +189,12 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn reach(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> FencePosition;
 
     /// Leaf: the value of a key that is present and not deleted.
-    fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<Self::Value>;
+    fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<OwnedValue<Self>>;
     /// Leaf: appends the wanted records to `out` in the wanted order. Returns how many.
     fn leaf_collect(
         page: Page<'_, Self>,
         window: &ScanWindow<'_, Self::Key>,
-        out: &mut Vec<(Self::Key, Self::Value)>,
+        out: &mut Vec<(OwnedKey<Self>, OwnedValue<Self>)>,
     ) -> usize;
     /// Leaf: adds a record. Compacts the leaf first if that is necessary to make room.
     fn leaf_insert(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafInsert;
@@ -189,9 +227,9 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Inner: sets the child at a slot that has one.
     fn inner_set_child(page: Page<'_, Self>, slot: usize, child: GlobalAddr);
     /// Inner: the lowest key of the subtree at a slot.
-    fn inner_key(page: Page<'_, Self>, slot: usize) -> Self::Key;
+    fn inner_key(page: Page<'_, Self>, slot: usize) -> OwnedKey<Self>;
     /// Inner: the end of the key range of a slot, exclusive (`None`: infinite).
-    fn inner_end(page: Page<'_, Self>, slot: usize) -> Option<Self::Key> {
+    fn inner_end(page: Page<'_, Self>, slot: usize) -> Option<OwnedKey<Self>> {
         match slot + 1 < page.count() {
             true => Some(Self::inner_key(page, slot + 1)),
             false => Self::high(page),
@@ -210,7 +248,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
 
     /// First step of a split: formats `right` and fills it with the upper half of `left`. Returns
     /// the separator. `left` stays as it is.
-    fn split_copy(left: Page<'_, Self>, right: Page<'_, Self>, right_at: GlobalAddr) -> Self::Key;
+    fn split_copy(
+        left: Page<'_, Self>,
+        right: Page<'_, Self>,
+        right_at: GlobalAddr,
+    ) -> OwnedKey<Self>;
     /// Second step of a split: removes the upper half from `left`. Its high fence still covers that
     /// half.
     fn split_truncate(left: Page<'_, Self>);
@@ -233,5 +275,5 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn merge(left: Page<'_, Self>, right: Page<'_, Self>);
     /// Evens out two neighbours and returns the new separator. Neither page may contain deleted
     /// records.
-    fn rebalance(left: Page<'_, Self>, right: Page<'_, Self>) -> Self::Key;
+    fn rebalance(left: Page<'_, Self>, right: Page<'_, Self>) -> OwnedKey<Self>;
 }

@@ -21,7 +21,8 @@ pub use edit::{Action, Answer, LeafEdit, LeafOutcome, least_entries};
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
 pub use layout::{
-    FencePosition, Layout, LeafInsert, Probe, ScanWindow, Wire, clipped, lies_within,
+    FencePosition, Layout, LeafInsert, OwnedKey, OwnedValue, Probe, Put, ScanWindow, Wire, clipped,
+    lies_within,
 };
 pub use lock_word::LockWord;
 pub use superblock::{DesignId, Superblock, SuperblockError};

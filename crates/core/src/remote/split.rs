@@ -7,7 +7,7 @@
 //!   through the page that was split.
 
 use super::{Change, Image, Miss, PageClient, PageCopy, RemoteError};
-use crate::page::{Layout, LeafInsert, LockWord, Page};
+use crate::page::{Layout, LeafInsert, LockWord, OwnedKey, OwnedValue, Page};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
@@ -15,23 +15,25 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 #[derive(Clone, Debug)]
 pub enum Entry<L: Layout> {
     /// A record of a leaf.
-    Record(L::Key, L::Value),
+    Record(OwnedKey<L>, OwnedValue<L>),
     /// A child of an inner page.
-    Child(L::Key, GlobalAddr),
+    Child(OwnedKey<L>, GlobalAddr),
 }
 
 impl<L: Layout> Entry<L> {
     fn key(&self) -> &L::Key {
         match self {
-            Self::Record(key, _) | Self::Child(key, _) => key,
+            Self::Record(key, _) | Self::Child(key, _) => L::key(key),
         }
     }
 
     /// Adds the entry; `false` if there is no room.
     pub fn add_to(&self, page: Page<'_, L>) -> bool {
         match self {
-            Self::Record(key, value) => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
-            Self::Child(key, child) => L::inner_insert(page, key, *child),
+            Self::Record(key, value) => {
+                L::leaf_insert(page, L::key(key), L::value(value)) == LeafInsert::Inserted
+            }
+            Self::Child(key, child) => L::inner_insert(page, L::key(key), *child),
         }
     }
 }
@@ -51,7 +53,7 @@ pub struct Separator<K> {
 struct Halves<L: Layout> {
     left: Image<L>,
     right: Image<L>,
-    separator: L::Key,
+    separator: OwnedKey<L>,
 }
 
 impl<L: Layout> Halves<L> {
@@ -59,9 +61,9 @@ impl<L: Layout> Halves<L> {
         let (left, right) = (Image::of(full), Image::empty());
         let separator = L::split_copy(left.page(), right.page(), right_at);
         L::split_truncate(left.page());
-        let half = if entry.key() < &separator { &left } else { &right };
+        let half = if entry.key() < L::key(&separator) { &left } else { &right };
         entry.add_to(half.page());
-        L::split_link(left.page(), &separator, right_at);
+        L::split_link(left.page(), L::key(&separator), right_at);
         Self { left, right, separator }
     }
 }
@@ -78,7 +80,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         copy: &PageCopy<L>,
         node: GlobalAddr,
         entry: &Entry<L>,
-    ) -> Result<Separator<L::Key>, Miss> {
+    ) -> Result<Separator<OwnedKey<L>>, Miss> {
         let fresh = self.fresh_word(node).await?;
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::RestructureNode).await;
@@ -105,14 +107,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.fabric().charge(Work::RestructureNode).await;
         let full = copy.page();
         let content = Image::<L>::empty();
-        content.page().format_empty(nodes[0], full.level(), &L::low(full), None);
+        content.page().format_empty(nodes[0], full.level(), L::key(&L::low(full)), None);
         content.page().copy_content(full);
         let Halves { left, right, separator } = Halves::of(content.page(), nodes[1], entry);
         let root = Image::<L>::empty();
         let (low, high) = (L::low(full), L::high(full));
-        root.page().format_empty(copy.at(), full.level() + 1, &low, high.as_ref());
-        L::inner_insert(root.page(), &low, nodes[0]);
-        L::inner_insert(root.page(), &separator, nodes[1]);
+        root.page().format_empty(
+            copy.at(),
+            full.level() + 1,
+            L::key(&low),
+            high.as_ref().map(L::key),
+        );
+        L::inner_insert(root.page(), L::key(&low), nodes[0]);
+        L::inner_insert(root.page(), L::key(&separator), nodes[1]);
         let fresh = [(nodes[0], fresh[0], &left), (nodes[1], fresh[1], &right)];
         let change = Change::new(locked, copy, root);
         Ok(self.commit_with_fresh(&fresh, change).await?)

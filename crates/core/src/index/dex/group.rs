@@ -13,7 +13,7 @@
 use super::DexIndex;
 use super::descend::{Child, LeafLocation};
 use crate::cache::{OptimisticRef, Restart, Swip};
-use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, Probe};
+use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
 use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
@@ -50,7 +50,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub async fn execute_all(
         &self,
         edits: &[EditOf<'_, L>],
-        done: impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
     ) {
         for (number, edits) in edits.chunks(GROUP).enumerate() {
             let done = |place, outcome| done(number * GROUP + place, outcome);
@@ -130,7 +130,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         edits: &[EditOf<'_, L>],
         group: &mut Group<'a, L>,
-        done: &impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
     ) {
         for (place, (progress, edit)) in group.iter_mut().zip(edits).enumerate() {
             if let Progress::At(leaf) = *progress {
@@ -153,7 +153,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         edits: &[EditOf<'_, L>],
         group: &mut Group<'a, L>,
-        done: &impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
     ) {
         for progress in group.iter() {
             if let Progress::Missing(_, _, address) = progress {
@@ -189,7 +189,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         leaf: LeafLocation<'_, L>,
         edit: &EditOf<'_, L>,
-        done: impl FnOnce(Result<Answer<L::Value>, RemoteError>),
+        done: impl FnOnce(Result<Answer<OwnedValue<L>>, RemoteError>),
     ) -> bool {
         match self.run_at(leaf, Probe::At(edit.key), *edit).await {
             Ok(LeafOutcome::Nothing(answer)) => done(Ok(answer)),

@@ -10,7 +10,7 @@
 //! *Thread safety*: private to one task.
 
 use crate::index::{Built, BulkBuilder};
-use crate::page::{Layout, LeafInsert, MAX_LEVEL};
+use crate::page::{Layout, LeafInsert, MAX_LEVEL, OwnedKey};
 use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::fmt::{self, Debug, Formatter};
@@ -65,12 +65,12 @@ pub struct Builder<'a, F: Fabric, L: Layout> {
     subtrees: u64,
     upper_nodes: u64,
     /// Where leaves must end, after `next_boundary`.
-    boundaries: std::vec::IntoIter<L::Key>,
-    next_boundary: Option<L::Key>,
+    boundaries: std::vec::IntoIter<OwnedKey<L>>,
+    next_boundary: Option<OwnedKey<L>>,
     /// The open node of each level, and how many nodes of the level are closed.
     levels: Vec<(Option<Open<F, L>>, u64)>,
     /// The low end of each leaf, and the number of records before it.
-    leaves: Vec<(L::Key, u64)>,
+    leaves: Vec<(OwnedKey<L>, u64)>,
     records: u64,
 }
 
@@ -80,12 +80,12 @@ pub struct BuiltTree<L: Layout> {
     /// The root's content, not at an address yet.
     pub(super) root: Image<L>,
     /// The low end of each leaf, and the number of records before it.
-    leaves: Vec<(L::Key, u64)>,
+    leaves: Vec<(OwnedKey<L>, u64)>,
     records: u64,
 }
 
-impl<L: Layout> Built<L::Key> for BuiltTree<L> {
-    fn equal_boundaries(&self, parts: usize) -> Option<Vec<L::Key>> {
+impl<L: Layout> Built<OwnedKey<L>> for BuiltTree<L> {
+    fn equal_boundaries(&self, parts: usize) -> Option<Vec<OwnedKey<L>>> {
         equal_boundaries(&self.leaves, self.records, parts)
     }
 }
@@ -102,7 +102,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         pages: &'a PageClient<F, L>,
         fill: f64,
         placement_level: u8,
-        boundaries: Vec<L::Key>,
+        boundaries: Vec<OwnedKey<L>>,
     ) -> Self {
         let mut boundaries = boundaries.into_iter();
         Self {
@@ -141,7 +141,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         }
         self.levels[usize::from(level)].0 = Some(Open { node, image });
         if level == 0 {
-            self.leaves.push((low.clone(), self.records));
+            self.leaves.push((low.to_owned(), self.records));
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         &mut self,
         level: u8,
         high: Option<&L::Key>,
-    ) -> Result<Option<(L::Key, GlobalAddr)>, RemoteError> {
+    ) -> Result<Option<(OwnedKey<L>, GlobalAddr)>, RemoteError> {
         let (open, closed) = &mut self.levels[usize::from(level)];
         let Some(Open { node, image }) = open.take() else { return Ok(None) };
         *closed += 1;
@@ -172,7 +172,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     async fn add_child(
         &mut self,
         level: u8,
-        low: L::Key,
+        low: OwnedKey<L>,
         child: GlobalAddr,
     ) -> Result<(), RemoteError> {
         let (mut level, mut low, mut child) = (level, low, child);
@@ -181,12 +181,12 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
                 self.levels.get(usize::from(level)),
                 Some((Some(open), _)) if open.image.page().count() >= self.inner_fill
             );
-            let carried = if full { self.close(level, Some(&low)).await? } else { None };
+            let carried = if full { self.close(level, Some(L::key(&low))).await? } else { None };
             if !matches!(self.levels.get(usize::from(level)), Some((Some(_), _))) {
-                self.open(level, &low).await?;
+                self.open(level, L::key(&low)).await?;
             }
             if let Some(open) = &self.levels[usize::from(level)].0 {
-                L::inner_insert(open.image.page(), &low, child);
+                L::inner_insert(open.image.page(), L::key(&low), child);
             }
             match carried {
                 Some((closed_low, closed)) => (level, low, child) = (level + 1, closed_low, closed),
@@ -210,11 +210,12 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     /// Starts a new leaf at each boundary up to `key` (Z1).
     async fn pass_boundaries(&mut self, key: Option<&L::Key>) -> Result<(), RemoteError> {
         if self.levels.is_empty() {
-            self.open(0, &L::min_key()).await?;
+            self.open(0, L::key(&L::min_key())).await?;
         }
-        while let Some(boundary) = self.next_boundary.take_if(|b| key.is_none_or(|key| *b <= *key))
+        while let Some(boundary) =
+            self.next_boundary.take_if(|b| key.is_none_or(|key| L::key(b) <= key))
         {
-            self.next_leaf(&boundary).await?;
+            self.next_leaf(L::key(&boundary)).await?;
             self.next_boundary = self.boundaries.next();
         }
         Ok(())

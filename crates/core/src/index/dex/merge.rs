@@ -74,9 +74,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 continue;
             }
             let low = L::inner_key(parent.page, other);
-            let found = self.hot_child(parent, level + 1, Probe::At(&low)).await;
+            let found = self.hot_child(parent, level + 1, Probe::At(L::key(&low))).await;
             let (found, neighbour) = match found {
-                Err(Restart::Refresh) => return Err(self.refresh_neighbour(&low).await),
+                Err(Restart::Refresh) => return Err(self.refresh_neighbour(L::key(&low)).await),
                 found => found?,
             };
             if found != other || !parent.is_valid() {
@@ -84,7 +84,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
             if self.server.shares(neighbour.page) && !self.fabric().breaks(rules::SHARED_NOT_MERGED)
             {
-                return Err(self.refresh_neighbour(&low).await);
+                return Err(self.refresh_neighbour(L::key(&low)).await);
             }
             let (pair, right_slot) = match other > slot {
                 true => ([node, neighbour], other),
@@ -209,7 +209,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.unlock_shared(lock).await;
             return Err(restart);
         }
-        let move_boundary = |page: Page<'_, L>| L::inner_set_key(page, right_slot, &separator);
+        let move_boundary =
+            |page: Page<'_, L>| L::inner_set_key(page, right_slot, L::key(&separator));
         let written = match self.write_parent_alone(&parent, lock, move_boundary).await {
             Ok(written) => written,
             Err(restart) => {
@@ -242,7 +243,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(Tidied::Nothing);
         }
         let low = L::low(root.page);
-        let (_, child) = self.hot_child(root, level, Probe::At(&low)).await?;
+        let (_, child) = self.hot_child(root, level, Probe::At(L::key(&low))).await?;
         let root = self.latch(root)?;
         let child = self.latch(child)?;
         if root.shared || child.shared {
@@ -253,7 +254,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(Tidied::Nothing);
         }
         let content = Image::<L>::empty();
-        content.page().format_empty(self.root, level - 1, &low, None);
+        content.page().format_empty(self.root, level - 1, L::key(&low), None);
         content.page().copy_content(child.page);
         content.page().set_note(0);
         // The change happens, now or later: the pool may already have the new root.
@@ -288,11 +289,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut low = range.low;
         loop {
             let look = |page: Page<'_, L>| (page.live_count(), L::high(page));
-            let (live, mut high) = self.read_leaf(Probe::At(&low), look).await?;
+            let (live, mut high) = self.read_leaf(Probe::At(L::key(&low)), look).await?;
             if live < least_entries::<L>() {
-                self.tidy(&low).await?;
+                self.tidy(L::key(&low)).await?;
                 // The leaf may have absorbed the next one: continue behind its new high fence.
-                high = self.read_leaf(Probe::At(&low), look).await?.1;
+                high = self.read_leaf(Probe::At(L::key(&low)), look).await?.1;
             }
             match high {
                 Some(high) if range.high.as_ref().is_none_or(|end| high < *end) => low = high,

@@ -167,12 +167,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.arena().set_remote_word(free.frame(), word.to_bits());
         let at = new.at();
         let insert = |page: Page<'_, L>| {
-            let there = L::inner_insert(page, &separator, at);
+            let there = L::inner_insert(page, L::key(&separator), at);
             debug_assert!(there, "the parent was split first");
         };
         let truncate = |page: Page<'_, L>| {
             L::split_truncate(page);
-            L::set_high(page, Some(&separator));
+            L::set_high(page, Some(L::key(&separator)));
         };
         let child_change = child_lock.map(|held| (&child, held, truncate));
         let new = new.about_to_be_used();
@@ -191,7 +191,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         cache.adopt(free.frame());
         let frame = cache.publish_new(free, mark, parent.frame);
-        L::inner_insert(parent.page, &separator, Swip::Frame(frame).to_word());
+        L::inner_insert(parent.page, L::key(&separator), Swip::Frame(frame).to_word());
         self.hold_below(&written, &parent, &[child.frame, frame]);
         Ok(())
     }
@@ -296,11 +296,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let (full, low, high) = (root.page, L::low(root.page), L::high(root.page));
         let level = full.level();
         let (lower, upper) = (left_free.page(), right_spare.page());
-        lower.format_empty(left.at(), level, &low, high.as_ref());
+        lower.format_empty(left.at(), level, L::key(&low), high.as_ref().map(L::key));
         lower.copy_content(full);
         let separator = L::split_copy(lower, upper, right.at());
         L::split_truncate(lower);
-        L::set_high(lower, Some(&separator));
+        L::set_high(lower, Some(L::key(&separator)));
         mark_clean(lower);
         mark_clean(upper);
         let written = async {
@@ -321,9 +321,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.arena().set_remote_word(right_spare.frame(), right_word.to_bits());
         let (left_at, right_at) = (left.at(), right.at());
         let grow = |page: Page<'_, L>, left, right| {
-            page.format_empty(self.root, level + 1, &low, high.as_ref());
-            L::inner_insert(page, &low, left);
-            L::inner_insert(page, &separator, right);
+            page.format_empty(self.root, level + 1, L::key(&low), high.as_ref().map(L::key));
+            L::inner_insert(page, L::key(&low), left);
+            L::inner_insert(page, L::key(&separator), right);
         };
         let edit = |page: Page<'_, L>| grow(page, left_at, right_at);
         let (left, right) = (left.about_to_be_used(), right.about_to_be_used());

@@ -7,7 +7,7 @@
 
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, LeafInsert, LockWord, Page};
+use crate::page::{Layout, LeafInsert, LockWord, OwnedKey, OwnedValue, Page};
 use crate::remote::{Change, Image, Miss, PageClient, RemoteError, head_image, head_leaves};
 use crate::wire::Refusal;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
@@ -25,7 +25,7 @@ struct Open<F: Fabric, L> {
 struct OpenHead<F: Fabric, L: Layout> {
     at: GlobalAddr,
     fresh: F::Op<Buffer>,
-    leaves: Vec<(L::Key, GlobalAddr)>,
+    leaves: Vec<(OwnedKey<L>, GlobalAddr)>,
 }
 
 /// A WRITE in flight, and its content.
@@ -75,7 +75,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         if level == 0 {
             self.leaves_since_head += 1;
             if let Some(head) = &mut self.head {
-                head.leaves.push((low.clone(), at));
+                head.leaves.push((low.to_owned(), at));
             }
         }
         match self.levels.get_mut(level) {
@@ -133,7 +133,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
         if self.levels.is_empty() {
-            self.open(0, &L::min_key()).await?;
+            self.open(0, L::key(&L::min_key())).await?;
         }
         if self.page(0).count() >= self.fill {
             self.next_leaf(key).await?;
@@ -175,8 +175,8 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
             level += 1;
             if level == self.levels.len() {
                 // The first page of a level begins with the leftmost page of the level below.
-                self.open(level, &L::min_key()).await?;
-                L::inner_insert(self.page(level), &L::min_key(), full_at);
+                self.open(level, L::key(&L::min_key())).await?;
+                L::inner_insert(self.page(level), L::key(&L::min_key()), full_at);
             }
             if self.page(level).count() < self.fill {
                 L::inner_insert(self.page(level), low, opened);
@@ -234,7 +234,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     pub(super) async fn load_records(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -254,7 +254,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             let mut order = Ascending::default();
             for (key, value) in records {
                 order.take(&key)?;
-                load.append(&key, &value).await?;
+                load.append(L::key(&key), L::value(&value)).await?;
             }
             if let Some(top) = load.finish().await? {
                 self.pages.attempts(async || self.show(&top).await).await?;

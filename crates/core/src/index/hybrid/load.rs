@@ -8,7 +8,7 @@
 
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, LeafInsert, Probe};
+use crate::page::{Layout, LeafInsert, OwnedKey, OwnedValue, Probe};
 use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, RemoteError};
 use crate::wire::{Refusal, Request, TreeRequest};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
@@ -35,13 +35,13 @@ struct Load<'a, F: Fabric, L: Layout> {
     firsts: Vec<(usize, Image<L>)>,
     /// The low ends and addresses of leaves of the current share that its server has not been sent
     /// yet.
-    batch: Vec<(L::Key, u64)>,
+    batch: Vec<(OwnedKey<L>, u64)>,
     /// Servers that are building trees.
     begun: Vec<ServerId>,
 }
 
 impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
-    fn part(&self, share: usize) -> &'a Part<L::Key> {
+    fn part(&self, share: usize) -> &'a Part<OwnedKey<L>> {
         &self.index.parts[share]
     }
 
@@ -56,7 +56,12 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
             _ => {
                 self.end_share().await?;
                 let Part { low, high, first } = self.part(share);
-                let image = empty_leaf::<L>(*first, low, high.as_ref(), GlobalAddr::NULL);
+                let image = empty_leaf::<L>(
+                    *first,
+                    L::key(low),
+                    high.as_ref().map(L::key),
+                    GlobalAddr::NULL,
+                );
                 self.open = Some(Open { share, node: None, image });
             }
         }
@@ -72,8 +77,8 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         let node = self.writer.take().await?;
         L::split_link(full.image.page(), low, node.at());
         let high = self.part(full.share).high.as_ref();
-        let image = empty_leaf::<L>(node.at(), low, high, GlobalAddr::NULL);
-        self.batch.push((low.clone(), node.at().to_bits()));
+        let image = empty_leaf::<L>(node.at(), low, high.map(L::key), GlobalAddr::NULL);
+        self.batch.push((low.to_owned(), node.at().to_bits()));
         self.open = Some(Open { share: full.share, node: Some(node), image });
         if self.batch.len() == BATCH_RECORDS {
             self.send_batch(full.share).await?;
@@ -120,7 +125,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
             }
         }
         let records = std::mem::take(&mut self.batch);
-        rpc.expect_done(server, &TreeRequest::LoadAppend { records }.into()).await
+        rpc.expect_done(server, &TreeRequest::LoadAppend { records }).await
     }
 
     /// Gives the first leaves their content: all of them or, as far as can be known, none.
@@ -151,10 +156,10 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     async fn end(&mut self) -> Result<(), RemoteError> {
         for server in std::mem::take(&mut self.begun) {
             let rpc = self.index.pages.rpc();
-            match rpc.expect_done(server, &TreeRequest::LoadEnd.into()).await {
+            match rpc.expect_done(server, &TreeRequest::LoadEnd).await {
                 // Ask again: the server ends the load now, or answers that it is over.
                 Err(RemoteError::Indeterminate(_)) => {
-                    match rpc.ask_harmless(server, &TreeRequest::LoadEnd.into()).await {
+                    match rpc.ask_harmless(server, &TreeRequest::LoadEnd).await {
                         Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => {}
                         outcome => drop(outcome?),
                     }
@@ -168,8 +173,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     async fn abort(self) {
         for server in self.begun {
             // Best effort: report the first error.
-            let _ =
-                self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort.into()).await;
+            let _ = self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort).await;
         }
         if let Some(Open { node: Some(node), .. }) = self.open {
             node.settle().await;
@@ -181,7 +185,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     pub(super) async fn load_records(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -203,7 +207,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             let mut order = Ascending::default();
             for (key, value) in records {
                 order.take(&key)?;
-                load.append(&key, value).await?;
+                load.append(L::key(&key), value).await?;
             }
             load.end_share().await?;
             load.writer.finish().await?;
@@ -244,7 +248,11 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     async fn hide_first(&self, share: usize) -> Result<(), Miss> {
         let Part { low, high, first } = &self.parts[share];
         let next = self.parts.get(share + 1).map_or(GlobalAddr::NULL, |part| part.first);
-        self.replace_first(share, &empty_leaf::<L>(*first, low, high.as_ref(), next)).await
+        self.replace_first(
+            share,
+            &empty_leaf::<L>(*first, L::key(low), high.as_ref().map(L::key), next),
+        )
+        .await
     }
 
     async fn replace_first(&self, share: usize, image: &Image<L>) -> Result<(), Miss> {

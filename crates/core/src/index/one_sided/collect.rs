@@ -1,9 +1,9 @@
 //! Collection of leaves that have become too empty, as far as all designs share it: which
 //! neighbours are joined, what they become, and collection in the background.
 
-use super::{Key, Locate};
+use super::Locate;
 use crate::index::IndexError;
-use crate::page::{Layout, Page};
+use crate::page::{Layout, OwnedKey, Page};
 use crate::remote::{Image, Locked, Miss, PageClient, PageCopy};
 use crate::rules;
 use farleaf_fabric::Fabric;
@@ -23,8 +23,8 @@ pub trait Collect: Locate {
     /// [`IndexError::Contended`] if concurrent operations interfered too often.
     fn collect_step(
         &self,
-        cursor: CollectCursor<Key<Self>>,
-    ) -> impl Future<Output = Result<Option<CollectCursor<Key<Self>>>, IndexError>>;
+        cursor: CollectCursor<OwnedKey<Self::Layout>>,
+    ) -> impl Future<Output = Result<Option<CollectCursor<OwnedKey<Self::Layout>>>, IndexError>>;
 
     /// Completes a pass of a background collection.
     ///
@@ -56,7 +56,7 @@ pub(crate) struct Joined<L: Layout> {
     pub(crate) right: Image<L>,
     /// The new low end of the right node. `None` if the left node has all entries and the right one
     /// is dead.
-    pub(crate) separator: Option<L::Key>,
+    pub(crate) separator: Option<OwnedKey<L>>,
     /// The left node loses keys, so it is written first.
     pub(crate) left_loses: bool,
 }
@@ -138,7 +138,7 @@ pub async fn collect_in_background<I: Collect>(
     pause_ns: u64,
     stop: impl Fn() -> bool,
 ) -> Result<(), IndexError> {
-    let mut cursor = CollectCursor::<Key<I>>::default();
+    let mut cursor = CollectCursor::<OwnedKey<I::Layout>>::default();
     while !stop() {
         index.pages().settle_doubts().await;
         cursor = match index.collect_step(cursor).await {

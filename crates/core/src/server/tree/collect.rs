@@ -15,7 +15,7 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Layout, Page, Probe};
+use crate::page::{Layout, OwnedKey, Page, Probe};
 use crate::rules;
 use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
@@ -143,7 +143,7 @@ impl<L: Layout> Tree<L> {
         if root.level() <= level {
             return restarting!(self, cpu, self.collect_root(cpu)).map(|()| false);
         }
-        let next = restarting!(self, cpu, self.collect_below(cpu, level, &key))?;
+        let next = restarting!(self, cpu, self.collect_below(cpu, level, L::key(&key)))?;
         *lock(&self.collector.cursor) =
             Some(next.map_or_else(|| (level + 1, L::min_key()), |key| (level, key)));
         Ok(true)
@@ -156,7 +156,7 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         level: u8,
         key: &L::Key,
-    ) -> Result<Option<L::Key>, Fail> {
+    ) -> Result<Option<OwnedKey<L>>, Fail> {
         let mut parent = self.descend(cpu, Probe::At(key), level + 1).await?;
         let mut slot = 0;
         loop {
@@ -266,7 +266,7 @@ impl<L: Layout> Tree<L> {
         } else if left.count().abs_diff(right.count()) > 1 {
             let separator = L::rebalance(left, right);
             cpu.charge(Work::ChangeNode).await;
-            L::inner_set_key(parent.page, slot + 1, &separator);
+            L::inner_set_key(parent.page, slot + 1, L::key(&separator));
             Pair::Rebalanced
         } else {
             Pair::Untouched

@@ -6,7 +6,7 @@
 
 use super::descend::restarting;
 use super::{Fail, Tree};
-use crate::page::{Layout, LeafInsert, Page};
+use crate::page::{Layout, LeafInsert, OwnedKey, OwnedValue, Page};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr};
 
@@ -18,7 +18,7 @@ pub struct Loader<L: Layout> {
     /// The page under construction on each level, leaves first.
     open: Vec<GlobalAddr>,
     nodes: Vec<GlobalAddr>,
-    last: Option<L::Key>,
+    last: Option<OwnedKey<L>>,
 }
 
 impl<L: Layout> Tree<L> {
@@ -50,20 +50,20 @@ impl<L: Layout> Tree<L> {
     pub fn load_append(
         &self,
         loader: &mut Loader<L>,
-        records: &[(L::Key, L::Value)],
+        records: &[(OwnedKey<L>, OwnedValue<L>)],
     ) -> Result<(), Refusal> {
         for (key, value) in records {
             if loader.last.as_ref().is_some_and(|last| last >= key) {
                 return Err(Refusal::NotSorted);
             }
             if loader.open.is_empty() {
-                self.load_node(loader, 0, &L::min_key())?;
+                self.load_node(loader, 0, L::key(&L::min_key()))?;
             }
             let mut leaf = self.page(loader.open[0]).ok_or(Refusal::Damaged)?;
             if leaf.count() >= loader.fill {
-                leaf = self.load_next(loader, key)?;
+                leaf = self.load_next(loader, L::key(key))?;
             }
-            if L::leaf_insert(leaf, key, value) != LeafInsert::Inserted {
+            if L::leaf_insert(leaf, L::key(key), L::value(value)) != LeafInsert::Inserted {
                 return Err(Refusal::Damaged);
             }
             loader.last = Some(key.clone());
@@ -99,8 +99,8 @@ impl<L: Layout> Tree<L> {
             if level == loader.open.len() {
                 // The first page of a level starts with the leftmost page of the level below.
                 let first = self.load_first(loader, level - 1)?;
-                let parent = self.load_node(loader, level, &L::min_key())?;
-                L::inner_insert(parent, &L::min_key(), first);
+                let parent = self.load_node(loader, level, L::key(&L::min_key()))?;
+                L::inner_insert(parent, L::key(&L::min_key()), first);
             }
             let parent = self.page(loader.open[level]).ok_or(Refusal::Damaged)?;
             if parent.count() < loader.fill {

@@ -3,7 +3,7 @@
 use super::descend::restarting;
 use super::split::Entry;
 use super::{Fail, Tree};
-use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, Probe};
+use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, Work};
 
@@ -13,13 +13,17 @@ impl<L: Layout> Tree<L> {
     /// # Errors
     /// [`Refusal`] if there is no tree, or the operation lost too often to concurrent ones.
     #[inline]
-    pub async fn get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<L::Value>, Refusal> {
+    pub async fn get<C: Cpu>(
+        &self,
+        cpu: &C,
+        key: &L::Key,
+    ) -> Result<Option<OwnedValue<L>>, Refusal> {
         let _epoch = self.epochs.enter(cpu.stripe());
         restarting!(self, cpu, self.try_get(cpu, key))
     }
 
     #[inline]
-    async fn try_get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<L::Value>, Fail> {
+    async fn try_get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<OwnedValue<L>>, Fail> {
         let leaf = self.descend(cpu, Probe::At(key), 0).await?;
         let value = L::leaf_get(leaf.page, key);
         self.validate(cpu, &leaf)?;
@@ -35,7 +39,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Refusal> {
+    ) -> Result<Answer<OwnedValue<L>>, Refusal> {
         if !edit.changes() {
             return self.get(cpu, edit.key).await.map(Answer::from_lookup);
         }
@@ -51,7 +55,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Fail> {
+    ) -> Result<Answer<OwnedValue<L>>, Fail> {
         let leaf = self.descend(cpu, Probe::At(edit.key), 0).await?;
         let guard = self.lock_found(&leaf)?;
         cpu.charge(Work::ChangeNode).await;

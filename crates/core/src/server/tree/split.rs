@@ -8,7 +8,7 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Exclusive, Layout, LeafInsert, Page, Probe};
+use crate::page::{Exclusive, Layout, LeafInsert, OwnedKey, OwnedValue, Page, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 
@@ -16,23 +16,25 @@ use farleaf_fabric::{Cpu, GlobalAddr, Work};
 #[derive(Clone, Debug)]
 pub(super) enum Entry<L: Layout> {
     /// A record of a leaf.
-    Record(L::Key, L::Value),
+    Record(OwnedKey<L>, OwnedValue<L>),
     /// A child of an inner node.
-    Child(L::Key, GlobalAddr),
+    Child(OwnedKey<L>, GlobalAddr),
 }
 
 impl<L: Layout> Entry<L> {
     fn key(&self) -> &L::Key {
         match self {
-            Self::Record(key, _) | Self::Child(key, _) => key,
+            Self::Record(key, _) | Self::Child(key, _) => L::key(key),
         }
     }
 
     /// Adds the entry; `false` if there is no room.
     fn add_to(&self, page: Page<'_, L>) -> bool {
         match self {
-            Self::Record(key, value) => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
-            Self::Child(key, child) => L::inner_insert(page, key, *child),
+            Self::Record(key, value) => {
+                L::leaf_insert(page, L::key(key), L::value(value)) == LeafInsert::Inserted
+            }
+            Self::Child(key, child) => L::inner_insert(page, L::key(key), *child),
         }
     }
 }
@@ -80,7 +82,7 @@ impl<L: Layout> Tree<L> {
         guard: Exclusive<'_>,
         entry: &Entry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<L::Key>>, Refusal> {
+    ) -> Result<Option<Separator<OwnedKey<L>>>, Refusal> {
         let needed = if full.at == self.root() { 2 } else { 1 };
         if spare.len() < needed {
             spare.extend(self.nodes.take(needed).ok_or(Refusal::OutOfMemory)?);
@@ -102,18 +104,18 @@ impl<L: Layout> Tree<L> {
         left: Page<'_, L>,
         entry: &Entry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<(L::Key, GlobalAddr), Refusal> {
+    ) -> Result<(OwnedKey<L>, GlobalAddr), Refusal> {
         let right_at = spare.pop().ok_or(Refusal::OutOfMemory)?;
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
         // No other operation can reach the node; locking it makes its version move on (L1).
         let fresh = self.lock_any(cpu, right).await.map_err(|_| Refusal::Damaged)?;
         let separator = L::split_copy(left, right, right_at);
-        let half = if entry.key() < &separator { left } else { right };
+        let half = if entry.key() < L::key(&separator) { left } else { right };
         cpu.charge(Work::RestructureNode).await;
         L::split_truncate(left);
         cpu.charge(Work::ChangeNode).await;
         entry.add_to(half);
-        L::split_link(left, &separator, right_at);
+        L::split_link(left, L::key(&separator), right_at);
         drop(fresh);
         Ok((separator, right_at))
     }
@@ -131,13 +133,18 @@ impl<L: Layout> Tree<L> {
         let left = self.page(left_at).ok_or(Refusal::Damaged)?;
         let fresh = self.lock_any(cpu, left).await.map_err(|_| Refusal::Damaged)?;
         let (low, high) = (L::low(root), L::high(root));
-        left.format_empty(left_at, root.level(), &low, high.as_ref());
+        left.format_empty(left_at, root.level(), L::key(&low), high.as_ref().map(L::key));
         left.copy_content(root);
         let (separator, right_at) = self.split_node(cpu, left, entry, spare).await?;
-        root.format_empty(root.address(), left.level() + 1, &low, high.as_ref());
+        root.format_empty(
+            root.address(),
+            left.level() + 1,
+            L::key(&low),
+            high.as_ref().map(L::key),
+        );
         cpu.charge(Work::ChangeNode).await;
-        L::inner_insert(root, &low, left_at);
-        L::inner_insert(root, &separator, right_at);
+        L::inner_insert(root, L::key(&low), left_at);
+        L::inner_insert(root, L::key(&separator), right_at);
         drop(fresh);
         Ok(())
     }
@@ -146,10 +153,10 @@ impl<L: Layout> Tree<L> {
     async fn install<C: Cpu>(
         &self,
         cpu: &C,
-        separator: &Separator<L::Key>,
+        separator: &Separator<OwnedKey<L>>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<L::Key>>, Fail> {
-        let probe = Probe::At(&separator.key);
+    ) -> Result<Option<Separator<OwnedKey<L>>>, Fail> {
+        let probe = Probe::At(L::key(&separator.key));
         let node = self.descend(cpu, probe, separator.level).await?;
         let guard = self.lock_found(&node)?;
         cpu.charge(Work::ChangeNode).await;
