@@ -3,8 +3,9 @@
 //!
 //! *Thread safety*: plain functions. The caller holds the leaf.
 
-use super::layout::{Layout, LeafInsert, OwnedValue};
+use super::layout::{Entry, Layout, LeafInsert, LeafReplace, OwnedValue};
 use super::view::{HEADER_WORDS, META_WORD, Page};
+use super::weight::is_sparse;
 use std::borrow::Borrow;
 use std::ops::Range;
 
@@ -61,11 +62,6 @@ pub enum LeafOutcome<T> {
     Full,
 }
 
-/// A node with fewer live entries than this should be merged.
-pub fn least_entries<L: Layout>() -> usize {
-    L::CAPACITY / 2
-}
-
 impl<K, V> LeafEdit<K, V> {
     /// Whether the edit can change anything.
     pub fn changes(&self) -> bool {
@@ -108,15 +104,10 @@ impl<K: ?Sized + ToOwned, V: ?Sized + ToOwned> LeafEdit<&K, &V> {
         LeafEdit { key: self.key.to_owned(), action }
     }
 
-    /// The record that the edit adds to a leaf that lacks the key. `None` if the edit never needs
-    /// room.
-    pub fn new_record(&self) -> Option<(K::Owned, V::Owned)> {
-        match self.action {
-            Action::Insert(value) | Action::Upsert(value) => {
-                Some((self.key.to_owned(), value.to_owned()))
-            }
-            _ => None,
-        }
+    /// The record that the leaf has if the edit is applied. `None` if the edit never needs room.
+    pub fn new_record<L: Layout<Key = K, Value = V>>(&self) -> Option<Entry<L>> {
+        let value = self.new_value()?;
+        Some(Entry::Record(self.key.to_owned(), value.to_owned()))
     }
 }
 
@@ -124,9 +115,15 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     /// Whether the edit would leave the leaf with too few records. Only an operation that holds the
     /// leaf's parents can mend that.
     pub fn would_leave_sparse<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
-        matches!(self.action, Action::Remove)
-            && page.live_count() <= least_entries::<L>()
-            && L::leaf_get(page, self.key).is_some()
+        matches!(self.action, Action::Remove) && {
+            let record = L::record_weight(page, self.key);
+            record > 0 && is_sparse::<L>(L::weight(page).saturating_sub(record))
+        }
+    }
+
+    /// Whether the leaf has no room for the record that the edit leaves in it.
+    pub fn lacks_room<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
+        self.new_value().is_some_and(|value| !L::leaf_has_room(page, self.key, value))
     }
 
     /// Applies the edit to the leaf that covers its key.
@@ -149,6 +146,19 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
                 Some(held) if L::value(&held) == expected => replace(page, key, new),
                 found => LeafOutcome::Nothing(Answer { applied: false, found }),
             },
+        }
+    }
+}
+
+impl<K: ?Sized, V: ?Sized> LeafEdit<&K, &V> {
+    /// The value that the key has if the edit is applied. `None` if the edit never needs room.
+    fn new_value(&self) -> Option<&V> {
+        match self.action {
+            Action::Insert(value)
+            | Action::Update(value)
+            | Action::Upsert(value)
+            | Action::CompareExchange(_, value) => Some(value),
+            Action::Get | Action::Remove => None,
         }
     }
 }
@@ -192,9 +202,10 @@ fn replace<L: Layout>(
     key: &L::Key,
     value: &L::Value,
 ) -> LeafOutcome<Answer<OwnedValue<L>>> {
-    match L::leaf_replace_at(page, key, value) {
-        Some(words) => changed(words, false),
-        None => nothing(),
+    match L::leaf_replace(page, key, value) {
+        LeafReplace::Replaced(words) => changed(words, false),
+        LeafReplace::Absent => nothing(),
+        LeafReplace::Full => LeafOutcome::Full,
     }
 }
 
@@ -203,5 +214,5 @@ fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<Owne
         return nothing();
     }
     // The bits of deleted records are in the header.
-    changed(META_WORD..HEADER_WORDS, page.live_count() < least_entries::<L>())
+    changed(META_WORD..HEADER_WORDS, is_sparse::<L>(L::weight(page)))
 }

@@ -50,6 +50,26 @@ pub enum LeafInsert {
     Full,
 }
 
+/// Outcome of replacing a value in a leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeafReplace {
+    /// The value was replaced. Only words in this range have changed.
+    Replaced(Range<usize>),
+    /// The key is absent. The leaf is unchanged.
+    Absent,
+    /// There is no room for the new value. The leaf is unchanged.
+    Full,
+}
+
+/// Where a page is split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitPlan<K> {
+    /// The first slot of the upper half.
+    pub slot: usize,
+    /// The low fence of the upper half.
+    pub separator: K,
+}
+
 /// The records of a leaf that a scan wants.
 #[derive(Clone, Debug)]
 pub struct ScanWindow<'k, K: ?Sized> {
@@ -131,6 +151,17 @@ pub type OwnedValue<L> = <<L as Layout>::Value as ToOwned>::Owned;
 /// which validation discards, but they never read outside the page, loop for ever or panic.
 /// Functions that change a page require that the caller holds it exclusively, and keep P1–P6 of
 /// `docs/internals/page-format.md`.
+///
+/// Entries may differ in size, so a page can lack room for one entry and have room for another, and
+/// `leaf_insert`, `leaf_replace`, `inner_insert`, `inner_set_key` and `rebalance` can refuse.
+///
+/// *Invariants*
+/// - layout.Y6. An entry that counted as pending in [`Layout::split_plan`] has room in the half
+///   that covers its key.
+/// - layout.Y7. A plan depends on keys and on the sizes of values only, never on child words: a
+///   page in a frame and its image in the pool have the same plan, and the same room.
+/// - layout.Y8. A change that is refused changes nothing. Who restructures several pages asks all
+///   of them for room before the first WRITE.
 pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// The keys in their borrowed form, with their order. Operations ask by reference to it; what
     /// outlives its page or message is [`OwnedKey`].
@@ -156,6 +187,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     const PAGE_WORDS: usize;
     /// Largest number of entries of a page.
     const CAPACITY: usize;
+    /// Weight of a full page, in the unit of [`Layout::weight`].
+    const FULL: usize;
     /// Number of the format, stored in every page and superblock.
     const FORMAT: u8;
 
@@ -198,17 +231,10 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     ) -> usize;
     /// Leaf: adds a record. Compacts the leaf first if that is necessary to make room.
     fn leaf_insert(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafInsert;
-    /// Leaf: replaces the value of a key that is present. Returns whether it is.
-    fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool {
-        Self::leaf_replace_at(page, key, value).is_some()
-    }
-    /// Like [`Layout::leaf_replace`], but returns the range of words that changed. `None` if the
-    /// key is absent.
-    fn leaf_replace_at(
-        page: Page<'_, Self>,
-        key: &Self::Key,
-        value: &Self::Value,
-    ) -> Option<Range<usize>>;
+    /// Leaf: replaces the value of a key that is present.
+    fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafReplace;
+    /// Leaf: whether there is room for the record, which may replace one of the same key.
+    fn leaf_has_room(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool;
     /// Leaf: marks a key as deleted. Returns whether it was present.
     fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
     /// Leaf: removes the records marked as deleted. Returns how many.
@@ -237,25 +263,41 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     }
     /// Inner: adds a child that covers the keys from `key` on. Returns `false` if there is no room.
     fn inner_insert(page: Page<'_, Self>, key: &Self::Key, child: GlobalAddr) -> bool;
+    /// Inner: whether [`Layout::inner_insert`] has room for `key`.
+    fn inner_has_room(page: Page<'_, Self>, key: &Self::Key) -> bool;
     /// Inner: removes the entry at a slot.
     fn inner_remove(page: Page<'_, Self>, slot: usize);
-    /// Inner: changes the lowest key of the subtree at a slot.
-    fn inner_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key);
+    /// Inner: changes the lowest key of the subtree at a slot. Returns `false` if there is no room.
+    fn inner_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key) -> bool;
+    /// Inner: whether [`Layout::inner_set_key`] has room for `key`.
+    fn inner_can_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key) -> bool;
+
+    /// The weight of the entries that are not deleted.
+    fn weight(page: Page<'_, Self>) -> usize;
+    /// Leaf: the part of [`Layout::weight`] that is due to the record of `key`; 0 if it is absent.
+    fn record_weight(page: Page<'_, Self>, key: &Self::Key) -> usize;
+    /// Whether the page should be split on the way down, before an entry is refused.
+    fn is_full(page: Page<'_, Self>) -> bool;
 
     /// Sets the words that no entry uses to zero, so that pages with equal entries have equal
     /// words, whatever was in them before.
     fn clear_unused(page: Page<'_, Self>);
 
-    /// First step of a split: formats `right` and fills it with the upper half of `left`. Returns
-    /// the separator. `left` stays as it is.
+    /// Plans the split of a page of at least two entries, such that `pending` has room in the half
+    /// that covers its key (layout.Y6).
+    fn split_plan(page: Page<'_, Self>, pending: Option<&Entry<Self>>)
+    -> SplitPlan<OwnedKey<Self>>;
+    /// First step of a split: formats `right` and fills it with the upper half of `left`, which
+    /// stays as it is.
     fn split_copy(
         left: Page<'_, Self>,
         right: Page<'_, Self>,
         right_at: GlobalAddr,
-    ) -> OwnedKey<Self>;
-    /// Second step of a split: removes the upper half from `left`. Its high fence still covers that
-    /// half.
-    fn split_truncate(left: Page<'_, Self>);
+        plan: &SplitPlan<OwnedKey<Self>>,
+    );
+    /// Second step of a split: removes the upper half from `left`. Its high fence may still cover
+    /// that half.
+    fn split_truncate(left: Page<'_, Self>, plan: &SplitPlan<OwnedKey<Self>>);
     /// Last step of a split: `left` ends at the separator, and `right` becomes its sibling.
     fn split_link(left: Page<'_, Self>, separator: &Self::Key, right_at: GlobalAddr) {
         Self::set_high(left, Some(separator));
@@ -273,7 +315,68 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Appends all of `right` to `left`, its left neighbour. `left` then covers both and is linked
     /// past `right`. Neither page may contain deleted records.
     fn merge(left: Page<'_, Self>, right: Page<'_, Self>);
-    /// Evens out two neighbours and returns the new separator. Neither page may contain deleted
-    /// records.
-    fn rebalance(left: Page<'_, Self>, right: Page<'_, Self>) -> OwnedKey<Self>;
+    /// Evens out two neighbours and returns the new separator, if they differ enough and their
+    /// parent has room for it, which `fits` answers. Neither page may contain deleted records.
+    fn rebalance(
+        left: Page<'_, Self>,
+        right: Page<'_, Self>,
+        fits: impl Fn(&Self::Key) -> bool,
+    ) -> Option<OwnedKey<Self>>;
+
+    /// What a bulk load keeps beside a page while it fills it, from the lowest entry up. A layout
+    /// that can lay entries out only when it knows the high fence collects them here.
+    type Filling: Debug + Default + Send;
+    /// Bulk load: adds a record to a leaf that was formatted empty. Returns `false` if the leaf has
+    /// its share, which is `fill` of [`Layout::FULL`], or has no room: the record begins the next.
+    fn fill_leaf(
+        filling: &mut Self::Filling,
+        page: Page<'_, Self>,
+        record: (&Self::Key, &Self::Value),
+        fill: usize,
+    ) -> bool;
+    /// Bulk load: adds a child to an inner page, as [`Layout::fill_leaf`] does for records.
+    fn fill_inner(
+        filling: &mut Self::Filling,
+        page: Page<'_, Self>,
+        child: (&Self::Key, GlobalAddr),
+        fill: usize,
+    ) -> bool;
+    /// Bulk load: whether the page probably takes no other entry.
+    fn is_filled(filling: &Self::Filling, page: Page<'_, Self>, fill: usize) -> bool;
+    /// Bulk load: the page is complete and ends at `high` (`None`: infinite).
+    fn fill_end(filling: Self::Filling, page: Page<'_, Self>, high: Option<&Self::Key>);
+}
+
+/// The entry that a page had no room for.
+#[derive(Clone, Debug)]
+pub enum Entry<L: Layout> {
+    /// A record of a leaf. It replaces the record of its key, if there is one.
+    Record(OwnedKey<L>, OwnedValue<L>),
+    /// A child of an inner page.
+    Child(OwnedKey<L>, GlobalAddr),
+}
+
+impl<L: Layout> Entry<L> {
+    /// The key of the record, or the lowest key of the child.
+    pub fn key(&self) -> &L::Key {
+        match self {
+            Self::Record(key, _) | Self::Child(key, _) => L::key(key),
+        }
+    }
+
+    /// Adds the entry; `false` if there is no room, and the page is unchanged.
+    #[must_use]
+    pub fn add_to(&self, page: Page<'_, L>) -> bool {
+        match self {
+            Self::Record(key, value) => {
+                let (key, value) = (L::key(key), L::value(value));
+                match L::leaf_replace(page, key, value) {
+                    LeafReplace::Replaced(_) => true,
+                    LeafReplace::Full => false,
+                    LeafReplace::Absent => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
+                }
+            }
+            Self::Child(key, child) => L::inner_insert(page, L::key(key), *child),
+        }
+    }
 }

@@ -11,21 +11,25 @@ mod fixed8;
 mod latch;
 mod layout;
 mod lock_word;
+mod stubborn;
 mod superblock;
 mod view;
 mod walk;
+mod weight;
 
 pub use carve::NodeCarver;
 pub(crate) use checksum::sum_of;
-pub use edit::{Action, Answer, LeafEdit, LeafOutcome, least_entries};
+pub use edit::{Action, Answer, LeafEdit, LeafOutcome};
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
 pub use layout::{
-    FencePosition, Layout, LeafInsert, OwnedKey, OwnedValue, Probe, Put, ScanWindow, Wire, clipped,
-    lies_within,
+    Entry, FencePosition, Layout, LeafInsert, LeafReplace, OwnedKey, OwnedValue, Probe, Put,
+    ScanWindow, SplitPlan, Wire, clipped, lies_within,
 };
 pub use lock_word::LockWord;
+pub use stubborn::Stubborn;
 pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
 pub(crate) use view::{MARK_WORD, SIBLING_WORD};
 pub use walk::{Step, narrowed, slot_range, step};
+pub use weight::{are_too_empty, filled_weight, is_sparse};

@@ -18,7 +18,8 @@ pub const fn head_leaves<L: Layout>() -> usize {
 }
 
 /// A head at `at` that stands before the first of `leaves`, each given by its low key and address.
-/// It lists the first [`head_leaves`] of them.
+/// It lists the first [`head_leaves`] of them, or as
+/// many as it has room for.
 ///
 /// # Panics
 /// If `leaves` is empty.
@@ -29,7 +30,9 @@ pub fn head_image<L: Layout>(at: GlobalAddr, leaves: &[(OwnedKey<L>, GlobalAddr)
     image.page().set_sibling(*next);
     image.page().set_head();
     for (low, leaf) in leaves.iter().take(head_leaves::<L>()) {
-        L::inner_insert(image.page(), L::key(low), *leaf);
+        if !L::inner_insert(image.page(), L::key(low), *leaf) {
+            break;
+        }
     }
     image
 }

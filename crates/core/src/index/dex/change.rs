@@ -80,7 +80,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let restart = match self.try_run(probe, edit, offer).await {
                 Ok(LeafOutcome::Nothing(answer)) => return Ok((answer, false)),
                 Ok(LeafOutcome::Changed { answer, sparse, .. }) => return Ok((answer, sparse)),
-                Ok(LeafOutcome::Full) => self.try_make_room(probe).await.err(),
+                Ok(LeafOutcome::Full) => Box::pin(self.try_make_room(edit)).await.err(),
                 Err(restart) => Some(restart),
             };
             // The memory server refused: do the operation here.

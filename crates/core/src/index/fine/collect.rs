@@ -15,10 +15,8 @@
 
 use super::FineIndex;
 use crate::index::IndexError;
-use crate::index::one_sided::{
-    Collect, CollectCursor, Joined, are_too_empty, compact, join, lock_all,
-};
-use crate::page::{Layout, MAX_LEVEL, OwnedKey, Probe};
+use crate::index::one_sided::{Collect, CollectCursor, Joined, compact, join, lock_all};
+use crate::page::{Layout, MAX_LEVEL, OwnedKey, Probe, are_too_empty};
 use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
@@ -161,13 +159,17 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         }
         let above = Image::of(parent.page());
         let Some(Joined { left: lower, right: upper, separator, left_loses }) =
-            join(&self.pages, left.page(), right.page())
+            join(&self.pages, left.page(), right.page(), |separator| {
+                L::inner_can_set_key(parent.page(), slot + 1, separator)
+            })
         else {
             return Ok(Pair::Untouched);
         };
         match &separator {
             None => L::inner_remove(above.page(), slot + 1),
-            Some(separator) => L::inner_set_key(above.page(), slot + 1, L::key(separator)),
+            Some(separator) => {
+                L::inner_set_key(above.page(), slot + 1, L::key(separator));
+            }
         }
         let [parent_lock, left_lock, right_lock] =
             lock_all(&self.pages, [parent, left, right]).await?;

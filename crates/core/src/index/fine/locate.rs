@@ -9,8 +9,8 @@
 use super::FineIndex;
 use crate::index::one_sided::Locate;
 use crate::index::{IndexError, Scan};
-use crate::page::{Layout, OwnedKey, OwnedValue, Probe, Step, step};
-use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer};
+use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
+use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::borrow::Borrow;
 use std::collections::BTreeMap;

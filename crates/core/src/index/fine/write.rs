@@ -1,8 +1,8 @@
 //! Inserting into full leaves: splits, and separators for the levels above.
 
 use super::FineIndex;
-use crate::page::{Layout, OwnedKey, Probe};
-use crate::remote::{Entry, Image, Miss, PageCopy, RemoteError, Separator};
+use crate::page::{Entry, Layout, OwnedKey, Probe};
+use crate::remote::{Image, Miss, PageCopy, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {

@@ -15,10 +15,8 @@
 
 use super::HybridIndex;
 use crate::index::IndexError;
-use crate::index::one_sided::{
-    Collect, CollectCursor, Joined, Locate, are_too_empty, compact, join, lock_all,
-};
-use crate::page::{Action, Layout, LeafEdit, OwnedKey, Probe};
+use crate::index::one_sided::{Collect, CollectCursor, Joined, Locate, compact, join, lock_all};
+use crate::page::{Action, Layout, LeafEdit, OwnedKey, Probe, are_too_empty};
 use crate::remote::{Change, Miss, PageCopy, RemoteError};
 use crate::rules;
 use crate::wire::{AskEdit, Reply, TreeRequest};
@@ -121,7 +119,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     ) -> Result<bool, Miss> {
         let begins = L::low(right.page());
         let Some(Joined { left: lower, right: upper, separator, left_loses }) =
-            join(&self.pages, left.page(), right.page())
+            join(&self.pages, left.page(), right.page(), |_| true)
         else {
             return Ok(false);
         };

@@ -8,7 +8,7 @@
 
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, LeafInsert, OwnedKey, OwnedValue, Probe};
+use crate::page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
 use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, RemoteError};
 use crate::wire::{Refusal, Request, TreeRequest};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
@@ -17,17 +17,18 @@ use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 const BATCH_RECORDS: usize = 2048;
 
 /// A leaf under construction: the existing first leaf of its share, or a new one.
-struct Open<F: Fabric, L> {
+struct Open<F: Fabric, L: Layout> {
     share: usize,
     node: Option<FreshNode<F>>,
     image: Image<L>,
+    filling: L::Filling,
 }
 
 /// A load in progress.
 struct Load<'a, F: Fabric, L: Layout> {
     index: &'a HybridIndex<F, L>,
     writer: FreshWriter<'a, F, L>,
-    /// Records per leaf.
+    /// Weight of a leaf.
     fill: usize,
     fill_permille: u16,
     open: Option<Open<F, L>>,
@@ -49,9 +50,10 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         let share = self.index.server_of(Probe::At(key)).index();
         match &self.open {
             Some(open) if open.share == share => {
-                if open.image.page().count() >= self.fill {
-                    self.next_leaf(key).await?;
+                if self.add((key, &value)) {
+                    return Ok(());
                 }
+                self.next_leaf(key).await?;
             }
             _ => {
                 self.end_share().await?;
@@ -62,34 +64,47 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
                     high.as_ref().map(L::key),
                     GlobalAddr::NULL,
                 );
-                self.open = Some(Open { share, node: None, image });
+                let filling = L::Filling::default();
+                self.open = Some(Open { share, node: None, image, filling });
             }
         }
-        match self.open.as_ref().map(|open| L::leaf_insert(open.image.page(), key, &value)) {
-            Some(LeafInsert::Inserted) => Ok(()),
-            _ => Err(RemoteError::Contended { retries: 0 }),
+        match self.add((key, &value)) {
+            true => Ok(()),
+            false => Err(RemoteError::Contended { retries: 0 }),
         }
+    }
+
+    /// Adds a record to the open leaf; `false` if that is full.
+    fn add(&mut self, record: (&L::Key, &L::Value)) -> bool {
+        let fill = self.fill;
+        self.open.as_mut().is_some_and(|Open { image, filling, .. }| {
+            L::fill_leaf(filling, image.page(), record, fill)
+        })
     }
 
     /// Closes the open leaf at `low` and opens the next one of its share.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
         let Some(full) = self.open.take() else { return Ok(()) };
         let node = self.writer.take().await?;
-        L::split_link(full.image.page(), low, node.at());
+        full.image.page().set_sibling(node.at());
         let high = self.part(full.share).high.as_ref();
         let image = empty_leaf::<L>(node.at(), low, high.map(L::key), GlobalAddr::NULL);
         self.batch.push((low.to_owned(), node.at().to_bits()));
-        self.open = Some(Open { share: full.share, node: Some(node), image });
+        let filling = L::Filling::default();
+        self.open = Some(Open { share: full.share, node: Some(node), image, filling });
         if self.batch.len() == BATCH_RECORDS {
             self.send_batch(full.share).await?;
         }
-        self.close(full).await
+        self.close(full, Some(low)).await
     }
 
-    async fn close(&mut self, done: Open<F, L>) -> Result<(), RemoteError> {
-        match done.node {
-            Some(node) => self.writer.write(node, done.image).await?,
-            None => self.firsts.push((done.share, done.image)),
+    /// Ends a leaf at `high`.
+    async fn close(&mut self, done: Open<F, L>, high: Option<&L::Key>) -> Result<(), RemoteError> {
+        let Open { share, node, image, filling } = done;
+        L::fill_end(filling, image.page(), high);
+        match node {
+            Some(node) => self.writer.write(node, image).await?,
+            None => self.firsts.push((share, image)),
         }
         Ok(())
     }
@@ -101,7 +116,8 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
             last.image.page().set_sibling(next.first);
         }
         self.send_batch(last.share).await?;
-        self.close(last).await
+        let high = self.part(last.share).high.as_ref();
+        self.close(last, high.map(L::key)).await
     }
 
     /// Sends a server the leaves of its share that are in the batch.
@@ -196,7 +212,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         let mut load = Load {
             index: self,
             writer: FreshWriter::new(&self.pages),
-            fill: (L::CAPACITY * usize::from(fill_permille) / 1000).clamp(2, L::CAPACITY),
+            fill: filled_weight::<L>(fill_permille.into()),
             fill_permille,
             open: None,
             firsts: Vec::new(),

@@ -7,8 +7,8 @@
 use super::{HybridIndex, Part};
 use crate::index::one_sided::Locate;
 use crate::index::{IndexError, Scan};
-use crate::page::{Layout, OwnedKey, OwnedValue, Probe, Step, step};
-use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
+use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
+use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
 use crate::wire::{Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
 use std::borrow::Borrow;

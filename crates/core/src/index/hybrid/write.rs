@@ -1,8 +1,8 @@
 //! Splits of full leaves, and reporting them to the memory servers.
 
 use super::HybridIndex;
-use crate::page::{Action, Layout, LeafEdit, Probe};
-use crate::remote::{Entry, Miss, PageCopy, RemoteError};
+use crate::page::{Action, Entry, Layout, LeafEdit, Probe};
+use crate::remote::{Miss, PageCopy, RemoteError};
 use crate::wire::AskEdit;
 use farleaf_fabric::{Fabric, GlobalAddr};
 

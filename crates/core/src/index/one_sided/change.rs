@@ -3,7 +3,7 @@
 use super::{Key, Locate, Value};
 use crate::index::IndexError;
 use crate::page::{Answer, Layout, LeafEdit, OwnedValue, Probe};
-use crate::remote::{Entry, Miss, Pointer, RemoteError};
+use crate::remote::{Miss, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::borrow::Borrow;
 
@@ -65,9 +65,9 @@ async fn try_change<I: Locate>(
     if let Some(answer) = index.pages().edit(&copy, edit).await? {
         return Ok(answer);
     }
-    let Some((key, value)) = edit.new_record() else {
+    let Some(entry) = edit.new_record() else {
         return Err(RemoteError::BadReply { server: copy.at().server() }.into());
     };
-    index.split_and_add(&copy, &Entry::Record(key, value), spare).await?;
+    index.split_and_add(&copy, &entry, spare).await?;
     Ok(Answer::from_change(true))
 }

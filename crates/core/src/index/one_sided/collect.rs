@@ -61,11 +61,13 @@ pub(crate) struct Joined<L: Layout> {
     pub(crate) left_loses: bool,
 }
 
-/// Merges two neighbours or evens them out; `None` if they should stay as they are.
+/// Merges two neighbours or evens them out; `None` if they should stay as they are. `fits` tells
+/// whether their parent has room for a new separator.
 pub(crate) fn join<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     left: Page<'_, L>,
     right: Page<'_, L>,
+    fits: impl Fn(&L::Key) -> bool,
 ) -> Option<Joined<L>> {
     let (lower, upper) = (Image::of(left), Image::of(right));
     if left.level() == 0 {
@@ -79,21 +81,11 @@ pub(crate) fn join<F: Fabric, L: Layout>(
             upper.page().set_dead();
         }
         None
-    } else if lower.page().count().abs_diff(upper.page().count()) > 1 {
-        Some(L::rebalance(lower.page(), upper.page()))
     } else {
-        return None;
+        Some(L::rebalance(lower.page(), upper.page(), fits)?)
     };
     let left_loses = lower.page().count() < before;
     Some(Joined { left: lower, right: upper, separator, left_loses })
-}
-
-/// Whether one of two neighbours is less than half full, so that they should be merged or evened
-/// out.
-pub(crate) fn are_too_empty<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
-    let (lefts, rights) = (left.live_count(), right.live_count());
-    lefts.min(rights) < L::CAPACITY / 2
-        && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
 }
 
 /// Removes deleted records from a leaf.

@@ -18,11 +18,11 @@ mod collect;
 mod scan;
 
 pub use collect::{Collect, CollectCursor, collect_in_background};
-pub(crate) use collect::{Joined, are_too_empty, compact, join, lock_all};
+pub(crate) use collect::{Joined, compact, join, lock_all};
 
 use super::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
-use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Probe};
-use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer};
+use crate::page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe};
+use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::borrow::Borrow;
 use std::future::Future;

@@ -1,7 +1,6 @@
 //! Operations on single keys.
 
 use super::descend::restarting;
-use super::split::Entry;
 use super::{Fail, Tree};
 use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
 use crate::wire::Refusal;
@@ -65,8 +64,8 @@ impl<L: Layout> Tree<L> {
         match outcome {
             LeafOutcome::Nothing(answer) | LeafOutcome::Changed { answer, .. } => Ok(answer),
             LeafOutcome::Full => {
-                let (key, value) = edit.new_record().ok_or(Refusal::Damaged)?;
-                self.split_and_add(cpu, leaf, guard, Entry::Record(key, value)).await?;
+                let record = edit.new_record().ok_or(Refusal::Damaged)?;
+                self.split_and_add(cpu, leaf, guard, record).await?;
                 Ok(Answer::from_change(true))
             }
         }

@@ -8,36 +8,9 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Exclusive, Layout, LeafInsert, OwnedKey, OwnedValue, Page, Probe};
+use crate::page::{Entry, Exclusive, Layout, OwnedKey, Page, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
-
-/// The entry that a full node had no room for.
-#[derive(Clone, Debug)]
-pub(super) enum Entry<L: Layout> {
-    /// A record of a leaf.
-    Record(OwnedKey<L>, OwnedValue<L>),
-    /// A child of an inner node.
-    Child(OwnedKey<L>, GlobalAddr),
-}
-
-impl<L: Layout> Entry<L> {
-    fn key(&self) -> &L::Key {
-        match self {
-            Self::Record(key, _) | Self::Child(key, _) => L::key(key),
-        }
-    }
-
-    /// Adds the entry; `false` if there is no room.
-    fn add_to(&self, page: Page<'_, L>) -> bool {
-        match self {
-            Self::Record(key, value) => {
-                L::leaf_insert(page, L::key(key), L::value(value)) == LeafInsert::Inserted
-            }
-            Self::Child(key, child) => L::inner_insert(page, L::key(key), *child),
-        }
-    }
-}
 
 /// A separator that has yet to be inserted into the parent.
 #[derive(Clone, Debug)]
@@ -109,15 +82,17 @@ impl<L: Layout> Tree<L> {
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
         // No other operation can reach the node; locking it makes its version move on (L1).
         let fresh = self.lock_any(cpu, right).await.map_err(|_| Refusal::Damaged)?;
-        let separator = L::split_copy(left, right, right_at);
-        let half = if entry.key() < L::key(&separator) { left } else { right };
+        let plan = L::split_plan(left, Some(entry));
+        L::split_copy(left, right, right_at, &plan);
+        let half = if entry.key() < L::key(&plan.separator) { left } else { right };
         cpu.charge(Work::RestructureNode).await;
-        L::split_truncate(left);
+        L::split_truncate(left, &plan);
         cpu.charge(Work::ChangeNode).await;
-        entry.add_to(half);
-        L::split_link(left, L::key(&separator), right_at);
+        let added = entry.add_to(half);
+        L::split_link(left, L::key(&plan.separator), right_at);
         drop(fresh);
-        Ok((separator, right_at))
+        // layout.Y6. If it does not hold, the tree is whole, but without the entry.
+        if added { Ok((plan.separator, right_at)) } else { Err(Refusal::Damaged) }
     }
 
     /// Splits the root: its content moves into two new children. The root keeps its address and
