@@ -4,7 +4,7 @@
 //! *Thread safety*: plain functions. The caller holds the leaf.
 
 use super::layout::{Entry, Layout, LeafInsert, LeafReplace, OwnedValue};
-use super::view::{HEADER_WORDS, META_WORD, Page};
+use super::view::Page;
 use super::weight::is_sparse;
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -189,8 +189,7 @@ fn insert<L: Layout>(
     value: &L::Value,
 ) -> LeafOutcome<Answer<OwnedValue<L>>> {
     match L::leaf_insert(page, key, value) {
-        // The count, the deleted bits, and all entries.
-        LeafInsert::Inserted => changed(META_WORD..L::used_words(page), false),
+        LeafInsert::Inserted => changed(L::inserted_words(page), false),
         LeafInsert::Exists => nothing(),
         LeafInsert::Full => LeafOutcome::Full,
     }
@@ -213,6 +212,5 @@ fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<Owne
     if !L::leaf_delete(page, key) {
         return nothing();
     }
-    // The bits of deleted records are in the header.
-    changed(META_WORD..HEADER_WORDS, is_sparse::<L>(L::weight(page)))
+    changed(L::deleted_words(page), is_sparse::<L>(L::weight(page)))
 }

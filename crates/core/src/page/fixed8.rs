@@ -320,6 +320,11 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         true
     }
 
+    #[inline]
+    fn deleted_count(page: View<'_, WORDS>) -> usize {
+        (page.load(DELETED_WORD).count_ones() as usize).min(page.count())
+    }
+
     fn leaf_compact(page: View<'_, WORDS>) -> usize {
         let count = page.count();
         let mut kept = 0;
@@ -338,9 +343,14 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         HEADER_WORDS..WORDS
     }
 
-    fn used_words(page: View<'_, WORDS>) -> usize {
-        // The children of an inner page are at its end.
-        if page.level() > 0 { WORDS } else { HEADER_WORDS + 2 * page.count() }
+    fn inserted_words(page: View<'_, WORDS>) -> Range<usize> {
+        // The count, the deleted bits, and all entries.
+        META_WORD..HEADER_WORDS + 2 * page.count()
+    }
+
+    fn deleted_words(_page: View<'_, WORDS>) -> Range<usize> {
+        // The bits of deleted records are in the header.
+        META_WORD..HEADER_WORDS
     }
 
     #[inline]

@@ -214,6 +214,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn low(page: Page<'_, Self>) -> OwnedKey<Self>;
     /// The high fence, exclusive; `None` is infinite.
     fn high(page: Page<'_, Self>) -> Option<OwnedKey<Self>>;
+    /// Writes the entries' part of an empty page: no entries, and these fences.
+    fn format_entries(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>) {
+        Self::set_low(page, low);
+        Self::set_high(page, high);
+    }
     /// Sets the low fence.
     fn set_low(page: Page<'_, Self>, low: &Self::Key);
     /// Sets the high fence.
@@ -237,14 +242,18 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn leaf_has_room(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool;
     /// Leaf: marks a key as deleted. Returns whether it was present.
     fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
+    /// The number of entries that are marked as deleted, at most all.
+    fn deleted_count(page: Page<'_, Self>) -> usize;
     /// Leaf: removes the records marked as deleted. Returns how many.
     fn leaf_compact(page: Page<'_, Self>) -> usize;
 
     /// Leaf: the words that can hold the record of `key`, whatever the leaf's content. A READ must
     /// fetch these to answer for the key.
     fn record_window(key: &Self::Key) -> Range<usize>;
-    /// The number of leading words in use: the header and the entries.
-    fn used_words(page: Page<'_, Self>) -> usize;
+    /// Leaf: a range that includes every word that [`Layout::leaf_insert`] has changed in the page.
+    fn inserted_words(page: Page<'_, Self>) -> Range<usize>;
+    /// Leaf: a range that includes every word that [`Layout::leaf_delete`] has changed in the page.
+    fn deleted_words(page: Page<'_, Self>) -> Range<usize>;
 
     /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
@@ -304,7 +313,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         left.set_sibling(right_at);
     }
     /// Removes everything outside `low`, inclusive, to `high`, exclusive (`None`: infinite), and
-    /// makes these the fences. Some key between them must lie within the old fences.
+    /// makes these the fences. Some key between them must lie within the old fences, and what lies
+    /// inside must have room with them, as it has if a split has made these fences.
     fn trim(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>);
     /// Leaf: a sum over everything but the values, which may change alone. It covers the header,
     /// including the deleted bits, and the keys. A mixture of two states of a leaf that differ in

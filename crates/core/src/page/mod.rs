@@ -4,6 +4,7 @@
 //! `view.rs` and `layout.rs` use each other: a view reads keys as its layout says, and a layout
 //! searches views.
 
+mod bytes;
 mod carve;
 mod checksum;
 mod edit;
@@ -17,6 +18,7 @@ mod view;
 mod walk;
 mod weight;
 
+pub use bytes::Bytes;
 pub use carve::NodeCarver;
 pub(crate) use checksum::sum_of;
 pub use edit::{Action, Answer, LeafEdit, LeafOutcome};

@@ -124,8 +124,16 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Fixed8::<WORDS>::record_window(key)
     }
 
-    fn used_words(page: View<'_, WORDS, SEED>) -> usize {
-        Fixed8::used_words(plain(page))
+    fn inserted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
+        Fixed8::inserted_words(plain(page))
+    }
+
+    fn deleted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
+        Fixed8::deleted_words(plain(page))
+    }
+
+    fn deleted_count(page: View<'_, WORDS, SEED>) -> usize {
+        Fixed8::deleted_count(plain(page))
     }
 
     fn inner_slot(page: View<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> usize {
