@@ -33,6 +33,11 @@ pub(crate) trait Contender {
     /// Looks keys up in order, in a single session.
     fn look_up(&self, keys: &[u64]) -> anyhow::Result<Vec<Option<u64>>>;
 
+    /// Whether it has operations on several keys, which gain something over single ones.
+    fn has_groups(&self) -> bool {
+        false
+    }
+
     /// Runs `round` with a session per thread, and returns each thread's tally.
     fn run(&self, round: &Round) -> anyhow::Result<Vec<Tally>>;
 }
@@ -44,6 +49,29 @@ pub(crate) trait Session {
 
     /// Changes the value of `key`. Returns `false` if the index can tell that the key is missing.
     fn update(&self, key: u64, value: u64) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Executes a step alone. Returns whether it found its key.
+    #[inline(always)]
+    fn execute(&self, step: Step) -> impl Future<Output = Result<bool, IndexError>> {
+        async move {
+            match step.value {
+                0 => Ok(self.get(step.key).await?.is_some()),
+                value => self.update(step.key, value).await,
+            }
+        }
+    }
+
+    /// Executes several steps. Returns how many did not find their key.
+    #[inline]
+    fn execute_all(&self, steps: &[Step]) -> impl Future<Output = Result<u64, IndexError>> {
+        async move {
+            let mut missed = 0;
+            for step in steps {
+                missed += u64::from(!self.execute(*step).await?);
+            }
+            Ok(missed)
+        }
+    }
 }
 
 /// The work of one thread in a round.
@@ -59,10 +87,10 @@ pub(crate) struct Tally {
 
 /// An operation in compact form: the loop reads many of them in order while it searches the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Step {
-    key: u64,
+pub(crate) struct Step {
+    pub(crate) key: u64,
     /// The new value, or 0 for a lookup. (Values of a stream are never 0.)
-    value: u64,
+    pub(crate) value: u64,
 }
 
 /// Steps per thread; a fast index repeats them several times in a round.
@@ -77,6 +105,8 @@ pub(crate) struct Round {
     /// The steps of each thread.
     steps: Vec<Vec<Step>>,
     duration: Duration,
+    /// Steps that a session executes in one call.
+    batch: usize,
     /// Lets all threads start together.
     start: Barrier,
 }
@@ -102,12 +132,17 @@ impl Round {
             (0..STEPS).map(step).collect()
         };
         let steps = (0..threads).map(steps_of).collect::<anyhow::Result<_>>()?;
-        Ok(Self { steps, duration, start: Barrier::new(threads) })
+        Ok(Self { steps, duration, batch: 1, start: Barrier::new(threads) })
     }
 
     /// The same operations with another duration.
     pub(crate) fn lasting(self, duration: Duration) -> Self {
         Self { duration, ..self }
+    }
+
+    /// The same operations, `batch` of them in one call.
+    pub(crate) fn in_calls_of(self, batch: usize) -> Self {
+        Self { batch, ..self }
     }
 
     /// Number of threads.
@@ -131,13 +166,13 @@ impl Round {
         let started = Instant::now();
         'time: loop {
             for steps in self.steps[thread].chunks(STEPS_PER_CLOCK) {
-                for step in steps {
-                    let found = match step.value {
-                        0 => session.get(step.key).await.map(|value| value.is_some()),
-                        value => session.update(step.key, value).await,
+                for call in steps.chunks(self.batch) {
+                    let outcome = match call {
+                        [step] => session.execute(*step).await.map(|found| u64::from(!found)),
+                        _ => session.execute_all(call).await,
                     };
-                    match found {
-                        Ok(found) => missed += u64::from(!found),
+                    match outcome {
+                        Ok(count) => missed += count,
                         Err(error) => {
                             first_error = Some(error);
                             break 'time;

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: as [`Contender`].
 
-use crate::contender::{Contender, Round, Session, Tally};
+use crate::contender::{Contender, Round, Session, Step, Tally};
 use anyhow::Context;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
@@ -11,7 +11,7 @@ use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::index::{Design, IndexError, RangeIndex};
+use farleaf_core::index::{Action, Design, IndexError, LeafEdit, RangeIndex};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
@@ -96,6 +96,10 @@ impl<D: Design<Fixed8>> Contender for Farleaf<D> {
         Ok(found?)
     }
 
+    fn has_groups(&self) -> bool {
+        true
+    }
+
     fn run(&self, round: &Round) -> anyhow::Result<Vec<Tally>> {
         let compute = &self.compute;
         let compute_servers = vec![0; round.threads()];
@@ -121,5 +125,21 @@ impl<I: RangeIndex<Key = u64, Value = u64>> Session for Handle<I> {
     #[inline(always)]
     async fn update(&self, key: u64, value: u64) -> Result<bool, IndexError> {
         self.0.update(&key, &value).await
+    }
+
+    async fn execute_all(&self, steps: &[Step]) -> Result<u64, IndexError> {
+        let edits: Vec<_> = steps.iter().map(edit_of).collect();
+        let mut missed = 0;
+        for answer in self.0.execute_all(&edits).await {
+            missed += u64::from(!answer?.applied);
+        }
+        Ok(missed)
+    }
+}
+
+fn edit_of(Step { key, value }: &Step) -> LeafEdit<&u64, &u64> {
+    match value {
+        0 => LeafEdit { key, action: Action::Get },
+        value => LeafEdit { key, action: Action::Update(value) },
     }
 }

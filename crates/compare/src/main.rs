@@ -65,6 +65,16 @@ struct Arguments {
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
     threads: Vec<u16>,
+    /// Give the designs this many operations in one call, one table row for each; the other indexes
+    /// have only single operations
+    #[arg(
+        long,
+        value_name = "N,N,…",
+        value_delimiter = ',',
+        default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    batch: Vec<u16>,
     /// Let threads run `read-only`, `write-intensive` (50 lookups, 50 updates), or another workload
     /// of `farleaf bench` that has only lookups and updates
     #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = lookups_and_updates)]
@@ -128,10 +138,12 @@ struct Comparison {
 struct Row {
     contender: &'static str,
     threads: u16,
+    /// Operations in one call.
+    batch: u16,
     median_m_ops_per_s: f64,
     min_m_ops_per_s: f64,
     max_m_ops_per_s: f64,
-    /// Its median divided by that of `local`.
+    /// Its median divided by that of `local` with single operations.
     ratio_to_local: f64,
 }
 
@@ -156,19 +168,21 @@ fn main() -> anyhow::Result<()> {
 fn compare(arguments: &Arguments) -> anyhow::Result<Comparison> {
     let keys = KeySpace::spread(arguments.keys);
     let contenders = contenders(arguments, &keys)?;
+    let entries = entries(arguments, &contenders);
     let mut rows = Vec::new();
     for threads in &arguments.threads {
-        let samples = rounds(arguments, &keys, *threads, &contenders)?;
+        let samples = rounds(arguments, &keys, *threads, &entries)?;
         let mut local = f64::NAN;
-        for (contender, mut samples) in contenders.iter().zip(samples) {
+        for ((contender, batch), mut samples) in entries.iter().zip(samples) {
             samples.sort_by(f64::total_cmp);
             let median = median(&samples);
-            if contender.name() == LOCAL {
+            if contender.name() == LOCAL && *batch == 1 {
                 local = median;
             }
             rows.push(Row {
                 contender: contender.name(),
                 threads: *threads,
+                batch: *batch,
                 median_m_ops_per_s: median,
                 min_m_ops_per_s: samples[0],
                 max_m_ops_per_s: samples[samples.len() - 1],
@@ -209,14 +223,27 @@ fn contenders(arguments: &Arguments, keys: &KeySpace) -> anyhow::Result<Vec<Box<
     Ok(all)
 }
 
-/// Runs all rounds and returns the samples of each contender.
+/// A contender, and how many operations it gets in one call.
+type Entry<'a> = (&'a dyn Contender, u16);
+
+/// What takes turns: each contender with single operations, and those that can with groups.
+fn entries<'a>(arguments: &Arguments, contenders: &'a [Box<dyn Contender>]) -> Vec<Entry<'a>> {
+    let batches = || [1].into_iter().chain(arguments.batch.iter().copied().filter(|n| *n > 1));
+    let of = |contender: &'a Box<dyn Contender>| {
+        let batches = batches().filter(|batch| *batch == 1 || contender.has_groups());
+        batches.map(|batch| (&**contender, batch))
+    };
+    contenders.iter().flat_map(of).collect()
+}
+
+/// Runs all rounds and returns the samples of each entry.
 fn rounds(
     arguments: &Arguments,
     keys: &KeySpace,
     threads: u16,
-    contenders: &[Box<dyn Contender>],
+    entries: &[Entry<'_>],
 ) -> anyhow::Result<Vec<Vec<f64>>> {
-    let mut samples = vec![Vec::new(); contenders.len()];
+    let mut samples = vec![Vec::new(); entries.len()];
     for round in 0..arguments.rounds {
         let config = StreamConfig {
             mix: arguments.workload.clone(),
@@ -227,12 +254,13 @@ fn rounds(
             harness: Harness::default(),
         };
         let mut work = Round::new(&config, threads.into(), arguments.seconds)?;
-        for turn in 0..contenders.len() {
-            let which = (turn + round as usize) % contenders.len();
-            work = work.lasting(arguments.seconds / WARM_UP_PART);
-            measure(&*contenders[which], &work)?;
+        for turn in 0..entries.len() {
+            let which = (turn + round as usize) % entries.len();
+            let (contender, batch) = entries[which];
+            work = work.in_calls_of(batch.into()).lasting(arguments.seconds / WARM_UP_PART);
+            measure(contender, &work)?;
             work = work.lasting(arguments.seconds);
-            samples[which].push(measure(&*contenders[which], &work)?);
+            samples[which].push(measure(contender, &work)?);
         }
         eprintln!("{threads} threads: round {} of {} done", round + 1, arguments.rounds);
     }
@@ -252,11 +280,12 @@ fn render(comparison: &Comparison) -> String {
     let Comparison { keys, workload, distribution, seconds, rounds, .. } = comparison;
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(["contender", "threads", "M ops/s", "min", "max", "x local"]);
+    table.set_header(["contender", "threads", "batch", "M ops/s", "min", "max", "x local"]);
     for row in &comparison.rows {
         table.add_row([
             row.contender.to_owned(),
             row.threads.to_string(),
+            row.batch.to_string(),
             format!("{:.3}", row.median_m_ops_per_s),
             format!("{:.3}", row.min_m_ops_per_s),
             format!("{:.3}", row.max_m_ops_per_s),
@@ -301,6 +330,19 @@ mod tests {
                 assert!(row.contender != LOCAL || row.ratio_to_local == 1.0, "{row:?}");
             }
             assert!(render(&comparison).contains("crossbeam-skiplist"));
+        }
+    }
+
+    #[test]
+    fn designs_run_in_groups_too() {
+        let more = ["--only", "congee,dex", "--threads", "1", "--batch", "1,16"];
+        for workload in ["read-only", "write-intensive"] {
+            let comparison =
+                compare(&parsed(&[&more[..], &["--workload", workload]].concat())).unwrap();
+            let rows = comparison.rows.iter().map(|row| (row.contender, row.batch));
+            let expected = [("local", 1), ("local", 16), ("dex", 1), ("dex", 16), ("congee", 1)];
+            assert!(rows.eq(expected), "{:?}", comparison.rows);
+            assert!(comparison.rows.iter().all(|row| row.min_m_ops_per_s > 0.0));
         }
     }
 

@@ -400,6 +400,8 @@ fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) 
         assert!(Bytes::<W>::inner_slot(page, probe) <= page.count());
     }
     let _ = Bytes::<W>::leaf_get(page, key);
+    let words = Bytes::<W>::search_words(page);
+    assert!(words.start <= words.end && words.end <= W);
     for reverse in [false, true] {
         let (lower, upper) = (Bound::Included(key), Bound::Excluded(other));
         let window = ScanWindow { lower, upper, reverse, limit: 1000 };
@@ -408,6 +410,7 @@ fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) 
         assert!(all(page, reverse).iter().all(|(key, value)| key.len() + value.len() < most));
     }
     for slot in [0, 1, page.count() / 2, page.count(), W, usize::from(u16::MAX)] {
+        assert!(Bytes::<W>::inner_child_word(page, slot) < W);
         let _ = (Bytes::<W>::inner_child(page, slot), Bytes::<W>::inner_key(page, slot));
         let _ = Bytes::<W>::inner_end(page, slot);
         let _ = Bytes::<W>::inner_can_set_key(page, slot, key);

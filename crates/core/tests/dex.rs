@@ -10,7 +10,8 @@ use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{
-    Boundaries, Design, Exchange, IndexAdmin, IndexError, PartState, RangeIndex, Scan,
+    Action, Boundaries, Design, Exchange, IndexAdmin, IndexError, LeafEdit, PartState, RangeIndex,
+    Scan,
 };
 use farleaf_core::page::{Fixed8, Layout};
 use farleaf_core::partition::{ComputePool, RoutedIndex};
@@ -159,6 +160,42 @@ fn what_is_cached_costs_nothing() {
             assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), RECORDS as usize)
         };
         assert_eq!(verbs(spent(&fabric, scan).await), NOTHING);
+    });
+}
+
+/// An operation of a group whose leaf is hot had to wait until the leaf of an earlier one was
+/// merged: for several round trips, or for a memory server that did not answer.
+#[test]
+fn a_merge_does_not_hold_up_the_other_operations_of_its_group() {
+    let provider = LocalConfig::default();
+    let options = tiny(vec![], admitting(AdmissionName::Hot, frames(1_024)));
+    let cluster = setup(&provider, 1, 8 << 20, options.clone()).with_index::<Tiny, Dex>();
+    let pool = compute::<Tiny>(&options);
+    let pool = &pool;
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), pool).await;
+        for key in 0..200 {
+            index.insert(&key, &key).await.unwrap();
+        }
+        let writes = || fabric.counters().snapshot().writes;
+        let mut merges = 0;
+        for key in 0..150 {
+            assert_eq!(index.get(&199).await, Ok(Some(199)), "its leaf becomes hot");
+            let edits = [(&key, Action::Remove), (&199, Action::Get)];
+            let edits = edits.map(|(key, action)| LeafEdit { key, action });
+            let written = std::cell::Cell::new([0; 2]);
+            let done = |place: usize, outcome: Result<_, _>| {
+                outcome.unwrap();
+                let mut now = written.get();
+                now[place] = writes();
+                written.set(now);
+            };
+            index.part(0).execute_all(&edits, done).await;
+            let [first, second] = written.get();
+            assert_eq!(first, second, "removing {key}: the other operation has not waited");
+            merges += u64::from(writes() > second);
+        }
+        assert!(merges > 10, "{merges}");
     });
 }
 

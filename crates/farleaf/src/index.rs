@@ -81,7 +81,9 @@ impl Index {
     }
 
     /// Sets many keys, not atomically. If it fails, some of them may be set:
-    /// [`crate::Error::Indeterminate`].
+    /// [`crate::Error::Indeterminate`]. A connection repeats a request whose answer is lost, and
+    /// the first copy may take effect after the second: no other client should change these keys
+    /// meanwhile.
     pub fn upsert_all(&self, records: impl Into<Vec<(u64, u64)>>) -> Operation<()> {
         self.run(Request::UpsertAll(records.into()), drop)
     }

@@ -242,7 +242,7 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     seen("descends_together_unvalidated", &["dex-groups", "random-dex-slow"]),
     seen("forgets_versions_of_a_group", &["dex-groups", "random-dex-slow"]),
-    seen("uses_stale_slots", &["dex-groups", "random-dex-slow"]),
+    seen("uses_stale_slots", &["dex-groups-hot"]),
     seen("begins_unfenced", &["dex-late-former-life"]),
     seen("declares_nobody_dead", &["random-dex-crash", "dex-crash-shared"]),
     seen("leaves_logged_changes", &["random-dex-crash", "dex-crash-shared"]),

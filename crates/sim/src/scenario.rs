@@ -77,6 +77,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
     ("dex-ghost-node", include_str!("../scenarios/dex-ghost-node.toml")),
     ("dex-groups", include_str!("../scenarios/dex-groups.toml")),
+    ("dex-groups-hot", include_str!("../scenarios/dex-groups-hot.toml")),
     ("dex-groups-moves", include_str!("../scenarios/dex-groups-moves.toml")),
     ("dex-groups-offload", include_str!("../scenarios/dex-groups-offload.toml")),
     ("dex-groups-server-dies", include_str!("../scenarios/dex-groups-server-dies.toml")),

@@ -219,17 +219,30 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         }
     }
 
-    /// Looks the keys up in sequence: there is no network latency to overlap.
     async fn multi_get<Q: Borrow<L::Key>>(
         &self,
         keys: &[Q],
     ) -> Result<Vec<Option<OwnedValue<L>>>, IndexError> {
-        let tree = self.begin().await;
-        let mut values = Vec::with_capacity(keys.len());
-        for key in keys {
-            values.push(tree.get(&self.cpu, key.borrow()).await.map_err(refused)?);
+        let lookup = |key| LeafEdit { key, action: Action::Get };
+        let edits: Vec<_> = keys.iter().map(|key| lookup(key.borrow())).collect();
+        let answers = self.execute_all(&edits).await.into_iter();
+        answers.map(|answer| answer.map(|answer| answer.found)).collect()
+    }
+
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&L::Key, &L::Value>],
+    ) -> Vec<Result<Answer<OwnedValue<L>>, IndexError>> {
+        for _ in edits {
+            self.begin().await; // each operation is a client's work
         }
-        Ok(values)
+        let mut answers = Vec::with_capacity(edits.len());
+        let tree = self.machine.tree();
+        tree.execute_all(&self.cpu, edits, |answer| answers.push(answer.map_err(refused))).await;
+        if edits.iter().any(|edit| edit.action == Action::Remove) {
+            tree.collect_if_due(&self.cpu).await;
+        }
+        answers
     }
 
     async fn bulk_load(

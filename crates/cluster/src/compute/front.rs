@@ -45,9 +45,10 @@ impl Reply {
         Self { to: To::Local(sender), since: Clock::start() }
     }
 
-    /// Whether the request is so old that its client has given up.
+    /// Whether the request is so old that its client has given up. Threads of this program wait as
+    /// long as they have to.
     pub(super) fn is_too_old(&self) -> bool {
-        self.since.elapsed() > TOO_OLD
+        matches!(self.to, To::Sink(_)) && self.since.elapsed() > TOO_OLD
     }
 
     pub(super) fn send(self, told: ClientResponse<Fixed8>) {

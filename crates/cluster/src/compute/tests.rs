@@ -1,6 +1,7 @@
 //! Runs clients, compute servers and memory servers over real sockets in one process, through the
 //! suite of all designs.
 
+use super::front::Reply;
 use super::index;
 use super::map_store::CatalogMap;
 use super::threads::{Crew, Tally, Threads};
@@ -15,18 +16,31 @@ use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::handshake::{Role, Token};
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, Provider, RpcService, ServerId};
 use std::net::{Ipv4Addr, TcpListener};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// A catalog with the map record and nothing else.
-struct OneRecord(Mutex<(String, u64)>);
+struct OneRecord {
+    record: Mutex<(String, u64)>,
+    /// While this is set, no read is answered.
+    hangs: AtomicBool,
+}
+
+fn pause(duration: Duration) {
+    let (_sender, receiver) = channel::<()>();
+    let _ = receiver.recv_timeout(duration);
+}
 
 impl Catalog for OneRecord {
     fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
-        let (value, version) = lock(&self.0).clone();
+        while self.hangs.load(Ordering::Acquire) {
+            pause(Duration::from_millis(1));
+        }
+        let (value, version) = lock(&self.record).clone();
         Ok(Some(Entry { key: key.to_owned(), value, version: Version(version) }))
     }
 
@@ -37,7 +51,7 @@ impl Catalog for OneRecord {
         value: &str,
         _lease: Option<Lease>,
     ) -> Result<bool, CatalogError> {
-        let mut held = lock(&self.0);
+        let mut held = lock(&self.record);
         if expected != Some(Version(held.1)) {
             return Ok(false);
         }
@@ -80,6 +94,7 @@ struct ComputeServerHere {
 }
 
 struct TiersCluster {
+    catalog: Arc<OneRecord>,
     clients: TcpCluster,
     compute: Vec<ComputeServerHere>,
     /// The memory servers behind the compute servers; stopped after them.
@@ -98,8 +113,10 @@ impl Provider for Tiers {
         let token = Token::draw().unwrap();
         let map = PartitionMap::new::<Fixed8>(1, boundaries).unwrap();
         let record = MapRecord::new(&MapState { map, moving: None }, None);
-        let catalog = Arc::new(OneRecord(Mutex::new((records::encode(&record), 1))));
-        let store = CatalogMap::start(catalog, &Keys::new("tests").unwrap(), 1).unwrap();
+        let record = Mutex::new((records::encode(&record), 1));
+        let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
+        let keys = Keys::new("tests").unwrap();
+        let store = CatalogMap::start(Arc::clone(&catalog) as _, &keys, 1).unwrap();
         let mut compute = Vec::new();
         for number in 0..self.compute_servers {
             let map = index::begin_life(&*memory, number, &store).unwrap();
@@ -125,7 +142,7 @@ impl Provider for Tiers {
             ..TcpConfig::default()
         };
         let clients = TcpCluster::connect(addresses, &token, config);
-        TiersCluster { clients, compute, _memory: memory }
+        TiersCluster { catalog, clients, compute, _memory: memory }
     }
 }
 
@@ -225,4 +242,74 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
         let told = ClientResponse::<Fixed8>::decode(&garbage.unwrap());
         assert_eq!(told, Some(ClientResponse::Error(ErrorCode::Malformed)));
     });
+}
+
+/// A compute server that was told to end while its queue was full wrote nothing back: the request
+/// for that had no room in the queue either.
+#[test]
+fn changes_are_written_back_even_if_the_queue_is_full() {
+    let tiers = Tiers { compute_servers: 1, threads: 1, cache: CacheOptions::default() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let setup = Setup { provider: &tiers, options: (), memory_servers: 1, server };
+    let cluster = setup.start::<Fixed8>();
+    let threads = cluster.compute[0].threads.as_ref().unwrap();
+    let ask = |ask| -> Receiver<ClientResponse<Fixed8>> {
+        let (sender, receiver) = channel();
+        threads.shared.queues.push(ask, Reply::to_thread(sender), 0);
+        receiver
+    };
+    // Every task waits for the catalog, and then the queue fills up.
+    cluster.catalog.hangs.store(true, Ordering::Release);
+    let taking: Vec<_> = (0..64).map(|_| ask(ClientRequest::TakeOver { from: 9 })).collect();
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        pause(Duration::from_millis(100));
+        let refused = loop {
+            let receiver = ask(ClientRequest::Map);
+            if let Ok(told) = receiver.try_recv() {
+                break told;
+            }
+            waiting.push(receiver);
+        };
+        assert_eq!(refused, ClientResponse::Error(ErrorCode::Unavailable));
+    }
+    let catalog = Arc::clone(&cluster.catalog);
+    let recovery = std::thread::spawn(move || {
+        pause(Duration::from_millis(100));
+        catalog.hangs.store(false, Ordering::Release);
+    });
+    assert_eq!(threads.flush(), Ok(()));
+    recovery.join().unwrap();
+    for receiver in taking.iter().chain(&waiting) {
+        assert!(receiver.recv_timeout(Duration::from_secs(10)).is_ok(), "all are answered");
+    }
+}
+
+/// Those of the other threads that had opened the index kept the program waiting for the one that
+/// could not.
+#[test]
+fn a_thread_that_has_ended_keeps_nothing_from_ending() {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+        let memory = TcpConfig::default();
+        let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
+        let memory = setup.start::<Fixed8>();
+        index::create(&memory, Vec::new(), 1).unwrap();
+        let map = PartitionMap::new::<Fixed8>(1, Vec::new()).unwrap();
+        let record = MapRecord::new(&MapState { map, moving: None }, None);
+        let record = Mutex::new((records::encode(&record), 1));
+        let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
+        let store = CatalogMap::start(catalog, &Keys::new("tests").unwrap(), 1).unwrap();
+        let map = index::begin_life(&memory, 0, &store).unwrap();
+        let server = Arc::new(ComputeServer::start(0, &CacheOptions::default(), map).unwrap());
+        let config =
+            TcpServerConfig { role: Role::ComputeServer, io_threads: 2, ..Default::default() };
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let crew = Crew::start(socket, &Token::draw().unwrap(), config).unwrap();
+        crew.break_a_thread();
+        let started = Threads::start(&crew, server, &memory, &store, Arc::default());
+        sender.send(started.is_err()).unwrap();
+    });
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(true));
 }

@@ -37,6 +37,8 @@ const TASKS: usize = 64;
 const TELL_NS: u64 = 250_000_000;
 /// Timeout for writing back the cache when a compute server ends.
 const FLUSH: Duration = Duration::from_secs(60);
+/// Pause before another attempt to queue the request for that.
+const FLUSH_AGAIN: Duration = Duration::from_millis(5);
 
 /// Answered requests, by kind.
 #[derive(Debug, Default)]
@@ -146,6 +148,17 @@ impl Crew {
         self.hands.iter().all(|hand| !hand.thread.is_finished())
     }
 
+    /// Makes one of the threads panic.
+    #[cfg(test)]
+    pub(super) fn break_a_thread(&self) {
+        let broken: Job = Box::new(|_| panic!("a test breaks this thread"));
+        self.hands[0].jobs.send(broken).unwrap();
+        self.server.nudge();
+        while self.are_alive() {
+            std::hint::spin_loop();
+        }
+    }
+
     /// From now on, passes requests to the threads of `serving`, or refuses them if there are none.
     pub(super) fn serve(&self, serving: Option<&Threads>) {
         self.front.set(serving.map(|threads| &threads.shared.queues));
@@ -199,7 +212,8 @@ impl Threads {
             );
             let job: Job = Box::new(move |io| {
                 let _ending: Sender<()> = ending;
-                serve::<C::Transport>(&cluster, io, &shared, store, |outcome| {
+                // It drops its sender then, so that a thread that never sends is noticed below.
+                serve::<C::Transport>(&cluster, io, &shared, store, move |outcome| {
                     let _ = opened.send(outcome);
                 });
             });
@@ -222,14 +236,25 @@ impl Threads {
         Ok(this)
     }
 
-    /// Stops serving, and writes all changes back to the memory servers.
+    /// Stops serving, and writes all changes back to the memory servers. Call it when clients'
+    /// requests are refused, so that a full queue empties.
     pub(super) fn flush(&self) -> Result<(), ErrorCode> {
-        let (sender, receiver) = channel();
-        self.shared.queues.push(ClientRequest::Halt, Reply::to_thread(sender), 0);
-        match receiver.recv_timeout(FLUSH) {
-            Ok(ClientResponse::Done) => Ok(()),
-            Ok(ClientResponse::Error(code)) => Err(code),
-            Ok(_) | Err(_) => Err(ErrorCode::Indeterminate),
+        let Shared { queues, clock, .. } = &*self.shared;
+        let until = clock.elapsed() + FLUSH;
+        loop {
+            let (sender, receiver) = channel();
+            queues.push(ClientRequest::Halt, Reply::to_thread(sender), 0);
+            match receiver.recv_timeout(until.saturating_sub(clock.elapsed())) {
+                Ok(ClientResponse::Done) => return Ok(()),
+                // The queue is full: what waits there must not cost the changes in the cache.
+                Ok(ClientResponse::Error(ErrorCode::Unavailable))
+                    if !queues.of_thread(0).is_closed() && clock.elapsed() < until =>
+                {
+                    let _ = self.ended.recv_timeout(FLUSH_AGAIN);
+                }
+                Ok(ClientResponse::Error(code)) => return Err(code),
+                Ok(_) | Err(_) => return Err(ErrorCode::Indeterminate),
+            }
         }
     }
 

@@ -265,7 +265,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             Some(free) => free, // C16
             None => match self.cache.mapping.get(address.to_bits()) {
                 // Do not evict a node for one that may be in the cache.
-                Mapped::Absent => self.make_room().await?,
+                Mapped::Absent => Box::pin(self.make_room()).await?, // keeps fetches small
                 Mapped::Io => return Err(Restart::Busy),
                 Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
             },
@@ -482,7 +482,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 false => 1..L::PAGE_WORDS,
             };
             mark_clean(page);
-            if let Err(restart) = self.write_leaf(address, page, words.clone()).await {
+            let written = Box::pin(self.write_leaf(address, page, words.clone())).await;
+            if let Err(restart) = written {
                 // The change exists only in this frame, so the leaf stays, dirty.
                 self.mark_dirty(free.frame(), page, words);
                 if let Restart::Failed(_) = restart {
@@ -684,7 +685,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             landings.iter().filter(|(_, from)| *from == server).count() >= MOST_LANDINGS
         };
         if are_many() {
-            self.settle_transfers().await?;
+            Box::pin(self.settle_transfers()).await?;
             if are_many() {
                 return Err(Restart::Busy); // another task is settling them
             }

@@ -160,6 +160,12 @@ impl<L: Layout> Arena<L> {
         prefetch(self.page(frame).words());
     }
 
+    /// Prefetches the header of a frame's page, with its latch.
+    #[inline]
+    pub(crate) fn prefetch_header(&self, frame: FrameId) {
+        prefetch(&self.page(frame).words()[0]);
+    }
+
     /// What the frame is used for. Trust this only under the frame's latch.
     #[inline]
     pub fn state(&self, frame: FrameId) -> FrameState {

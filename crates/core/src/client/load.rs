@@ -1,15 +1,12 @@
 //! A client's bulk load: one compute server builds the tree, and all of them halt while it replaces
 //! the empty one. If the client dies meanwhile, they resume by themselves after a while.
 
-use super::{ClientIndex, bad_reply};
+use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, Refusal};
 use farleaf_fabric::{Fabric, ServerId};
-
-/// Records per request.
-const RECORDS_TOGETHER: usize = 4096;
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     pub(super) async fn load_all(
@@ -55,10 +52,18 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             Ok(()) => self.loaded(builder).await,
             Err(error) => Err(error),
         };
-        self.tell_all(&ClientRequest::Resume).await?;
+        self.resume_all().await;
         // The load is complete; that boundaries follow it is a matter of speed.
         let _ = self.move_boundaries(&outcome?).await;
         Ok(order.count())
+    }
+
+    /// Lets every compute server serve again, as far as they can be reached: the others do so by
+    /// themselves. A failure says nothing about the load, so it must not become the load's outcome.
+    async fn resume_all(&self) {
+        let resumed = self.servers_that_matter();
+        let resumed = resumed.map(|number| self.ask_one(number, &ClientRequest::Resume, true));
+        all(resumed).await;
     }
 
     async fn done(&self, compute_server: u16, ask: &ClientRequest<L>) -> Result<(), IndexError> {
@@ -81,15 +86,19 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Sends a request to every compute server, including those that own nothing. One that is
-    /// absent and owns nothing has no copy of the tree.
+    /// Sends a request to every compute server that matters.
     async fn tell_all(&self, ask: &ClientRequest<L>) -> Result<(), IndexError> {
+        let told = self.servers_that_matter().map(|number| self.done(number, ask));
+        all(told).await.into_iter().collect()
+    }
+
+    /// The compute servers, including those that own nothing. One that is absent and owns nothing
+    /// has no copy of the tree.
+    fn servers_that_matter(&self) -> impl Iterator<Item = u16> {
         let map = self.map();
-        let matters = |number: &u16| {
+        let matters = move |number: &u16| {
             map.owners().contains(number) || !self.owners().directory.is_absent(*number)
         };
-        let servers = (0..self.fabric().memory_servers()).filter(matters);
-        let outcomes = all(servers.map(|number| self.done(number, ask))).await;
-        outcomes.into_iter().collect()
+        (0..self.fabric().memory_servers()).filter(matters)
     }
 }

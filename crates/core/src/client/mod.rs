@@ -41,6 +41,9 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 use std::rc::Rc;
 
+/// Most records of one request, so that it fits a message.
+const RECORDS_TOGETHER: usize = 4096;
+
 /// Options of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
@@ -115,7 +118,9 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         .await
     }
 
-    /// Upserts many keys, not atomically.
+    /// Upserts many keys, not atomically. Records of one key keep their order. A request of unknown
+    /// outcome is repeated, and its first copy may still take effect after this returns: only this
+    /// client should change these keys meanwhile.
     ///
     /// # Errors
     /// [`IndexError`]; some of the keys may be set then.
@@ -125,24 +130,27 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<(), IndexError> {
         let mut attempts = self.attempts();
         while !records.is_empty() {
-            // Group them by owner; the owners set theirs concurrently.
+            // Group them by owner; the owners set theirs concurrently. What does not fit the
+            // request to its owner waits for the next one, so that the order is kept.
             let map = self.map();
-            let mut parts: Vec<(u16, ClientRequest<L>)> = Vec::new();
+            let mut parts: Vec<(u16, Vec<_>)> = Vec::new();
+            let mut rest = Vec::new();
             for (key, value) in records.drain(..) {
                 let owner = map.owner_of(L::key(&key));
                 match parts.iter_mut().find(|(other, _)| *other == owner) {
-                    Some((_, ClientRequest::UpsertAll { records })) => records.push((key, value)),
-                    _ => parts
-                        .push((owner, ClientRequest::UpsertAll { records: vec![(key, value)] })),
+                    Some((_, part)) if part.len() >= RECORDS_TOGETHER => rest.push((key, value)),
+                    Some((_, part)) => part.push((key, value)),
+                    None => parts.push((owner, vec![(key, value)])),
                 }
             }
             // Setting a key twice has the same effect as setting it once.
-            let asked = parts
-                .iter()
-                .map(|(owner, ask)| self.owners().ask_owner(*owner, ask.encode(), true));
-            let outcomes = all(asked).await;
+            let asked = parts.into_iter().map(async |(owner, records)| {
+                let ask = ClientRequest::<L>::UpsertAll { records };
+                let outcome = self.owners().ask_owner(owner, ask.encode(), true).await;
+                (owner, ask, outcome)
+            });
             let mut last = None;
-            for ((owner, ask), outcome) in parts.into_iter().zip(outcomes) {
+            for (owner, ask, outcome) in all(asked).await {
                 let error = match outcome {
                     Ok(ClientResponse::Done) => continue,
                     Ok(_) => return Err(bad_reply(owner)),
@@ -158,10 +166,11 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 }
                 last = Some(error);
             }
-            if let Some(error) = last
-                && !self.wait(&mut attempts).await
-            {
-                return Err(error);
+            records.append(&mut rest);
+            match last {
+                Some(error) if !self.wait(&mut attempts).await => return Err(error),
+                Some(_) => {}
+                None => attempts = self.attempts(),
             }
         }
         Ok(())

@@ -354,6 +354,12 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
+    fn search_words(page: View<'_, WORDS>) -> Range<usize> {
+        let (level, count) = page.level_and_count();
+        HEADER_WORDS..HEADER_WORDS + if level > 0 { count } else { 2 * count }
+    }
+
+    #[inline]
     fn inner_slot(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> usize {
         let count = page.count();
         let key_at = |slot| Self::separator(page, slot);
@@ -366,6 +372,11 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
+    fn inner_child_word(_page: View<'_, WORDS>, slot: usize) -> usize {
+        HEADER_WORDS + Self::CHECKED_CAPACITY + slot
+    }
+
+    #[inline]
     fn inner_child(page: View<'_, WORDS>, slot: usize) -> GlobalAddr {
         if slot >= page.count() {
             return GlobalAddr::NULL;
@@ -374,7 +385,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     fn inner_set_child(page: View<'_, WORDS>, slot: usize, child: GlobalAddr) {
-        page.store(HEADER_WORDS + Self::CHECKED_CAPACITY + slot, child.to_bits());
+        page.store(Self::inner_child_word(page, slot), child.to_bits());
     }
 
     fn inner_key(page: View<'_, WORDS>, slot: usize) -> u64 {

@@ -255,8 +255,15 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Leaf: a range that includes every word that [`Layout::leaf_delete`] has changed in the page.
     fn deleted_words(page: Page<'_, Self>) -> Range<usize>;
 
+    /// The words that a search of the page may read besides its header and its child words. Within
+    /// the page, whatever it contains.
+    fn search_words(page: Page<'_, Self>) -> Range<usize>;
+
     /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
+    /// Inner: the word that has the child at a slot below the capacity. Within the page, whatever it
+    /// contains.
+    fn inner_child_word(page: Page<'_, Self>, slot: usize) -> usize;
     /// Inner: the child at a slot. Null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
     /// Inner: sets the child at a slot that has one.

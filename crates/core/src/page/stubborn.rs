@@ -136,6 +136,14 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Fixed8::deleted_count(plain(page))
     }
 
+    fn search_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
+        Fixed8::search_words(plain(page))
+    }
+
+    fn inner_child_word(page: View<'_, WORDS, SEED>, slot: usize) -> usize {
+        Fixed8::inner_child_word(plain(page), slot)
+    }
+
     fn inner_slot(page: View<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> usize {
         Fixed8::inner_slot(plain(page), probe)
     }

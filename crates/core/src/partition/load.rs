@@ -5,15 +5,16 @@
 //! *Thread safety*: private to one task.
 
 use super::routed::no_owner;
-use super::{PartitionMap, PoolOwners, RoutedIndex};
+use super::{PartitionMap, PoolOwners, RoutedIndex, Unserved};
 use crate::index::{
     Ascending, Boundaries, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartitionOptions,
     Partitioned, RangeIndex, Scan, check_fill,
 };
 use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::ROOT_SERVER;
+use crate::remote::{ROOT_SERVER, RemoteError};
 use crate::wire::Refusal;
-use farleaf_fabric::Fabric;
+use farleaf_fabric::{Fabric, FabricError, Uncertainty};
+use std::cell::Cell;
 
 /// The finished content of a bulk load of design `D`.
 type BuiltOf<D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Built;
@@ -40,6 +41,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         };
         pool.use_servers(compute.memory().used(pool.fabric().memory_servers()));
         let mut builder = pool.builder(fill, boundaries);
+        let is_shown = Cell::new(false);
         let outcome = async {
             let mut order = Ascending::default();
             for (key, value) in records {
@@ -48,7 +50,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             }
             self.check_empty().await?;
             let built = builder.finish().await?;
-            self.show(&built).await?;
+            self.show(&built, &is_shown).await?;
             Ok(order.count())
         }
         .await;
@@ -56,6 +58,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             Ok(count) => Ok(count),
             // The new nodes may be part of the index.
             Err(IndexError::Indeterminate(error)) => Err(IndexError::Indeterminate(error)),
+            // They are, but not every compute server knows.
+            Err(_) if is_shown.get() => {
+                let why = Uncertainty::NotKnownThere;
+                Err(FabricError::Indeterminate { server: ROOT_SERVER, why }.into())
+            }
             Err(error) => {
                 builder.abort().await;
                 Err(error)
@@ -70,8 +77,12 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         Err(IndexError::Refused { server: ROOT_SERVER, refusal: Refusal::NotEmpty })
     }
 
-    /// Replaces the content.
-    async fn show(&self, built: &BuiltOf<D, F, L>) -> Result<(), IndexError> {
+    /// Replaces the content, and sets `is_shown` as soon as that has happened.
+    async fn show(
+        &self,
+        built: &BuiltOf<D, F, L>,
+        is_shown: &Cell<bool>,
+    ) -> Result<(), IndexError> {
         let PoolOwners { compute, pool, parts } = self.owners();
         let boundaries = match compute.options().at_load() {
             Boundaries::Kept => None,
@@ -86,13 +97,22 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         }
         let former = pool.occupied().await?;
         pool.replace(built).await?;
+        is_shown.set(true);
         if let Some(boundaries) = boundaries {
             let epoch = compute.map().epoch() + 1;
             compute.publish(PartitionMap::new::<L>(epoch, boundaries)?);
             self.learn_map();
         }
         for part in parts {
-            part.index.forget().await?;
+            let mut attempts = None;
+            // A thread that writes back by age may have latched a node for a moment.
+            while let Err(error) = part.index.forget().await {
+                let unserved = match error {
+                    RemoteError::Contended { .. } => Unserved::Again(error.into()),
+                    error => Unserved::Failed(error.into()),
+                };
+                self.after(0, unserved, &mut attempts).await?;
+            }
         }
         pool.give_back(former);
         Ok(())

@@ -222,12 +222,33 @@ impl<O: Owners> Router<O> {
         owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
     ) -> Result<T, IndexError> {
+        let asked = self.route.look(&owner);
+        match work(asked).await {
+            Ok(served) => Ok(served),
+            Err(unserved) => Box::pin(self.go_on(owner, work, (asked, unserved))).await,
+        }
+    }
+
+    /// Goes on with an operation whose first attempt was not served.
+    #[cold]
+    async fn go_on<T, W: Future<Output = Result<T, Unserved>>>(
+        &self,
+        owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
+        work: impl Fn(u16) -> W,
+        (mut asked, mut unserved): (u16, Unserved),
+    ) -> Result<T, IndexError> {
         let mut attempts = None;
         loop {
-            let asked = self.route.look(&owner);
+            // Another operation of this handle may have learnt the newer map meanwhile.
+            let is_learnt =
+                matches!(unserved, Unserved::Elsewhere(_)) && self.route.look(&owner) != asked;
+            if !is_learnt {
+                self.after(asked, unserved, &mut attempts).await?;
+            }
+            asked = self.route.look(&owner);
             match work(asked).await {
                 Ok(served) => return Ok(served),
-                Err(unserved) => Box::pin(self.after(asked, unserved, &mut attempts)).await?,
+                Err(again) => unserved = again,
             }
         }
     }
@@ -288,17 +309,18 @@ impl<O: Owners> Router<O> {
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
         ended: &[&Ended<O>],
     ) {
-        let refused = RefCell::new(SmallVec::<[usize; OPERATIONS_TOGETHER]>::new());
+        let refused = RefCell::new(Vec::new());
         let done = |place: usize, outcome| match outcome {
             Ok(answer) => *ended[place].borrow_mut() = Some(Ok(answer)),
-            Err(Unserved::Failed(error)) => *ended[place].borrow_mut() = Some(Err(error)),
-            Err(_) => refused.borrow_mut().push(place),
+            Err(unserved) => refused.borrow_mut().push((place, unserved)),
         };
         self.owners.execute_all(owner, edits, &done).await;
-        let refused = refused.into_inner();
-        let again = refused.iter().map(async |place| {
-            let outcome = self.execute(edits[*place]).await;
-            *ended[*place].borrow_mut() = Some(outcome);
+        // This was the first attempt of each: its deadline counts from here.
+        let again = refused.into_inner().into_iter().map(async |(place, unserved)| {
+            let edit = edits[place];
+            let work = |owner| self.owners.execute(owner, edit);
+            let outcome = self.go_on(|map| map.owner_of(edit.key), work, (owner, unserved)).await;
+            *ended[place].borrow_mut() = Some(outcome);
         });
         all(again).await;
     }

@@ -166,7 +166,7 @@ impl<S: Calls> Fabric for LocalFabric<S> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn read(&self, at: GlobalAddr, into: Buffer) -> LocalOp<Buffer> {
         self.ring();
         let bytes = into.bytes();

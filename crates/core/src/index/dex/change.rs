@@ -145,7 +145,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 self.client.fetch_leaf(parent, slot, address, probe, work).await
             }
             LeafLocation::Offered(missing) => {
-                self.offload(missing, edit).await.map(LeafOutcome::Nothing)
+                Box::pin(self.offload(missing, edit)).await.map(LeafOutcome::Nothing)
             }
         }
     }

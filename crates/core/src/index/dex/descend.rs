@@ -71,23 +71,6 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.cache().seen(self.root_frame).ok_or(Restart::Busy)
     }
 
-    /// Searches `node` for the child on the path of `probe`, and prefetches it if it is hot.
-    /// Returns the slot and the child word.
-    #[inline(always)]
-    pub(super) fn search(
-        &self,
-        node: OptimisticRef<'_, L>,
-        probe: Probe<'_, L::Key>,
-    ) -> Result<(usize, Swip), Restart> {
-        let cache = self.client.cache();
-        let slot = L::inner_slot(node.page, probe);
-        let swip = cache.swip(node.page, slot).ok_or(Restart::Busy)?;
-        if let Swip::Frame(frame) = swip {
-            prefetch(cache.arena().page(frame).words());
-        }
-        Ok((slot, swip))
-    }
-
     /// The child that a child word leads to: takes the version of a hot one.
     #[inline(always)]
     pub(super) fn child(&self, swip: Swip) -> Result<Child<'_, L>, Restart> {
@@ -97,14 +80,20 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         })
     }
 
-    /// The child of `node` on the path of `probe`, and its slot. Not validated yet.
+    /// The child of `node` on the path of `probe`, and its slot. Prefetches a hot child. Not
+    /// validated yet.
     #[inline(always)]
     fn look_down<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
         probe: Probe<'_, L::Key>,
     ) -> Result<(usize, Child<'a, L>), Restart> {
-        let (slot, swip) = self.search(node, probe)?;
+        let cache = self.client.cache();
+        let slot = L::inner_slot(node.page, probe);
+        let swip = cache.swip(node.page, slot).ok_or(Restart::Busy)?;
+        if let Swip::Frame(frame) = swip {
+            prefetch(cache.arena().page(frame).words());
+        }
         Ok((slot, self.child(swip)?))
     }
 

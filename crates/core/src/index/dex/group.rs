@@ -1,9 +1,10 @@
 //! Single-key operations that descend together, one level at a time.
 //!
 //! A single descent waits for memory at every level: the child's lines are not in the processor's
-//! caches. Here each operation searches its node and prefetches the child, and only then does the
-//! first operation go on. So the operations wait together. Leaves that are not hot are fetched
-//! together.
+//! caches. Here each operation takes one step and prefetches what the next step reads, and only then
+//! does the first operation go on. So the operations wait together, and they ask for the lines that
+//! they need alone: a header first, then the keys, then one child word. Leaves that are not hot are
+//! fetched together.
 //!
 //! D5 holds for each operation at each level, as in `descend.rs`. An operation that meets anything
 //! unusual runs alone, from the root.
@@ -17,7 +18,7 @@ use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
 use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
-use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 use smallvec::SmallVec;
 
 /// The most operations that descend together. At half as many, the processor's waits overlap as
@@ -29,13 +30,17 @@ const GROUP: usize = 32;
 enum Progress<'a, L: Layout> {
     /// It is at a hot node of the group's level.
     At(OptimisticRef<'a, L>),
-    /// It is between a node and its child, which is being prefetched: the slot in the node, and the
-    /// child word.
+    /// It has found its slot in a node, whose child word is being prefetched.
+    Found(OptimisticRef<'a, L>, usize),
+    /// It is between a node and its child, whose header is being prefetched: the slot in the node,
+    /// and the child word.
     Between(OptimisticRef<'a, L>, (usize, Swip)),
     /// Its leaf is not hot: the leaf's parent, the slot there, and the address.
     Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
     /// It must run alone.
     Alone,
+    /// It has ended, and has left its leaf sparse.
+    Sparse,
     /// It has ended.
     Done,
 }
@@ -81,9 +86,22 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         for level in (1..=level).rev() {
             for (progress, edit) in group.iter_mut().zip(edits) {
                 if let Progress::At(node) = *progress {
-                    let found = self.search(node, Probe::At(edit.key));
-                    *progress =
-                        found.map_or(Progress::Alone, |found| Progress::Between(node, found));
+                    let slot = L::inner_slot(node.page, Probe::At(edit.key));
+                    prefetch(&node.page.words()[L::inner_child_word(node.page, slot)]);
+                    *progress = Progress::Found(node, slot);
+                }
+            }
+            for progress in group.iter_mut() {
+                if let Progress::Found(node, slot) = *progress {
+                    *progress = match self.client.cache().swip(node.page, slot) {
+                        Some(swip) => {
+                            if let Swip::Frame(frame) = swip {
+                                self.client.cache().arena().prefetch_header(frame);
+                            }
+                            Progress::Between(node, (slot, swip))
+                        }
+                        None => Progress::Alone,
+                    };
                 }
             }
             for (progress, edit) in group.iter_mut().zip(edits) {
@@ -119,7 +137,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.confirm(node, level, child, probe)?;
         }
         Ok(match child {
-            Child::Hot(child) => Progress::At(child),
+            Child::Hot(child) => {
+                prefetch(&child.page.words()[L::search_words(child.page)]);
+                Progress::At(child)
+            }
             Child::Elsewhere(address) if level == 1 => Progress::Missing(node, slot, address),
             Child::Elsewhere(_) => Progress::Alone,
         })
@@ -140,15 +161,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 };
                 let ended =
                     self.end_at(LeafLocation::Hot(leaf), edit, |answer| done(place, answer));
+                // A merge waits for memory servers; the operations behind this one need not.
                 *progress = match ended.await {
-                    true => Progress::Done,
-                    false => Progress::Alone,
+                    Some(true) => Progress::Sparse,
+                    Some(false) => Progress::Done,
+                    None => Progress::Alone,
                 };
             }
         }
     }
 
-    /// Executes the operations whose leaves are not hot, and those that run alone.
+    /// Executes the operations whose leaves are not hot, and those that run alone. Merges the
+    /// leaves that operations have left sparse.
     async fn finish_others<'a>(
         &'a self,
         edits: &[EditOf<'_, L>],
@@ -161,46 +185,48 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
         }
         let others = group.iter().zip(edits).enumerate().filter_map(|(place, (progress, edit))| {
-            let leaf = match *progress {
+            let (leaf, mut ended) = match *progress {
                 Progress::Missing(parent, slot, address) => {
-                    Some(LeafLocation::Elsewhere { parent, slot, address })
+                    (Some(LeafLocation::Elsewhere { parent, slot, address }), None)
                 }
+                Progress::Sparse => (None, Some(true)),
                 Progress::Done => return None,
-                _ => None,
+                _ => (None, None),
             };
             Some(async move {
                 let done = |outcome| done(place, outcome);
-                let has_ended = match leaf {
-                    Some(leaf) => self.end_at(leaf, edit, done).await,
-                    None => false,
-                };
-                if !has_ended {
-                    done(self.execute(*edit).await);
+                if let Some(leaf) = leaf {
+                    ended = self.end_at(leaf, edit, done).await;
+                }
+                match ended {
+                    Some(true) => Box::pin(self.merge_sparse(edit.key)).await,
+                    Some(false) => {}
+                    None => done(Box::pin(self.execute(*edit)).await),
                 }
             })
         });
         all(others).await;
     }
 
-    /// Executes an operation at its leaf. Returns whether it has ended; if not, nothing has
-    /// happened.
+    /// Executes an operation at its leaf. Once it has ended, returns whether it has left the leaf
+    /// sparse. `None` if it has not ended; then nothing has happened.
     #[inline]
     async fn end_at(
         &self,
         leaf: LeafLocation<'_, L>,
         edit: &EditOf<'_, L>,
         done: impl FnOnce(Result<Answer<OwnedValue<L>>, RemoteError>),
-    ) -> bool {
+    ) -> Option<bool> {
         match self.run_at(leaf, Probe::At(edit.key), *edit).await {
-            Ok(LeafOutcome::Nothing(answer)) => done(Ok(answer)),
+            Ok(LeafOutcome::Nothing(answer)) => {
+                done(Ok(answer));
+                Some(false)
+            }
             Ok(LeafOutcome::Changed { answer, sparse, .. }) => {
                 done(Ok(answer));
-                if sparse {
-                    self.merge_sparse(edit.key).await;
-                }
+                Some(sparse)
             }
-            Ok(LeafOutcome::Full) | Err(_) => return false,
+            Ok(LeafOutcome::Full) | Err(_) => None,
         }
-        true
     }
 }

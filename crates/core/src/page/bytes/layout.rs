@@ -86,7 +86,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
             return Room::OnTop;
         }
         let freed = old.filter(|old| !old.deleted).map_or(0, |old| 1 + old.words());
-        match HEADER_WORDS + Self::used(page) + needed + 1 <= WORDS + freed {
+        match HEADER_WORDS + Self::used(page) + needed < WORDS + freed {
             true => Room::AfterCleaning,
             false => Room::Nowhere,
         }
@@ -422,6 +422,15 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         3..(Front::of(page).first + page.count()).min(WORDS)
     }
 
+    fn search_words(page: View<'_, WORDS>) -> Range<usize> {
+        HEADER_WORDS..(Front::of(page).first + page.count()).min(WORDS)
+    }
+
+    #[inline]
+    fn inner_child_word(page: View<'_, WORDS>, slot: usize) -> usize {
+        Slot::at(page, Front::of(page).first, slot).record % WORDS
+    }
+
     #[inline]
     fn inner_slot(page: View<'_, WORDS>, probe: Probe<'_, [u8]>) -> usize {
         let not_above = match probe {
@@ -437,13 +446,11 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         if slot >= page.count() {
             return GlobalAddr::NULL;
         }
-        let record = Slot::at(page, Front::of(page).first, slot).record;
-        GlobalAddr::from_bits(Self::word(page, record))
+        GlobalAddr::from_bits(page.load(Self::inner_child_word(page, slot)))
     }
 
     fn inner_set_child(page: View<'_, WORDS>, slot: usize, child: GlobalAddr) {
-        let record = Slot::at(page, Front::of(page).first, slot).record;
-        page.store(record, child.to_bits());
+        page.store(Self::inner_child_word(page, slot), child.to_bits());
     }
 
     fn inner_key(page: View<'_, WORDS>, slot: usize) -> Vec<u8> {

@@ -83,6 +83,15 @@ impl<L: Layout> Tree<L> {
         Ok(Found { at: to, page, version })
     }
 
+    /// The root, where every descent begins.
+    #[inline]
+    pub(super) async fn find_root<C: Cpu>(&self, cpu: &C) -> Result<Found<'_, L>, Fail> {
+        let at = self.root();
+        let page = self.page(at).ok_or(Refusal::NoTree)?;
+        let version = self.version(cpu, page).await?;
+        Ok(Found { at, page, version })
+    }
+
     /// One descent to the node at level `target` that `probe` looks for.
     #[inline]
     pub(super) async fn descend<'a, C: Cpu>(
@@ -91,10 +100,7 @@ impl<L: Layout> Tree<L> {
         probe: Probe<'_, L::Key>,
         target: u8,
     ) -> Result<Found<'a, L>, Fail> {
-        let at = self.root();
-        let page = self.page(at).ok_or(Refusal::NoTree)?;
-        let version = self.version(cpu, page).await?;
-        let mut found = Found { at, page, version };
+        let mut found = self.find_root(cpu).await?;
         loop {
             cpu.charge(Work::VisitNode).await;
             let step = step(found.page, probe, target);

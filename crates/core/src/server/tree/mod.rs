@@ -24,6 +24,7 @@
 
 mod collect;
 mod descend;
+mod group;
 mod load;
 mod point;
 mod scan;

@@ -1,6 +1,6 @@
 //! Operations on single keys.
 
-use super::descend::restarting;
+use super::descend::{Found, restarting};
 use super::{Fail, Tree};
 use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
 use crate::wire::Refusal;
@@ -24,8 +24,18 @@ impl<L: Layout> Tree<L> {
     #[inline]
     async fn try_get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<OwnedValue<L>>, Fail> {
         let leaf = self.descend(cpu, Probe::At(key), 0).await?;
+        self.get_at(cpu, &leaf, key)
+    }
+
+    #[inline]
+    fn get_at<C: Cpu>(
+        &self,
+        cpu: &C,
+        leaf: &Found<'_, L>,
+        key: &L::Key,
+    ) -> Result<Option<OwnedValue<L>>, Fail> {
         let value = L::leaf_get(leaf.page, key);
-        self.validate(cpu, &leaf)?;
+        self.validate(cpu, leaf)?;
         Ok(value)
     }
 
@@ -43,11 +53,7 @@ impl<L: Layout> Tree<L> {
             return self.get(cpu, edit.key).await.map(Answer::from_lookup);
         }
         let _epoch = self.epochs.enter(cpu.stripe());
-        let answer = restarting!(self, cpu, self.try_execute(cpu, edit))?;
-        if answer.applied && matches!(edit.action, Action::Remove) {
-            self.collector.owe(1);
-        }
-        Ok(answer)
+        restarting!(self, cpu, self.try_execute(cpu, edit))
     }
 
     async fn try_execute<C: Cpu>(
@@ -56,13 +62,42 @@ impl<L: Layout> Tree<L> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<OwnedValue<L>>, Fail> {
         let leaf = self.descend(cpu, Probe::At(edit.key), 0).await?;
+        self.change_at(cpu, leaf, edit).await
+    }
+
+    /// Executes an operation at its leaf.
+    #[inline]
+    pub(super) async fn execute_at<C: Cpu>(
+        &self,
+        cpu: &C,
+        leaf: Found<'_, L>,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<OwnedValue<L>>, Fail> {
+        match edit.changes() {
+            true => self.change_at(cpu, leaf, edit).await,
+            false => self.get_at(cpu, &leaf, edit.key).map(Answer::from_lookup),
+        }
+    }
+
+    async fn change_at<C: Cpu>(
+        &self,
+        cpu: &C,
+        leaf: Found<'_, L>,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<OwnedValue<L>>, Fail> {
         let guard = self.lock_found(&leaf)?;
         cpu.charge(Work::ChangeNode).await;
         let deleted = leaf.page.deleted_count();
         let outcome = edit.apply(leaf.page);
         self.count_deleted(deleted, leaf.page.deleted_count());
         match outcome {
-            LeafOutcome::Nothing(answer) | LeafOutcome::Changed { answer, .. } => Ok(answer),
+            LeafOutcome::Nothing(answer) => Ok(answer),
+            LeafOutcome::Changed { answer, .. } => {
+                if matches!(edit.action, Action::Remove) {
+                    self.collector.owe(1);
+                }
+                Ok(answer)
+            }
             LeafOutcome::Full => {
                 let record = edit.new_record().ok_or(Refusal::Damaged)?;
                 self.split_and_add(cpu, leaf, guard, record).await?;

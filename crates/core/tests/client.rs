@@ -1,0 +1,152 @@
+//! A client in front of compute servers that answer as each test demands: what it makes of their
+//! answers, and which requests it sends.
+#![cfg(not(any(loom, shuttle)))]
+
+use farleaf_core::client::{ClientIndex, ClientOptions};
+use farleaf_core::fabric::local::{LocalCluster, LocalConfig, LocalFabric};
+use farleaf_core::fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_core::fabric::{Call, Calls, Cluster, Cpu, Region};
+use farleaf_core::index::{IndexError, RangeIndex};
+use farleaf_core::page::{Answer, Fixed8};
+use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
+
+type Ask = ClientRequest<Fixed8>;
+type Told = ClientResponse<Fixed8>;
+
+/// A compute server that answers by a function.
+struct Puppet(Box<dyn Fn(Ask) -> Told + Send + Sync>);
+
+impl Calls for Puppet {
+    fn memory(&self) -> Option<&Arc<Region>> {
+        None
+    }
+
+    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
+        let ask = Ask::decode(call.request).expect("a client sends requests");
+        call.reply.extend_from_slice(&(self.0)(ask).encode());
+    }
+}
+
+type Client = ClientIndex<LocalFabric<Puppet>, Fixed8>;
+
+/// The map of this epoch by which one compute server owns all keys.
+fn map(epoch: u64, owner: u16) -> Told {
+    Told::Map { epoch, boundaries: Vec::new(), owners: vec![owner] }
+}
+
+/// Runs `work` on a client of these compute servers.
+fn with_servers<T: Send, W: Future<Output = T>>(
+    puppets: Vec<Arc<Puppet>>,
+    work: impl Fn(Client) -> W + Sync,
+) -> T {
+    let cluster = LocalCluster::start(LocalConfig::default(), puppets);
+    cluster.run_one(|fabric| async {
+        let options = ClientOptions { deadline_ns: 20_000_000, request_ns: 0 };
+        work(Client::open(fabric, options).await.unwrap()).await
+    })
+}
+
+/// Runs `work` on a client of one compute server, which owns all keys.
+fn with_client<T: Send, W: Future<Output = T>>(
+    answers: impl Fn(Ask) -> Told + Send + Sync + 'static,
+    work: impl Fn(Client) -> W + Sync,
+) -> T {
+    let puppet = Puppet(Box::new(move |ask| match ask {
+        Ask::Map => map(1, 0),
+        ask => answers(ask),
+    }));
+    with_servers(vec![Arc::new(puppet)], work)
+}
+
+/// How a bulk load ends if the compute server answers like this to its end and to the resume.
+fn loads(end: Told, resume: Told) -> Result<u64, IndexError> {
+    let answers = move |ask| match ask {
+        Ask::Scan { .. } => Told::Records { records: Vec::new(), next: None },
+        Ask::LoadEnd => end.clone(),
+        Ask::Resume => resume.clone(),
+        _ => Told::Done,
+    };
+    with_client(answers, |client| async move {
+        client.bulk_load((0..10).map(|key| (key, key)), 0.7).await
+    })
+}
+
+/// A client told its caller that the index had stayed empty, because a compute server that serves
+/// again by itself could not be told so at once. The tree had been replaced.
+#[test]
+fn a_load_is_complete_even_if_a_server_does_not_resume_at_once() {
+    let loaded = Told::Loaded { boundaries: Vec::new() };
+    assert_eq!(loads(loaded.clone(), Told::Done), Ok(10));
+    for code in [ErrorCode::Contended, ErrorCode::NoMemoryServer, ErrorCode::Unavailable] {
+        assert_eq!(loads(loaded.clone(), Told::Error(code)), Ok(10));
+    }
+}
+
+/// The failed resume hid that the tree may have been replaced.
+#[test]
+fn an_unknown_end_of_a_load_stays_unknown() {
+    let end = Told::Error(ErrorCode::Indeterminate);
+    for resume in [Told::Done, Told::Error(ErrorCode::Contended)] {
+        let ended = loads(end.clone(), resume);
+        assert!(matches!(ended, Err(IndexError::Indeterminate(_))), "{ended:?}");
+    }
+}
+
+/// All records went in one message, which had no room for more than 8,000 of them.
+#[test]
+fn any_number_of_records_is_upserted_in_order() {
+    const RECORDS: u64 = 20_000;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sees = Arc::clone(&seen);
+    let refusals = Mutex::new(vec![false, true, false, false, true]);
+    let answers = move |ask| match ask {
+        Ask::UpsertAll { records } => {
+            if lock(&refusals).pop().unwrap_or(false) {
+                return Told::Error(ErrorCode::Unavailable);
+            }
+            lock(&sees).extend(records);
+            Told::Done
+        }
+        other => unreachable!("{other:?}"),
+    };
+    // Every key comes three times.
+    let records: Vec<_> = (0..RECORDS).map(|n| (n % (RECORDS / 3 + 1), n)).collect();
+    let sent = records.clone();
+    with_client(answers, |client| {
+        let records = sent.clone();
+        async move { client.upsert_all(records).await }
+    })
+    .unwrap();
+    assert_eq!(*lock(&seen), records);
+}
+
+/// A group that was redirected asked the former owner a second time, and the deadlines of its
+/// operations began only then.
+#[test]
+fn a_group_that_is_redirected_asks_the_former_owner_once() {
+    const KEYS: u64 = 8;
+    let (lookups, maps) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (asked, told) = (Arc::clone(&lookups), Arc::clone(&maps));
+    let former = Puppet(Box::new(move |ask| match ask {
+        Ask::Map if asked.load(Ordering::Relaxed) == 0 => map(1, 0),
+        Ask::Map => {
+            told.fetch_add(1, Ordering::Relaxed);
+            map(2, 1)
+        }
+        Ask::Edit(_) => {
+            asked.fetch_add(1, Ordering::Relaxed);
+            Told::NotOwner { owner: 1, epoch: 2 }
+        }
+        other => unreachable!("{other:?}"),
+    }));
+    let owner = Puppet(Box::new(move |ask| match ask {
+        Ask::Edit(edit) => Told::Edited(Answer::from_lookup(Some(edit.key))),
+        other => unreachable!("{other:?}"),
+    }));
+    let found = with_servers(vec![Arc::new(former), Arc::new(owner)], async |client| {
+        client.multi_get(&(0..KEYS).collect::<Vec<_>>()).await
+    });
+    assert_eq!(found, Ok((0..KEYS).map(Some).collect()));
+    let counted = (lookups.load(Ordering::Relaxed), maps.load(Ordering::Relaxed));
+    assert_eq!(counted, (KEYS, 1), "lookups and maps");
+}
