@@ -2,7 +2,7 @@
 //! compaction, splits, rebalancing and merges, in any order, on pages of four and of sixty records.
 #![no_main]
 
-use farleaf_core::page::{Fixed8, Layout, LeafInsert, Page, ScanWindow};
+use farleaf_core::page::{Fixed8, Layout, LeafInsert, LeafReplace, Page, ScanWindow};
 use farleaf_fabric::sync::AtomicU64;
 use farleaf_fabric::{GlobalAddr, ServerId};
 use libfuzzer_sys::fuzz_target;
@@ -36,16 +36,18 @@ fn play<const W: usize>(data: &[u8]) {
                 LeafInsert::Full => {
                     assert_eq!(page.live_count(), Fixed8::<W>::CAPACITY);
                     if separator.is_none() {
-                        let low = Fixed8::<W>::split_copy(left, right, at(2));
-                        Fixed8::<W>::split_truncate(left);
-                        Fixed8::<W>::split_link(left, &low, at(2));
-                        separator = Some(low);
+                        let plan = Fixed8::<W>::split_plan(left, None);
+                        Fixed8::<W>::split_copy(left, right, at(2), &plan);
+                        Fixed8::<W>::split_truncate(left, &plan);
+                        Fixed8::<W>::split_link(left, &plan.separator, at(2));
+                        separator = Some(plan.separator);
                     }
                 }
             },
             3 => {
                 let there = model.contains_key(&key);
-                assert_eq!(Fixed8::<W>::leaf_replace(page, &key, &value), there);
+                let replaced = Fixed8::<W>::leaf_replace(page, &key, &value);
+                assert_eq!(replaced != LeafReplace::Absent, there);
                 model.entry(key).and_modify(|held| *held = value);
             }
             4 | 5 => {
@@ -60,8 +62,8 @@ fn play<const W: usize>(data: &[u8]) {
                     if Fixed8::<W>::fits_merged(left, right) {
                         Fixed8::<W>::merge(left, right);
                         separator = None;
-                    } else if left.count().abs_diff(right.count()) > 1 {
-                        separator = Some(Fixed8::<W>::rebalance(left, right));
+                    } else if let Some(low) = Fixed8::<W>::rebalance(left, right, |_| true) {
+                        separator = Some(low);
                     }
                 }
             }

@@ -119,8 +119,10 @@ fn a_lookup_beside_a_split() {
                 (Page::<Tiny>::new(&writer[..]), Page::<Tiny>::new(&right_words[..]));
             let version = left.latch().optimistic().unwrap();
             let _guard = left.latch().try_lock(version, 1).unwrap();
-            let separator = Tiny::split_copy(left, right, right_at);
-            Tiny::split_truncate(left);
+            let plan = Tiny::split_plan(left, None);
+            let separator = plan.separator;
+            Tiny::split_copy(left, right, right_at, &plan);
+            Tiny::split_truncate(left, &plan);
             Tiny::split_link(left, &separator, right_at);
         });
         let page = Page::<Tiny>::new(&left[..]);

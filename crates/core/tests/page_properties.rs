@@ -1,7 +1,9 @@
 //! Properties of page operations, checked against a `BTreeMap`, on tiny pages and on real ones.
 #![cfg(not(any(loom, shuttle)))]
 
-use farleaf_core::page::{FencePosition, Fixed8, Layout, LeafInsert, Page, Probe, ScanWindow};
+use farleaf_core::page::{
+    FencePosition, Fixed8, Layout, LeafInsert, LeafReplace, Page, Probe, ScanWindow,
+};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use proptest::prelude::*;
@@ -62,7 +64,8 @@ fn apply<const W: usize>(page: Page<'_, Fixed8<W>>, model: &mut Model, change: &
             }
         }
         Change::Replace(key, value) => {
-            assert_eq!(Fixed8::<W>::leaf_replace(page, &key, &value), model.contains_key(&key));
+            let replaced = Fixed8::<W>::leaf_replace(page, &key, &value);
+            assert_eq!(replaced != LeafReplace::Absent, model.contains_key(&key));
             model.entry(key).and_modify(|held| *held = value);
         }
         Change::Delete(key) => {
@@ -111,8 +114,10 @@ fn split_and_join<const W: usize>(changes: &[Change]) {
     }
     let right = OwnedPage::new::<W>();
     let right = right.page::<W>();
-    let separator = Fixed8::<W>::split_copy(left, right, at(2));
-    Fixed8::<W>::split_truncate(left);
+    let plan = Fixed8::<W>::split_plan(left, None);
+    let separator = plan.separator;
+    Fixed8::<W>::split_copy(left, right, at(2), &plan);
+    Fixed8::<W>::split_truncate(left, &plan);
     Fixed8::<W>::split_link(left, &separator, at(2));
     let halves: Vec<_> = contents(left).into_iter().chain(contents(right)).collect();
     assert_eq!(halves, model.iter().map(|(&k, &v)| (k, v)).collect::<Vec<_>>());
@@ -129,10 +134,19 @@ fn split_and_join<const W: usize>(changes: &[Change]) {
         Fixed8::<W>::leaf_compact(left);
         let expected: Vec<_> = contents(left).into_iter().chain(contents(right)).collect();
         if left.count().abs_diff(right.count()) > 1 {
-            let separator = Fixed8::<W>::rebalance(left, right);
+            let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+            let words =
+                || [left, right].map(|page| page.words().iter().map(load).collect::<Vec<_>>());
+            let before = words();
+            assert_eq!(Fixed8::<W>::rebalance(left, right, |_| false), None);
+            assert_eq!(words(), before, "Y8: a refused change changes nothing");
+            let separator = Fixed8::<W>::rebalance(left, right, |_| true).unwrap();
             assert!(left.count().abs_diff(right.count()) <= 1);
             assert_eq!(Fixed8::<W>::high(left), Some(separator));
             assert_eq!(Fixed8::<W>::low(right), separator);
+        }
+        if left.count().abs_diff(right.count()) <= 1 {
+            assert_eq!(Fixed8::<W>::rebalance(left, right, |_| true), None, "nothing to even out");
         }
         let both: Vec<_> = contents(left).into_iter().chain(contents(right)).collect();
         assert_eq!(both, expected);

@@ -10,10 +10,10 @@ use farleaf_core::index::{
     Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
     check_fill,
 };
-use farleaf_core::page::{Action, Fixed8, Layout};
+use farleaf_core::page::{Action, Fixed8, Layout, OwnedKey, OwnedValue};
 use farleaf_core::remote::RpcClient;
 use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::wire::{Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share, TreeRequest};
+use farleaf_core::wire::{AskEdit, Refusal, Reply, SCAN_REPLY_RECORDS, Share, TreeRequest};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Fabric, ServerId};
 use std::ops::Bound;
@@ -37,7 +37,7 @@ impl<L: Layout> Design<L> for OneServer {
     async fn create<F: Fabric>(fabric: &F, (): &()) -> Result<(), IndexError> {
         let share = Share::Range { low: L::min_key(), high: None };
         let client = RpcClient::<F, L>::new(fabric.clone());
-        Ok(client.expect_done(SERVER, &TreeRequest::Create { share }.into()).await?)
+        Ok(client.expect_done(SERVER, &TreeRequest::Create { share }).await?)
     }
 
     fn compute((): &()) -> Result<(), IndexError> {
@@ -46,7 +46,7 @@ impl<L: Layout> Design<L> for OneServer {
 
     async fn open<F: Fabric>(fabric: F, (): &()) -> Result<Self::Index<F>, IndexError> {
         let client = RpcClient::<F, L>::new(fabric);
-        match client.ask_harmless(SERVER, &TreeRequest::Describe.into()).await? {
+        match client.ask_harmless(SERVER, &TreeRequest::Describe).await? {
             Reply::Description(Some(_)) => Ok(OneServerIndex { client }),
             _ => Err(IndexError::Refused { server: SERVER, refusal: Refusal::NoTree }),
         }
@@ -62,7 +62,7 @@ struct OneServerIndex<F: Fabric, L: Layout> {
 impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
     async fn load(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
         let (mut order, mut batch) = (Ascending::default(), Vec::new());
         for (key, value) in records {
@@ -70,14 +70,12 @@ impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
             batch.push((key, value));
             if batch.len() == BATCH_RECORDS {
                 let records = std::mem::take(&mut batch);
-                self.client
-                    .expect_done(SERVER, &TreeRequest::LoadAppend { records }.into())
-                    .await?;
+                self.client.expect_done(SERVER, &TreeRequest::LoadAppend { records }).await?;
             }
         }
         let last = TreeRequest::LoadAppend { records: batch };
-        self.client.expect_done(SERVER, &last.into()).await?;
-        self.client.expect_done(SERVER, &TreeRequest::LoadEnd.into()).await?;
+        self.client.expect_done(SERVER, &last).await?;
+        self.client.expect_done(SERVER, &TreeRequest::LoadEnd).await?;
         Ok(order.count())
     }
 }
@@ -87,8 +85,8 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
     type Key = L::Key;
     type Value = L::Value;
 
-    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
-        let lookup = Request::Edit(LeafEdit { key: key.clone(), action: Action::Get });
+    async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
+        let lookup = AskEdit(LeafEdit { key, action: Action::Get });
         match self.client.ask_harmless(SERVER, &lookup).await? {
             Reply::Value(value) => Ok(value),
             _ => Err(BAD_REPLY),
@@ -98,19 +96,22 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, IndexError> {
+    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
         // `ask` does not repeat a change of unknown outcome; it ends as indeterminate.
-        let reply = self.client.ask(SERVER, &Request::Edit(edit.cloned())).await?;
+        let reply = self.client.ask(SERVER, &AskEdit(edit)).await?;
         reply.answer_to(edit).ok_or(BAD_REPLY)
     }
 
-    async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
+    async fn scan(
+        &self,
+        scan: &Scan<OwnedKey<L>>,
+    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         let (mut found, mut rest) = (Records::new(), scan.clone());
         while found.len() < scan.limit {
             let limit = (scan.limit - found.len()).min(SCAN_REPLY_RECORDS) as u32;
             let Scan { lower, upper, reverse, .. } = rest.clone();
             let part = TreeRequest::Scan { lower, upper, reverse, limit };
-            match self.client.ask_harmless(SERVER, &part.into()).await? {
+            match self.client.ask_harmless(SERVER, &part).await? {
                 Reply::Records { records, more } => {
                     found.extend(records);
                     let Some((last, _)) = found.last().filter(|_| more) else { break };
@@ -128,16 +129,16 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
 
     async fn bulk_load(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         let begin = TreeRequest::LoadBegin { fill_permille: (fill * 1000.0) as u16 };
-        self.client.expect_done(SERVER, &begin.into()).await?;
+        self.client.expect_done(SERVER, &begin).await?;
         let outcome = self.load(records).await;
         if outcome.is_err() {
             // Best effort: the first error counts.
-            let _ = self.client.expect_done(SERVER, &TreeRequest::LoadAbort.into()).await;
+            let _ = self.client.expect_done(SERVER, &TreeRequest::LoadAbort).await;
         }
         outcome
     }
@@ -149,7 +150,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
 
 impl<F: Fabric, L: Layout> IndexAdmin for OneServerIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
-        Ok(self.client.expect_done(SERVER, &TreeRequest::Collect.into()).await?)
+        Ok(self.client.expect_done(SERVER, &TreeRequest::Collect).await?)
     }
 }
 

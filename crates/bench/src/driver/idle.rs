@@ -4,6 +4,7 @@
 
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use farleaf_core::page::{Answer, LeafEdit};
+use std::borrow::Borrow;
 
 /// Every operation succeeds at once; every key is there.
 #[derive(Debug)]
@@ -30,8 +31,8 @@ impl RangeIndex for Idle {
         edits.iter().map(|edit| Ok(applied(edit))).collect()
     }
 
-    async fn multi_get(&self, keys: &[u64]) -> Result<Vec<Option<u64>>, IndexError> {
-        Ok(keys.iter().copied().map(Some).collect())
+    async fn multi_get<Q: Borrow<u64>>(&self, keys: &[Q]) -> Result<Vec<Option<u64>>, IndexError> {
+        Ok(keys.iter().map(|key| Some(*key.borrow())).collect())
     }
 
     async fn scan(&self, _scan: &Scan<u64>) -> Result<Records<u64, u64>, IndexError> {

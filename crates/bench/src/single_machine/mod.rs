@@ -23,13 +23,14 @@ use farleaf_core::index::{
     Action, Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
     check_fill,
 };
-use farleaf_core::page::{DesignId, Layout};
+use farleaf_core::page::{DesignId, Layout, OwnedKey, OwnedValue};
 use farleaf_core::remote::RpcClient;
 use farleaf_core::server::tree::{Loader, MAX_RESTARTS, Tree};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::{Refusal, Usage};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, ServerId, Work};
+use std::borrow::Borrow;
 use std::ops::Bound;
 
 /// The single machine as an index [`Design`].
@@ -153,10 +154,10 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
     fn append(
         &self,
         loader: &mut Loader<L>,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
         let tree = self.machine.tree();
-        let mut batch: Records<L::Key, L::Value> = Vec::with_capacity(BATCH_RECORDS);
+        let mut batch: Records<OwnedKey<L>, OwnedValue<L>> = Vec::with_capacity(BATCH_RECORDS);
         let mut order = Ascending::default();
         for (key, value) in records {
             order.take(&key)?;
@@ -176,7 +177,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
     type Value = L::Value;
 
     #[inline]
-    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
+    async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
         self.begin().await.get(&self.cpu, key).await.map_err(refused)
     }
 
@@ -184,7 +185,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, IndexError> {
+    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
         let tree = self.begin().await;
         let answer = tree.execute(&self.cpu, edit).await.map_err(refused)?;
         if edit.action == Action::Remove {
@@ -195,7 +196,10 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         Ok(answer)
     }
 
-    async fn scan(&self, scan: &Scan<L::Key>) -> Result<Records<L::Key, L::Value>, IndexError> {
+    async fn scan(
+        &self,
+        scan: &Scan<OwnedKey<L>>,
+    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         let tree = self.begin().await;
         let mut rest = scan.clone();
         let mut records = Records::new();
@@ -215,9 +219,12 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         }
     }
 
-    async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
+    async fn multi_get<Q: Borrow<L::Key>>(
+        &self,
+        keys: &[Q],
+    ) -> Result<Vec<Option<OwnedValue<L>>>, IndexError> {
         let lookup = |key| LeafEdit { key, action: Action::Get };
-        let edits: Vec<_> = keys.iter().map(lookup).collect();
+        let edits: Vec<_> = keys.iter().map(|key| lookup(key.borrow())).collect();
         let answers = self.execute_all(&edits).await.into_iter();
         answers.map(|answer| answer.map(|answer| answer.found)).collect()
     }
@@ -225,7 +232,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-    ) -> Vec<Result<Answer<L::Value>, IndexError>> {
+    ) -> Vec<Result<Answer<OwnedValue<L>>, IndexError>> {
         for _ in edits {
             self.begin().await; // each operation is a client's work
         }
@@ -240,7 +247,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
 
     async fn bulk_load(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;

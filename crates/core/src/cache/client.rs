@@ -17,7 +17,7 @@ use super::{
     Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Ownership, Restart,
     is_clean, mark_clean,
 };
-use crate::page::{FencePosition, Layout, LeafOutcome, Page, Probe, slot_range};
+use crate::page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, slot_range};
 use crate::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
@@ -257,7 +257,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
-    ) -> Result<(FreeFrame<'a, L>, IoMark<'a>, OwnedRange<L::Key>), Restart> {
+    ) -> Result<(FreeFrame<'a, L>, IoMark<'a>, OwnedRange<OwnedKey<L>>), Restart> {
         // Take both cache misses at once. The cooling bucket is used only after the READ.
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
@@ -420,7 +420,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     fn accept_leaf(
         &self,
         free: &FreeFrame<'_, L>,
-        (address, keys): (GlobalAddr, &OwnedRange<L::Key>),
+        (address, keys): (GlobalAddr, &OwnedRange<OwnedKey<L>>),
     ) -> Result<(), Restart> {
         let page = free.page();
         if page.address() != address || page.level() != 0 {
@@ -434,7 +434,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Removes entries of an exclusive node that lie outside the key range of its slot (D7).
-    fn trim(&self, free: &FreeFrame<'_, L>, keys: &OwnedRange<L::Key>) -> Result<(), Restart> {
+    fn trim(&self, free: &FreeFrame<'_, L>, keys: &OwnedRange<OwnedKey<L>>) -> Result<(), Restart> {
         let page = free.page();
         let found = OwnedRange { low: L::low(page), high: L::high(page) };
         let fits = keys.covers(&found.low, found.high.as_ref());
@@ -445,7 +445,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if counts.is_empty() {
             return Err(Restart::Refresh); // another node by now
         }
-        L::trim(page, &counts.low, counts.high.as_ref());
+        L::trim(page, L::key(&counts.low), counts.high.as_ref().map(L::key));
         self.mark_dirty(free.frame(), page, 1..L::PAGE_WORDS);
         LiveCounters::count(&self.counters.trims);
         Ok(())
@@ -457,7 +457,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &'a self,
         (free, mark): (FreeFrame<'a, L>, IoMark<'a>),
         below: Option<(OptimisticRef<'_, L>, usize)>,
-        (address, keys): (GlobalAddr, &OwnedRange<L::Key>),
+        (address, keys): (GlobalAddr, &OwnedRange<OwnedKey<L>>),
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Restart> {

@@ -15,7 +15,9 @@ use super::{
     Admission, Ages, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
     OffloadName, Owned, OwnedRange, Ownership, Swip, Turns, Victims, is_clean,
 };
-use crate::page::{Exclusive, Layout, MAX_LEVEL, Page, Probe, Version, lies_within, slot_range};
+use crate::page::{
+    Exclusive, Layout, MAX_LEVEL, OwnedKey, Page, Probe, Version, lies_within, slot_range,
+};
 use crate::remote::Detector;
 use crate::remote::Image;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -35,7 +37,7 @@ pub struct Cache<L: Layout> {
     /// Frames with this number or a higher one have never been used.
     fresh: AtomicU64,
     /// The keys for which leaves may be cached here (C20).
-    owned: Owned<L::Key>,
+    owned: Owned<OwnedKey<L>>,
     /// Since when each dirty node has been dirty.
     ages: Ages,
     /// Turns for operations that have lost their frames too often (C23).
@@ -159,7 +161,10 @@ impl<L: Layout> Cache<L> {
     ///
     /// # Errors
     /// [`RegionError`] if the arena's memory cannot be allocated.
-    pub fn new(options: &CacheOptions, owned: OwnedRange<L::Key>) -> Result<Self, RegionError> {
+    pub fn new(
+        options: &CacheOptions,
+        owned: OwnedRange<OwnedKey<L>>,
+    ) -> Result<Self, RegionError> {
         let frames = options.frames(L::PAGE_WORDS * 8);
         Ok(Self {
             arena: Arena::new(frames)?,
@@ -185,7 +190,7 @@ impl<L: Layout> Cache<L> {
 
     /// The keys for which leaves may be cached here (C20).
     #[inline]
-    pub fn owned(&self) -> &Owned<L::Key> {
+    pub fn owned(&self) -> &Owned<OwnedKey<L>> {
         &self.owned
     }
 
@@ -344,7 +349,7 @@ impl<L: Layout> Cache<L> {
             return None;
         }
         let low = L::low(page);
-        let likely = L::inner_slot(parent, Probe::At(&low));
+        let likely = L::inner_slot(parent, Probe::At(L::key(&low)));
         let points_here = |slot: usize| self.swip(parent, slot) == Some(Swip::Frame(frame));
         if points_here(likely) {
             return Some(likely);
@@ -791,7 +796,7 @@ impl<L: Layout> Cache<L> {
     pub(crate) fn lies_in(
         &self,
         frame: FrameId,
-        range: &OwnedRange<L::Key>,
+        range: &OwnedRange<OwnedKey<L>>,
     ) -> Option<(OptimisticRef<'_, L>, Ownership)> {
         let node = self.seen(frame)?;
         let lies = range.of(&L::low(node.page), L::high(node.page).as_ref());

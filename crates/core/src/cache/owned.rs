@@ -9,6 +9,7 @@
 
 use crate::page::{lies_within, narrowed};
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
+use std::borrow::Borrow;
 
 /// A compute server's range of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +49,11 @@ impl<K: Ord + Clone> OwnedRange<K> {
 
     /// Whether `key` is in the range.
     #[inline]
-    pub fn has(&self, key: &K) -> bool {
-        *key >= self.low && self.high.as_ref().is_none_or(|high| key < high)
+    pub fn has<Q: ?Sized + Ord>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        key >= self.low.borrow() && self.high.as_ref().is_none_or(|high| key < high.borrow())
     }
 
     /// Whether all keys from `low`, inclusive, to `high`, exclusive, are in the range.

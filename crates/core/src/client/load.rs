@@ -3,7 +3,7 @@
 
 use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, Refusal};
 use farleaf_fabric::{Fabric, ServerId};
@@ -11,7 +11,7 @@ use farleaf_fabric::{Fabric, ServerId};
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     pub(super) async fn load_all(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -28,7 +28,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
     async fn send_all(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         builder: u16,
     ) -> Result<u64, IndexError> {
         let mut order = Ascending::default();
@@ -74,7 +74,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     }
 
     /// Lets the builder replace the tree. Returns the boundaries that the records ask for.
-    async fn loaded(&self, builder: u16) -> Result<Vec<L::Key>, IndexError> {
+    async fn loaded(&self, builder: u16) -> Result<Vec<OwnedKey<L>>, IndexError> {
         match self.owners().ask(builder, &ClientRequest::LoadEnd).await {
             Ok(ClientResponse::Loaded { boundaries }) => Ok(boundaries),
             Ok(_) => Err(bad_reply(builder)),

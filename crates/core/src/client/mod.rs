@@ -33,7 +33,7 @@ use directory::Fixed;
 use owners::{SHORTEST_WAIT_NS, bad_reply};
 
 use crate::index::{IndexAdmin, IndexError};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::partition::{PartitionMap, Router, Unserved};
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse};
@@ -90,8 +90,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     pub fn with_map(
         fabric: F,
         options: ClientOptions,
-        map: PartitionMap<L::Key>,
-        directory: Rc<dyn Directory<L::Key>>,
+        map: PartitionMap<OwnedKey<L>>,
+        directory: Rc<dyn Directory<OwnedKey<L>>>,
     ) -> Self {
         Self::new(RemoteOwners { fabric, options, directory }, Arc::new(map))
     }
@@ -111,7 +111,11 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<ClientResponse<L>, IndexError> {
         self.fabric().charge(Work::Client).await;
         let owners = self.owners();
-        self.at_owner(|_| compute_server, |asked| owners.ask_owner(asked, ask, is_harmless)).await
+        self.at_owner(
+            |_| compute_server,
+            |asked| owners.ask_owner(asked, ask.encode(), is_harmless),
+        )
+        .await
     }
 
     /// Upserts many keys, not atomically. Records of one key keep their order. A request of unknown
@@ -120,7 +124,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ///
     /// # Errors
     /// [`IndexError`]; some of the keys may be set then.
-    pub async fn upsert_all(&self, mut records: Vec<(L::Key, L::Value)>) -> Result<(), IndexError> {
+    pub async fn upsert_all(
+        &self,
+        mut records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
+    ) -> Result<(), IndexError> {
         let mut attempts = self.attempts();
         while !records.is_empty() {
             // Group them by owner; the owners set theirs concurrently. What does not fit the
@@ -129,7 +136,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             let mut parts: Vec<(u16, Vec<_>)> = Vec::new();
             let mut rest = Vec::new();
             for (key, value) in records.drain(..) {
-                let owner = map.owner_of(&key);
+                let owner = map.owner_of(L::key(&key));
                 match parts.iter_mut().find(|(other, _)| *other == owner) {
                     Some((_, part)) if part.len() >= RECORDS_TOGETHER => rest.push((key, value)),
                     Some((_, part)) => part.push((key, value)),
@@ -138,8 +145,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             }
             // Setting a key twice has the same effect as setting it once.
             let asked = parts.into_iter().map(async |(owner, records)| {
-                let ask = ClientRequest::UpsertAll { records };
-                let outcome = self.owners().ask_owner(owner, &ask, true).await;
+                let ask = ClientRequest::<L>::UpsertAll { records };
+                let outcome = self.owners().ask_owner(owner, ask.encode(), true).await;
                 (owner, ask, outcome)
             });
             let mut last = None;

@@ -2,7 +2,7 @@
 
 use super::{ClientIndex, SHORTEST_WAIT_NS, bad_reply};
 use crate::index::{IndexError, Reshaped};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey};
 use crate::partition::{BalanceTarget, Load, Owners, PartitionMap};
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
@@ -34,11 +34,12 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         let started_ns = self.fabric().now_ns();
         self.owners().learn_known(self.route());
         let _ = self.learn_map(from).await;
-        self.map().plan(from, to, near)?;
+        let near = near.map(ToOwned::to_owned);
+        self.map().plan(from, to, near.as_ref())?;
         // A taker that does not answer would leave the keys without an owner until the giver gives
         // it up.
         self.learn_map(to).await?;
-        let release = ClientRequest::Release { to, near: near.cloned() };
+        let release = ClientRequest::Release { to, near };
         let released = pin!(self.owners().ask(from, &release));
         let (released, has_taken) = match select(released, pin!(self.let_take(to, from))).await {
             Either::Left((released @ Err(IndexError::Indeterminate(_)), taking)) => {
@@ -93,7 +94,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ///
     /// # Errors
     /// Those of [`ClientIndex::move_keys`]; some boundaries may have moved then.
-    pub async fn move_boundaries(&self, wanted: &[L::Key]) -> Result<(), IndexError> {
+    pub async fn move_boundaries(&self, wanted: &[OwnedKey<L>]) -> Result<(), IndexError> {
         let map = self.map();
         if wanted.len() != map.boundaries().len() {
             return Err(IndexError::InvalidArgument(
@@ -104,10 +105,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         // A boundary that falls must lie above the one before it, which has fallen already or will
         // rise; the other way round for those that rise.
         for (place, at) in places().filter(|(place, at)| **at < map.boundaries()[*place]) {
-            self.move_keys(map.owners()[place], map.owners()[place + 1], Some(at)).await?;
+            self.move_keys(map.owners()[place], map.owners()[place + 1], Some(L::key(at))).await?;
         }
         for (place, at) in places().rev().filter(|(place, at)| **at > map.boundaries()[*place]) {
-            self.move_keys(map.owners()[place + 1], map.owners()[place], Some(at)).await?;
+            self.move_keys(map.owners()[place + 1], map.owners()[place], Some(L::key(at))).await?;
         }
         Ok(())
     }
@@ -115,18 +116,18 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
 impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
     type Fabric = F;
-    type Key = L::Key;
+    type Key = OwnedKey<L>;
 
     fn fabric(&self) -> &F {
         Self::fabric(self)
     }
 
-    fn newest_map(&self) -> PartitionMap<L::Key> {
+    fn newest_map(&self) -> PartitionMap<OwnedKey<L>> {
         self.owners().learn_known(self.route());
         (*self.map()).clone()
     }
 
-    async fn loads(&self) -> Option<Vec<Load<L::Key>>> {
+    async fn loads(&self) -> Option<Vec<Load<OwnedKey<L>>>> {
         let mut loads = Vec::new();
         for number in 0..self.fabric().memory_servers() {
             let asked = match self.owners().directory.is_absent(number) {
@@ -151,8 +152,8 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
     async fn fences(
         &self,
         owner: u16,
-        key: &L::Key,
-    ) -> Result<(L::Key, Option<L::Key>), IndexError> {
+        key: &OwnedKey<L>,
+    ) -> Result<(OwnedKey<L>, Option<OwnedKey<L>>), IndexError> {
         match self.owners().ask(owner, &ClientRequest::Fences { key: key.clone() }).await? {
             ClientResponse::Fences { low, high } => Ok((low, high)),
             ClientResponse::NotOwner { owner, epoch } => Err(IndexError::NotOwner { owner, epoch }),
@@ -160,8 +161,13 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
         }
     }
 
-    async fn move_keys(&self, from: u16, to: u16, at: &L::Key) -> Result<Reshaped, IndexError> {
-        Self::move_keys(self, from, to, Some(at)).await
+    async fn move_keys(
+        &self,
+        from: u16,
+        to: u16,
+        at: &OwnedKey<L>,
+    ) -> Result<Reshaped, IndexError> {
+        Self::move_keys(self, from, to, Some(L::key(at))).await
     }
 }
 

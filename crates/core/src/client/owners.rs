@@ -5,13 +5,13 @@
 
 use super::{ClientIndex, ClientOptions, Directory};
 use crate::index::{Answer, IndexError, LeafEdit, Records, Scan};
-use crate::page::{Action, Layout};
+use crate::page::{Action, Layout, OwnedKey, OwnedValue};
 use crate::partition::{Owners, PartitionMap, Patience, Route, Unserved};
 use crate::rules;
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty, Work};
+use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty, Work};
 use std::fmt::{self, Debug, Formatter};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ const OPERATIONS_TOGETHER: usize = 64;
 pub struct RemoteOwners<F: Fabric, L: Layout> {
     pub(super) fabric: F,
     pub(super) options: ClientOptions,
-    pub(super) directory: Rc<dyn Directory<L::Key>>,
+    pub(super) directory: Rc<dyn Directory<OwnedKey<L>>>,
 }
 
 impl<F: Fabric, L: Layout> Debug for RemoteOwners<F, L> {
@@ -80,12 +80,20 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
         compute_server: u16,
         ask: &ClientRequest<L>,
     ) -> Result<ClientResponse<L>, IndexError> {
+        self.send(compute_server, ask.encode()).await
+    }
+
+    async fn send(
+        &self,
+        compute_server: u16,
+        message: Message,
+    ) -> Result<ClientResponse<L>, IndexError> {
         if self.directory.is_absent(compute_server) {
             self.directory.look_again();
             return Err(not_served(compute_server, ErrorCode::Absent));
         }
         let server = ServerId::new(compute_server);
-        let reply = match self.fabric.call(server, ask.encode()).await {
+        let reply = match self.fabric.call(server, message).await {
             Ok(reply) => reply,
             Err(error) => {
                 if is_lost(&error) {
@@ -109,10 +117,10 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
     pub(super) async fn ask_owner(
         &self,
         owner: u16,
-        ask: &ClientRequest<L>,
+        ask: Message,
         is_harmless: bool,
     ) -> Result<ClientResponse<L>, Unserved> {
-        Err(match self.ask(owner, ask).await {
+        Err(match self.send(owner, ask).await {
             Ok(ClientResponse::NotOwner { owner, epoch }) => {
                 Unserved::Elsewhere(IndexError::NotOwner { owner, epoch })
             }
@@ -127,7 +135,7 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
     pub(super) async fn learn_map(
         &self,
         compute_server: u16,
-        route: &Route<L::Key>,
+        route: &Route<OwnedKey<L>>,
     ) -> Result<bool, IndexError> {
         match self.ask(compute_server, &ClientRequest::Map).await? {
             ClientResponse::Map { epoch, boundaries, owners } => {
@@ -172,7 +180,7 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         self.begin()
     }
 
-    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<L::Value>, Unserved> {
+    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, Unserved> {
         Ok(self.execute(owner, LeafEdit { key, action: Action::Get }).await?.found)
     }
 
@@ -180,9 +188,9 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         &self,
         owner: u16,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Unserved> {
-        let ask = ClientRequest::Edit(edit.cloned());
-        match self.ask_owner(owner, &ask, !edit.changes()).await {
+    ) -> Result<Answer<OwnedValue<L>>, Unserved> {
+        let ask = ClientRequest::<L>::encode_edit(edit);
+        match self.ask_owner(owner, ask, !edit.changes()).await {
             Ok(ClientResponse::Edited(answer)) => Ok(answer),
             // The change may have been made before the reply went wrong.
             Ok(_) | Err(Unserved::Failed(IndexError::BadReply { .. })) if edit.changes() => {
@@ -195,23 +203,23 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         }
     }
 
-    fn expected(&self, _map: &PartitionMap<L::Key>, _owner: u16) {}
+    fn expected(&self, _map: &PartitionMap<OwnedKey<L>>, _owner: u16) {}
 
     async fn scan(
         &self,
         owner: u16,
         _expected: &(),
-        scan: &Scan<L::Key>,
-        out: &mut Records<L::Key, L::Value>,
-    ) -> Result<Option<Bound<L::Key>>, Unserved> {
-        let ask = ClientRequest::Scan {
+        scan: &Scan<OwnedKey<L>>,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> Result<Option<Bound<OwnedKey<L>>>, Unserved> {
+        let ask = ClientRequest::<L>::Scan {
             lower: scan.lower.clone(),
             upper: scan.upper.clone(),
             reverse: scan.reverse,
             limit: (scan.limit - out.len()).min(SCAN_REPLY_RECORDS) as u32,
         };
         let from = if scan.reverse { &scan.upper } else { &scan.lower };
-        match self.ask_owner(owner, &ask, true).await? {
+        match self.ask_owner(owner, ask.encode(), true).await? {
             // A part that is too long, or after which the scan is where it was, would not end well.
             ClientResponse::Records { records, next }
                 if records.len() <= scan.limit - out.len()
@@ -226,11 +234,11 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
 
     /// The compute server that redirected the client has the newer map (client.N3), unless it will
     /// get it soon.
-    async fn learn(&self, asked: u16, route: &Route<L::Key>) -> bool {
+    async fn learn(&self, asked: u16, route: &Route<OwnedKey<L>>) -> bool {
         matches!(self.learn_map(asked, route).await, Ok(true))
     }
 
-    fn learn_known(&self, route: &Route<L::Key>) {
+    fn learn_known(&self, route: &Route<OwnedKey<L>>) {
         if let Some(map) = self.directory.newer_map(route.epoch()) {
             route.adopt(Arc::new(map));
         }
@@ -242,7 +250,7 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
 
     fn load(
         client: &ClientIndex<F, L>,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
         client.load_all(records, fill)

@@ -119,7 +119,7 @@ where
         assert_eq!(index.execute_all(&[]).await, []);
         assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
         assert_eq!(index.scan(&Scan::range(..).reverse()).await, Ok(vec![]));
-        assert_eq!(index.multi_get(&[]).await, Ok(vec![]));
+        assert_eq!(index.multi_get::<u64>(&[]).await, Ok(vec![]));
     });
 }
 

@@ -15,7 +15,7 @@
 
 use super::{IndexError, MemoryUse, PartitionOptions, Records, Scan};
 use crate::cache::{CacheCounters, OwnedRange};
-use crate::page::{Answer, Layout, LeafEdit};
+use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::remote::{Detector, RemoteError};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -29,11 +29,11 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
     const NAME: &'static str;
 
     /// Options of a new index.
-    type Options<L: Layout>: PartitionOptions<L::Key, ServerOptions = Self::ServerOptions>;
+    type Options<L: Layout>: PartitionOptions<OwnedKey<L>, ServerOptions = Self::ServerOptions>;
     /// Options of one compute server.
     type ServerOptions;
     /// What the threads of one compute server share.
-    type State<L: Layout>: PartState<L::Key>;
+    type State<L: Layout>: PartState<OwnedKey<L>>;
     /// The index in the memory pool, as one endpoint reaches it.
     type Pool<F: Fabric, L: Layout>: PartPool<F, L>;
     /// A handle on one compute server's part of the index.
@@ -57,7 +57,7 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
     /// [`IndexError::InvalidArgument`] if the memory that the options ask for cannot be allocated.
     fn start<L: Layout>(
         options: &Self::ServerOptions,
-        range: OwnedRange<L::Key>,
+        range: OwnedRange<OwnedKey<L>>,
         memory: Arc<MemoryUse>,
     ) -> Result<Self::State<L>, IndexError>;
 
@@ -95,7 +95,7 @@ pub trait PartPool<F: Fabric, L: Layout> {
     where
         Self: 'a;
     /// Finished content.
-    type Built: Built<L::Key>;
+    type Built: Built<OwnedKey<L>>;
     /// The memory that the index occupied before new content replaced it.
     type Former;
 
@@ -110,7 +110,7 @@ pub trait PartPool<F: Fabric, L: Layout> {
 
     /// Begins the new content of a bulk load, with nodes filled to `fill`. No node crosses a
     /// boundary.
-    fn builder(&self, fill: f64, boundaries: Vec<L::Key>) -> Self::Builder<'_>;
+    fn builder(&self, fill: f64, boundaries: Vec<OwnedKey<L>>) -> Self::Builder<'_>;
 
     /// Whether the index in the pool holds no record. Call it only while no client changes it.
     fn is_empty(&self) -> impl Future<Output = Result<bool, IndexError>>;
@@ -134,7 +134,7 @@ pub trait PartPool<F: Fabric, L: Layout> {
     fn end_former_life(
         &self,
         compute_server: u16,
-        range: &OwnedRange<L::Key>,
+        range: &OwnedRange<OwnedKey<L>>,
     ) -> impl Future<Output = Result<(), IndexError>>;
 }
 
@@ -183,13 +183,14 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     fn fabric(&self) -> &F;
 
     /// The value of `key`.
-    fn get(&self, key: &L::Key) -> impl Future<Output = Result<Option<L::Value>, RemoteError>>;
+    fn get(&self, key: &L::Key)
+    -> impl Future<Output = Result<Option<OwnedValue<L>>, RemoteError>>;
 
     /// Executes any single-key operation.
     fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> impl Future<Output = Result<Answer<L::Value>, RemoteError>>;
+    ) -> impl Future<Output = Result<Answer<OwnedValue<L>>, RemoteError>>;
 
     /// Executes several single-key operations, as if by concurrent calls of
     /// [`PartIndex::execute`]: those on the same key take effect in any order. Calls `done` with
@@ -197,7 +198,7 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
     ) -> impl Future<Output = ()>;
 
     /// Appends the records of the owned range that `scan` asks for, until `out` has `scan.limit`
@@ -208,9 +209,9 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// an error.
     fn scan(
         &self,
-        scan: &Scan<L::Key>,
-        out: &mut Records<L::Key, L::Value>,
-    ) -> impl Future<Output = Result<OwnedRange<L::Key>, RemoteError>>;
+        scan: &Scan<OwnedKey<L>>,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>>;
 
     /// Writes everything back. On return the pool has every change that was made before the call.
     fn flush(&self) -> impl Future<Output = Result<(), RemoteError>>;
@@ -243,14 +244,14 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     fn fences(
         &self,
         key: &L::Key,
-    ) -> impl Future<Output = Result<(L::Key, Option<L::Key>), RemoteError>>;
+    ) -> impl Future<Output = Result<(OwnedKey<L>, Option<OwnedKey<L>>), RemoteError>>;
 
     /// A boundary between leaves near `key`, inside the owned range: a key to which a partition
     /// boundary can move.
     fn boundary_near(
         &self,
         key: &L::Key,
-    ) -> impl Future<Output = Result<Option<L::Key>, RemoteError>>;
+    ) -> impl Future<Output = Result<Option<OwnedKey<L>>, RemoteError>>;
 
     /// Releases `keys` and keeps `rest`. On success this compute server serves and holds nothing of
     /// `keys`, and the pool has all changes of them, until the returned guard is dropped. Returns
@@ -262,14 +263,14 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// keys.
     fn release_range(
         &self,
-        keys: &OwnedRange<L::Key>,
-        rest: &OwnedRange<L::Key>,
+        keys: &OwnedRange<OwnedKey<L>>,
+        rest: &OwnedRange<OwnedKey<L>>,
     ) -> impl Future<Output = Result<Option<Self::Released<'_>>, RemoteError>>;
 
     /// Does most of the work of [`PartIndex::take_over`] in advance, with no effect on the range.
     fn prepare_take_over(
         &self,
-        grown: &OwnedRange<L::Key>,
+        grown: &OwnedRange<OwnedKey<L>>,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 
     /// Makes `grown` the owned range; it includes keys that another compute server has released.
@@ -278,7 +279,7 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// [`RemoteError`] if something cannot be read; then the range has not changed.
     fn take_over(
         &self,
-        grown: &OwnedRange<L::Key>,
+        grown: &OwnedRange<OwnedKey<L>>,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 }
 

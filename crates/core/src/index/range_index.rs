@@ -4,6 +4,7 @@ use super::IndexError;
 use crate::page::{Action, Answer, LeafEdit};
 use crate::together::all;
 use smallvec::{SmallVec, smallvec};
+use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::future::Future;
 use std::ops::{Bound, RangeBounds};
@@ -26,34 +27,37 @@ pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 /// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be
 /// in flight together.
 pub trait RangeIndex {
-    /// The type of keys.
-    type Key: Clone + Ord + Debug + 'static;
-    /// The type of values.
-    type Value: Clone + Eq + Debug + 'static;
+    /// The type of keys, in their borrowed form: operations ask by reference and return
+    /// [`Owned`] keys.
+    type Key: ?Sized + Ord + Debug + ToOwned<Owned: Clone + Ord + Debug + 'static> + 'static;
+    /// The type of values, in their borrowed form.
+    type Value: ?Sized + Eq + Debug + ToOwned<Owned: Clone + Eq + Debug + 'static> + 'static;
 
     /// The value of `key`. Separate from `execute` because lookups are the most frequent operation:
     /// designs answer them without the machinery that changes need.
-    fn get(&self, key: &Self::Key)
-    -> impl Future<Output = Result<Option<Self::Value>, IndexError>>;
+    fn get(
+        &self,
+        key: &Self::Key,
+    ) -> impl Future<Output = Result<Option<Owned<Self::Value>>, IndexError>>;
 
     /// Executes any single-key operation.
     fn execute(
         &self,
         edit: LeafEdit<&Self::Key, &Self::Value>,
-    ) -> impl Future<Output = Result<Answer<Self::Value>, IndexError>>;
+    ) -> impl Future<Output = Result<Answer<Owned<Self::Value>>, IndexError>>;
 
     /// The records that `scan` selects, in its order.
     fn scan(
         &self,
-        scan: &Scan<Self::Key>,
-    ) -> impl Future<Output = Result<Records<Self::Key, Self::Value>, IndexError>>;
+        scan: &Scan<Owned<Self::Key>>,
+    ) -> impl Future<Output = Result<RecordsOf<Self>, IndexError>>;
 
     /// Fills an empty index from strictly ascending records, with pages filled to `fill` (0.1 to
     /// 1.0). Returns the number of records. No other client may use the index meanwhile. Readers
     /// see nothing of the load until it is complete; if it fails, the index stays empty.
     fn bulk_load(
         &self,
-        records: impl Iterator<Item = (Self::Key, Self::Value)>,
+        records: impl Iterator<Item = (Owned<Self::Key>, Owned<Self::Value>)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 
@@ -107,7 +111,7 @@ pub trait RangeIndex {
         key: &Self::Key,
         expected: &Self::Value,
         new: &Self::Value,
-    ) -> impl Future<Output = Result<Exchange<Self::Value>, IndexError>> {
+    ) -> impl Future<Output = Result<Exchange<Owned<Self::Value>>, IndexError>> {
         async move {
             let edit = LeafEdit { key, action: Action::CompareExchange(expected, new) };
             self.execute(edit).await.map(Exchange::from)
@@ -121,14 +125,14 @@ pub trait RangeIndex {
 
     /// The values of `keys`, in their order. The lookups are in flight together; each is
     /// linearizable, but not all of them together.
-    fn multi_get(
+    fn multi_get<Q: Borrow<Self::Key>>(
         &self,
-        keys: &[Self::Key],
-    ) -> impl Future<Output = Result<Vec<Option<Self::Value>>, IndexError>> {
+        keys: &[Q],
+    ) -> impl Future<Output = Result<Vec<Option<Owned<Self::Value>>>, IndexError>> {
         async {
             let mut values = Vec::with_capacity(keys.len());
             for together in keys.chunks(self.operations_together().max(1)) {
-                for value in all(together.iter().map(|key| self.get(key))).await {
+                for value in all(together.iter().map(|key| self.get(key.borrow()))).await {
                     values.push(value?);
                 }
             }
@@ -142,7 +146,7 @@ pub trait RangeIndex {
     fn execute_all(
         &self,
         edits: &[LeafEdit<&Self::Key, &Self::Value>],
-    ) -> impl Future<Output = Vec<Result<Answer<Self::Value>, IndexError>>> {
+    ) -> impl Future<Output = Vec<Result<Answer<Owned<Self::Value>>, IndexError>>> {
         async {
             let mut answers = Vec::with_capacity(edits.len());
             for together in edits.chunks(self.operations_together().max(1)) {
@@ -171,7 +175,7 @@ pub trait RangeIndex {
 
 /// For each operation, how many operations before it are on the same key: operations with the same
 /// number may overlap. All zero if nothing changes.
-pub(crate) fn rounds<K: Eq, V>(
+pub(crate) fn rounds<K: ?Sized + Eq, V: ?Sized>(
     edits: &[LeafEdit<&K, &V>],
 ) -> SmallVec<[usize; OPERATIONS_TOGETHER]> {
     if !edits.iter().any(LeafEdit::changes) {
@@ -190,6 +194,12 @@ async fn applied<V>(
 ) -> Result<bool, IndexError> {
     answer.await.map(|answer| answer.applied)
 }
+
+/// The owned form of a key or a value.
+pub type Owned<T> = <T as ToOwned>::Owned;
+
+/// Keys with their values, of one index.
+pub type RecordsOf<I> = Records<Owned<<I as RangeIndex>::Key>, Owned<<I as RangeIndex>::Value>>;
 
 /// Keys with their values.
 pub type Records<K, V> = Vec<(K, V)>;

@@ -3,8 +3,10 @@
 //!
 //! *Thread safety*: plain functions. The caller holds the leaf.
 
-use super::layout::{Layout, LeafInsert};
-use super::view::{HEADER_WORDS, META_WORD, Page};
+use super::layout::{Entry, Layout, LeafInsert, LeafReplace, OwnedValue};
+use super::view::Page;
+use super::weight::is_sparse;
+use std::borrow::Borrow;
 use std::ops::Range;
 
 /// An operation on one key. While it runs it borrows its key and values; in a message it owns them.
@@ -60,11 +62,6 @@ pub enum LeafOutcome<T> {
     Full,
 }
 
-/// A node with fewer live entries than this should be merged.
-pub fn least_entries<L: Layout>() -> usize {
-    L::CAPACITY / 2
-}
-
 impl<K, V> LeafEdit<K, V> {
     /// Whether the edit can change anything.
     pub fn changes(&self) -> bool {
@@ -72,54 +69,61 @@ impl<K, V> LeafEdit<K, V> {
     }
 
     /// The same edit with a borrowed key and values.
-    pub fn as_ref(&self) -> LeafEdit<&K, &V> {
+    pub fn as_ref<Q: ?Sized, W: ?Sized>(&self) -> LeafEdit<&Q, &W>
+    where
+        K: Borrow<Q>,
+        V: Borrow<W>,
+    {
         let action = match &self.action {
             Action::Get => Action::Get,
-            Action::Insert(value) => Action::Insert(value),
-            Action::Update(value) => Action::Update(value),
-            Action::Upsert(value) => Action::Upsert(value),
-            Action::Remove => Action::Remove,
-            Action::CompareExchange(expected, new) => Action::CompareExchange(expected, new),
-        };
-        LeafEdit { key: &self.key, action }
-    }
-}
-
-impl<K: Clone, V: Clone> LeafEdit<&K, &V> {
-    /// The same edit with its own copies of key and values.
-    pub fn cloned(&self) -> LeafEdit<K, V> {
-        let action = match self.action {
-            Action::Get => Action::Get,
-            Action::Insert(value) => Action::Insert(value.clone()),
-            Action::Update(value) => Action::Update(value.clone()),
-            Action::Upsert(value) => Action::Upsert(value.clone()),
+            Action::Insert(value) => Action::Insert(value.borrow()),
+            Action::Update(value) => Action::Update(value.borrow()),
+            Action::Upsert(value) => Action::Upsert(value.borrow()),
             Action::Remove => Action::Remove,
             Action::CompareExchange(expected, new) => {
-                Action::CompareExchange(expected.clone(), new.clone())
+                Action::CompareExchange(expected.borrow(), new.borrow())
             }
         };
-        LeafEdit { key: self.key.clone(), action }
-    }
-
-    /// The record that the edit adds to a leaf that lacks the key. `None` if the edit never needs
-    /// room.
-    pub fn new_record(&self) -> Option<(K, V)> {
-        match self.action {
-            Action::Insert(value) | Action::Upsert(value) => {
-                Some((self.key.clone(), value.clone()))
-            }
-            _ => None,
-        }
+        LeafEdit { key: self.key.borrow(), action }
     }
 }
 
-impl<K, V: Eq> LeafEdit<&K, &V> {
+impl<K: ?Sized + ToOwned, V: ?Sized + ToOwned> LeafEdit<&K, &V> {
+    /// The same edit with its own copies of key and values.
+    pub fn owned(&self) -> LeafEdit<K::Owned, V::Owned> {
+        let action = match self.action {
+            Action::Get => Action::Get,
+            Action::Insert(value) => Action::Insert(value.to_owned()),
+            Action::Update(value) => Action::Update(value.to_owned()),
+            Action::Upsert(value) => Action::Upsert(value.to_owned()),
+            Action::Remove => Action::Remove,
+            Action::CompareExchange(expected, new) => {
+                Action::CompareExchange(expected.to_owned(), new.to_owned())
+            }
+        };
+        LeafEdit { key: self.key.to_owned(), action }
+    }
+
+    /// The record that the leaf has if the edit is applied. `None` if the edit never needs room.
+    pub fn new_record<L: Layout<Key = K, Value = V>>(&self) -> Option<Entry<L>> {
+        let value = self.new_value()?;
+        Some(Entry::Record(self.key.to_owned(), value.to_owned()))
+    }
+}
+
+impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     /// Whether the edit would leave the leaf with too few records. Only an operation that holds the
     /// leaf's parents can mend that.
     pub fn would_leave_sparse<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
-        matches!(self.action, Action::Remove)
-            && page.live_count() <= least_entries::<L>()
-            && L::leaf_get(page, self.key).is_some()
+        matches!(self.action, Action::Remove) && {
+            let record = L::record_weight(page, self.key);
+            record > 0 && is_sparse::<L>(L::weight(page).saturating_sub(record))
+        }
+    }
+
+    /// Whether the leaf has no room for the record that the edit leaves in it.
+    pub fn lacks_room<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
+        self.new_value().is_some_and(|value| !L::leaf_has_room(page, self.key, value))
     }
 
     /// Applies the edit to the leaf that covers its key.
@@ -127,7 +131,7 @@ impl<K, V: Eq> LeafEdit<&K, &V> {
     pub fn apply<L: Layout<Key = K, Value = V>>(
         &self,
         page: Page<'_, L>,
-    ) -> LeafOutcome<Answer<V>> {
+    ) -> LeafOutcome<Answer<OwnedValue<L>>> {
         let key = self.key;
         match self.action {
             Action::Get => LeafOutcome::Nothing(Answer::from_lookup(L::leaf_get(page, key))),
@@ -139,9 +143,22 @@ impl<K, V: Eq> LeafEdit<&K, &V> {
             },
             Action::Remove => remove(page, key),
             Action::CompareExchange(expected, new) => match L::leaf_get(page, key) {
-                Some(held) if held == *expected => replace(page, key, new),
+                Some(held) if L::value(&held) == expected => replace(page, key, new),
                 found => LeafOutcome::Nothing(Answer { applied: false, found }),
             },
+        }
+    }
+}
+
+impl<K: ?Sized, V: ?Sized> LeafEdit<&K, &V> {
+    /// The value that the key has if the edit is applied. `None` if the edit never needs room.
+    fn new_value(&self) -> Option<&V> {
+        match self.action {
+            Action::Insert(value)
+            | Action::Update(value)
+            | Action::Upsert(value)
+            | Action::CompareExchange(_, value) => Some(value),
+            Action::Get | Action::Remove => None,
         }
     }
 }
@@ -170,10 +187,9 @@ fn insert<L: Layout>(
     page: Page<'_, L>,
     key: &L::Key,
     value: &L::Value,
-) -> LeafOutcome<Answer<L::Value>> {
+) -> LeafOutcome<Answer<OwnedValue<L>>> {
     match L::leaf_insert(page, key, value) {
-        // The count, the deleted bits, and all entries.
-        LeafInsert::Inserted => changed(META_WORD..L::used_words(page), false),
+        LeafInsert::Inserted => changed(L::inserted_words(page), false),
         LeafInsert::Exists => nothing(),
         LeafInsert::Full => LeafOutcome::Full,
     }
@@ -184,17 +200,17 @@ fn replace<L: Layout>(
     page: Page<'_, L>,
     key: &L::Key,
     value: &L::Value,
-) -> LeafOutcome<Answer<L::Value>> {
-    match L::leaf_replace_at(page, key, value) {
-        Some(words) => changed(words, false),
-        None => nothing(),
+) -> LeafOutcome<Answer<OwnedValue<L>>> {
+    match L::leaf_replace(page, key, value) {
+        LeafReplace::Replaced(words) => changed(words, false),
+        LeafReplace::Absent => nothing(),
+        LeafReplace::Full => LeafOutcome::Full,
     }
 }
 
-fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<L::Value>> {
+fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<OwnedValue<L>>> {
     if !L::leaf_delete(page, key) {
         return nothing();
     }
-    // The bits of deleted records are in the header.
-    changed(META_WORD..HEADER_WORDS, page.live_count() < least_entries::<L>())
+    changed(L::deleted_words(page), is_sparse::<L>(L::weight(page)))
 }

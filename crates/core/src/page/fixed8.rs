@@ -14,7 +14,9 @@
 //! *Thread safety*: that of [`super::Page`].
 
 use super::checksum::chained_sum;
-use super::layout::{FencePosition, Layout, LeafInsert, Probe, ScanWindow};
+use super::layout::{
+    Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+};
 use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Ordering;
@@ -174,7 +176,11 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     const PAGE_WORDS: usize = WORDS;
     const CAPACITY: usize = Self::CHECKED_CAPACITY;
+    const FULL: usize = Self::CHECKED_CAPACITY;
     const FORMAT: u8 = 1;
+
+    /// Nothing: entries go into the page at once.
+    type Filling = ();
 
     fn min_key() -> u64 {
         0
@@ -290,11 +296,19 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn leaf_replace_at(page: View<'_, WORDS>, key: &u64, value: &u64) -> Option<Range<usize>> {
-        let slot = Self::find(page, *key).filter(|&slot| !Self::is_deleted(page, slot))?;
-        let word = HEADER_WORDS + 2 * slot + 1;
-        page.store(word, *value);
-        Some(word..word + 1)
+    fn leaf_replace(page: View<'_, WORDS>, key: &u64, value: &u64) -> LeafReplace {
+        match Self::find(page, *key) {
+            Some(slot) if !Self::is_deleted(page, slot) => {
+                let word = HEADER_WORDS + 2 * slot + 1;
+                page.store(word, *value);
+                LeafReplace::Replaced(word..word + 1)
+            }
+            _ => LeafReplace::Absent,
+        }
+    }
+
+    fn leaf_has_room(page: View<'_, WORDS>, key: &u64, _value: &u64) -> bool {
+        !Self::is_full(page) || Self::find(page, *key).is_some()
     }
 
     fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> bool {
@@ -304,6 +318,11 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         };
         Self::set_deleted(page, slot, true);
         true
+    }
+
+    #[inline]
+    fn deleted_count(page: View<'_, WORDS>) -> usize {
+        (page.load(DELETED_WORD).count_ones() as usize).min(page.count())
     }
 
     fn leaf_compact(page: View<'_, WORDS>) -> usize {
@@ -324,9 +343,14 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         HEADER_WORDS..WORDS
     }
 
-    fn used_words(page: View<'_, WORDS>) -> usize {
-        // The children of an inner page are at its end.
-        if page.level() > 0 { WORDS } else { HEADER_WORDS + 2 * page.count() }
+    fn inserted_words(page: View<'_, WORDS>) -> Range<usize> {
+        // The count, the deleted bits, and all entries.
+        META_WORD..HEADER_WORDS + 2 * page.count()
+    }
+
+    fn deleted_words(_page: View<'_, WORDS>) -> Range<usize> {
+        // The bits of deleted records are in the header.
+        META_WORD..HEADER_WORDS
     }
 
     #[inline]
@@ -348,7 +372,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn inner_child_word(slot: usize) -> usize {
+    fn inner_child_word(_page: View<'_, WORDS>, slot: usize) -> usize {
         HEADER_WORDS + Self::CHECKED_CAPACITY + slot
     }
 
@@ -361,7 +385,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     fn inner_set_child(page: View<'_, WORDS>, slot: usize, child: GlobalAddr) {
-        page.store(Self::inner_child_word(slot), child.to_bits());
+        page.store(Self::inner_child_word(page, slot), child.to_bits());
     }
 
     fn inner_key(page: View<'_, WORDS>, slot: usize) -> u64 {
@@ -382,14 +406,36 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         true
     }
 
+    fn inner_has_room(page: View<'_, WORDS>, _key: &u64) -> bool {
+        page.count() < Self::CAPACITY
+    }
+
     fn inner_remove(page: View<'_, WORDS>, slot: usize) {
         let count = page.count();
         Self::copy_entries(page, slot + 1..count, page, slot);
         page.set_count(count - 1);
     }
 
-    fn inner_set_key(page: View<'_, WORDS>, slot: usize, key: &u64) {
+    fn inner_set_key(page: View<'_, WORDS>, slot: usize, key: &u64) -> bool {
         page.store(HEADER_WORDS + slot, *key);
+        true
+    }
+
+    fn inner_can_set_key(_page: View<'_, WORDS>, _slot: usize, _key: &u64) -> bool {
+        true
+    }
+
+    #[inline]
+    fn weight(page: View<'_, WORDS>) -> usize {
+        page.live_count()
+    }
+
+    fn record_weight(page: View<'_, WORDS>, key: &u64) -> usize {
+        usize::from(Self::leaf_get(page, key).is_some())
+    }
+
+    fn is_full(page: View<'_, WORDS>) -> bool {
+        page.count() == Self::CAPACITY && (page.level() > 0 || page.deleted_count() == 0)
     }
 
     fn clear_unused(page: View<'_, WORDS>) {
@@ -397,22 +443,29 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         (page.count()..Self::CAPACITY).for_each(|slot| set(page, slot, 0, 0));
     }
 
-    fn split_copy(left: View<'_, WORDS>, right: View<'_, WORDS>, right_at: GlobalAddr) -> u64 {
-        let count = left.count();
-        let middle = count / 2;
-        let separator = Self::key_of(left, middle);
-        right.format_empty(right_at, left.level(), &separator, Self::high(left).as_ref());
-        right.set_sibling(left.sibling());
-        Self::copy_entries(left, middle..count, right, 0);
-        right.set_count(count - middle);
-        right.store(DELETED_WORD, left.load(DELETED_WORD) >> middle);
-        separator
+    /// The middle, whatever is pending: half a page has room for another entry.
+    fn split_plan(page: View<'_, WORDS>, _pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
+        let slot = page.count() / 2;
+        SplitPlan { slot, separator: Self::key_of(page, slot) }
     }
 
-    fn split_truncate(left: View<'_, WORDS>) {
-        let middle = left.count() / 2;
-        left.store(DELETED_WORD, left.load(DELETED_WORD) & ((1 << middle) - 1));
-        left.set_count(middle);
+    fn split_copy(
+        left: View<'_, WORDS>,
+        right: View<'_, WORDS>,
+        right_at: GlobalAddr,
+        &SplitPlan { slot, separator }: &SplitPlan<u64>,
+    ) {
+        let count = left.count();
+        right.format_empty(right_at, left.level(), &separator, Self::high(left).as_ref());
+        right.set_sibling(left.sibling());
+        Self::copy_entries(left, slot..count, right, 0);
+        right.set_count(count - slot);
+        right.store(DELETED_WORD, left.load(DELETED_WORD) >> slot);
+    }
+
+    fn split_truncate(left: View<'_, WORDS>, plan: &SplitPlan<u64>) {
+        left.store(DELETED_WORD, left.load(DELETED_WORD) & ((1 << plan.slot) - 1));
+        left.set_count(plan.slot);
     }
 
     fn trim(page: View<'_, WORDS>, low: &u64, high: Option<&u64>) {
@@ -458,10 +511,24 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         left.set_sibling(right.sibling());
     }
 
-    fn rebalance(left: View<'_, WORDS>, right: View<'_, WORDS>) -> u64 {
+    fn rebalance(
+        left: View<'_, WORDS>,
+        right: View<'_, WORDS>,
+        fits: impl Fn(&u64) -> bool,
+    ) -> Option<u64> {
         debug_assert_eq!(left.deleted_count() + right.deleted_count(), 0, "compacted first");
         let (lefts, rights) = (left.count(), right.count());
+        if lefts.abs_diff(rights) <= 1 {
+            return None;
+        }
         let target = (lefts + rights) / 2;
+        let separator = match lefts < target {
+            true => Self::key_of(right, target - lefts),
+            false => Self::key_of(left, target),
+        };
+        if !fits(&separator) {
+            return None;
+        }
         if lefts < target {
             let moved = target - lefts;
             Self::copy_entries(right, 0..moved, left, lefts);
@@ -474,9 +541,34 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
             right.set_count(rights + moved);
         }
         left.set_count(target);
-        let separator = Self::key_of(right, 0);
         Self::set_high(left, Some(&separator));
         Self::set_low(right, &separator);
-        separator
+        Some(separator)
+    }
+
+    fn fill_leaf(
+        _filling: &mut (),
+        page: View<'_, WORDS>,
+        (key, value): (&u64, &u64),
+        fill: usize,
+    ) -> bool {
+        page.count() < fill && Self::leaf_insert(page, key, value) == LeafInsert::Inserted
+    }
+
+    fn fill_inner(
+        _filling: &mut (),
+        page: View<'_, WORDS>,
+        (key, child): (&u64, GlobalAddr),
+        fill: usize,
+    ) -> bool {
+        page.count() < fill && Self::inner_insert(page, key, child)
+    }
+
+    fn is_filled(_filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {
+        page.count() >= fill
+    }
+
+    fn fill_end(_filling: (), page: View<'_, WORDS>, high: Option<&u64>) {
+        Self::set_high(page, high);
     }
 }

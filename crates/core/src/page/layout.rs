@@ -3,12 +3,13 @@
 
 use super::view::Page;
 use farleaf_fabric::{GlobalAddr, Message};
+use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::ops::{Bound, Range};
 
 /// The target of a descent.
 #[derive(Debug)]
-pub enum Probe<'k, K> {
+pub enum Probe<'k, K: ?Sized> {
     /// The node that covers this key.
     At(&'k K),
     /// The node that covers the keys just below this one. No node covers keys below the smallest
@@ -19,13 +20,13 @@ pub enum Probe<'k, K> {
 }
 
 // Not derived: the derives would require `K: Clone` and `K: Copy`.
-impl<K> Clone for Probe<'_, K> {
+impl<K: ?Sized> Clone for Probe<'_, K> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<K> Copy for Probe<'_, K> {}
+impl<K: ?Sized> Copy for Probe<'_, K> {}
 
 /// Where a probe lies relative to a page's fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,9 +50,29 @@ pub enum LeafInsert {
     Full,
 }
 
+/// Outcome of replacing a value in a leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeafReplace {
+    /// The value was replaced. Only words in this range have changed.
+    Replaced(Range<usize>),
+    /// The key is absent. The leaf is unchanged.
+    Absent,
+    /// There is no room for the new value. The leaf is unchanged.
+    Full,
+}
+
+/// Where a page is split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitPlan<K> {
+    /// The first slot of the upper half.
+    pub slot: usize,
+    /// The low fence of the upper half.
+    pub separator: K,
+}
+
 /// The records of a leaf that a scan wants.
 #[derive(Clone, Debug)]
-pub struct ScanWindow<'k, K> {
+pub struct ScanWindow<'k, K: ?Sized> {
     /// The lower bound.
     pub lower: Bound<&'k K>,
     /// The upper bound.
@@ -62,7 +83,7 @@ pub struct ScanWindow<'k, K> {
     pub limit: usize,
 }
 
-impl<K: Ord> ScanWindow<'_, K> {
+impl<K: ?Sized + Ord> ScanWindow<'_, K> {
     /// Whether wanted records may lie beyond a leaf that ends at `fence`, which is its high fence,
     /// or its low fence in a descending scan.
     pub(crate) fn goes_behind(&self, fence: &K) -> bool {
@@ -77,7 +98,7 @@ impl<K: Ord> ScanWindow<'_, K> {
 
 /// The part of a scan's bounds that lies between `low`, inclusive, and `high`, exclusive (`None`:
 /// infinite).
-pub fn clipped<'k, K: Ord>(
+pub fn clipped<'k, K: ?Sized + Ord>(
     (lower, upper): (Bound<&'k K>, Bound<&'k K>),
     (low, high): (&'k K, Option<&'k K>),
 ) -> (Bound<&'k K>, Bound<&'k K>) {
@@ -96,7 +117,7 @@ pub fn clipped<'k, K: Ord>(
 
 /// Whether the range `keys` lies within the range `others`. Both are from a low key, inclusive, to
 /// a high one, exclusive (`None`: infinite).
-pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> bool {
+pub fn lies_within<K: ?Sized + Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> bool {
     let ends = match (keys.1, others.1) {
         (_, None) => true,
         (Some(high), Some(end)) => high <= end,
@@ -105,14 +126,24 @@ pub fn lies_within<K: Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> 
     keys.0 >= others.0 && ends
 }
 
-/// A type that can be a field of a message.
-pub trait Wire: Sized {
+/// A type that can be written as a field of a message. A borrowed form has the same bytes as its
+/// owned form, so that asking for a key needs no copy of it.
+pub trait Put {
     /// Appends the value to a message.
     fn put(&self, to: &mut Message);
+}
+
+/// A type that can be a field of a message.
+pub trait Wire: Put + Sized {
     /// Takes a value off the front of a message, or returns `None` if there is none. The bytes may
     /// be arbitrary: this never panics and never allocates more than the message is long.
     fn take(from: &mut &[u8]) -> Option<Self>;
 }
+
+/// A key of layout `L` in its owned form.
+pub type OwnedKey<L> = <<L as Layout>::Key as ToOwned>::Owned;
+/// A value of layout `L` in its owned form.
+pub type OwnedValue<L> = <<L as Layout>::Value as ToOwned>::Owned;
 
 /// The bytes of one kind of page.
 ///
@@ -120,29 +151,74 @@ pub trait Wire: Sized {
 /// which validation discards, but they never read outside the page, loop for ever or panic.
 /// Functions that change a page require that the caller holds it exclusively, and keep P1–P6 of
 /// `docs/internals/page-format.md`.
+///
+/// Entries may differ in size, so a page can lack room for one entry and have room for another, and
+/// `leaf_insert`, `leaf_replace`, `inner_insert`, `inner_set_key` and `rebalance` can refuse.
+///
+/// *Invariants*
+/// - layout.Y6. An entry that counted as pending in [`Layout::split_plan`] has room in the half
+///   that covers its key.
+/// - layout.Y7. A plan depends on keys and on the sizes of values only, never on child words: a
+///   page in a frame and its image in the pool have the same plan, and the same room.
+/// - layout.Y8. A change that is refused changes nothing. Who restructures several pages asks all
+///   of them for room before the first WRITE.
 pub trait Layout: Copy + Debug + Send + Sync + 'static {
-    /// The keys, with their order.
-    type Key: Clone + Ord + Debug + Wire + Send + Sync + 'static;
-    /// The values.
-    type Value: Clone + Eq + Debug + Wire + Send + Sync + 'static;
+    /// The keys in their borrowed form, with their order. Operations ask by reference to it; what
+    /// outlives its page or message is [`OwnedKey`].
+    type Key: ?Sized
+        + Ord
+        + Debug
+        + Put
+        + Send
+        + Sync
+        + ToOwned<Owned: Clone + Ord + Debug + Wire + Send + Sync + 'static>
+        + 'static;
+    /// The values in their borrowed form.
+    type Value: ?Sized
+        + Eq
+        + Debug
+        + Put
+        + Send
+        + Sync
+        + ToOwned<Owned: Clone + Eq + Debug + Wire + Send + Sync + 'static>
+        + 'static;
 
     /// Size of a page in words, including the header.
     const PAGE_WORDS: usize;
     /// Largest number of entries of a page.
     const CAPACITY: usize;
+    /// Weight of a full page, in the unit of [`Layout::weight`].
+    const FULL: usize;
     /// Number of the format, stored in every page and superblock.
     const FORMAT: u8;
 
     /// The smallest key.
-    fn min_key() -> Self::Key;
+    fn min_key() -> OwnedKey<Self>;
+
+    /// The borrowed form of a key.
+    #[inline]
+    fn key(owned: &OwnedKey<Self>) -> &Self::Key {
+        owned.borrow()
+    }
+
+    /// The borrowed form of a value.
+    #[inline]
+    fn value(owned: &OwnedValue<Self>) -> &Self::Value {
+        owned.borrow()
+    }
 
     /// A hash of the key that spreads over all 64 bits.
     fn hash(key: &Self::Key) -> u64;
 
     /// The low fence, inclusive.
-    fn low(page: Page<'_, Self>) -> Self::Key;
+    fn low(page: Page<'_, Self>) -> OwnedKey<Self>;
     /// The high fence, exclusive; `None` is infinite.
-    fn high(page: Page<'_, Self>) -> Option<Self::Key>;
+    fn high(page: Page<'_, Self>) -> Option<OwnedKey<Self>>;
+    /// Writes the entries' part of an empty page: no entries, and these fences.
+    fn format_entries(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>) {
+        Self::set_low(page, low);
+        Self::set_high(page, high);
+    }
     /// Sets the low fence.
     fn set_low(page: Page<'_, Self>, low: &Self::Key);
     /// Sets the high fence.
@@ -151,36 +227,33 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn reach(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> FencePosition;
 
     /// Leaf: the value of a key that is present and not deleted.
-    fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<Self::Value>;
+    fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<OwnedValue<Self>>;
     /// Leaf: appends the wanted records to `out` in the wanted order. Returns how many.
     fn leaf_collect(
         page: Page<'_, Self>,
         window: &ScanWindow<'_, Self::Key>,
-        out: &mut Vec<(Self::Key, Self::Value)>,
+        out: &mut Vec<(OwnedKey<Self>, OwnedValue<Self>)>,
     ) -> usize;
     /// Leaf: adds a record. Compacts the leaf first if that is necessary to make room.
     fn leaf_insert(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafInsert;
-    /// Leaf: replaces the value of a key that is present. Returns whether it is.
-    fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool {
-        Self::leaf_replace_at(page, key, value).is_some()
-    }
-    /// Like [`Layout::leaf_replace`], but returns the range of words that changed. `None` if the
-    /// key is absent.
-    fn leaf_replace_at(
-        page: Page<'_, Self>,
-        key: &Self::Key,
-        value: &Self::Value,
-    ) -> Option<Range<usize>>;
+    /// Leaf: replaces the value of a key that is present.
+    fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafReplace;
+    /// Leaf: whether there is room for the record, which may replace one of the same key.
+    fn leaf_has_room(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool;
     /// Leaf: marks a key as deleted. Returns whether it was present.
     fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
+    /// The number of entries that are marked as deleted, at most all.
+    fn deleted_count(page: Page<'_, Self>) -> usize;
     /// Leaf: removes the records marked as deleted. Returns how many.
     fn leaf_compact(page: Page<'_, Self>) -> usize;
 
     /// Leaf: the words that can hold the record of `key`, whatever the leaf's content. A READ must
     /// fetch these to answer for the key.
     fn record_window(key: &Self::Key) -> Range<usize>;
-    /// The number of leading words in use: the header and the entries.
-    fn used_words(page: Page<'_, Self>) -> usize;
+    /// Leaf: a range that includes every word that [`Layout::leaf_insert`] has changed in the page.
+    fn inserted_words(page: Page<'_, Self>) -> Range<usize>;
+    /// Leaf: a range that includes every word that [`Layout::leaf_delete`] has changed in the page.
+    fn deleted_words(page: Page<'_, Self>) -> Range<usize>;
 
     /// The words that a search of the page may read besides its header and its child words. Within
     /// the page, whatever it contains.
@@ -188,16 +261,17 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
 
     /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
-    /// Inner: the word that has the child at a slot below the capacity.
-    fn inner_child_word(slot: usize) -> usize;
+    /// Inner: the word that has the child at a slot below the capacity. Within the page, whatever it
+    /// contains.
+    fn inner_child_word(page: Page<'_, Self>, slot: usize) -> usize;
     /// Inner: the child at a slot. Null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
     /// Inner: sets the child at a slot that has one.
     fn inner_set_child(page: Page<'_, Self>, slot: usize, child: GlobalAddr);
     /// Inner: the lowest key of the subtree at a slot.
-    fn inner_key(page: Page<'_, Self>, slot: usize) -> Self::Key;
+    fn inner_key(page: Page<'_, Self>, slot: usize) -> OwnedKey<Self>;
     /// Inner: the end of the key range of a slot, exclusive (`None`: infinite).
-    fn inner_end(page: Page<'_, Self>, slot: usize) -> Option<Self::Key> {
+    fn inner_end(page: Page<'_, Self>, slot: usize) -> Option<OwnedKey<Self>> {
         match slot + 1 < page.count() {
             true => Some(Self::inner_key(page, slot + 1)),
             false => Self::high(page),
@@ -205,28 +279,49 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     }
     /// Inner: adds a child that covers the keys from `key` on. Returns `false` if there is no room.
     fn inner_insert(page: Page<'_, Self>, key: &Self::Key, child: GlobalAddr) -> bool;
+    /// Inner: whether [`Layout::inner_insert`] has room for `key`.
+    fn inner_has_room(page: Page<'_, Self>, key: &Self::Key) -> bool;
     /// Inner: removes the entry at a slot.
     fn inner_remove(page: Page<'_, Self>, slot: usize);
-    /// Inner: changes the lowest key of the subtree at a slot.
-    fn inner_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key);
+    /// Inner: changes the lowest key of the subtree at a slot. Returns `false` if there is no room.
+    fn inner_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key) -> bool;
+    /// Inner: whether [`Layout::inner_set_key`] has room for `key`.
+    fn inner_can_set_key(page: Page<'_, Self>, slot: usize, key: &Self::Key) -> bool;
+
+    /// The weight of the entries that are not deleted.
+    fn weight(page: Page<'_, Self>) -> usize;
+    /// Leaf: the part of [`Layout::weight`] that is due to the record of `key`; 0 if it is absent.
+    fn record_weight(page: Page<'_, Self>, key: &Self::Key) -> usize;
+    /// Whether the page should be split on the way down, before an entry is refused.
+    fn is_full(page: Page<'_, Self>) -> bool;
 
     /// Sets the words that no entry uses to zero, so that pages with equal entries have equal
     /// words, whatever was in them before.
     fn clear_unused(page: Page<'_, Self>);
 
-    /// First step of a split: formats `right` and fills it with the upper half of `left`. Returns
-    /// the separator. `left` stays as it is.
-    fn split_copy(left: Page<'_, Self>, right: Page<'_, Self>, right_at: GlobalAddr) -> Self::Key;
-    /// Second step of a split: removes the upper half from `left`. Its high fence still covers that
-    /// half.
-    fn split_truncate(left: Page<'_, Self>);
+    /// Plans the split of a page of at least two entries, such that `pending` has room in the half
+    /// that covers its key (layout.Y6).
+    fn split_plan(page: Page<'_, Self>, pending: Option<&Entry<Self>>)
+    -> SplitPlan<OwnedKey<Self>>;
+    /// First step of a split: formats `right` and fills it with the upper half of `left`, which
+    /// stays as it is.
+    fn split_copy(
+        left: Page<'_, Self>,
+        right: Page<'_, Self>,
+        right_at: GlobalAddr,
+        plan: &SplitPlan<OwnedKey<Self>>,
+    );
+    /// Second step of a split: removes the upper half from `left`. Its high fence may still cover
+    /// that half.
+    fn split_truncate(left: Page<'_, Self>, plan: &SplitPlan<OwnedKey<Self>>);
     /// Last step of a split: `left` ends at the separator, and `right` becomes its sibling.
     fn split_link(left: Page<'_, Self>, separator: &Self::Key, right_at: GlobalAddr) {
         Self::set_high(left, Some(separator));
         left.set_sibling(right_at);
     }
     /// Removes everything outside `low`, inclusive, to `high`, exclusive (`None`: infinite), and
-    /// makes these the fences. Some key between them must lie within the old fences.
+    /// makes these the fences. Some key between them must lie within the old fences, and what lies
+    /// inside must have room with them, as it has if a split has made these fences.
     fn trim(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>);
     /// Leaf: a sum over everything but the values, which may change alone. It covers the header,
     /// including the deleted bits, and the keys. A mixture of two states of a leaf that differ in
@@ -237,7 +332,68 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Appends all of `right` to `left`, its left neighbour. `left` then covers both and is linked
     /// past `right`. Neither page may contain deleted records.
     fn merge(left: Page<'_, Self>, right: Page<'_, Self>);
-    /// Evens out two neighbours and returns the new separator. Neither page may contain deleted
-    /// records.
-    fn rebalance(left: Page<'_, Self>, right: Page<'_, Self>) -> Self::Key;
+    /// Evens out two neighbours and returns the new separator, if they differ enough and their
+    /// parent has room for it, which `fits` answers. Neither page may contain deleted records.
+    fn rebalance(
+        left: Page<'_, Self>,
+        right: Page<'_, Self>,
+        fits: impl Fn(&Self::Key) -> bool,
+    ) -> Option<OwnedKey<Self>>;
+
+    /// What a bulk load keeps beside a page while it fills it, from the lowest entry up. A layout
+    /// that can lay entries out only when it knows the high fence collects them here.
+    type Filling: Debug + Default + Send;
+    /// Bulk load: adds a record to a leaf that was formatted empty. Returns `false` if the leaf has
+    /// its share, which is `fill` of [`Layout::FULL`], or has no room: the record begins the next.
+    fn fill_leaf(
+        filling: &mut Self::Filling,
+        page: Page<'_, Self>,
+        record: (&Self::Key, &Self::Value),
+        fill: usize,
+    ) -> bool;
+    /// Bulk load: adds a child to an inner page, as [`Layout::fill_leaf`] does for records.
+    fn fill_inner(
+        filling: &mut Self::Filling,
+        page: Page<'_, Self>,
+        child: (&Self::Key, GlobalAddr),
+        fill: usize,
+    ) -> bool;
+    /// Bulk load: whether the page probably takes no other entry.
+    fn is_filled(filling: &Self::Filling, page: Page<'_, Self>, fill: usize) -> bool;
+    /// Bulk load: the page is complete and ends at `high` (`None`: infinite).
+    fn fill_end(filling: Self::Filling, page: Page<'_, Self>, high: Option<&Self::Key>);
+}
+
+/// The entry that a page had no room for.
+#[derive(Clone, Debug)]
+pub enum Entry<L: Layout> {
+    /// A record of a leaf. It replaces the record of its key, if there is one.
+    Record(OwnedKey<L>, OwnedValue<L>),
+    /// A child of an inner page.
+    Child(OwnedKey<L>, GlobalAddr),
+}
+
+impl<L: Layout> Entry<L> {
+    /// The key of the record, or the lowest key of the child.
+    pub fn key(&self) -> &L::Key {
+        match self {
+            Self::Record(key, _) | Self::Child(key, _) => L::key(key),
+        }
+    }
+
+    /// Adds the entry; `false` if there is no room, and the page is unchanged.
+    #[must_use]
+    pub fn add_to(&self, page: Page<'_, L>) -> bool {
+        match self {
+            Self::Record(key, value) => {
+                let (key, value) = (L::key(key), L::value(value));
+                match L::leaf_replace(page, key, value) {
+                    LeafReplace::Replaced(_) => true,
+                    LeafReplace::Full => false,
+                    LeafReplace::Absent => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
+                }
+            }
+            Self::Child(key, child) => L::inner_insert(page, L::key(key), *child),
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! `view.rs` and `layout.rs` use each other: a view reads keys as its layout says, and a layout
 //! searches views.
 
+mod bytes;
 mod carve;
 mod checksum;
 mod edit;
@@ -11,20 +12,26 @@ mod fixed8;
 mod latch;
 mod layout;
 mod lock_word;
+mod stubborn;
 mod superblock;
 mod view;
 mod walk;
+mod weight;
 
+pub use bytes::Bytes;
 pub use carve::NodeCarver;
 pub(crate) use checksum::sum_of;
-pub use edit::{Action, Answer, LeafEdit, LeafOutcome, least_entries};
+pub use edit::{Action, Answer, LeafEdit, LeafOutcome};
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
 pub use layout::{
-    FencePosition, Layout, LeafInsert, Probe, ScanWindow, Wire, clipped, lies_within,
+    Entry, FencePosition, Layout, LeafInsert, LeafReplace, OwnedKey, OwnedValue, Probe, Put,
+    ScanWindow, SplitPlan, Wire, clipped, lies_within,
 };
 pub use lock_word::LockWord;
+pub use stubborn::Stubborn;
 pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
 pub(crate) use view::{MARK_WORD, SIBLING_WORD};
 pub use walk::{Step, narrowed, slot_range, step};
+pub use weight::{are_too_empty, filled_weight, is_sparse};

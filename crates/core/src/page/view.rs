@@ -233,8 +233,7 @@ impl<'a, L: Layout> Page<'a, L> {
         self.store(SIBLING_WORD, 0);
         self.store(DELETED_WORD, 0);
         self.store(7, 0);
-        L::set_low(self, low);
-        L::set_high(self, high);
+        L::format_entries(self, low, high);
     }
 
     /// Copies all words of `from` except the latch and the page's own address.
@@ -258,7 +257,7 @@ impl<'a, L: Layout> Page<'a, L> {
 
     /// Number of entries that are marked as deleted and still take room.
     pub fn deleted_count(self) -> usize {
-        (self.load(DELETED_WORD).count_ones() as usize).min(self.count())
+        L::deleted_count(self)
     }
 }
 

@@ -1,12 +1,15 @@
 //! One step of a descent, the same on the compute side and on a memory server.
 
-use super::layout::{FencePosition, Layout, Probe};
+use super::layout::{FencePosition, Layout, OwnedKey, Probe};
 use super::view::Page;
 use farleaf_fabric::GlobalAddr;
 
 /// The key range of `slot` in `parent`: from the first key, inclusive, to the second, exclusive
 /// (`None`: infinite).
-pub fn slot_range<L: Layout>(parent: Page<'_, L>, slot: usize) -> (L::Key, Option<L::Key>) {
+pub fn slot_range<L: Layout>(
+    parent: Page<'_, L>,
+    slot: usize,
+) -> (OwnedKey<L>, Option<OwnedKey<L>>) {
     let low = if slot == 0 { L::low(parent) } else { L::inner_key(parent, slot) };
     (low, L::inner_end(parent, slot))
 }

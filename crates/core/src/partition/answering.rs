@@ -13,7 +13,7 @@
 use super::queue::{Asked, GROUP, Taken};
 use super::{Clients, Queue, Worker};
 use crate::index::{PartIndex, Partitioned};
-use crate::page::{Action, Layout, LeafEdit};
+use crate::page::{Action, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::{Fabric, Work};
 use smallvec::SmallVec;
@@ -102,14 +102,14 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         }
         let entered = self.enter().await;
         let can_change = self.server().detector().all_there();
-        let mut edits = SmallVec::<[LeafEdit<L::Key, L::Value>; GROUP]>::new();
+        let mut edits = SmallVec::<[LeafEdit<OwnedKey<L>, OwnedValue<L>>; GROUP]>::new();
         let mut replies = SmallVec::<[Cell<Option<C::Reply>>; GROUP]>::new();
         for Asked { ask, reply } in taken.drain(..) {
             let is_served = clients.begin(&ask, &reply)
                 && entered.is_some()
                 && (can_change || !ask.is_change());
             match ask {
-                ClientRequest::Edit(edit) if is_served => match self.refusal(&edit.key) {
+                ClientRequest::Edit(edit) if is_served => match self.refusal(L::key(&edit.key)) {
                     Some(refusal) => clients.answer(reply, refusal),
                     None => {
                         edits.push(edit);
@@ -131,8 +131,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     }
 
     /// Upserts the records of a request.
-    pub(super) async fn upsert_all(&self, records: &[(L::Key, L::Value)]) -> ClientResponse<L> {
-        if let Some(refusal) = records.iter().find_map(|(key, _)| self.refusal(key)) {
+    pub(super) async fn upsert_all(
+        &self,
+        records: &[(OwnedKey<L>, OwnedValue<L>)],
+    ) -> ClientResponse<L> {
+        if let Some(refusal) = records.iter().find_map(|(key, _)| self.refusal(L::key(key))) {
             return refusal;
         }
         let mut rest = records;
@@ -140,10 +143,10 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             let (some, others) = rest.split_at(distinct(rest));
             let upsert = |(key, value)| LeafEdit { key, action: Action::Upsert(value) };
             let edits: SmallVec<[_; RECORDS_AT_ONCE]> =
-                some.iter().map(|(key, value)| upsert((key, value))).collect();
+                some.iter().map(|(key, value)| upsert((L::key(key), L::value(value)))).collect();
             let failed = Cell::new(None);
             let done = |place: usize, outcome| {
-                let told = self.edited(&some[place].0, outcome);
+                let told = self.edited(L::key(&some[place].0), outcome);
                 if !matches!(told, ClientResponse::Edited(_)) {
                     failed.set(Some(told));
                 }

@@ -5,7 +5,7 @@
 use super::compute_server::Moving;
 use super::{ComputeServer, PartitionMap};
 use crate::index::{IndexError, MemoryUse, PartState, PartitionOptions, Partitioned};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey};
 use crate::rules;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, lock};
@@ -15,7 +15,7 @@ use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, lock};
 pub struct ComputePool<D: Partitioned, L: Layout> {
     servers: Vec<Arc<ComputeServer<D, L>>>,
     /// The newest map.
-    map: Mutex<Arc<PartitionMap<L::Key>>>,
+    map: Mutex<Arc<PartitionMap<OwnedKey<L>>>>,
     /// Whether keys are moving.
     moving: AtomicBool,
     memory: Arc<MemoryUse>,
@@ -56,7 +56,7 @@ impl<D: Partitioned, L: Layout> ComputePool<D, L> {
     fn with_map(
         options: &D::Options<L>,
         servers: u16,
-        map: Arc<PartitionMap<L::Key>>,
+        map: Arc<PartitionMap<OwnedKey<L>>>,
         memory: Arc<MemoryUse>,
     ) -> Result<Self, IndexError> {
         let servers = (0..servers).map(|number| {
@@ -79,7 +79,7 @@ impl<D: Partitioned, L: Layout> ComputePool<D, L> {
     }
 
     /// The newest map.
-    pub fn map(&self) -> Arc<PartitionMap<L::Key>> {
+    pub fn map(&self) -> Arc<PartitionMap<OwnedKey<L>>> {
         Arc::clone(&lock(&self.map))
     }
 
@@ -90,7 +90,7 @@ impl<D: Partitioned, L: Layout> ComputePool<D, L> {
 
     /// Publishes a map to all compute servers. Call it only while no operation is in flight on any
     /// of them, or if only the ranges of a move change.
-    pub(super) fn publish(&self, map: PartitionMap<L::Key>) {
+    pub(super) fn publish(&self, map: PartitionMap<OwnedKey<L>>) {
         let map = Arc::new(map);
         for server in &self.servers {
             server.set_map(&map);

@@ -9,7 +9,7 @@
 
 use super::{LoadSamples, PartitionMap};
 use crate::index::{IndexError, PartState, Partitioned};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey};
 use crate::remote::Detector;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
@@ -18,10 +18,10 @@ use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 pub struct ComputeServer<D: Partitioned, L: Layout> {
     number: u16,
     state: Arc<D::State<L>>,
-    map: Mutex<Arc<PartitionMap<L::Key>>>,
+    map: Mutex<Arc<PartitionMap<OwnedKey<L>>>>,
     /// The epoch of `map`, for checking cheaply whether the map has changed.
     epoch: AtomicU64,
-    samples: LoadSamples<L::Key>,
+    samples: LoadSamples<OwnedKey<L>>,
     /// One operation in this many is a load sample.
     sampled_one_in: u32,
     /// Whether a thread takes part in a move of keys.
@@ -68,7 +68,11 @@ impl Drop for UnderWay<'_> {
 }
 
 impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
-    pub(super) fn new(number: u16, state: D::State<L>, map: Arc<PartitionMap<L::Key>>) -> Self {
+    pub(super) fn new(
+        number: u16,
+        state: D::State<L>,
+        map: Arc<PartitionMap<OwnedKey<L>>>,
+    ) -> Self {
         let epoch = AtomicU64::new(map.epoch());
         Self {
             number,
@@ -90,7 +94,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     pub fn start(
         number: u16,
         options: &D::ServerOptions,
-        map: PartitionMap<L::Key>,
+        map: PartitionMap<OwnedKey<L>>,
     ) -> Result<Self, IndexError> {
         let state = D::start(options, map.range_of(number), Arc::default())?;
         Ok(Self::new(number, state, Arc::new(map)))
@@ -161,7 +165,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     }
 
     /// Samples of the operations on its keys.
-    pub fn samples(&self) -> &LoadSamples<L::Key> {
+    pub fn samples(&self) -> &LoadSamples<OwnedKey<L>> {
         &self.samples
     }
 
@@ -177,13 +181,13 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     }
 
     /// Its current map.
-    pub fn map(&self) -> Arc<PartitionMap<L::Key>> {
+    pub fn map(&self) -> Arc<PartitionMap<OwnedKey<L>>> {
         Arc::clone(&lock(&self.map))
     }
 
     /// Switches to `map` if it is newer. Call this only while no operation is in flight here, or if
     /// the server's range is already the one in `map`.
-    pub fn set_map(&self, map: &Arc<PartitionMap<L::Key>>) {
+    pub fn set_map(&self, map: &Arc<PartitionMap<OwnedKey<L>>>) {
         let mut held = lock(&self.map);
         if map.epoch() > held.epoch() {
             *held = Arc::clone(map);

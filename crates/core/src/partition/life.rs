@@ -4,7 +4,7 @@
 
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, PartPool, Partitioned};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey};
 use crate::rules;
 use farleaf_fabric::{Fabric, ServerId};
 
@@ -37,7 +37,7 @@ pub async fn fence_former_life<F: Fabric>(
 pub async fn end_former_life<D: Partitioned, F: Fabric, L: Layout>(
     fabric: F,
     compute_server: u16,
-    range: &OwnedRange<L::Key>,
+    range: &OwnedRange<OwnedKey<L>>,
 ) -> Result<(), IndexError> {
     D::open_pool::<F, L>(fabric).await?.end_former_life(compute_server, range).await
 }

@@ -10,7 +10,7 @@ use crate::index::{
     Ascending, Boundaries, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartitionOptions,
     Partitioned, RangeIndex, Scan, check_fill,
 };
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::{ROOT_SERVER, RemoteError};
 use crate::wire::Refusal;
 use farleaf_fabric::{Fabric, FabricError, Uncertainty};
@@ -22,7 +22,7 @@ type BuiltOf<D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Buil
 impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     pub(super) async fn load_all(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -46,7 +46,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             let mut order = Ascending::default();
             for (key, value) in records {
                 order.take(&key)?;
-                builder.append(&key, &value).await?;
+                builder.append(L::key(&key), L::value(&value)).await?;
             }
             self.check_empty().await?;
             let built = builder.finish().await?;

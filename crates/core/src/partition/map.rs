@@ -6,6 +6,7 @@
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, Scan};
 use crate::page::Layout;
+use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
@@ -45,7 +46,10 @@ impl<K: Clone + Ord> PartitionMap<K> {
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly, if the first is
     /// not above the smallest key, or if there are 65,535 or more.
-    pub fn new<L: Layout<Key = K>>(epoch: u64, boundaries: Vec<K>) -> Result<Self, IndexError> {
+    pub fn new<L: Layout<Key: ToOwned<Owned = K>>>(
+        epoch: u64,
+        boundaries: Vec<K>,
+    ) -> Result<Self, IndexError> {
         let lowest = L::min_key();
         let ascend = boundaries.is_sorted_by(|a, b| a < b)
             && boundaries.first().is_none_or(|first| *first > lowest);
@@ -61,7 +65,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     /// # Errors
     /// [`IndexError::InvalidArgument`] as for [`PartitionMap::new`], or if there is not exactly one
     /// owner for each range, all different.
-    pub fn from_owners<L: Layout<Key = K>>(
+    pub fn from_owners<L: Layout<Key: ToOwned<Owned = K>>>(
         epoch: u64,
         boundaries: Vec<K>,
         owners: Vec<u16>,
@@ -96,8 +100,11 @@ impl<K: Clone + Ord> PartitionMap<K> {
 
     /// The owner of `key`.
     #[inline]
-    pub fn owner_of(&self, key: &K) -> u16 {
-        self.owners[self.boundaries.partition_point(|boundary| boundary <= key)]
+    pub fn owner_of<Q: ?Sized + Ord>(&self, key: &Q) -> u16
+    where
+        K: Borrow<Q>,
+    {
+        self.owners[self.boundaries.partition_point(|boundary| boundary.borrow() <= key)]
     }
 
     /// The owner of the range where a scan begins.

@@ -14,7 +14,7 @@ use super::{BalanceTarget, Load, PartitionMap, PoolOwners, RoutedIndex};
 use crate::index::{
     IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, Released, Reshaped,
 };
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey};
 use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
 
@@ -65,7 +65,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             let at = match near {
                 None => None,
                 Some(near) => {
-                    map.plan(from, to, Some(near))?;
+                    map.plan(from, to, Some(&near.to_owned()))?;
                     let boundary = giver.index.boundary_near(near).await?;
                     let what = "there is no boundary between leaves near this key";
                     Some(boundary.ok_or(IndexError::InvalidArgument(what))?)
@@ -111,13 +111,13 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
 
 impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L> {
     type Fabric = F;
-    type Key = L::Key;
+    type Key = OwnedKey<L>;
 
     fn fabric(&self) -> &F {
         Self::fabric(self)
     }
 
-    fn newest_map(&self) -> PartitionMap<L::Key> {
+    fn newest_map(&self) -> PartitionMap<OwnedKey<L>> {
         (*self.owners().compute.map()).clone()
     }
 
@@ -125,19 +125,24 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
         let _ = self.settle().await;
     }
 
-    async fn loads(&self) -> Option<Vec<Load<L::Key>>> {
+    async fn loads(&self) -> Option<Vec<Load<OwnedKey<L>>>> {
         Some(self.owners().compute.servers().iter().map(|server| server.samples().take()).collect())
     }
 
     async fn fences(
         &self,
         owner: u16,
-        key: &L::Key,
-    ) -> Result<(L::Key, Option<L::Key>), IndexError> {
-        Ok(self.part(owner).fences(key).await?)
+        key: &OwnedKey<L>,
+    ) -> Result<(OwnedKey<L>, Option<OwnedKey<L>>), IndexError> {
+        Ok(self.part(owner).fences(L::key(key)).await?)
     }
 
-    async fn move_keys(&self, from: u16, to: u16, at: &L::Key) -> Result<Reshaped, IndexError> {
-        Self::move_keys(self, from, to, Some(at)).await
+    async fn move_keys(
+        &self,
+        from: u16,
+        to: u16,
+        at: &OwnedKey<L>,
+    ) -> Result<Reshaped, IndexError> {
+        Self::move_keys(self, from, to, Some(L::key(at))).await
     }
 }

@@ -5,7 +5,7 @@
 use super::ComputeServer;
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, PartIndex, Partitioned};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey};
 use crate::remote::RemoteError;
 use crate::rules;
 use farleaf_fabric::Fabric;
@@ -18,7 +18,7 @@ pub(super) struct OwnerHandle<D: Partitioned, F: Fabric, L: Layout> {
     pub(super) server: Arc<ComputeServer<D, L>>,
     pub(super) index: D::Index<F, L>,
     /// The range of the server in the map of `epoch`.
-    range: RefCell<OwnedRange<L::Key>>,
+    range: RefCell<OwnedRange<OwnedKey<L>>>,
     epoch: Cell<u64>,
     /// Operations until the next sample. Counted here, so that operations do not write to shared
     /// memory for it.

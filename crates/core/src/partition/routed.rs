@@ -15,7 +15,7 @@ use crate::index::{
     Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, PartIndex, PartPool,
     PartitionOptions, Partitioned, Records, Reshape, Reshaped, Scan,
 };
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
@@ -117,7 +117,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> PoolOwners<D, F, L> {
 impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
     type Fabric = F;
     type Layout = L;
-    type Expected = OwnedRange<L::Key>;
+    type Expected = OwnedRange<OwnedKey<L>>;
 
     fn fabric(&self) -> &F {
         self.pool.fabric()
@@ -142,7 +142,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
     }
 
     #[inline]
-    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<L::Value>, Unserved> {
+    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, Unserved> {
         let index = self.accepting(owner, key)?;
         self.while_settling(index.get(key)).await.map_err(unserved)
     }
@@ -151,7 +151,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         &self,
         owner: u16,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Unserved> {
+    ) -> Result<Answer<OwnedValue<L>>, Unserved> {
         let index = self.accepting(owner, edit.key)?;
         self.while_settling(index.execute(edit)).await.map_err(unserved)
     }
@@ -160,7 +160,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         &self,
         owner: u16,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: &impl Fn(usize, Result<Answer<L::Value>, Unserved>),
+        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, Unserved>),
     ) {
         let part = self.part(owner);
         if edits.iter().any(|edit| part.accept(edit.key).is_err()) {
@@ -170,22 +170,22 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         self.while_settling(part.index.execute_all(edits, done)).await;
     }
 
-    fn expected(&self, map: &PartitionMap<L::Key>, owner: u16) -> OwnedRange<L::Key> {
+    fn expected(&self, map: &PartitionMap<OwnedKey<L>>, owner: u16) -> OwnedRange<OwnedKey<L>> {
         map.range_of(owner)
     }
 
     async fn scan(
         &self,
         owner: u16,
-        expected: &OwnedRange<L::Key>,
-        scan: &Scan<L::Key>,
-        out: &mut Records<L::Key, L::Value>,
-    ) -> Result<Option<Bound<L::Key>>, Unserved> {
+        expected: &OwnedRange<OwnedKey<L>>,
+        scan: &Scan<OwnedKey<L>>,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> Result<Option<Bound<OwnedKey<L>>>, Unserved> {
         let (part, had) = (self.part(owner), out.len());
         let error = match self.while_settling(part.index.scan(scan, out)).await {
             Ok(covered) if covered == *expected => {
                 if let Some((key, _)) = out.get(had) {
-                    part.sample(key);
+                    part.sample(L::key(key));
                 }
                 return Ok(behind(scan, covered, &L::min_key()));
             }
@@ -198,11 +198,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         Err(error)
     }
 
-    async fn learn(&self, _asked: u16, route: &Route<L::Key>) -> bool {
+    async fn learn(&self, _asked: u16, route: &Route<OwnedKey<L>>) -> bool {
         route.adopt(self.compute.map())
     }
 
-    fn learn_known(&self, route: &Route<L::Key>) {
+    fn learn_known(&self, route: &Route<OwnedKey<L>>) {
         route.adopt(self.compute.map());
     }
 
@@ -213,7 +213,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
 
     fn load(
         router: &Router<Self>,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
         router.load_all(records, fill)
@@ -289,7 +289,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         &self,
         compute_server: u16,
         key: &L::Key,
-    ) -> Result<Option<L::Value>, IndexError> {
+    ) -> Result<Option<OwnedValue<L>>, IndexError> {
         let part = self.owners().part(compute_server);
         part.accept(key)?;
         Ok(part.index.get(key).await?)
@@ -317,16 +317,18 @@ impl<D: Partitioned, F: Fabric, L: Layout> IndexAdmin for RoutedIndex<D, F, L> {
         Some(self.owner_of(key))
     }
 
-    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<L::Key>> {
+    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<OwnedKey<L>>> {
         let map = self.owners().compute.map();
         let OwnedRange { low, high } = map.range_of(compute_server);
         let owns = map.owners().contains(&compute_server);
         owns.then(|| (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded)))
     }
 
-    async fn reshape(&self, change: &Reshape<L::Key>) -> Result<Reshaped, IndexError> {
+    async fn reshape(&self, change: &Reshape<OwnedKey<L>>) -> Result<Reshaped, IndexError> {
         match change {
-            Reshape::MoveKeys { from, to, near } => self.move_keys(*from, *to, near.as_ref()).await,
+            Reshape::MoveKeys { from, to, near } => {
+                self.move_keys(*from, *to, near.as_ref().map(L::key)).await
+            }
             Reshape::AddMemoryServer => self.add_memory_server(),
         }
     }

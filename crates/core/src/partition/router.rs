@@ -20,7 +20,7 @@ use crate::cache::OwnedRange;
 use crate::index::{
     Action, Answer, IndexError, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, Records, Scan, rounds,
 };
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -34,8 +34,12 @@ use std::ops::Bound;
 type KeyOf<O> = <<O as Owners>::Layout as Layout>::Key;
 /// The values of a router's index.
 type ValueOf<O> = <<O as Owners>::Layout as Layout>::Value;
+/// Its keys in their owned form.
+type OwnedKeyOf<O> = OwnedKey<<O as Owners>::Layout>;
+/// Its values in their owned form.
+type OwnedValueOf<O> = OwnedValue<<O as Owners>::Layout>;
 /// The outcome of an operation of several; `None` before it ends.
-type Ended<O> = RefCell<Option<Result<Answer<ValueOf<O>>, IndexError>>>;
+type Ended<O> = RefCell<Option<Result<Answer<OwnedValueOf<O>>, IndexError>>>;
 
 /// The compute servers of an index, as one endpoint reaches them.
 pub trait Owners: Sized {
@@ -65,14 +69,14 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         key: &KeyOf<Self>,
-    ) -> impl Future<Output = Result<Option<ValueOf<Self>>, Unserved>>;
+    ) -> impl Future<Output = Result<Option<OwnedValueOf<Self>>, Unserved>>;
 
     /// Executes a single-key operation at `owner`.
     fn execute(
         &self,
         owner: u16,
         edit: LeafEdit<&KeyOf<Self>, &ValueOf<Self>>,
-    ) -> impl Future<Output = Result<Answer<ValueOf<Self>>, Unserved>>;
+    ) -> impl Future<Output = Result<Answer<OwnedValueOf<Self>>, Unserved>>;
 
     /// Executes single-key operations on different keys at `owner`. Calls `done` with the place and
     /// the outcome of each when it ends.
@@ -80,7 +84,7 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         edits: &[LeafEdit<&KeyOf<Self>, &ValueOf<Self>>],
-        done: &impl Fn(usize, Result<Answer<ValueOf<Self>>, Unserved>),
+        done: &impl Fn(usize, Result<Answer<OwnedValueOf<Self>>, Unserved>),
     ) -> impl Future<Output = ()> {
         async move {
             let executed = edits.iter().enumerate().map(async |(place, edit)| {
@@ -91,7 +95,7 @@ pub trait Owners: Sized {
     }
 
     /// What a scan at `owner` must cover according to `map`.
-    fn expected(&self, map: &PartitionMap<KeyOf<Self>>, owner: u16) -> Self::Expected;
+    fn expected(&self, map: &PartitionMap<OwnedKeyOf<Self>>, owner: u16) -> Self::Expected;
 
     /// Appends records of `scan` that `owner` owns, until `out` has `scan.limit` records. Returns
     /// where the scan continues; `None` at its end. `out` is unchanged after an error.
@@ -99,16 +103,16 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         expected: &Self::Expected,
-        scan: &Scan<KeyOf<Self>>,
-        out: &mut Records<KeyOf<Self>, ValueOf<Self>>,
-    ) -> impl Future<Output = Result<Option<Bound<KeyOf<Self>>>, Unserved>>;
+        scan: &Scan<OwnedKeyOf<Self>>,
+        out: &mut Records<OwnedKeyOf<Self>, OwnedValueOf<Self>>,
+    ) -> impl Future<Output = Result<Option<Bound<OwnedKeyOf<Self>>>, Unserved>>;
 
     /// Brings the route up to date after `asked` has named another owner. Returns whether a newer
     /// map was found.
-    fn learn(&self, asked: u16, route: &Route<KeyOf<Self>>) -> impl Future<Output = bool>;
+    fn learn(&self, asked: u16, route: &Route<OwnedKeyOf<Self>>) -> impl Future<Output = bool>;
 
     /// Brings the route up to date as far as that costs no message.
-    fn learn_known(&self, route: &Route<KeyOf<Self>>);
+    fn learn_known(&self, route: &Route<OwnedKeyOf<Self>>);
 
     /// What to do before waiting for another attempt.
     fn before_wait(&self) -> impl Future<Output = ()> {
@@ -123,7 +127,7 @@ pub trait Owners: Sized {
     /// Fills an empty index ([`RangeIndex::bulk_load`]).
     fn load(
         router: &Router<Self>,
-        records: impl Iterator<Item = (KeyOf<Self>, ValueOf<Self>)>,
+        records: impl Iterator<Item = (OwnedKeyOf<Self>, OwnedValueOf<Self>)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 
@@ -173,7 +177,7 @@ pub(crate) struct Attempts {
 /// A handle on an index with partitioned keys.
 pub struct Router<O: Owners> {
     owners: O,
-    route: Route<KeyOf<O>>,
+    route: Route<OwnedKeyOf<O>>,
 }
 
 impl<O: Owners> Debug for Router<O> {
@@ -183,7 +187,7 @@ impl<O: Owners> Debug for Router<O> {
 }
 
 impl<O: Owners> Router<O> {
-    pub(crate) fn new(owners: O, map: Arc<PartitionMap<KeyOf<O>>>) -> Self {
+    pub(crate) fn new(owners: O, map: Arc<PartitionMap<OwnedKeyOf<O>>>) -> Self {
         Self { owners, route: Route::new(map) }
     }
 
@@ -191,7 +195,7 @@ impl<O: Owners> Router<O> {
         &self.owners
     }
 
-    pub(crate) fn route(&self) -> &Route<KeyOf<O>> {
+    pub(crate) fn route(&self) -> &Route<OwnedKeyOf<O>> {
         &self.route
     }
 
@@ -201,7 +205,7 @@ impl<O: Owners> Router<O> {
     }
 
     /// The handle's current map.
-    pub fn map(&self) -> Arc<PartitionMap<KeyOf<O>>> {
+    pub fn map(&self) -> Arc<PartitionMap<OwnedKeyOf<O>>> {
         self.route.map()
     }
 
@@ -215,7 +219,7 @@ impl<O: Owners> Router<O> {
     /// served, fails, or no time is left.
     pub(crate) async fn at_owner<T, W: Future<Output = Result<T, Unserved>>>(
         &self,
-        owner: impl Fn(&PartitionMap<KeyOf<O>>) -> u16,
+        owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
     ) -> Result<T, IndexError> {
         let asked = self.route.look(&owner);
@@ -229,7 +233,7 @@ impl<O: Owners> Router<O> {
     #[cold]
     async fn go_on<T, W: Future<Output = Result<T, Unserved>>>(
         &self,
-        owner: impl Fn(&PartitionMap<KeyOf<O>>) -> u16,
+        owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
         (mut asked, mut unserved): (u16, Unserved),
     ) -> Result<T, IndexError> {
@@ -352,9 +356,9 @@ impl<O: Owners> Router<O> {
     /// Runs one part of a scan at the owner of the keys where it begins.
     async fn scan_part(
         &self,
-        rest: &Scan<KeyOf<O>>,
-        out: &mut Records<KeyOf<O>, ValueOf<O>>,
-    ) -> Result<Option<Bound<KeyOf<O>>>, IndexError> {
+        rest: &Scan<OwnedKeyOf<O>>,
+        out: &mut Records<OwnedKeyOf<O>, OwnedValueOf<O>>,
+    ) -> Result<Option<Bound<OwnedKeyOf<O>>>, IndexError> {
         let mut attempts = None;
         loop {
             // RT2. Another operation of this handle may switch maps meanwhile.
@@ -375,7 +379,7 @@ impl<O: Owners> RangeIndex for Router<O> {
     type Value = ValueOf<O>;
 
     #[inline]
-    async fn get(&self, key: &KeyOf<O>) -> Result<Option<ValueOf<O>>, IndexError> {
+    async fn get(&self, key: &KeyOf<O>) -> Result<Option<OwnedValueOf<O>>, IndexError> {
         self.owners.begin().await;
         self.at_owner(|map| map.owner_of(key), |owner| self.owners.get(owner, key)).await
     }
@@ -383,14 +387,18 @@ impl<O: Owners> RangeIndex for Router<O> {
     async fn execute(
         &self,
         edit: LeafEdit<&KeyOf<O>, &ValueOf<O>>,
-    ) -> Result<Answer<ValueOf<O>>, IndexError> {
+    ) -> Result<Answer<OwnedValueOf<O>>, IndexError> {
         self.owners.begin().await;
         self.at_owner(|map| map.owner_of(edit.key), |owner| self.owners.execute(owner, edit)).await
     }
 
-    async fn multi_get(&self, keys: &[KeyOf<O>]) -> Result<Vec<Option<ValueOf<O>>>, IndexError> {
+    async fn multi_get<Q: std::borrow::Borrow<KeyOf<O>>>(
+        &self,
+        keys: &[Q],
+    ) -> Result<Vec<Option<OwnedValueOf<O>>>, IndexError> {
         let lookup = |key| LeafEdit { key, action: Action::Get };
-        let edits: SmallVec<[_; OPERATIONS_TOGETHER]> = keys.iter().map(lookup).collect();
+        let keys = keys.iter().map(|key| std::borrow::Borrow::<KeyOf<O>>::borrow(key));
+        let edits: SmallVec<[_; OPERATIONS_TOGETHER]> = keys.map(lookup).collect();
         let answers = self.execute_all(&edits).await.into_iter();
         answers.map(|answer| answer.map(|answer| answer.found)).collect()
     }
@@ -398,7 +406,7 @@ impl<O: Owners> RangeIndex for Router<O> {
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
-    ) -> Vec<Result<Answer<ValueOf<O>>, IndexError>> {
+    ) -> Vec<Result<Answer<OwnedValueOf<O>>, IndexError>> {
         let ended: Vec<Ended<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
         let together = self.operations_together().max(1);
         for (edits, ended) in edits.chunks(together).zip(ended.chunks(together)) {
@@ -413,8 +421,8 @@ impl<O: Owners> RangeIndex for Router<O> {
 
     async fn scan(
         &self,
-        scan: &Scan<KeyOf<O>>,
-    ) -> Result<Records<KeyOf<O>, ValueOf<O>>, IndexError> {
+        scan: &Scan<OwnedKeyOf<O>>,
+    ) -> Result<Records<OwnedKeyOf<O>, OwnedValueOf<O>>, IndexError> {
         self.owners.begin().await;
         let mut records = Records::new();
         let mut rest = scan.clone();
@@ -433,7 +441,7 @@ impl<O: Owners> RangeIndex for Router<O> {
 
     async fn bulk_load(
         &self,
-        records: impl Iterator<Item = (KeyOf<O>, ValueOf<O>)>,
+        records: impl Iterator<Item = (OwnedKeyOf<O>, OwnedValueOf<O>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         O::load(self, records, fill).await

@@ -45,11 +45,11 @@ impl<K> Default for LoadSamples<K> {
 impl<K: Clone + Ord> LoadSamples<K> {
     /// Records a sampled operation on `key`.
     #[cold]
-    pub fn note(&self, key: &K) {
+    pub fn note<Q: ?Sized + ToOwned<Owned = K>>(&self, key: &Q) {
         let mut reservoir = lock(&self.0);
         reservoir.seen += 1;
         if reservoir.keys.len() < KEPT {
-            reservoir.keys.push(key.clone());
+            reservoir.keys.push(key.to_owned());
             return;
         }
         // The n-th sample replaces a kept one with probability KEPT / n (Vitter's algorithm R).
@@ -60,7 +60,7 @@ impl<K: Clone + Ord> LoadSamples<K> {
         reservoir.random = random;
         let place = (random % reservoir.seen) as usize;
         if let Some(kept) = reservoir.keys.get_mut(place) {
-            *kept = key.clone();
+            *kept = key.to_owned();
         }
     }
 

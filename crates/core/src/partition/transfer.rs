@@ -19,7 +19,7 @@
 use super::worker::Worker;
 use super::{MapState, Move, PendingMove, Put};
 use crate::index::{IndexError, PartIndex, PartState, Partitioned, Released};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey};
 use crate::remote::RemoteError;
 use crate::rules;
 use crate::wire::{ClientResponse, ErrorCode};
@@ -94,7 +94,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             let at = match near {
                 None => None,
                 Some(near) => {
-                    state.map.plan(me, to, Some(near))?;
+                    state.map.plan(me, to, Some(&near.to_owned()))?;
                     let what = "there is no boundary between leaves near this key";
                     let boundary = self.index().boundary_near(near).await?;
                     Some(boundary.ok_or(IndexError::InvalidArgument(what))?)
@@ -123,7 +123,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
 
     /// Waits until the move that this server has put into the record is decided. If its put did not
     /// arrive, a later map may give the keys back to this server.
-    async fn await_decision(&self, planned: &Move<L::Key>) -> Result<(), IndexError> {
+    async fn await_decision(&self, planned: &Move<OwnedKey<L>>) -> Result<(), IndexError> {
         let since_ns = self.fabric().now_ns();
         let mut look_ns = SHORTEST_LOOK_NS;
         loop {
@@ -146,7 +146,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     /// Answers with the map that is valid then.
     pub(super) async fn take_over(&self, from: u16) -> ClientResponse<L> {
         let me = self.server().number();
-        let is_here = |state: &MapState<L::Key>| {
+        let is_here = |state: &MapState<OwnedKey<L>>| {
             state.moving.as_ref().is_some_and(|move_| (move_.from, move_.to) == (from, me))
         };
         let refused = ClientResponse::Error(ErrorCode::Unavailable);
@@ -174,7 +174,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
 
     async fn try_reconcile(
         &self,
-        state: &MapState<L::Key>,
+        state: &MapState<OwnedKey<L>>,
         version: u64,
         released_ns: Option<u64>,
     ) -> Result<Reconciled, IndexError> {
@@ -223,7 +223,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     /// Ends a move of this server's that the taker has not ended, and serves the keys again.
     async fn serve_again(
         &self,
-        state: &MapState<L::Key>,
+        state: &MapState<OwnedKey<L>>,
         version: u64,
     ) -> Result<Reconciled, IndexError> {
         let before = MapState { map: state.map.clone(), moving: None };
@@ -237,7 +237,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     }
 
     /// Switches to a map, which may give this server more keys than it serves.
-    async fn adopt(&self, map: &super::PartitionMap<L::Key>) -> Result<(), IndexError> {
+    async fn adopt(&self, map: &super::PartitionMap<OwnedKey<L>>) -> Result<(), IndexError> {
         let (server, index) = (self.server(), self.index());
         if map.epoch() <= server.epoch() {
             return Ok(());

@@ -15,7 +15,7 @@ use crate::index::{
     Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, Partitioned, Records, Scan,
     check_fill,
 };
-use crate::page::{Answer, Layout, LeafEdit};
+use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::remote::{ROOT_SERVER, RemoteError};
 use crate::together::all;
 use crate::wire::{
@@ -45,7 +45,7 @@ const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
 pub struct Worker<D: Partitioned, F: Fabric, L: Layout> {
     pool: D::Pool<F, L>,
     part: OwnerHandle<D, F, L>,
-    store: Rc<dyn MapStore<L::Key>>,
+    store: Rc<dyn MapStore<OwnedKey<L>>>,
     /// Operations that its tasks carry out now.
     under_way: Cell<usize>,
 }
@@ -79,7 +79,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     pub async fn open(
         server: &Arc<ComputeServer<D, L>>,
         fabric: F,
-        store: Rc<dyn MapStore<L::Key>>,
+        store: Rc<dyn MapStore<OwnedKey<L>>>,
     ) -> Result<Self, IndexError> {
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
@@ -127,7 +127,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         }
     }
 
-    fn map(&self) -> Arc<PartitionMap<L::Key>> {
+    fn map(&self) -> Arc<PartitionMap<OwnedKey<L>>> {
         self.part.server.map()
     }
 
@@ -147,7 +147,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     }
 
     /// The map record.
-    pub(super) fn store(&self) -> &dyn MapStore<L::Key> {
+    pub(super) fn store(&self) -> &dyn MapStore<OwnedKey<L>> {
         &*self.store
     }
 
@@ -234,15 +234,17 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                 let collected = self.part.index.collect().await;
                 self.told(collected.map_err(IndexError::from))
             }
-            ClientRequest::Release { to, near } => self.release(to, near.as_ref()).await,
+            ClientRequest::Release { to, near } => {
+                self.release(to, near.as_ref().map(L::key)).await
+            }
             ClientRequest::TakeOver { from } => self.take_over(from).await,
             ClientRequest::Samples => {
                 let Load { samples, keys } = self.server().samples().take();
                 ClientResponse::Samples { samples, keys }
             }
-            ClientRequest::Fences { key } => match self.part.index.fences(&key).await {
+            ClientRequest::Fences { key } => match self.part.index.fences(L::key(&key)).await {
                 Ok((low, high)) => ClientResponse::Fences { low, high },
-                Err(RemoteError::Moved) => self.not_owner(&key),
+                Err(RemoteError::Moved) => self.not_owner(L::key(&key)),
                 Err(error) => self.no(&error.into()),
             },
             _ => ClientResponse::Error(ErrorCode::Loading),
@@ -276,7 +278,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     pub(super) fn edited(
         &self,
         key: &L::Key,
-        outcome: Result<Answer<L::Value>, RemoteError>,
+        outcome: Result<Answer<OwnedValue<L>>, RemoteError>,
     ) -> ClientResponse<L> {
         match outcome {
             Ok(answer) => ClientResponse::Edited(answer),
@@ -285,7 +287,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         }
     }
 
-    async fn scan(&self, mut scan: Scan<L::Key>) -> ClientResponse<L> {
+    async fn scan(&self, mut scan: Scan<OwnedKey<L>>) -> ClientResponse<L> {
         let (map, me) = (self.map(), self.part.server.number());
         let owner = map.owner_of_start(&scan);
         if owner != me {
@@ -376,8 +378,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     pub async fn load(
         &self,
         fill: f64,
-        mut next: impl AsyncFnMut() -> Result<Option<Vec<(L::Key, L::Value)>>, IndexError>,
-    ) -> Result<Vec<L::Key>, IndexError> {
+        mut next: impl AsyncFnMut() -> Result<Option<Vec<(OwnedKey<L>, OwnedValue<L>)>>, IndexError>,
+    ) -> Result<Vec<OwnedKey<L>>, IndexError> {
         check_fill(fill)?;
         let contended = IndexError::Contended { retries: 0 };
         // This server's map may be a little older than the record.
@@ -391,7 +393,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             while let Some(records) = next().await? {
                 for (key, value) in records {
                     order.take(&key)?;
-                    builder.append(&key, &value).await?;
+                    builder.append(L::key(&key), L::value(&value)).await?;
                 }
             }
             let built = builder.finish().await?;

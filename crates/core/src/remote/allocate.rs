@@ -81,7 +81,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
                 return Ok(node);
             }
             let token = self.token(server);
-            let request = PoolRequest::AllocateChunk { bytes: self.chunk_bytes, token }.into();
+            let request = PoolRequest::AllocateChunk { bytes: self.chunk_bytes, token };
             // Retries are safe: the token makes them one chunk.
             let (at, bytes) = match self.client.ask_harmless(server, &request).await {
                 Ok(Reply::Chunk { at, bytes }) => (at, bytes),

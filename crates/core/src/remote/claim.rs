@@ -100,7 +100,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         options: u64,
         root: GlobalAddr,
     ) -> Result<(), RemoteError> {
-        match self.ask_harmless(server, &PoolRequest::Claim { options, root }.into()).await? {
+        match self.ask_harmless(server, &PoolRequest::Claim { options, root }).await? {
             Reply::Done => Ok(()),
             _ => Err(RemoteError::BadReply { server }),
         }

@@ -1,7 +1,7 @@
 //! Changes one page: edit a private image, lock the page, write it.
 
 use super::{Change, Image, Miss, PageClient, PageCopy};
-use crate::page::{Answer, Layout, LeafEdit, LeafOutcome};
+use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue};
 use farleaf_fabric::{Fabric, Work};
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
@@ -15,7 +15,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         copy: &PageCopy<L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Option<Answer<L::Value>>, Miss> {
+    ) -> Result<Option<Answer<OwnedValue<L>>>, Miss> {
         let image = Image::of(copy.page());
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => Ok(Some(answer)),

@@ -184,7 +184,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(owner);
         }
         // Retrying after an unknown outcome wastes a number, and nothing else.
-        let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register.into()).await?;
+        let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await?;
         let Reply::Owner { owner, .. } = reply else {
             return Err(RemoteError::BadReply { server: REGISTRAR });
         };

@@ -89,7 +89,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
         let Some(wanted) = L::high(leaf.page()) else { return Ok(None) };
         let mut next = leaf.pointer(leaf.page().sibling());
         for _ in 0..MAX_STEPS {
-            if let Some(copy) = self.take_ahead(&wanted, next.at).await? {
+            if let Some(copy) = self.take_ahead(L::key(&wanted), next.at).await? {
                 return Ok(Some(copy));
             }
             let copy = self.pages.read(next).await?;
@@ -135,7 +135,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
             let is_leaf = page.level() == 0 && !page.is_head();
             let low = L::low(page);
             if is_leaf
-                && low == *wanted
+                && L::key(&low) == wanted
                 && (front.fresh
                     || front.at == expected
                     || self.pages.fabric().breaks(rules::CHAIN_DECIDES))
@@ -143,7 +143,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
                 self.pages.fabric().charge(Work::VisitNode).await;
                 return Ok(Some(copy));
             }
-            if is_leaf && low >= *wanted {
+            if is_leaf && L::key(&low) >= wanted {
                 // A head comes first, or leaves that were not read ahead.
                 self.ahead.push_front(Ahead { state: State::Read(copy), ..front });
                 return Ok(None);

@@ -48,4 +48,4 @@ pub(crate) use lock::Settling;
 pub use pages::{GRACE_NS, PageClient, PendingRead};
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
-pub use split::{Entry, Separator};
+pub use split::Separator;

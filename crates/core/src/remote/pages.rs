@@ -74,7 +74,7 @@ impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
             && self.identity.is_at_rest()
             && self.fabric().counters().snapshot().indeterminate == 0;
         if is_at_rest || self.fabric().breaks(rules::NUMBERS_AT_REST) {
-            drop(self.rpc.post(REGISTRAR, &OwnerRequest::Retire { owner }.into()));
+            drop(self.rpc.post(REGISTRAR, &OwnerRequest::Retire { owner }));
         }
     }
 }

@@ -94,20 +94,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if owner == 0 || self.identity.owner() == Some(owner) {
             return Ok(true); // this client's own doubts are settled before every retry
         }
-        let state = match self
-            .rpc
-            .ask_harmless(REGISTRAR, &OwnerRequest::OwnerState { owner }.into())
-            .await
-        {
-            Ok(Reply::Owner { dead, compute_server, fenced, .. }) => {
-                let dead = dead || self.fabric().breaks(rules::DEAD_IF_DECLARED);
-                dead.then_some((compute_server, fenced))
-            }
-            Ok(_) => return Err(RemoteError::BadReply { server: REGISTRAR }),
-            // Without an answer, assume that the owner lives.
-            Err(RemoteError::Indeterminate(_) | RemoteError::Refused { .. }) => None,
-            Err(error) => return Err(error),
-        };
+        let state =
+            match self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::OwnerState { owner }).await {
+                Ok(Reply::Owner { dead, compute_server, fenced, .. }) => {
+                    let dead = dead || self.fabric().breaks(rules::DEAD_IF_DECLARED);
+                    dead.then_some((compute_server, fenced))
+                }
+                Ok(_) => return Err(RemoteError::BadReply { server: REGISTRAR }),
+                // Without an answer, assume that the owner lives.
+                Err(RemoteError::Indeterminate(_) | RemoteError::Refused { .. }) => None,
+                Err(error) => return Err(error),
+            };
         let Some((compute_server, fenced)) = state else { return Ok(true) };
         // Fence before reading the log: a late WRITE of the dead client could change it afterwards.
         if !fenced && !self.fabric().breaks(rules::RECOVERY_FENCES) {

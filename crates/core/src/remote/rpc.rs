@@ -4,7 +4,7 @@
 
 use super::RemoteError;
 use crate::page::{Layout, Superblock};
-use crate::wire::{PoolRequest, Refusal, Reply, Request, Usage};
+use crate::wire::{Ask, PoolRequest, Refusal, Reply, Usage, encode};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Message, ServerId, Work};
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -37,8 +37,8 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
 
     /// Posts a request; [`RpcClient::finish`] waits for the reply.
     #[inline]
-    pub fn post(&self, server: ServerId, request: &Request<L>) -> F::Op<Message> {
-        self.fabric.call(server, request.encode())
+    pub fn post(&self, server: ServerId, request: &impl Ask<L>) -> F::Op<Message> {
+        self.fabric.call(server, encode(request))
     }
 
     /// Sends one request and returns its reply. Retries, within bounds, if the server is busy,
@@ -51,7 +51,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     pub async fn ask(
         &self,
         server: ServerId,
-        request: &Request<L>,
+        request: &impl Ask<L>,
     ) -> Result<Reply<L>, RemoteError> {
         self.fabric.charge(Work::Client).await;
         let first = self.post(server, request);
@@ -67,7 +67,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         &self,
         server: ServerId,
         posted: F::Op<Message>,
-        request: &Request<L>,
+        request: &impl Ask<L>,
     ) -> Result<Reply<L>, RemoteError> {
         match self.outcome(server, posted.await) {
             Err(error) if is_busy(&error) => self.ask_again(server, request).await,
@@ -79,7 +79,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     async fn ask_again(
         &self,
         server: ServerId,
-        request: &Request<L>,
+        request: &impl Ask<L>,
     ) -> Result<Reply<L>, RemoteError> {
         for retry in 0..BUSY_RETRIES {
             let wait = BACKOFF_NS << retry.min(10);
@@ -116,7 +116,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     pub async fn ask_harmless(
         &self,
         server: ServerId,
-        request: &Request<L>,
+        request: &impl Ask<L>,
     ) -> Result<Reply<L>, RemoteError> {
         match self.ask(server, request).await {
             Err(RemoteError::Indeterminate(_)) => self.ask_harmless_again(server, request).await,
@@ -128,7 +128,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     async fn ask_harmless_again(
         &self,
         server: ServerId,
-        request: &Request<L>,
+        request: &impl Ask<L>,
     ) -> Result<Reply<L>, RemoteError> {
         let mut outcome = Err(RemoteError::BadReply { server });
         for _ in 0..READ_RETRIES {
@@ -148,7 +148,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     pub async fn expect_done(
         &self,
         server: ServerId,
-        request: &Request<L>,
+        request: &impl Ask<L>,
     ) -> Result<(), RemoteError> {
         match self.ask(server, request).await? {
             Reply::Done => Ok(()),
@@ -161,7 +161,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// # Errors
     /// As [`RpcClient::ask`].
     pub async fn usage(&self, server: ServerId) -> Result<Usage, RemoteError> {
-        match self.ask_harmless(server, &PoolRequest::Usage.into()).await? {
+        match self.ask_harmless(server, &PoolRequest::Usage).await? {
             Reply::Usage(usage) => Ok(usage),
             _ => Err(RemoteError::BadReply { server }),
         }

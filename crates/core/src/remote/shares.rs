@@ -30,7 +30,10 @@ impl<K: Clone + Ord> Partitioning<K> {
     ///
     /// # Errors
     /// [`BadShares`] if there are too few or too many boundaries, or they do not ascend strictly.
-    pub fn shares<L: Layout<Key = K>>(&self, servers: u16) -> Result<Vec<Share<K>>, BadShares> {
+    pub fn shares<L: Layout<Key: ToOwned<Owned = K>>>(
+        &self,
+        servers: u16,
+    ) -> Result<Vec<Share<K>>, BadShares> {
         match self {
             Self::Hash => Ok(vec![Share::Hash { servers }; usize::from(servers)]),
             Self::Range { boundaries } => {
@@ -76,7 +79,9 @@ impl<K: Clone + Ord> ShareMap<K> {
     ///
     /// # Errors
     /// [`BadShares`] if the shares do not cover the key space exactly.
-    pub fn from_shares<L: Layout<Key = K>>(shares: Vec<Share<K>>) -> Result<Self, BadShares> {
+    pub fn from_shares<L: Layout<Key: ToOwned<Owned = K>>>(
+        shares: Vec<Share<K>>,
+    ) -> Result<Self, BadShares> {
         let misfit = BadShares("the memory servers' shares do not fit together");
         let servers = u16::try_from(shares.len()).map_err(|_| misfit)?;
         if servers > 0 && shares.iter().all(|share| *share == Share::Hash { servers }) {
@@ -101,10 +106,12 @@ impl<K: Clone + Ord> ShareMap<K> {
 
     /// The server that holds `key`.
     #[inline]
-    pub fn server_of<L: Layout<Key = K>>(&self, key: &K) -> ServerId {
+    pub fn server_of<L: Layout<Key: ToOwned<Owned = K>>>(&self, key: &L::Key) -> ServerId {
         let number = match self {
             Self::Hash { servers } => L::hash(key) % u64::from(*servers),
-            Self::Range { boundaries } => boundaries.partition_point(|low| low <= key) as u64,
+            Self::Range { boundaries } => {
+                boundaries.partition_point(|low| L::key(low) <= key) as u64
+            }
         };
         ServerId::new(number as u16)
     }

@@ -6,35 +6,10 @@
 //! - S3. The separator goes into the parent afterwards. Until then, readers find the sibling
 //!   through the page that was split.
 
-use super::{Change, Image, Miss, PageClient, PageCopy, RemoteError};
-use crate::page::{Layout, LeafInsert, LockWord, Page};
+use super::{Change, Image, Locked, Miss, PageClient, PageCopy, RemoteError};
+use crate::page::{Entry, Layout, LockWord, OwnedKey, Page};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-
-/// The entry that a full page had no room for.
-#[derive(Clone, Debug)]
-pub enum Entry<L: Layout> {
-    /// A record of a leaf.
-    Record(L::Key, L::Value),
-    /// A child of an inner page.
-    Child(L::Key, GlobalAddr),
-}
-
-impl<L: Layout> Entry<L> {
-    fn key(&self) -> &L::Key {
-        match self {
-            Self::Record(key, _) | Self::Child(key, _) => key,
-        }
-    }
-
-    /// Adds the entry; `false` if there is no room.
-    pub fn add_to(&self, page: Page<'_, L>) -> bool {
-        match self {
-            Self::Record(key, value) => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
-            Self::Child(key, child) => L::inner_insert(page, key, *child),
-        }
-    }
-}
 
 /// A separator that has yet to be inserted into the parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,18 +26,22 @@ pub struct Separator<K> {
 struct Halves<L: Layout> {
     left: Image<L>,
     right: Image<L>,
-    separator: L::Key,
+    separator: OwnedKey<L>,
 }
 
 impl<L: Layout> Halves<L> {
-    fn of(full: Page<'_, L>, right_at: GlobalAddr, entry: &Entry<L>) -> Self {
+    /// `None` if the entry has no room in its half, which layout.Y6 excludes.
+    fn of(full: Page<'_, L>, right_at: GlobalAddr, entry: &Entry<L>) -> Option<Self> {
+        let plan = L::split_plan(full, Some(entry));
         let (left, right) = (Image::of(full), Image::empty());
-        let separator = L::split_copy(left.page(), right.page(), right_at);
-        L::split_truncate(left.page());
-        let half = if entry.key() < &separator { &left } else { &right };
-        entry.add_to(half.page());
-        L::split_link(left.page(), &separator, right_at);
-        Self { left, right, separator }
+        L::split_copy(left.page(), right.page(), right_at, &plan);
+        L::split_truncate(left.page(), &plan);
+        let half = if entry.key() < L::key(&plan.separator) { &left } else { &right };
+        if !entry.add_to(half.page()) {
+            return None;
+        }
+        L::split_link(left.page(), L::key(&plan.separator), right_at);
+        Some(Self { left, right, separator: plan.separator })
     }
 }
 
@@ -78,11 +57,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         copy: &PageCopy<L>,
         node: GlobalAddr,
         entry: &Entry<L>,
-    ) -> Result<Separator<L::Key>, Miss> {
+    ) -> Result<Separator<OwnedKey<L>>, Miss> {
         let fresh = self.fresh_word(node).await?;
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::RestructureNode).await;
-        let Halves { left, right, separator } = Halves::of(copy.page(), node, entry);
+        let Some(Halves { left, right, separator }) = Halves::of(copy.page(), node, entry) else {
+            return Err(self.without_room(locked).await);
+        };
         let fresh = [(node, fresh, &right)];
         let change = Change::new(locked, copy, left);
         self.commit_with_fresh(&fresh, change).await?;
@@ -105,17 +86,31 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.fabric().charge(Work::RestructureNode).await;
         let full = copy.page();
         let content = Image::<L>::empty();
-        content.page().format_empty(nodes[0], full.level(), &L::low(full), None);
+        content.page().format_empty(nodes[0], full.level(), L::key(&L::low(full)), None);
         content.page().copy_content(full);
-        let Halves { left, right, separator } = Halves::of(content.page(), nodes[1], entry);
+        let Some(Halves { left, right, separator }) = Halves::of(content.page(), nodes[1], entry)
+        else {
+            return Err(self.without_room(locked).await);
+        };
         let root = Image::<L>::empty();
         let (low, high) = (L::low(full), L::high(full));
-        root.page().format_empty(copy.at(), full.level() + 1, &low, high.as_ref());
-        L::inner_insert(root.page(), &low, nodes[0]);
-        L::inner_insert(root.page(), &separator, nodes[1]);
+        root.page().format_empty(
+            copy.at(),
+            full.level() + 1,
+            L::key(&low),
+            high.as_ref().map(L::key),
+        );
+        L::inner_insert(root.page(), L::key(&low), nodes[0]);
+        L::inner_insert(root.page(), L::key(&separator), nodes[1]);
         let fresh = [(nodes[0], fresh[0], &left), (nodes[1], fresh[1], &right)];
         let change = Change::new(locked, copy, root);
         Ok(self.commit_with_fresh(&fresh, change).await?)
+    }
+
+    /// Gives up a split that has changed nothing.
+    async fn without_room(&self, locked: Locked<'_>) -> Miss {
+        self.release(locked).await;
+        RemoteError::Contended { retries: 0 }.into()
     }
 
     /// WRITEs new pages and then the page that points to them (S2).

@@ -10,7 +10,7 @@ use super::chunks::ChunkAllocator;
 use super::offloads::{Offloads, Stretch};
 use super::owners::{Owner, Owners};
 use super::tree::{Loader, Tree};
-use crate::page::{DesignId, Layout, NodeCarver, Page, Superblock};
+use crate::page::{DesignId, Layout, NodeCarver, OwnedKey, OwnedValue, Page, Superblock};
 use crate::rules;
 use crate::wire::{
     DEAD_OWNERS, GIVE_BACK_NODES, OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply,
@@ -68,7 +68,7 @@ pub struct MemoryServer<L: Layout> {
     region: Arc<Region>,
     chunks: Arc<ChunkAllocator>,
     tree: Tree<L>,
-    share: OnceLock<Share<L::Key>>,
+    share: OnceLock<Share<OwnedKey<L>>>,
     load: Mutex<Option<Loader<L>>>,
     owners: Owners,
     offloads: Offloads<L>,
@@ -156,7 +156,9 @@ impl<L: Layout> MemoryServer<L> {
     #[inline]
     fn mine(&self, key: &L::Key) -> Result<(), Refusal> {
         let mine = match self.share.get().ok_or(Refusal::NoTree)? {
-            Share::Range { low, high } => key >= low && high.as_ref().is_none_or(|high| key < high),
+            Share::Range { low, high } => {
+                key >= L::key(low) && high.as_ref().is_none_or(|high| key < L::key(high))
+            }
             Share::Hash { servers } => {
                 L::hash(key) % u64::from(*servers) == u64::from(self.id.number())
             }
@@ -164,7 +166,7 @@ impl<L: Layout> MemoryServer<L> {
         if mine { Ok(()) } else { Err(Refusal::NotMine) }
     }
 
-    fn create(&self, share: Share<L::Key>) -> Result<Reply<L>, Refusal> {
+    fn create(&self, share: Share<OwnedKey<L>>) -> Result<Reply<L>, Refusal> {
         let sensible = match &share {
             Share::Range { low, high } => high.as_ref().is_none_or(|high| low < high),
             Share::Hash { servers } => *servers > self.id.number(),
@@ -269,9 +271,9 @@ impl<L: Layout> MemoryServer<L> {
         crate::wire::LOG_SLOTS * crate::wire::log_slot_bytes::<L>()
     }
 
-    fn load_append(&self, records: &[(L::Key, L::Value)]) -> Result<Reply<L>, Refusal> {
+    fn load_append(&self, records: &[(OwnedKey<L>, OwnedValue<L>)]) -> Result<Reply<L>, Refusal> {
         for (key, _) in records {
-            self.mine(key)?;
+            self.mine(L::key(key))?;
         }
         let mut load = lock(&self.load);
         let mut loader = load.take().ok_or(Refusal::NotLoading)?;

@@ -15,8 +15,8 @@
 //! *Thread safety*: any number of threads; changes of leaves one after the other.
 
 use crate::page::{
-    Answer, FencePosition, Layout, LeafEdit, LeafOutcome, Page, Probe, ScanWindow, clipped,
-    narrowed, slot_range,
+    Answer, FencePosition, Layout, LeafEdit, LeafOutcome, OwnedKey, OwnedValue, Page, Probe,
+    ScanWindow, clipped, narrowed, slot_range,
 };
 use crate::rules;
 use crate::wire::{Refusal, Reply, SCAN_REPLY_RECORDS, Ticket};
@@ -41,7 +41,7 @@ struct Last<V> {
 struct Found<'a, L: Layout> {
     at: GlobalAddr,
     page: Page<'a, L>,
-    keys: (L::Key, Option<L::Key>),
+    keys: (OwnedKey<L>, Option<OwnedKey<L>>),
 }
 
 /// By client and slot.
@@ -50,7 +50,7 @@ type Tickets<V> = BTreeMap<(u16, u8), Last<V>>;
 /// The tickets that this server has seen: one entry for each slot of each client.
 #[derive(Debug)]
 pub(super) struct Offloads<L: Layout> {
-    tickets: Mutex<Tickets<L::Value>>,
+    tickets: Mutex<Tickets<OwnedValue<L>>>,
 }
 
 impl<L: Layout> Default for Offloads<L> {
@@ -190,7 +190,7 @@ impl<L: Layout> Offloads<L> {
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
         (node, level): (GlobalAddr, u8),
-        stretch: Stretch<L::Key>,
+        stretch: Stretch<OwnedKey<L>>,
     ) -> Result<Reply<L>, Refusal> {
         let Stretch { lower, upper, reverse, limit } = stretch;
         let limit = (limit as usize).min(SCAN_REPLY_RECORDS);
@@ -212,7 +212,7 @@ impl<L: Layout> Offloads<L> {
             (true, ..) => high.clone().map_or(Bound::Unbounded, Bound::Excluded),
         };
         loop {
-            let probe = match &place {
+            let probe = match place.as_ref().map(L::key) {
                 Bound::Included(key) => Probe::At(key),
                 Bound::Excluded(key) => Probe::Before(key),
                 Bound::Unbounded => Probe::Last,
@@ -220,8 +220,9 @@ impl<L: Layout> Offloads<L> {
             let Found { page, keys, .. } = Self::leaf(cpu, &page_at, node, level, probe).await?;
             let had = records.len();
             // Records outside the range of the path to the leaf do not count (D7).
-            let wanted = (lower.as_ref(), upper.as_ref());
-            let (lower, upper) = clipped(wanted, (&keys.0, keys.1.as_ref()));
+            let wanted = (lower.as_ref().map(L::key), upper.as_ref().map(L::key));
+            let led = (L::key(&keys.0), keys.1.as_ref().map(L::key));
+            let (lower, upper) = clipped(wanted, led);
             let window = ScanWindow { lower, upper, reverse, limit: limit - had };
             let collect = || {
                 records.truncate(had);
@@ -238,7 +239,7 @@ impl<L: Layout> Offloads<L> {
                 false => keys.1.filter(|end| high.as_ref().is_none_or(|high| end < high)),
                 true => Some(keys.0).filter(|start| *start > low),
             };
-            let next = next.filter(|fence| asked.goes_behind(fence));
+            let next = next.filter(|fence| asked.goes_behind(L::key(fence)));
             match next {
                 Some(key) if !full => {
                     place = if reverse { Bound::Excluded(key) } else { Bound::Included(key) };

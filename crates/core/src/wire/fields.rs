@@ -6,18 +6,20 @@
 //! *Thread safety*: plain functions.
 
 use super::table::fields;
-use crate::page::{Action, Answer, LeafEdit, Wire};
+use crate::page::{Action, Answer, LeafEdit, Put, Wire};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 
 macro_rules! integers {
     ($($integer:ty),+) => {
-        $(impl Wire for $integer {
+        $(impl Put for $integer {
             #[inline]
             fn put(&self, to: &mut Message) {
                 to.extend_from_slice(&self.to_le_bytes());
             }
+        }
 
+        impl Wire for $integer {
             #[inline]
             fn take(from: &mut &[u8]) -> Option<Self> {
                 let (bytes, rest) = from.split_first_chunk()?;
@@ -30,12 +32,21 @@ macro_rules! integers {
 
 integers!(u8, u16, u32, u64);
 
-impl Wire for bool {
+impl<T: ?Sized + Put> Put for &T {
+    #[inline]
+    fn put(&self, to: &mut Message) {
+        (**self).put(to);
+    }
+}
+
+impl Put for bool {
     #[inline]
     fn put(&self, to: &mut Message) {
         to.push(u8::from(*self));
     }
+}
 
+impl Wire for bool {
     #[inline]
     fn take(from: &mut &[u8]) -> Option<Self> {
         match u8::take(from)? {
@@ -46,17 +57,19 @@ impl Wire for bool {
     }
 }
 
-impl Wire for GlobalAddr {
+impl Put for GlobalAddr {
     fn put(&self, to: &mut Message) {
         self.to_bits().put(to);
     }
+}
 
+impl Wire for GlobalAddr {
     fn take(from: &mut &[u8]) -> Option<Self> {
         u64::take(from).map(Self::from_bits)
     }
 }
 
-impl<T: Wire> Wire for Option<T> {
+impl<T: Put> Put for Option<T> {
     #[inline]
     fn put(&self, to: &mut Message) {
         self.is_some().put(to);
@@ -64,14 +77,16 @@ impl<T: Wire> Wire for Option<T> {
             value.put(to);
         }
     }
+}
 
+impl<T: Wire> Wire for Option<T> {
     #[inline]
     fn take(from: &mut &[u8]) -> Option<Self> {
         Some(if bool::take(from)? { Some(T::take(from)?) } else { None })
     }
 }
 
-impl<K: Wire> Wire for Bound<K> {
+impl<K: Put> Put for Bound<K> {
     fn put(&self, to: &mut Message) {
         match self {
             Self::Unbounded => to.push(0),
@@ -85,7 +100,9 @@ impl<K: Wire> Wire for Bound<K> {
             }
         }
     }
+}
 
+impl<K: Wire> Wire for Bound<K> {
     fn take(from: &mut &[u8]) -> Option<Self> {
         Some(match u8::take(from)? {
             0 => Self::Unbounded,
@@ -96,24 +113,34 @@ impl<K: Wire> Wire for Bound<K> {
     }
 }
 
-impl<K: Wire, V: Wire> Wire for (K, V) {
+impl<K: Put, V: Put> Put for (K, V) {
     fn put(&self, to: &mut Message) {
         self.0.put(to);
         self.1.put(to);
     }
+}
 
+impl<K: Wire, V: Wire> Wire for (K, V) {
     fn take(from: &mut &[u8]) -> Option<Self> {
         Some((K::take(from)?, V::take(from)?))
     }
 }
 
 /// A list: its length as a `u32`, then the items.
-impl<T: Wire> Wire for Vec<T> {
+impl<T: Put> Put for [T] {
     fn put(&self, to: &mut Message) {
         u32::try_from(self.len()).unwrap_or(u32::MAX).put(to);
         self.iter().for_each(|item| item.put(to));
     }
+}
 
+impl<T: Put> Put for Vec<T> {
+    fn put(&self, to: &mut Message) {
+        self.as_slice().put(to);
+    }
+}
+
+impl<T: Wire> Wire for Vec<T> {
     fn take(from: &mut &[u8]) -> Option<Self> {
         take_list(u32::take(from)? as usize, from)
     }
@@ -133,7 +160,7 @@ fn take_list<T: Wire>(count: usize, from: &mut &[u8]) -> Option<Vec<T>> {
 pub(super) mod short {
     use super::*;
 
-    pub(in crate::wire) fn put<T: Wire>(list: &[T], to: &mut Message) {
+    pub(in crate::wire) fn put<T: Put>(list: &[T], to: &mut Message) {
         u16::try_from(list.len()).unwrap_or(u16::MAX).put(to);
         list.iter().for_each(|item| item.put(to));
     }
@@ -147,7 +174,7 @@ pub(super) mod short {
 pub(super) mod rest {
     use super::*;
 
-    pub(in crate::wire) fn put<T: Wire>(list: &[T], to: &mut Message) {
+    pub(in crate::wire) fn put<T: Put>(list: &[T], to: &mut Message) {
         list.iter().for_each(|item| item.put(to));
     }
 
@@ -163,11 +190,13 @@ pub(super) mod rest {
 fields!(Answer<V> { applied, found });
 
 /// The number of an edit's action, then its key and its values.
-impl<K: Wire, V: Wire> Wire for LeafEdit<K, V> {
+impl<K: Put, V: Put> Put for LeafEdit<K, V> {
     fn put(&self, to: &mut Message) {
         put_edit(0, self, to);
     }
+}
 
+impl<K: Wire, V: Wire> Wire for LeafEdit<K, V> {
     fn take(from: &mut &[u8]) -> Option<Self> {
         take_edit(u8::take(from)?, from)
     }
@@ -178,7 +207,7 @@ pub(super) const ACTIONS: u8 = 6;
 
 /// Encodes an edit; actions are numbered from `first` on.
 #[inline]
-pub(super) fn put_edit<K: Wire, V: Wire>(first: u8, edit: &LeafEdit<K, V>, to: &mut Message) {
+pub(super) fn put_edit<K: Put, V: Put>(first: u8, edit: &LeafEdit<K, V>, to: &mut Message) {
     let (number, values) = match &edit.action {
         Action::Get => (0, [None, None]),
         Action::Insert(value) => (1, [Some(value), None]),

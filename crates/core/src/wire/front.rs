@@ -6,8 +6,8 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::table::messages;
-use crate::page::{Answer, Layout, LeafEdit};
+use super::table::{Table, messages};
+use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
@@ -16,14 +16,14 @@ messages! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum ClientRequest<L: Layout> {
         /// An operation on one key. Answered by [`ClientResponse::Edited`].
-        0 => Edit(edit: LeafEdit<L::Key, L::Value>),
+        0 => Edit(edit: LeafEdit<OwnedKey<L>, OwnedValue<L>>),
         /// Records of the part of a range that this compute server owns. Answered by
         /// [`ClientResponse::Records`].
         1 => Scan {
             /// The lower bound.
-            lower: Bound<L::Key>,
+            lower: Bound<OwnedKey<L>>,
             /// The upper bound.
-            upper: Bound<L::Key>,
+            upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
             /// The most records to return.
@@ -33,7 +33,7 @@ messages! {
         /// arrives, it sets none. After any later error, some may be set.
         2 => UpsertAll {
             /// Keys and values.
-            records: Vec<(L::Key, L::Value)>,
+            records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
         /// Requests the partition map. Answered by [`ClientResponse::Map`].
         3 => Map,
@@ -52,7 +52,7 @@ messages! {
         /// The next records of the tree.
         8 => LoadAppend {
             /// Ascending, with keys above all previous ones.
-            records: Vec<(L::Key, L::Value)>,
+            records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
         /// The tree is complete: it replaces the empty one. Sent only when this compute server and
         /// all others have halted. Answered by [`ClientResponse::Loaded`].
@@ -68,7 +68,7 @@ messages! {
             to: u16,
             /// The approximate boundary between the keys that stay and those that move; `None`
             /// moves all.
-            near: Option<L::Key>,
+            near: Option<OwnedKey<L>>,
         },
         /// Take over the keys that another compute server releases. Answered by
         /// [`ClientResponse::Map`] once this one owns them.
@@ -81,7 +81,7 @@ messages! {
         /// Requests the fences of the leaf of a key. Answered by [`ClientResponse::Fences`].
         15 => Fences {
             /// The key.
-            key: L::Key,
+            key: OwnedKey<L>,
         },
     }
 }
@@ -93,20 +93,20 @@ messages! {
         /// Done, without a result.
         0 => Done,
         /// The result of an edit.
-        1 => Edited(answer: Answer<L::Value>),
+        1 => Edited(answer: Answer<OwnedValue<L>>),
         /// Records of a scan.
         2 => Records {
             /// Where the scan continues, on this compute server or the next; `None` at the end.
-            next: Option<Bound<L::Key>>,
+            next: Option<Bound<OwnedKey<L>>>,
             /// In the order of the scan.
-            records: Vec<(L::Key, L::Value)>,
+            records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
         /// The partition map. Range `i` belongs to `owners[i]`.
         3 => Map {
             /// Its epoch.
             epoch: u64,
             /// The low key of each range but the first.
-            boundaries: Vec<L::Key> as short,
+            boundaries: Vec<OwnedKey<L>> as short,
             /// The owner of each range.
             owners: Vec<u16> as short,
         },
@@ -124,20 +124,20 @@ messages! {
             /// Number of sampled operations.
             samples: u64,
             /// The keys of some of them, ascending.
-            keys: Vec<L::Key>,
+            keys: Vec<OwnedKey<L>>,
         },
         /// A bulk load has replaced the empty tree.
         8 => Loaded {
             /// Boundaries that give each owner about the same number of records, or none if there
             /// are too few.
-            boundaries: Vec<L::Key> as short,
+            boundaries: Vec<OwnedKey<L>> as short,
         },
         /// The fences of a leaf.
         7 => Fences {
             /// The smallest key that it can hold.
-            low: L::Key,
+            low: OwnedKey<L>,
             /// The smallest key beyond it; `None` is infinite.
-            high: Option<L::Key>,
+            high: Option<OwnedKey<L>>,
         },
     }
 }
@@ -207,6 +207,14 @@ impl<L: Layout> ClientRequest<L> {
     /// The request as a message.
     pub fn encode(&self) -> Message {
         super::encode(self)
+    }
+
+    /// [`ClientRequest::Edit`] as a message, without a copy of key and values.
+    pub fn encode_edit(edit: LeafEdit<&L::Key, &L::Value>) -> Message {
+        let mut to = Message::new();
+        to.push(Self::TAGS[0]);
+        edit.put(&mut to);
+        to
     }
 
     /// The request in a message; `None` if that is anything else.

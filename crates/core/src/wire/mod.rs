@@ -21,13 +21,13 @@ mod table;
 mod tree;
 
 pub use front::{ClientRequest, ClientResponse, ErrorCode};
-pub use offload::{OffloadRequest, TICKETS, Ticket};
+pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
 pub use pool::{GIVE_BACK_NODES, PoolRequest, Usage};
 pub use reply::{Refusal, Reply};
 pub use tree::{SCAN_REPLY_RECORDS, Share, TreeRequest};
 
-use crate::page::{Fixed8, Layout, LeafEdit, Wire};
+use crate::page::{Fixed8, Layout, LeafEdit, OwnedKey, OwnedValue, Put, Wire};
 use farleaf_fabric::Message;
 use fields::{ACTIONS, put_edit, take_edit};
 use table::{Table, are_distinct};
@@ -37,7 +37,7 @@ use table::{Table, are_distinct};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<L: Layout> {
     /// An operation on one key of the server's own tree. Answered as in [`Reply::from_edit`].
-    Edit(LeafEdit<L::Key, L::Value>),
+    Edit(LeafEdit<OwnedKey<L>, OwnedValue<L>>),
     /// A request to the server's own tree.
     Tree(TreeRequest<L>),
     /// A request for the pool's memory.
@@ -65,7 +65,7 @@ const _: () = assert!(
     "two request tables share a tag"
 );
 
-impl<L: Layout> Wire for Request<L> {
+impl<L: Layout> Put for Request<L> {
     #[inline]
     fn put(&self, to: &mut Message) {
         match self {
@@ -76,7 +76,9 @@ impl<L: Layout> Wire for Request<L> {
             Self::Offload(request) => request.put(to),
         }
     }
+}
 
+impl<L: Layout> Wire for Request<L> {
     #[inline]
     fn take(from: &mut &[u8]) -> Option<Self> {
         let tag = *from.first()?;
@@ -107,6 +109,28 @@ impl<L: Layout> Request<L> {
     }
 }
 
+/// Anything with the bytes of a [`Request`].
+pub trait Ask<L: Layout>: Put {}
+
+impl<L: Layout> Ask<L> for Request<L> {}
+impl<L: Layout> Ask<L> for TreeRequest<L> {}
+impl<L: Layout> Ask<L> for PoolRequest {}
+impl<L: Layout> Ask<L> for OwnerRequest {}
+impl<L: Layout> Ask<L> for OffloadRequest<L> {}
+
+/// [`Request::Edit`] with a borrowed edit: asking copies neither key nor values.
+#[derive(Clone, Copy, Debug)]
+pub struct AskEdit<'e, L: Layout>(pub LeafEdit<&'e L::Key, &'e L::Value>);
+
+impl<L: Layout> Put for AskEdit<'_, L> {
+    #[inline]
+    fn put(&self, to: &mut Message) {
+        put_edit(FIRST_EDIT, &self.0, to);
+    }
+}
+
+impl<L: Layout> Ask<L> for AskEdit<'_, L> {}
+
 impl<L: Layout> From<TreeRequest<L>> for Request<L> {
     fn from(request: TreeRequest<L>) -> Self {
         Self::Tree(request)
@@ -133,7 +157,7 @@ impl<L: Layout> From<OffloadRequest<L>> for Request<L> {
 
 /// Encodes a message by itself.
 #[inline]
-fn encode(message: &impl Wire) -> Message {
+pub(crate) fn encode(message: &impl Put) -> Message {
     let mut to = Message::new();
     message.put(&mut to);
     to
@@ -145,4 +169,45 @@ fn decode<M: Wire>(message: &[u8]) -> Option<M> {
     let mut from = message;
     let decoded = M::take(&mut from)?;
     from.is_empty().then_some(decoded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::Action;
+    use farleaf_fabric::{GlobalAddr, ServerId};
+
+    type Edit = LeafEdit<u64, u64>;
+
+    fn edits() -> [Edit; 6] {
+        let edit = |action| LeafEdit { key: 7, action };
+        [
+            edit(Action::Get),
+            edit(Action::Insert(1)),
+            edit(Action::Update(2)),
+            edit(Action::Upsert(3)),
+            edit(Action::Remove),
+            edit(Action::CompareExchange(4, 5)),
+        ]
+    }
+
+    /// What asks by reference and what the other side decodes are written by different code.
+    #[test]
+    fn borrowed_requests_have_the_bytes_of_owned_ones() {
+        let node = GlobalAddr::new(ServerId::new(2), 4096);
+        for (edit, ticket) in edits().into_iter().flat_map(|edit| {
+            [None, Some(Ticket { owner: 3, slot: 1, number: 9 })].map(|ticket| (edit, ticket))
+        }) {
+            let borrowed = edit.as_ref();
+            assert_eq!(
+                encode(&AskEdit::<Fixed8>(borrowed)),
+                Request::<Fixed8>::Edit(edit).encode()
+            );
+            let asked = AskOffload::<Fixed8> { node, level: 2, edit: borrowed, ticket };
+            let owned = OffloadRequest::<Fixed8>::Edit { node, level: 2, edit, ticket };
+            assert_eq!(encode(&asked), encode(&owned));
+            let front = ClientRequest::<Fixed8>::Edit(edit).encode();
+            assert_eq!(ClientRequest::<Fixed8>::encode_edit(borrowed), front);
+        }
+    }
 }

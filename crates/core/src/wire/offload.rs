@@ -1,7 +1,8 @@
 //! Requests for work below a node that the requesting client has exclusively.
 
-use super::table::messages;
-use crate::page::{Layout, LeafEdit, Wire};
+use super::Ask;
+use super::table::{Table, messages};
+use crate::page::{Layout, LeafEdit, OwnedKey, OwnedValue, Put, Wire};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 
@@ -20,7 +21,7 @@ messages! {
             /// Its level.
             level: u8,
             /// The edit.
-            edit: LeafEdit<L::Key, L::Value>,
+            edit: LeafEdit<OwnedKey<L>, OwnedValue<L>>,
             /// For a change: ensures that it happens at most once.
             ticket: Option<Ticket>,
         },
@@ -32,9 +33,9 @@ messages! {
             /// Its level.
             level: u8,
             /// The lower bound.
-            lower: Bound<L::Key>,
+            lower: Bound<OwnedKey<L>>,
             /// The upper bound.
-            upper: Bound<L::Key>,
+            upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
             /// The most records to return.
@@ -48,6 +49,31 @@ messages! {
         },
     }
 }
+
+/// [`OffloadRequest::Edit`] with a borrowed edit: asking copies neither key nor values.
+#[derive(Clone, Copy, Debug)]
+pub struct AskOffload<'e, L: Layout> {
+    /// The node.
+    pub node: GlobalAddr,
+    /// Its level.
+    pub level: u8,
+    /// The edit.
+    pub edit: LeafEdit<&'e L::Key, &'e L::Value>,
+    /// For a change: ensures that it happens at most once.
+    pub ticket: Option<Ticket>,
+}
+
+impl<L: Layout> Put for AskOffload<'_, L> {
+    fn put(&self, to: &mut Message) {
+        to.push(OffloadRequest::<L>::TAGS[0]);
+        self.node.put(to);
+        self.level.put(to);
+        self.edit.put(to);
+        self.ticket.put(to);
+    }
+}
+
+impl<L: Layout> Ask<L> for AskOffload<'_, L> {}
 
 /// Ensures that an offloaded change happens at most once. A client uses each ticket once, with
 /// ascending numbers for each of its slots.
@@ -68,13 +94,15 @@ impl Ticket {
     }
 }
 
-impl Wire for Ticket {
+impl Put for Ticket {
     fn put(&self, to: &mut Message) {
         self.owner.put(to);
         self.slot.put(to);
         self.number.put(to);
     }
+}
 
+impl Wire for Ticket {
     fn take(from: &mut &[u8]) -> Option<Self> {
         let owner = u16::take(from)?;
         let slot = u8::take(from).filter(|slot| usize::from(*slot) < TICKETS)?;

@@ -2,7 +2,7 @@
 
 use super::table::messages;
 use super::{Share, Usage};
-use crate::page::{Action, Answer, Layout, LeafEdit, Wire};
+use crate::page::{Action, Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put};
 use farleaf_fabric::{GlobalAddr, Message};
 use thiserror::Error;
 
@@ -15,15 +15,15 @@ messages! {
         /// Whether the operation's condition held, so that it was applied.
         1 => Applied(applied: bool),
         /// The value, if the key has one.
-        2 => Value(value: Option<L::Value>),
+        2 => Value(value: Option<OwnedValue<L>>),
         /// The compare-exchange failed: the key's actual value.
-        3 => Differs(value: Option<L::Value>),
+        3 => Differs(value: Option<OwnedValue<L>>),
         /// Records of a scan.
         4 => Records {
             /// Whether there may be more records in the range.
             more: bool,
             /// In the order of the scan.
-            records: Vec<(L::Key, L::Value)>,
+            records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
         /// A chunk.
         5 => Chunk {
@@ -33,7 +33,7 @@ messages! {
             bytes: u64,
         },
         /// The server's share, if it has a tree.
-        6 => Description(share: Option<Share<L::Key>>),
+        6 => Description(share: Option<Share<OwnedKey<L>>>),
         /// Answers [`PoolRequest::Usage`](super::PoolRequest::Usage).
         7 => Usage(usage: Usage),
         /// The server refused the request.
@@ -54,7 +54,7 @@ messages! {
             /// The leaf that it changed, if any.
             leaf: Option<GlobalAddr>,
             /// The result of the edit.
-            answer: Answer<L::Value>,
+            answer: Answer<OwnedValue<L>>,
         },
         /// The numbers of clients.
         11 => Owners(owners: Vec<u16> as rest),
@@ -123,7 +123,7 @@ messages! {
 
 impl<L: Layout> Reply<L> {
     /// The reply to [`Request::Edit`](super::Request::Edit).
-    pub fn from_edit(edit: LeafEdit<&L::Key, &L::Value>, answer: Answer<L::Value>) -> Self {
+    pub fn from_edit(edit: LeafEdit<&L::Key, &L::Value>, answer: Answer<OwnedValue<L>>) -> Self {
         match edit.action {
             Action::Get => Self::Value(answer.found),
             Action::Insert(_) | Action::Update(_) | Action::Remove => Self::Applied(answer.applied),
@@ -134,7 +134,7 @@ impl<L: Layout> Reply<L> {
     }
 
     /// This reply as the answer to an edit; `None` if it does not fit the edit.
-    pub fn answer_to(self, edit: LeafEdit<&L::Key, &L::Value>) -> Option<Answer<L::Value>> {
+    pub fn answer_to(self, edit: LeafEdit<&L::Key, &L::Value>) -> Option<Answer<OwnedValue<L>>> {
         Some(match (edit.action, self) {
             (Action::Get, Self::Value(found)) => Answer::from_lookup(found),
             (Action::Insert(_) | Action::Update(_) | Action::Remove, Self::Applied(applied)) => {

@@ -38,7 +38,7 @@ macro_rules! messages {
         const _: () =
             assert!($crate::wire::table::are_distinct(&[&[$($tag),+]]), "a tag is used twice");
 
-        impl $(<$param: $bound>)? $crate::page::Wire for $name $(<$param>)? {
+        impl $(<$param: $bound>)? $crate::page::Put for $name $(<$param>)? {
             #[inline]
             fn put(&self, to: &mut farleaf_fabric::Message) {
                 match self {
@@ -49,7 +49,9 @@ macro_rules! messages {
                     })+
                 }
             }
+        }
 
+        impl $(<$param: $bound>)? $crate::page::Wire for $name $(<$param>)? {
             #[inline]
             fn take(from: &mut &[u8]) -> Option<Self> {
                 Some(match <u8 as $crate::page::Wire>::take(from)? {
@@ -67,12 +69,14 @@ macro_rules! messages {
 /// Implements `Wire` for a struct: its fields in this order.
 macro_rules! fields {
     ($name:ident $(<$param:ident>)? { $($field:ident),+ $(,)? }) => {
-        impl $(<$param: $crate::page::Wire>)? $crate::page::Wire for $name $(<$param>)? {
+        impl $(<$param: $crate::page::Put>)? $crate::page::Put for $name $(<$param>)? {
             #[inline]
             fn put(&self, to: &mut farleaf_fabric::Message) {
-                $($crate::page::Wire::put(&self.$field, to);)+
+                $($crate::page::Put::put(&self.$field, to);)+
             }
+        }
 
+        impl $(<$param: $crate::page::Wire>)? $crate::page::Wire for $name $(<$param>)? {
             #[inline]
             fn take(from: &mut &[u8]) -> Option<Self> {
                 Some(Self { $($field: $crate::page::Wire::take(from)?),+ })
@@ -83,7 +87,7 @@ macro_rules! fields {
 
 macro_rules! put {
     ($field:ident, $to:ident) => {
-        $crate::page::Wire::put($field, $to)
+        $crate::page::Put::put($field, $to)
     };
     ($field:ident, $to:ident, $codec:ident) => {
         $crate::wire::fields::$codec::put($field, $to)

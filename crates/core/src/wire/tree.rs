@@ -1,7 +1,7 @@
 //! Requests to a memory server's own tree, apart from edits.
 
 use super::table::messages;
-use crate::page::{Layout, Wire};
+use crate::page::{Layout, OwnedKey, OwnedValue, Put, Wire};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
@@ -18,14 +18,14 @@ messages! {
         /// Creates an empty tree for the keys that `share` assigns to this server.
         1 => Create {
             /// The server's share of the key space.
-            share: Share<L::Key>,
+            share: Share<OwnedKey<L>>,
         },
         /// Records of a range. The reply says whether there may be more.
         8 => Scan {
             /// The lower bound.
-            lower: Bound<L::Key>,
+            lower: Bound<OwnedKey<L>>,
             /// The upper bound.
-            upper: Bound<L::Key>,
+            upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
             /// The most records to return.
@@ -39,7 +39,7 @@ messages! {
         /// The next records of the bulk load.
         11 => LoadAppend {
             /// Ascending, with keys above all previous ones.
-            records: Vec<(L::Key, L::Value)>,
+            records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
         /// Completes the bulk load and publishes the tree.
         12 => LoadEnd,
@@ -67,7 +67,7 @@ pub enum Share<K> {
     },
 }
 
-impl<K: Wire> Wire for Share<K> {
+impl<K: Put> Put for Share<K> {
     fn put(&self, to: &mut Message) {
         match self {
             Self::Range { low, high } => {
@@ -81,7 +81,9 @@ impl<K: Wire> Wire for Share<K> {
             }
         }
     }
+}
 
+impl<K: Wire> Wire for Share<K> {
     fn take(from: &mut &[u8]) -> Option<Self> {
         Some(match u8::take(from)? {
             0 => Self::Range { low: K::take(from)?, high: Wire::take(from)? },

@@ -3,7 +3,7 @@
 
 use super::CoarseIndex;
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::RemoteError;
 use crate::wire::{Refusal, Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
@@ -14,7 +14,7 @@ const BATCH_RECORDS: usize = 2048;
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     pub(super) async fn load_all(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -36,7 +36,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
             }
             let loaded = self.load_records(records).await?;
             for server in self.map.servers() {
-                self.client.expect_done(server, &TreeRequest::LoadEnd.into()).await?;
+                self.client.expect_done(server, &TreeRequest::LoadEnd).await?;
             }
             Ok(loaded)
         }
@@ -44,7 +44,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         if outcome.is_err() {
             for server in begun {
                 // Best effort: report the first error.
-                let _ = self.client.expect_done(server, &TreeRequest::LoadAbort.into()).await;
+                let _ = self.client.expect_done(server, &TreeRequest::LoadAbort).await;
             }
         }
         outcome
@@ -52,14 +52,14 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
 
     async fn load_records(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
-        let mut batches: Vec<Vec<(L::Key, L::Value)>> =
+        let mut batches: Vec<Vec<(OwnedKey<L>, OwnedValue<L>)>> =
             self.map.servers().map(|_| Vec::with_capacity(BATCH_RECORDS)).collect();
         let mut order = Ascending::default();
         for (key, value) in records {
             order.take(&key)?;
-            let server = self.map.server_of::<L>(&key);
+            let server = self.map.server_of::<L>(L::key(&key));
             let batch = &mut batches[server.index()];
             batch.push((key, value));
             if batch.len() == BATCH_RECORDS {
@@ -79,7 +79,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     async fn load_batch(
         &self,
         server: ServerId,
-        batch: &mut Vec<(L::Key, L::Value)>,
+        batch: &mut Vec<(OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<(), IndexError> {
         let request = Request::from(TreeRequest::LoadAppend { records: std::mem::take(batch) });
         let reply = self.client.ask(server, &request).await?;

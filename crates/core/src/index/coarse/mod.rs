@@ -13,10 +13,11 @@ mod scan;
 pub use crate::remote::Partitioning;
 
 use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
-use crate::page::{Action, Answer, DesignId, Layout, LeafEdit};
+use crate::page::{Action, Answer, DesignId, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::remote::{RemoteError, RpcClient, ShareMap};
-use crate::wire::{Refusal, Reply, Request, TreeRequest};
+use crate::wire::{AskEdit, Refusal, Reply, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
+use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::future::Future;
 
@@ -33,7 +34,7 @@ pub struct CoarseOptions<K> {
 
 impl<L: Layout> Design<L> for Coarse {
     const NAME: &'static str = "coarse";
-    type Options = CoarseOptions<L::Key>;
+    type Options = CoarseOptions<OwnedKey<L>>;
     type Compute = ();
     type Index<F: Fabric> = CoarseIndex<F, L>;
 
@@ -42,7 +43,7 @@ impl<L: Layout> Design<L> for Coarse {
         let shares = options.partitioning.shares::<L>(fabric.memory_servers())?;
         for (number, share) in (0..).zip(shares) {
             let server = ServerId::new(number);
-            client.expect_done(server, &TreeRequest::Create { share }.into()).await?;
+            client.expect_done(server, &TreeRequest::Create { share }).await?;
         }
         Ok(())
     }
@@ -57,7 +58,7 @@ impl<L: Layout> Design<L> for Coarse {
         for number in 0..client.fabric().memory_servers() {
             let server = ServerId::new(number);
             let superblock = client.superblock(server).await?;
-            match client.ask_harmless(server, &TreeRequest::Describe.into()).await? {
+            match client.ask_harmless(server, &TreeRequest::Describe).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
                     return Err(IndexError::Refused { server, refusal: Refusal::NoTree });
@@ -78,12 +79,12 @@ impl<L: Layout> Design<L> for Coarse {
 #[derive(Debug)]
 pub struct CoarseIndex<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
-    map: ShareMap<L::Key>,
+    map: ShareMap<OwnedKey<L>>,
 }
 
 /// The request for the value of a key.
-fn lookup<L: Layout>(key: &L::Key) -> Request<L> {
-    Request::Edit(LeafEdit { key: key.clone(), action: Action::Get })
+fn lookup<L: Layout>(key: &L::Key) -> AskEdit<'_, L> {
+    AskEdit(LeafEdit { key, action: Action::Get })
 }
 
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
@@ -98,7 +99,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
     type Value = L::Value;
 
     #[inline]
-    async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, IndexError> {
+    async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
         let server = self.map.server_of::<L>(key);
         match self.client.ask_harmless(server, &lookup(key)).await? {
             Reply::Value(value) => Ok(value),
@@ -109,29 +110,33 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, IndexError> {
+    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
         if !edit.changes() {
             return Ok(Answer::from_lookup(self.get(edit.key).await?));
         }
         let server = self.map.server_of::<L>(edit.key);
-        let reply = self.client.ask(server, &Request::Edit(edit.cloned())).await?;
+        let reply = self.client.ask(server, &AskEdit(edit)).await?;
         reply.answer_to(edit).ok_or(IndexError::BadReply { server })
     }
 
     fn scan(
         &self,
-        scan: &Scan<L::Key>,
-    ) -> impl Future<Output = Result<Records<L::Key, L::Value>, IndexError>> {
+        scan: &Scan<OwnedKey<L>>,
+    ) -> impl Future<Output = Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError>> {
         self.scan_all(scan)
     }
 
-    async fn multi_get(&self, keys: &[L::Key]) -> Result<Vec<Option<L::Value>>, IndexError> {
+    async fn multi_get<Q: Borrow<L::Key>>(
+        &self,
+        keys: &[Q],
+    ) -> Result<Vec<Option<OwnedValue<L>>>, IndexError> {
         let mut values = Vec::with_capacity(keys.len());
         for window in keys.chunks(self.client.fabric().depth().max(1)) {
             self.client.fabric().charge(Work::Client).await;
             let posted: Vec<_> = window
                 .iter()
                 .map(|key| {
+                    let key = key.borrow();
                     let server = self.map.server_of::<L>(key);
                     (server, self.client.post(server, &lookup(key)), key)
                 })
@@ -151,7 +156,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
 
     fn bulk_load(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
         self.load_all(records, fill)
@@ -166,7 +171,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
 impl<F: Fabric, L: Layout> IndexAdmin for CoarseIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         for server in self.map.servers() {
-            self.client.expect_done(server, &TreeRequest::Collect.into()).await?;
+            self.client.expect_done(server, &TreeRequest::Collect).await?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use super::CoarseIndex;
 use crate::index::{IndexError, Records, Scan};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::{RemoteError, ShareMap};
 use crate::wire::{Reply, Request, SCAN_REPLY_RECORDS, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
@@ -13,13 +13,13 @@ use std::ops::Bound;
 /// The records of one server, as far as they have been fetched.
 struct Stream<L: Layout> {
     server: ServerId,
-    fetched: VecDeque<(L::Key, L::Value)>,
+    fetched: VecDeque<(OwnedKey<L>, OwnedValue<L>)>,
     /// What is left to fetch; `None` once the server has no more.
-    rest: Option<Scan<L::Key>>,
+    rest: Option<Scan<OwnedKey<L>>>,
 }
 
 impl<L: Layout> Stream<L> {
-    fn new(server: ServerId, scan: &Scan<L::Key>) -> Self {
+    fn new(server: ServerId, scan: &Scan<OwnedKey<L>>) -> Self {
         Self { server, fetched: VecDeque::new(), rest: Some(scan.clone()) }
     }
 
@@ -52,8 +52,8 @@ impl<L: Layout> Stream<L> {
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     pub(super) async fn scan_all(
         &self,
-        scan: &Scan<L::Key>,
-    ) -> Result<Records<L::Key, L::Value>, IndexError> {
+        scan: &Scan<OwnedKey<L>>,
+    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         match &self.map {
             ShareMap::Hash { servers } => self.scan_merged(scan, usize::from(*servers)).await,
             ShareMap::Range { .. } => self.scan_in_turn(scan).await,
@@ -69,8 +69,8 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     /// Scans under range partitioning, where the servers hold consecutive ranges.
     async fn scan_in_turn(
         &self,
-        scan: &Scan<L::Key>,
-    ) -> Result<Records<L::Key, L::Value>, IndexError> {
+        scan: &Scan<OwnedKey<L>>,
+    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         let mut records = Records::new();
         let mut servers: Vec<ServerId> = self.servers_of(scan).collect();
         if scan.reverse {
@@ -87,10 +87,12 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     }
 
     /// The servers with ranges that overlap the scan.
-    fn servers_of(&self, scan: &Scan<L::Key>) -> impl Iterator<Item = ServerId> + use<F, L> {
-        let server = |bound: &Bound<L::Key>, otherwise: u16| match bound {
+    fn servers_of(&self, scan: &Scan<OwnedKey<L>>) -> impl Iterator<Item = ServerId> + use<F, L> {
+        let server = |bound: &Bound<OwnedKey<L>>, otherwise: u16| match bound {
             Bound::Unbounded => otherwise,
-            Bound::Included(key) | Bound::Excluded(key) => self.map.server_of::<L>(key).number(),
+            Bound::Included(key) | Bound::Excluded(key) => {
+                self.map.server_of::<L>(L::key(key)).number()
+            }
         };
         let last = self.map.servers().next_back().map_or(0, ServerId::number);
         (server(&scan.lower, 0)..=server(&scan.upper, last)).map(ServerId::new)
@@ -101,9 +103,9 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     /// up.
     async fn scan_merged(
         &self,
-        scan: &Scan<L::Key>,
+        scan: &Scan<OwnedKey<L>>,
         servers: usize,
-    ) -> Result<Records<L::Key, L::Value>, IndexError> {
+    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         // An even hash gives each server about an equal part; the margin allows for deviations.
         let part = scan.limit.div_ceil(servers).saturating_add(scan.limit / servers / 4);
         let batch = part.saturating_add(8).min(scan.limit);

@@ -5,7 +5,7 @@
 use super::DexIndex;
 use super::descend::{LeafLocation, Offer};
 use crate::cache::{LiveCounters, Restart};
-use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, Page, Probe};
+use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe};
 use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, Work};
 
@@ -15,7 +15,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// # Errors
     /// [`RemoteError`] if the leaf cannot be read.
     #[inline]
-    pub async fn get(&self, key: &L::Key) -> Result<Option<L::Value>, RemoteError> {
+    pub async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, RemoteError> {
         if self.uncached
             && let Some(found) = Box::pin(self.get_in_pool(key)).await
         {
@@ -36,7 +36,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, RemoteError> {
+    ) -> Result<Answer<OwnedValue<L>>, RemoteError> {
         if !edit.changes() {
             return Ok(Answer::from_lookup(self.get(edit.key).await?));
         }
@@ -69,7 +69,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn run(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<(Answer<L::Value>, bool), RemoteError> {
+    ) -> Result<(Answer<OwnedValue<L>>, bool), RemoteError> {
         if edit.changes() {
             self.before_change().await;
         }
@@ -80,7 +80,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let restart = match self.try_run(probe, edit, offer).await {
                 Ok(LeafOutcome::Nothing(answer)) => return Ok((answer, false)),
                 Ok(LeafOutcome::Changed { answer, sparse, .. }) => return Ok((answer, sparse)),
-                Ok(LeafOutcome::Full) => Box::pin(self.try_make_room(probe)).await.err(),
+                Ok(LeafOutcome::Full) => Box::pin(self.try_make_room(edit)).await.err(),
                 Err(restart) => Some(restart),
             };
             // The memory server refused: do the operation here.
@@ -99,7 +99,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         probe: Probe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
         offer: Offer,
-    ) -> Result<LeafOutcome<Answer<L::Value>>, Restart> {
+    ) -> Result<LeafOutcome<Answer<OwnedValue<L>>>, Restart> {
         if self.uncached
             && let Some(outcome) =
                 Box::pin(self.change_in_pool(probe, |page| edit.apply(page))).await?
@@ -118,7 +118,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         place: LeafLocation<'_, L>,
         probe: Probe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<LeafOutcome<Answer<L::Value>>, Restart> {
+    ) -> Result<LeafOutcome<Answer<OwnedValue<L>>>, Restart> {
         match place {
             LeafLocation::Hot(leaf) => {
                 let outcome = if edit.changes() {

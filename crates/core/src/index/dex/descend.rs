@@ -12,7 +12,9 @@
 
 use super::DexIndex;
 use crate::cache::{LiveCounters, OptimisticRef, OwnedRange, Restart, Swip};
-use crate::page::{FencePosition, Layout, LeafOutcome, MAX_LEVEL, Page, Probe, slot_range};
+use crate::page::{
+    FencePosition, Layout, LeafOutcome, MAX_LEVEL, OwnedKey, Page, Probe, slot_range,
+};
 use crate::remote::RemoteError;
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
@@ -175,7 +177,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         target: OptimisticRef<'_, L>,
         probe: Probe<'_, L::Key>,
-    ) -> Result<OwnedRange<L::Key>, Restart> {
+    ) -> Result<OwnedRange<OwnedKey<L>>, Restart> {
         let mut node = self.seen_root()?;
         let mut keys = OwnedRange { low: L::min_key(), high: None };
         for _ in 0..MAX_LEVEL {

@@ -5,7 +5,7 @@ use super::pool::DexPool;
 use super::{DexIndex, DexOptions, DexServer};
 use crate::cache::{CacheOptions, OwnedRange};
 use crate::index::{BulkBuilder, IndexError, MemoryUse, Partitioned};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey};
 use crate::remote::{Image, PageClient, RemoteError};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -19,7 +19,7 @@ const EMPTY_FILL: f64 = 0.7;
 
 impl Partitioned for Dex {
     const NAME: &'static str = "dex";
-    type Options<L: Layout> = DexOptions<L::Key>;
+    type Options<L: Layout> = DexOptions<OwnedKey<L>>;
     type ServerOptions = CacheOptions;
     type State<L: Layout> = DexServer<L>;
     type Pool<F: Fabric, L: Layout> = DexPool<F, L>;
@@ -27,7 +27,7 @@ impl Partitioned for Dex {
 
     async fn create_pool<F: Fabric, L: Layout>(
         fabric: &F,
-        options: &DexOptions<L::Key>,
+        options: &DexOptions<OwnedKey<L>>,
     ) -> Result<(), IndexError> {
         let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
         pages.use_servers(
@@ -39,7 +39,7 @@ impl Partitioned for Dex {
             let built = builder.finish().await?;
             let image = Image::<L>::empty();
             let level = built.root.page().level();
-            image.page().format_empty(roots[0], level, &L::min_key(), None);
+            image.page().format_empty(roots[0], level, L::key(&L::min_key()), None);
             image.page().copy_content(built.root.page());
             Ok::<_, IndexError>(vec![image])
         };
@@ -55,7 +55,7 @@ impl Partitioned for Dex {
 
     fn start<L: Layout>(
         options: &CacheOptions,
-        range: OwnedRange<L::Key>,
+        range: OwnedRange<OwnedKey<L>>,
         memory: Arc<MemoryUse>,
     ) -> Result<DexServer<L>, IndexError> {
         let what = "cannot allocate memory for a cache of this size";

@@ -14,7 +14,7 @@
 use super::DexIndex;
 use super::descend::{Child, LeafLocation};
 use crate::cache::{OptimisticRef, Restart, Swip};
-use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, Probe};
+use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
 use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
@@ -55,7 +55,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub async fn execute_all(
         &self,
         edits: &[EditOf<'_, L>],
-        done: impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
     ) {
         for (number, edits) in edits.chunks(GROUP).enumerate() {
             let done = |place, outcome| done(number * GROUP + place, outcome);
@@ -87,7 +87,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             for (progress, edit) in group.iter_mut().zip(edits) {
                 if let Progress::At(node) = *progress {
                     let slot = L::inner_slot(node.page, Probe::At(edit.key));
-                    prefetch(&node.page.words()[L::inner_child_word(slot)]);
+                    prefetch(&node.page.words()[L::inner_child_word(node.page, slot)]);
                     *progress = Progress::Found(node, slot);
                 }
             }
@@ -151,7 +151,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         edits: &[EditOf<'_, L>],
         group: &mut Group<'a, L>,
-        done: &impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
     ) {
         for (place, (progress, edit)) in group.iter_mut().zip(edits).enumerate() {
             if let Progress::At(leaf) = *progress {
@@ -177,7 +177,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         edits: &[EditOf<'_, L>],
         group: &mut Group<'a, L>,
-        done: &impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
     ) {
         for progress in group.iter() {
             if let Progress::Missing(_, _, address) = progress {
@@ -215,7 +215,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         leaf: LeafLocation<'_, L>,
         edit: &EditOf<'_, L>,
-        done: impl FnOnce(Result<Answer<L::Value>, RemoteError>),
+        done: impl FnOnce(Result<Answer<OwnedValue<L>>, RemoteError>),
     ) -> Option<bool> {
         match self.run_at(leaf, Probe::At(edit.key), *edit).await {
             Ok(LeafOutcome::Nothing(answer)) => {

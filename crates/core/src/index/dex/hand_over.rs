@@ -26,7 +26,7 @@
 use super::{DexIndex, FRAMES_TOGETHER};
 use crate::cache::{FrameId, FrameState, OwnedRange, Ownership, Restart, is_clean};
 use crate::index::{PartState, Released};
-use crate::page::{Layout, LockWord, Page, Probe};
+use crate::page::{Layout, LockWord, OwnedKey, Page, Probe};
 use crate::remote::{Miss, Pointer, RemoteError};
 use crate::rules;
 use crate::together::all;
@@ -41,7 +41,7 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub struct GivenUp<'a, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
-    before: Option<OwnedRange<L::Key>>,
+    before: Option<OwnedRange<OwnedKey<L>>>,
 }
 
 impl<F: Fabric, L: Layout> Released for GivenUp<'_, F, L> {
@@ -74,7 +74,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if the leaf cannot be read.
-    pub async fn leaf_fence(&self, key: &L::Key) -> Result<L::Key, RemoteError> {
+    pub async fn leaf_fence(&self, key: &L::Key) -> Result<OwnedKey<L>, RemoteError> {
         self.read_leaf(Probe::At(key), |page| L::low(page)).await
     }
 
@@ -87,8 +87,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// some copies may be gone.
     pub(super) async fn release_range(
         &self,
-        keys: &OwnedRange<L::Key>,
-        rest: &OwnedRange<L::Key>,
+        keys: &OwnedRange<OwnedKey<L>>,
+        rest: &OwnedRange<OwnedKey<L>>,
     ) -> Result<Option<GivenUp<'_, F, L>>, RemoteError> {
         let before = self.server.range();
         self.server.set_range(rest.clone());
@@ -107,13 +107,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Whether the boundary between `rest` and `keys` is a fence of the leaf beside it in `rest`.
     async fn keeps_boundary(
         &self,
-        keys: &OwnedRange<L::Key>,
-        rest: &OwnedRange<L::Key>,
+        keys: &OwnedRange<OwnedKey<L>>,
+        rest: &OwnedRange<OwnedKey<L>>,
     ) -> Result<bool, RemoteError> {
         let (found, boundary) = if rest.high.as_ref() == Some(&keys.low) {
-            (self.read_leaf(Probe::Before(&keys.low), |page| L::high(page)).await, &keys.low)
+            (
+                self.read_leaf(Probe::Before(L::key(&keys.low)), |page| L::high(page)).await,
+                &keys.low,
+            )
         } else {
-            (self.read_leaf(Probe::At(&rest.low), |page| Some(L::low(page))).await, &rest.low)
+            (
+                self.read_leaf(Probe::At(L::key(&rest.low)), |page| Some(L::low(page))).await,
+                &rest.low,
+            )
         };
         match found {
             Ok(fence) => Ok(fence.as_ref() == Some(boundary)),
@@ -159,7 +165,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Writes back a node that overlaps `keys`, and drops it if all of its keys lie there.
-    async fn clear(&self, frame: FrameId, keys: &OwnedRange<L::Key>) -> Result<Swept, RemoteError> {
+    async fn clear(
+        &self,
+        frame: FrameId,
+        keys: &OwnedRange<OwnedKey<L>>,
+    ) -> Result<Swept, RemoteError> {
         let cache = self.client.cache();
         if cache.arena().state(frame) == FrameState::Free {
             return Ok(Swept::Nothing);
@@ -193,7 +203,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// [`RemoteError`] if a node cannot be read.
     pub(super) async fn prepare_take_over(
         &self,
-        grown: &OwnedRange<L::Key>,
+        grown: &OwnedRange<OwnedKey<L>>,
     ) -> Result<(), RemoteError> {
         // READs posted before the other server released the keys may bring old content.
         if !self.fabric().breaks(rules::OLD_READS_AWAITED) {
@@ -210,7 +220,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if a node cannot be read; then the range has not changed.
-    pub(super) async fn take_over(&self, grown: &OwnedRange<L::Key>) -> Result<(), RemoteError> {
+    pub(super) async fn take_over(
+        &self,
+        grown: &OwnedRange<OwnedKey<L>>,
+    ) -> Result<(), RemoteError> {
         self.prepare_take_over(grown).await?;
         self.server.set_range(grown.clone()); // H2
         Ok(())
@@ -226,7 +239,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn renew(
         &self,
         frame: FrameId,
-        (held, grown): (&OwnedRange<L::Key>, &OwnedRange<L::Key>),
+        (held, grown): (&OwnedRange<OwnedKey<L>>, &OwnedRange<OwnedKey<L>>),
         dropped: &RefCell<BTreeSet<GlobalAddr>>,
     ) -> Result<Swept, RemoteError> {
         let cache = self.client.cache();
@@ -294,13 +307,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// A leaf boundary near `key`, inside the owned range: a key to which a partition boundary can
     /// move.
-    pub(super) async fn boundary_near(&self, key: &L::Key) -> Result<Option<L::Key>, RemoteError> {
+    pub(super) async fn boundary_near(
+        &self,
+        key: &L::Key,
+    ) -> Result<Option<OwnedKey<L>>, RemoteError> {
         let range = self.server.range();
         if !range.has(key) {
             return Ok(None);
         }
         let (low, high) = self.fences(key).await?;
-        let inside = |key: &L::Key| *key > range.low && range.has(key);
+        let inside = |key: &OwnedKey<L>| *key > range.low && range.has(L::key(key));
         Ok([Some(low), high].into_iter().flatten().find(inside))
     }
 
@@ -311,7 +327,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn fences(
         &self,
         key: &L::Key,
-    ) -> Result<(L::Key, Option<L::Key>), RemoteError> {
+    ) -> Result<(OwnedKey<L>, Option<OwnedKey<L>>), RemoteError> {
         let look = |page: Page<'_, L>| (L::low(page), L::high(page));
         self.read_leaf(Probe::At(key), look).await
     }

@@ -10,7 +10,7 @@
 //! *Thread safety*: private to one task.
 
 use crate::index::{Built, BulkBuilder};
-use crate::page::{Layout, LeafInsert, MAX_LEVEL};
+use crate::page::{Layout, MAX_LEVEL, OwnedKey};
 use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::fmt::{self, Debug, Formatter};
@@ -37,27 +37,33 @@ pub fn spreading_level<L: Layout>(records: u64, fill: f64, memory_servers: u16) 
     level
 }
 
+/// A part of a full page.
+fn weight_of(full: usize, fill: f64) -> usize {
+    ((full as f64 * fill) as usize).clamp(2, full)
+}
+
 fn records_per_leaf<L: Layout>(fill: f64) -> usize {
-    ((L::CAPACITY as f64 * fill) as usize).clamp(2, L::CAPACITY)
+    weight_of(L::CAPACITY, fill)
 }
 
 fn children_per_node<L: Layout>(fill: f64) -> usize {
-    ((L::CAPACITY as f64 * fill.max(INNER_FILL)) as usize).clamp(2, L::CAPACITY)
+    weight_of(L::CAPACITY, fill.max(INNER_FILL))
 }
 
 /// A node under construction.
 struct Open<F: Fabric, L: Layout> {
     node: FreshNode<F>,
     image: Image<L>,
+    filling: L::Filling,
 }
 
 /// A tree under construction.
 pub struct Builder<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     writer: FreshWriter<'a, F, L>,
-    /// Records per leaf.
+    /// Weight of a leaf.
     fill: usize,
-    /// Children per inner node. Inner nodes are filled well: they see few insertions, and every
+    /// Weight of an inner node. Inner nodes are filled well: they see few insertions, and every
     /// compute server caches them.
     inner_fill: usize,
     placement_level: u8,
@@ -65,12 +71,12 @@ pub struct Builder<'a, F: Fabric, L: Layout> {
     subtrees: u64,
     upper_nodes: u64,
     /// Where leaves must end, after `next_boundary`.
-    boundaries: std::vec::IntoIter<L::Key>,
-    next_boundary: Option<L::Key>,
+    boundaries: std::vec::IntoIter<OwnedKey<L>>,
+    next_boundary: Option<OwnedKey<L>>,
     /// The open node of each level, and how many nodes of the level are closed.
     levels: Vec<(Option<Open<F, L>>, u64)>,
     /// The low end of each leaf, and the number of records before it.
-    leaves: Vec<(L::Key, u64)>,
+    leaves: Vec<(OwnedKey<L>, u64)>,
     records: u64,
 }
 
@@ -80,12 +86,12 @@ pub struct BuiltTree<L: Layout> {
     /// The root's content, not at an address yet.
     pub(super) root: Image<L>,
     /// The low end of each leaf, and the number of records before it.
-    leaves: Vec<(L::Key, u64)>,
+    leaves: Vec<(OwnedKey<L>, u64)>,
     records: u64,
 }
 
-impl<L: Layout> Built<L::Key> for BuiltTree<L> {
-    fn equal_boundaries(&self, parts: usize) -> Option<Vec<L::Key>> {
+impl<L: Layout> Built<OwnedKey<L>> for BuiltTree<L> {
+    fn equal_boundaries(&self, parts: usize) -> Option<Vec<OwnedKey<L>>> {
         equal_boundaries(&self.leaves, self.records, parts)
     }
 }
@@ -102,14 +108,14 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         pages: &'a PageClient<F, L>,
         fill: f64,
         placement_level: u8,
-        boundaries: Vec<L::Key>,
+        boundaries: Vec<OwnedKey<L>>,
     ) -> Self {
         let mut boundaries = boundaries.into_iter();
         Self {
             pages,
             writer: FreshWriter::new(pages),
-            fill: records_per_leaf::<L>(fill),
-            inner_fill: children_per_node::<L>(fill),
+            fill: weight_of(L::FULL, fill),
+            inner_fill: weight_of(L::FULL, fill.max(INNER_FILL)),
             placement_level,
             subtrees: 0,
             upper_nodes: 0,
@@ -139,9 +145,10 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         while self.levels.len() <= usize::from(level) {
             self.levels.push((None, 0));
         }
-        self.levels[usize::from(level)].0 = Some(Open { node, image });
+        let filling = L::Filling::default();
+        self.levels[usize::from(level)].0 = Some(Open { node, image, filling });
         if level == 0 {
-            self.leaves.push((low.clone(), self.records));
+            self.leaves.push((low.to_owned(), self.records));
         }
         Ok(())
     }
@@ -152,14 +159,14 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         &mut self,
         level: u8,
         high: Option<&L::Key>,
-    ) -> Result<Option<(L::Key, GlobalAddr)>, RemoteError> {
+    ) -> Result<Option<(OwnedKey<L>, GlobalAddr)>, RemoteError> {
         let (open, closed) = &mut self.levels[usize::from(level)];
-        let Some(Open { node, image }) = open.take() else { return Ok(None) };
+        let Some(Open { node, image, filling }) = open.take() else { return Ok(None) };
         *closed += 1;
         if level == self.placement_level {
             self.subtrees += 1;
         }
-        L::set_high(image.page(), high);
+        L::fill_end(filling, image.page(), high);
         if level == 0 {
             image.page().set_stamp();
         }
@@ -168,25 +175,44 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(Some(entry))
     }
 
+    /// Adds a child to the open node of `level`; `false` if it is full, or there is none.
+    fn add_to_open(&mut self, level: u8, child: (&L::Key, GlobalAddr)) -> bool {
+        let fill = self.inner_fill;
+        match self.levels.get_mut(usize::from(level)) {
+            Some((Some(Open { image, filling, .. }), _)) => {
+                L::fill_inner(filling, image.page(), child, fill)
+            }
+            _ => false,
+        }
+    }
+
+    /// Adds a record to the open leaf; `false` if it is full.
+    fn add_record(&mut self, record: (&L::Key, &L::Value)) -> bool {
+        let fill = self.fill;
+        self.levels[0].0.as_mut().is_some_and(|Open { image, filling, .. }| {
+            L::fill_leaf(filling, image.page(), record, fill)
+        })
+    }
+
     /// Adds a child to the open node of `level`, closing full nodes on the way up.
     async fn add_child(
         &mut self,
         level: u8,
-        low: L::Key,
+        low: OwnedKey<L>,
         child: GlobalAddr,
     ) -> Result<(), RemoteError> {
         let (mut level, mut low, mut child) = (level, low, child);
         while level < MAX_LEVEL {
-            let full = matches!(
-                self.levels.get(usize::from(level)),
-                Some((Some(open), _)) if open.image.page().count() >= self.inner_fill
-            );
-            let carried = if full { self.close(level, Some(&low)).await? } else { None };
-            if !matches!(self.levels.get(usize::from(level)), Some((Some(_), _))) {
-                self.open(level, &low).await?;
+            if self.add_to_open(level, (L::key(&low), child)) {
+                break;
             }
-            if let Some(open) = &self.levels[usize::from(level)].0 {
-                L::inner_insert(open.image.page(), &low, child);
+            let carried = match usize::from(level) < self.levels.len() {
+                true => self.close(level, Some(L::key(&low))).await?,
+                false => None,
+            };
+            self.open(level, L::key(&low)).await?;
+            if !self.add_to_open(level, (L::key(&low), child)) {
+                return Err(RemoteError::Contended { retries: 0 });
             }
             match carried {
                 Some((closed_low, closed)) => (level, low, child) = (level + 1, closed_low, closed),
@@ -210,11 +236,12 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     /// Starts a new leaf at each boundary up to `key` (Z1).
     async fn pass_boundaries(&mut self, key: Option<&L::Key>) -> Result<(), RemoteError> {
         if self.levels.is_empty() {
-            self.open(0, &L::min_key()).await?;
+            self.open(0, L::key(&L::min_key())).await?;
         }
-        while let Some(boundary) = self.next_boundary.take_if(|b| key.is_none_or(|key| *b <= *key))
+        while let Some(boundary) =
+            self.next_boundary.take_if(|b| key.is_none_or(|key| L::key(b) <= key))
         {
-            self.next_leaf(&boundary).await?;
+            self.next_leaf(L::key(&boundary)).await?;
             self.next_boundary = self.boundaries.next();
         }
         Ok(())
@@ -226,16 +253,14 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
         self.pass_boundaries(Some(key)).await?;
-        let full =
-            matches!(&self.levels[0].0, Some(open) if open.image.page().count() >= self.fill);
-        if full {
+        if !self.add_record((key, value)) {
             self.next_leaf(key).await?;
+            if !self.add_record((key, value)) {
+                return Err(RemoteError::Contended { retries: 0 });
+            }
         }
         self.records += 1;
-        match self.levels[0].0.as_ref().map(|open| L::leaf_insert(open.image.page(), key, value)) {
-            Some(LeafInsert::Inserted) => Ok(()),
-            _ => Err(RemoteError::Contended { retries: 0 }),
-        }
+        Ok(())
     }
 
     /// On return all nodes but the root are written.
@@ -254,9 +279,10 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
             level += 1;
         };
         self.writer.finish().await?;
-        let Some(Open { node, image }) = root else {
+        let Some(Open { node, image, filling }) = root else {
             return Err(RemoteError::Contended { retries: 0 });
         };
+        L::fill_end(filling, image.page(), None);
         self.writer.release(node).await;
         let leaves = std::mem::take(&mut self.leaves);
         Ok(BuiltTree { root: image, leaves, records: self.records })

@@ -12,7 +12,7 @@
 //! *Thread safety*: private to one task.
 
 use crate::cache::OwnedRange;
-use crate::page::{Layout, Page, Probe};
+use crate::page::{Layout, OwnedKey, Page, Probe};
 use crate::remote::{Image, Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
@@ -28,7 +28,7 @@ pub(super) async fn mend<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
     compute_server: u16,
-    range: &OwnedRange<L::Key>,
+    range: &OwnedRange<OwnedKey<L>>,
 ) -> Result<u64, RemoteError> {
     let mut mended = 0;
     // Upper levels first, so that the path to each node leads through whole ones.
@@ -50,9 +50,9 @@ async fn is_in_tree<F: Fabric, L: Layout>(
     image: Page<'_, L>,
 ) -> Result<bool, RemoteError> {
     let (low, high) = (L::low(image), L::high(image));
-    let last = high.as_ref().map_or(Probe::Last, Probe::Before);
+    let last = high.as_ref().map(L::key).map_or(Probe::Last, Probe::Before);
     // Probe both ends: the parents may not know yet that one of them has moved.
-    for probe in [Probe::At(&low), last] {
+    for probe in [Probe::At(L::key(&low)), last] {
         if at == root || leads_to(pages, root, (at, image.level()), probe).await? {
             return Ok(true);
         }

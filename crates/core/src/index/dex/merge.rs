@@ -16,15 +16,15 @@ use super::latched::Latched;
 use super::split::Written;
 use crate::cache::{LiveCounters, OptimisticRef, Ownership, Restart, is_clean, mark_clean};
 use crate::index::PartState;
-use crate::page::{Layout, Page, Probe, least_entries, slot_range};
+use crate::page::{Layout, Page, Probe, is_sparse, slot_range};
 use crate::remote::{Image, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, Work};
 
 /// Whether two neighbours fit one page, or one has too few entries to stay as it is.
 fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
-    let fewest = left.live_count().min(right.live_count());
-    L::fits_merged(left, right) || fewest < L::CAPACITY / 4
+    let least = L::weight(left).min(L::weight(right));
+    L::fits_merged(left, right) || least < L::FULL / 4
 }
 
 /// The result of one attempt.
@@ -64,7 +64,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let Below { parent, node } = self.find_hot(probe, level).await?;
         let Some((parent, slot)) = parent else { return Ok(Tidied::Nothing) };
-        if node.page.live_count() >= least_entries::<L>() || self.server.shares(node.page) {
+        if !is_sparse::<L>(L::weight(node.page)) || self.server.shares(node.page) {
             return if node.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) };
         }
         let count = parent.page.count();
@@ -74,9 +74,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 continue;
             }
             let low = L::inner_key(parent.page, other);
-            let found = self.hot_child(parent, level + 1, Probe::At(&low)).await;
+            let found = self.hot_child(parent, level + 1, Probe::At(L::key(&low))).await;
             let (found, neighbour) = match found {
-                Err(Restart::Refresh) => return Err(self.refresh_neighbour(&low).await),
+                Err(Restart::Refresh) => return Err(self.refresh_neighbour(L::key(&low)).await),
                 found => found?,
             };
             if found != other || !parent.is_valid() {
@@ -84,7 +84,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
             if self.server.shares(neighbour.page) && !self.fabric().breaks(rules::SHARED_NOT_MERGED)
             {
-                return Err(self.refresh_neighbour(&low).await);
+                return Err(self.refresh_neighbour(L::key(&low)).await);
             }
             let (pair, right_slot) = match other > slot {
                 true => ([node, neighbour], other),
@@ -139,8 +139,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.merge([parent, left, right], lower, &upper, right_slot).await?;
             Ok(Tidied::Merged)
         } else {
-            self.borrow([parent, left, right], [lower, upper], right_slot).await?;
-            Ok(Tidied::Borrowed)
+            self.borrow([parent, left, right], [lower, upper], right_slot).await
         }
     }
 
@@ -196,12 +195,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         [parent, left, right]: [Latched<'_, L>; 3],
         [lower, upper]: [Image<L>; 2],
         right_slot: usize,
-    ) -> Result<(), Restart> {
+    ) -> Result<Tidied, Restart> {
         let cache = self.client.cache();
+        // Y8: the parent is asked before anything is written.
+        let fits = |separator: &L::Key| L::inner_can_set_key(parent.page, right_slot, separator);
+        let Some(separator) = L::rebalance(lower.page(), upper.page(), fits) else {
+            return Ok(Tidied::Nothing);
+        };
+        let left_gains = separator > L::low(right.page);
         let lock = self.lock_shared(&parent).await?;
         self.charge(Work::RestructureNode).await;
-        let left_gains = lower.page().count() < upper.page().count();
-        let separator = L::rebalance(lower.page(), upper.page());
         lower.page().set_note(0);
         upper.page().set_note(0);
         let (gainer, gained) = if left_gains { (&left, &lower) } else { (&right, &upper) };
@@ -209,7 +212,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.unlock_shared(lock).await;
             return Err(restart);
         }
-        let move_boundary = |page: Page<'_, L>| L::inner_set_key(page, right_slot, &separator);
+        let move_boundary = |page: Page<'_, L>| {
+            let there = L::inner_set_key(page, right_slot, L::key(&separator));
+            debug_assert!(there, "Y8: the parent was asked for room");
+        };
         let written = match self.write_parent_alone(&parent, lock, move_boundary).await {
             Ok(written) => written,
             Err(restart) => {
@@ -229,7 +235,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(right.frame);
         move_boundary(parent.page);
         self.hold_below(&written, &parent, &[left.frame, right.frame]);
-        Ok(())
+        Ok(Tidied::Borrowed)
     }
 
     /// Moves the content of an only child into the root, if the root is exclusive and the child is
@@ -242,7 +248,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(Tidied::Nothing);
         }
         let low = L::low(root.page);
-        let (_, child) = self.hot_child(root, level, Probe::At(&low)).await?;
+        let (_, child) = self.hot_child(root, level, Probe::At(L::key(&low))).await?;
         let root = self.latch(root)?;
         let child = self.latch(child)?;
         if root.shared || child.shared {
@@ -253,7 +259,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(Tidied::Nothing);
         }
         let content = Image::<L>::empty();
-        content.page().format_empty(self.root, level - 1, &low, None);
+        content.page().format_empty(self.root, level - 1, L::key(&low), None);
         content.page().copy_content(child.page);
         content.page().set_note(0);
         // The change happens, now or later: the pool may already have the new root.
@@ -287,12 +293,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let mut low = range.low;
         loop {
-            let look = |page: Page<'_, L>| (page.live_count(), L::high(page));
-            let (live, mut high) = self.read_leaf(Probe::At(&low), look).await?;
-            if live < least_entries::<L>() {
-                self.tidy(&low).await?;
+            let look = |page: Page<'_, L>| (L::weight(page), L::high(page));
+            let (weight, mut high) = self.read_leaf(Probe::At(L::key(&low)), look).await?;
+            if is_sparse::<L>(weight) {
+                self.tidy(L::key(&low)).await?;
                 // The leaf may have absorbed the next one: continue behind its new high fence.
-                high = self.read_leaf(Probe::At(&low), look).await?.1;
+                high = self.read_leaf(Probe::At(L::key(&low)), look).await?.1;
             }
             match high {
                 Some(high) if range.high.as_ref().is_none_or(|end| high < *end) => low = high,

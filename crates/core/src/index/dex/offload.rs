@@ -24,10 +24,10 @@ use crate::cache::{
     LiveCounters, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Restart,
 };
 use crate::index::{Records, Scan};
-use crate::page::{Answer, Layout, LeafEdit, ScanWindow, slot_range};
+use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, ScanWindow, slot_range};
 use crate::remote::{RemoteError, Settling};
 use crate::rules;
-use crate::wire::{OffloadRequest, Reply, Request, Ticket};
+use crate::wire::{AskOffload, OffloadRequest, Reply, Request, Ticket};
 use farleaf_fabric::{Fabric, ServerId};
 use std::cell::{Cell, RefCell};
 
@@ -163,11 +163,11 @@ fn decide(
 /// What a memory server has found below a missing node.
 #[derive(Debug)]
 pub(super) struct OffloadedScan<L: Layout> {
-    pub(super) records: Records<L::Key, L::Value>,
+    pub(super) records: Records<OwnedKey<L>, OwnedValue<L>>,
     /// There may be more records below the node, beyond the last one returned.
     pub(super) more: bool,
     /// Where the node ends in the direction of the scan.
-    pub(super) fence: Option<L::Key>,
+    pub(super) fence: Option<OwnedKey<L>>,
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
@@ -222,7 +222,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         missing: Missing<'_, L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Restart> {
+    ) -> Result<Answer<OwnedValue<L>>, Restart> {
         let Missing { parent, slot, address, level } = missing;
         let ticket = match edit.changes() {
             true => Some(self.client.pages().take_ticket().await?.ok_or(Restart::Here)?),
@@ -236,12 +236,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(Restart::Here); // C18
         }
         let rpc = self.client.pages().rpc();
-        let request = Request::from(OffloadRequest::Edit {
-            node: address,
-            level,
-            edit: edit.cloned(),
-            ticket,
-        });
+        let request = AskOffload { node: address, level, edit, ticket };
         let asked_ns = self.fabric().now_ns();
         let server = address.server();
         // A change may still be made after its future is dropped; a lookup changes nothing.
@@ -257,8 +252,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if let (Err(RemoteError::Indeterminate(_)), Some(ticket), true) = (&outcome, ticket, closes)
         {
             for _ in 0..CLOSINGS {
-                outcome =
-                    rpc.ask_harmless(server, &OffloadRequest::CloseTicket { ticket }.into()).await;
+                outcome = rpc.ask_harmless(server, &OffloadRequest::CloseTicket { ticket }).await;
                 if !matches!(outcome, Err(RemoteError::Indeterminate(_))) {
                     break;
                 }
@@ -344,7 +338,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let fence = next_fence(parent.page, slot, window.reverse);
         // The node may hold keys beyond the range that its parent routes to it (D7).
         let (low, high) = slot_range(parent.page, slot);
-        let (lower, upper) = (window.lower.cloned(), window.upper.cloned());
+        let (lower, upper) =
+            (window.lower.map(ToOwned::to_owned), window.upper.map(ToOwned::to_owned));
         let wanted = Scan { lower, upper, reverse: window.reverse, limit: window.limit };
         let wanted = within(&wanted, &OwnedRange { low, high });
         // A late request changes nothing, so the mark may end with this call.

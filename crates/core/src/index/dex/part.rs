@@ -5,16 +5,16 @@ use super::hand_over::GivenUp;
 use super::{DexIndex, DexServer};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::index::{Answer, LeafEdit, PartIndex, PartState, Records, Scan};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::{Detector, RemoteError};
 use farleaf_fabric::Fabric;
 
-impl<L: Layout> PartState<L::Key> for DexServer<L> {
-    fn range(&self) -> OwnedRange<L::Key> {
+impl<L: Layout> PartState<OwnedKey<L>> for DexServer<L> {
+    fn range(&self) -> OwnedRange<OwnedKey<L>> {
         self.cache().owned().range()
     }
 
-    fn set_range(&self, range: OwnedRange<L::Key>) {
+    fn set_range(&self, range: OwnedRange<OwnedKey<L>>) {
         self.cache().owned().set(range);
     }
 
@@ -36,7 +36,10 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     }
 
     #[inline]
-    fn get(&self, key: &L::Key) -> impl Future<Output = Result<Option<L::Value>, RemoteError>> {
+    fn get(
+        &self,
+        key: &L::Key,
+    ) -> impl Future<Output = Result<Option<OwnedValue<L>>, RemoteError>> {
         DexIndex::get(self, key)
     }
 
@@ -44,7 +47,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> impl Future<Output = Result<Answer<L::Value>, RemoteError>> {
+    ) -> impl Future<Output = Result<Answer<OwnedValue<L>>, RemoteError>> {
         DexIndex::execute(self, edit)
     }
 
@@ -52,7 +55,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: impl Fn(usize, Result<Answer<L::Value>, RemoteError>),
+        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
     ) -> impl Future<Output = ()> {
         DexIndex::execute_all(self, edits, done)
     }
@@ -60,9 +63,9 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     #[inline]
     fn scan(
         &self,
-        scan: &Scan<L::Key>,
-        out: &mut Records<L::Key, L::Value>,
-    ) -> impl Future<Output = Result<OwnedRange<L::Key>, RemoteError>> {
+        scan: &Scan<OwnedKey<L>>,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>> {
         DexIndex::scan(self, scan, out)
     }
 
@@ -101,35 +104,35 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     fn fences(
         &self,
         key: &L::Key,
-    ) -> impl Future<Output = Result<(L::Key, Option<L::Key>), RemoteError>> {
+    ) -> impl Future<Output = Result<(OwnedKey<L>, Option<OwnedKey<L>>), RemoteError>> {
         DexIndex::fences(self, key)
     }
 
     fn boundary_near(
         &self,
         key: &L::Key,
-    ) -> impl Future<Output = Result<Option<L::Key>, RemoteError>> {
+    ) -> impl Future<Output = Result<Option<OwnedKey<L>>, RemoteError>> {
         DexIndex::boundary_near(self, key)
     }
 
     fn release_range(
         &self,
-        keys: &OwnedRange<L::Key>,
-        rest: &OwnedRange<L::Key>,
+        keys: &OwnedRange<OwnedKey<L>>,
+        rest: &OwnedRange<OwnedKey<L>>,
     ) -> impl Future<Output = Result<Option<GivenUp<'_, F, L>>, RemoteError>> {
         DexIndex::release_range(self, keys, rest)
     }
 
     fn prepare_take_over(
         &self,
-        grown: &OwnedRange<L::Key>,
+        grown: &OwnedRange<OwnedKey<L>>,
     ) -> impl Future<Output = Result<(), RemoteError>> {
         DexIndex::prepare_take_over(self, grown)
     }
 
     fn take_over(
         &self,
-        grown: &OwnedRange<L::Key>,
+        grown: &OwnedRange<OwnedKey<L>>,
     ) -> impl Future<Output = Result<(), RemoteError>> {
         DexIndex::take_over(self, grown)
     }

@@ -8,7 +8,7 @@ use super::options::from_word;
 use super::replace::{is_empty, nodes_below, replace_root};
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, PartPool};
-use crate::page::{DesignId, Layout};
+use crate::page::{DesignId, Layout, OwnedKey};
 use crate::remote::{PageClient, ROOT_SERVER, RemoteError, RpcClient};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -51,7 +51,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
         self.pages.use_servers(servers);
     }
 
-    fn builder(&self, fill: f64, boundaries: Vec<L::Key>) -> Builder<'_, F, L> {
+    fn builder(&self, fill: f64, boundaries: Vec<OwnedKey<L>>) -> Builder<'_, F, L> {
         Builder::new(&self.pages, fill, self.placement_level, boundaries)
     }
 
@@ -82,7 +82,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
     async fn end_former_life(
         &self,
         compute_server: u16,
-        range: &OwnedRange<L::Key>,
+        range: &OwnedRange<OwnedKey<L>>,
     ) -> Result<(), IndexError> {
         let pages = &self.pages;
         let breaks = |rule| pages.fabric().breaks(rule);

@@ -3,7 +3,7 @@
 //! *Thread safety*: private to one task.
 
 use crate::index::IndexError;
-use crate::page::{Layout, Page, ScanWindow, clipped, narrowed, slot_range};
+use crate::page::{Layout, OwnedKey, Page, ScanWindow, clipped, narrowed, slot_range};
 use crate::remote::{Change, Image, Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::ops::Bound;
@@ -26,7 +26,7 @@ async fn try_replace_root<F: Fabric, L: Layout>(
     let locked = pages.lock(&copy).await?;
     let image = Image::<L>::empty();
     let level = content.page().level();
-    image.page().format_empty(root, level, &L::min_key(), None);
+    image.page().format_empty(root, level, L::key(&L::min_key()), None);
     image.page().copy_content(content.page());
     Ok(pages.commit(Change::new(locked, &copy, image)).await?)
 }
@@ -38,8 +38,8 @@ type Led<K> = (GlobalAddr, (K, Option<K>));
 /// The children of an inner page that hold some of `keys`, each with its part of them.
 fn children<L: Layout>(
     page: Page<'_, L>,
-    keys: &(L::Key, Option<L::Key>),
-) -> impl Iterator<Item = Led<L::Key>> {
+    keys: &(OwnedKey<L>, Option<OwnedKey<L>>),
+) -> impl Iterator<Item = Led<OwnedKey<L>>> {
     (0..page.count()).filter_map(move |slot| {
         let keys = narrowed(slot_range(page, slot), keys.clone());
         let has_any = keys.1.as_ref().is_none_or(|high| keys.0 < *high);
@@ -53,7 +53,7 @@ pub(super) async fn nodes_below<F: Fabric, L: Layout>(
     root: GlobalAddr,
 ) -> Result<Vec<GlobalAddr>, IndexError> {
     let mut nodes = Vec::new();
-    let mut inner: Vec<Led<L::Key>> = vec![(root, (L::min_key(), None))];
+    let mut inner: Vec<Led<OwnedKey<L>>> = vec![(root, (L::min_key(), None))];
     while let Some((at, keys)) = inner.pop() {
         let copy = match pages.read(Pointer::fixed(at)).await {
             Ok(copy) => copy,
@@ -76,7 +76,7 @@ pub(super) async fn is_empty<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
 ) -> Result<bool, IndexError> {
-    let mut nodes: Vec<Led<L::Key>> = vec![(root, (L::min_key(), None))];
+    let mut nodes: Vec<Led<OwnedKey<L>>> = vec![(root, (L::min_key(), None))];
     while let Some((at, keys)) = nodes.pop() {
         // A leaf that was written back in part has no valid checksum, but it has a stamp.
         let copy = pages.read_raw(at).await?;
@@ -89,7 +89,7 @@ pub(super) async fn is_empty<F: Fabric, L: Layout>(
             return Err(RemoteError::Damaged { at }.into());
         }
         let unbounded = (Bound::Unbounded, Bound::Unbounded);
-        let (lower, upper) = clipped(unbounded, (&keys.0, keys.1.as_ref()));
+        let (lower, upper) = clipped(unbounded, (L::key(&keys.0), keys.1.as_ref().map(L::key)));
         let window = ScanWindow { lower, upper, reverse: false, limit: 1 };
         if L::leaf_collect(page, &window, &mut Vec::new()) > 0 {
             return Ok(false);

@@ -18,7 +18,7 @@ use super::offload::OffloadedScan;
 use super::scan_range::{first, last, next_fence, within};
 use crate::cache::{OptimisticRef, OwnedRange, Restart};
 use crate::index::{PartState, Records, Scan};
-use crate::page::{Layout, Page, Probe, ScanWindow};
+use crate::page::{Layout, OwnedKey, OwnedValue, Page, Probe, ScanWindow};
 use crate::remote::RemoteError;
 use crate::together::all;
 use farleaf_fabric::{Fabric, Work};
@@ -26,7 +26,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 
 /// The records found so far.
-type Found<L> = RefCell<Records<<L as Layout>::Key, <L as Layout>::Value>>;
+type Found<L> = RefCell<Records<OwnedKey<L>, OwnedValue<L>>>;
 
 /// Most records for which a scan makes room before it has found them.
 const MOST_RESERVED: usize = 1024;
@@ -56,47 +56,47 @@ impl LeafSizes {
 
 /// A part of a scan.
 #[derive(Debug)]
-struct Part<'s, K> {
-    scan: &'s Scan<K>,
+struct Part<'s, L: Layout> {
+    scan: &'s Scan<OwnedKey<L>>,
     /// The range that was owned when the scan began.
-    range: &'s OwnedRange<K>,
+    range: &'s OwnedRange<OwnedKey<L>>,
     /// Locates the part's first leaf. Ascending: the leaf of this key. Descending: the leaf of the
     /// key, or of the keys just before it.
-    place: Bound<K>,
+    place: Bound<OwnedKey<L>>,
     /// Whether records before the place were scanned already. If so, never go back behind the
     /// place, even if a leaf reaches further by now.
     moved: bool,
     limit: usize,
 }
 
-impl<K: Clone + Ord> Part<'_, K> {
+impl<L: Layout> Part<'_, L> {
     /// Where the scan continues behind a node that ends at this fence; `None` if there can be no
     /// more records.
-    fn behind(&self, fence: Option<K>) -> Option<Bound<K>> {
+    fn behind(&self, fence: Option<OwnedKey<L>>) -> Option<Bound<OwnedKey<L>>> {
         let fence = fence?;
         let inside = match self.scan.reverse {
             true => fence > self.range.low,
             false => self.range.high.as_ref().is_none_or(|end| fence < *end),
         };
-        (inside && self.window().goes_behind(&fence)).then_some(match self.scan.reverse {
+        (inside && self.window().goes_behind(L::key(&fence))).then_some(match self.scan.reverse {
             true => Bound::Excluded(fence),
             false => Bound::Included(fence),
         })
     }
 
-    fn window(&self) -> ScanWindow<'_, K> {
+    fn window(&self) -> ScanWindow<'_, L::Key> {
         let Scan { lower, upper, reverse, .. } = self.scan;
         let (lower, upper) = match (self.moved, *reverse) {
             (false, _) => (lower, upper),
             (true, true) => (lower, &self.place),
             (true, false) => (&self.place, upper),
         };
-        let (lower, upper) = (lower.as_ref(), upper.as_ref());
+        let (lower, upper) = (lower.as_ref().map(L::key), upper.as_ref().map(L::key));
         ScanWindow { lower, upper, reverse: *reverse, limit: self.limit }
     }
 
-    fn probe(&self) -> Probe<'_, K> {
-        match &self.place {
+    fn probe(&self) -> Probe<'_, L::Key> {
+        match self.place.as_ref().map(L::key) {
             Bound::Included(key) => Probe::At(key),
             // An ascending scan continues in the leaf of the last record returned.
             Bound::Excluded(key) if !self.scan.reverse => Probe::At(key),
@@ -106,12 +106,7 @@ impl<K: Clone + Ord> Part<'_, K> {
     }
 
     /// Replaces the records from `had` on in `out` with those that the part finds in `leaf`.
-    fn collect<L: Layout<Key = K>>(
-        &self,
-        leaf: Page<'_, L>,
-        had: usize,
-        out: &Found<L>,
-    ) -> LeafEnd<K> {
+    fn collect(&self, leaf: Page<'_, L>, had: usize, out: &Found<L>) -> LeafEnd<OwnedKey<L>> {
         let mut out = out.borrow_mut();
         // This may run on an inconsistent leaf first, and then again.
         out.truncate(had);
@@ -134,9 +129,9 @@ struct LeafEnd<K> {
 #[derive(Debug)]
 enum Step<'a, L: Layout> {
     /// The leaf at the place was read.
-    Read(LeafEnd<L::Key>),
+    Read(LeafEnd<OwnedKey<L>>),
     /// Nothing was read yet: the leaves at these places, below this node, should be read together.
-    Together(OptimisticRef<'a, L>, Vec<Bound<L::Key>>),
+    Together(OptimisticRef<'a, L>, Vec<Bound<OwnedKey<L>>>),
     /// The memory server has found these records.
     Offloaded(OffloadedScan<L>),
 }
@@ -150,9 +145,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// records found before.
     pub async fn scan(
         &self,
-        scan: &Scan<L::Key>,
-        out: &mut Records<L::Key, L::Value>,
-    ) -> Result<OwnedRange<L::Key>, RemoteError> {
+        scan: &Scan<OwnedKey<L>>,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let range = self.server.range();
         // The range may grow meanwhile, and leaves then reach beyond it. The caller continues the
         // scan there.
@@ -171,9 +166,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     async fn scan_from(
         &self,
-        begin: Option<Bound<L::Key>>,
-        scan: &Scan<L::Key>,
-        range: &OwnedRange<L::Key>,
+        begin: Option<Bound<OwnedKey<L>>>,
+        scan: &Scan<OwnedKey<L>>,
+        range: &OwnedRange<OwnedKey<L>>,
         found: &Found<L>,
     ) -> Result<(), RemoteError> {
         let (mut at, mut moved) = (begin, false);
@@ -213,7 +208,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// offered to it again.
     async fn step(
         &self,
-        part: &Part<'_, L::Key>,
+        part: &Part<'_, L>,
         found: &Found<L>,
         offer: &mut bool,
     ) -> Result<Step<'_, L>, RemoteError> {
@@ -232,7 +227,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     async fn try_step(
         &self,
-        part: &Part<'_, L::Key>,
+        part: &Part<'_, L>,
         (found, had): (&Found<L>, usize),
         offer: bool,
     ) -> Result<Step<'_, L>, Restart> {
@@ -280,11 +275,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// (`led`).
     fn next_places(
         &self,
-        part: &Part<'_, L::Key>,
+        part: &Part<'_, L>,
         (parent, slot): (Page<'_, L>, usize),
-        led: &OwnedRange<L::Key>,
+        led: &OwnedRange<OwnedKey<L>>,
         most: usize,
-    ) -> Vec<Bound<L::Key>> {
+    ) -> Vec<Bound<OwnedKey<L>>> {
         let mut places = Vec::with_capacity(most);
         places.push(part.place.clone());
         let mut at = slot;
@@ -293,9 +288,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if is_last {
                 break;
             }
-            let is_led = |fence: &L::Key| match part.scan.reverse {
+            let is_led = |fence: &OwnedKey<L>| match part.scan.reverse {
                 true => *fence > led.low,
-                false => led.has(fence),
+                false => led.has(L::key(fence)),
             };
             let fence = next_fence(parent, at, part.scan.reverse).filter(is_led);
             let Some(place) = part.behind(fence) else { break };
@@ -309,10 +304,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// continues.
     async fn read_together(
         &self,
-        first: &Part<'_, L::Key>,
-        (above, places): (OptimisticRef<'_, L>, Vec<Bound<L::Key>>),
+        first: &Part<'_, L>,
+        (above, places): (OptimisticRef<'_, L>, Vec<Bound<OwnedKey<L>>>),
         found: &Found<L>,
-    ) -> Result<Option<Bound<L::Key>>, RemoteError> {
+    ) -> Result<Option<Bound<OwnedKey<L>>>, RemoteError> {
         let &Part { scan, range, moved, limit, .. } = first;
         let parts = places.into_iter().enumerate();
         let parts: Vec<_> = parts
@@ -339,9 +334,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Reads one part: from the node above it if that has not changed, otherwise from the root.
     async fn read_part(
         &self,
-        part: &Part<'_, L::Key>,
+        part: &Part<'_, L>,
         above: OptimisticRef<'_, L>,
-    ) -> Result<(Records<L::Key, L::Value>, LeafEnd<L::Key>), RemoteError> {
+    ) -> Result<(Records<OwnedKey<L>, OwnedValue<L>>, LeafEnd<OwnedKey<L>>), RemoteError> {
         let probe = part.probe();
         let records = RefCell::new(Records::with_capacity(part.limit.min(L::CAPACITY)));
         let read = |leaf: Page<'_, L>| part.collect(leaf, 0, &records);

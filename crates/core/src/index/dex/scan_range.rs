@@ -4,7 +4,7 @@
 
 use crate::cache::OwnedRange;
 use crate::index::Scan;
-use crate::page::{Layout, Page, clipped};
+use crate::page::{Layout, OwnedKey, Page, clipped};
 use std::ops::Bound;
 
 /// Where the subtree at a slot ends in the direction of a scan.
@@ -12,7 +12,7 @@ pub(super) fn next_fence<L: Layout>(
     parent: Page<'_, L>,
     slot: usize,
     reverse: bool,
-) -> Option<L::Key> {
+) -> Option<OwnedKey<L>> {
     match reverse {
         true => Some(L::inner_key(parent, slot)),
         false => L::inner_end(parent, slot),

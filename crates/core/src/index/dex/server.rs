@@ -8,7 +8,7 @@
 use super::uncached::Unsettled;
 use crate::cache::{Cache, CacheClient, CacheOptions, FrameId, OwnedRange, Ownership, mark_clean};
 use crate::index::MemoryUse;
-use crate::page::{Layout, Page};
+use crate::page::{Layout, OwnedKey, Page};
 use crate::remote::{Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
@@ -38,7 +38,7 @@ impl<L: Layout> DexServer<L> {
     /// [`RegionError`] if there is no memory for the cache.
     pub(super) fn new(
         options: &CacheOptions,
-        range: OwnedRange<L::Key>,
+        range: OwnedRange<OwnedKey<L>>,
         memory: Arc<MemoryUse>,
     ) -> Result<Self, RegionError> {
         Ok(Self {

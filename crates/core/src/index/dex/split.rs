@@ -1,5 +1,6 @@
 //! Splits, done eagerly on the way down (Lu et al., §7). A full node gives its upper half to a new
-//! node, and its parent learns of the new node in the same step.
+//! node, and its parent learns of the new node in the same step. Before anything is written, the
+//! parent is asked whether it has room for the separator (Y8).
 //!
 //! *Order of the WRITEs* (D2): the new node, then the parent. The lower half is written by a later
 //! write-back, or together with the parent if it is shared. Until then its copy in the pool is the
@@ -11,15 +12,10 @@ use super::DexIndex;
 use super::latched::Latched;
 use super::nodes::NewNode;
 use crate::cache::{FrameId, LiveCounters, OptimisticRef, Restart, Swip, mark_clean};
-use crate::page::{Layout, LockWord, Page, Probe};
+use crate::page::{Entry, Layout, LeafEdit, LockWord, OwnedKey, Page, Probe, SplitPlan};
 use crate::remote::{Change, Committed, Image, Locked, PageCopy};
 use crate::rules;
-use farleaf_fabric::{Fabric, ServerId, Work};
-
-/// Whether a node must be split before another entry can be added below it.
-fn is_full<L: Layout>(page: Page<'_, L>) -> bool {
-    page.count() == L::CAPACITY && (page.level() > 0 || page.deleted_count() == 0)
-}
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 
 /// Whether the change of a parent has reached the pool.
 #[derive(Debug)]
@@ -34,38 +30,62 @@ pub(super) enum Written {
 type Held<'a, L> = (Locked<'a>, PageCopy<L>);
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Splits the topmost full node on the path of `probe`, if there is one.
+    /// Splits the topmost full node on the path of `edit`, if there is one. A leaf without room for
+    /// the edit counts as full.
     ///
     /// # Errors
     /// [`Restart`]; [`Restart::Again`] if a node was split or fetched, so that more may have to be
     /// done.
-    pub(super) async fn try_make_room(&self, probe: Probe<'_, L::Key>) -> Result<(), Restart> {
+    pub(super) async fn try_make_room(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<(), Restart> {
         let _unsettled = self.unsettle();
         let mut node = self.seen_root()?;
         let mut level = node.page.level();
-        if is_full(node.page) {
-            self.split_root(node).await?;
-            return Err(Restart::Again);
-        }
-        while level > 0 {
-            let (_, child) = self.hot_child(node, level, probe).await?;
-            if is_full(child.page) {
-                self.split_child(node, child).await?;
+        let mut path = vec![node];
+        loop {
+            if L::is_full(node.page) || (level == 0 && edit.lacks_room(node.page)) {
+                self.split_last(&path, edit).await?;
                 return Err(Restart::Again);
             }
-            node = child;
+            if level == 0 {
+                return Ok(());
+            }
+            (_, node) = self.hot_child(node, level, Probe::At(edit.key)).await?;
+            path.push(node);
             level -= 1;
         }
-        Ok(())
+    }
+
+    /// Splits the last node of a path from the root. If its parent has no room for the separator,
+    /// splits the parent instead, and so on (Y8).
+    async fn split_last(
+        &self,
+        path: &[OptimisticRef<'_, L>],
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<(), Restart> {
+        // Nothing is validated here: each split latches its nodes as they were seen.
+        let leads_to_leaf = path.last().is_some_and(|node| node.page.level() == 0);
+        let mut pending = if leads_to_leaf { edit.new_record() } else { None };
+        for pair in path.windows(2).rev() {
+            let (parent, child) = (pair[0], pair[1]);
+            let plan = L::split_plan(child.page, pending.as_ref());
+            if L::inner_has_room(parent.page, L::key(&plan.separator)) {
+                return self.split_child(parent, child, &plan).await;
+            }
+            pending = Some(Entry::Child(plan.separator, GlobalAddr::NULL));
+        }
+        self.split_root(path[0], pending.as_ref()).await
     }
 
     /// The memory server for the upper half of a node: that of the children that it gets, or that
     /// of the leaf being split.
-    fn home_of_upper_half(&self, page: Page<'_, L>) -> ServerId {
+    fn home_of_upper_half(&self, page: Page<'_, L>, plan: &SplitPlan<OwnedKey<L>>) -> ServerId {
         if page.level() == 0 {
             return page.address().server();
         }
-        self.home_of_child(page, page.count() / 2).unwrap_or(page.address().server())
+        self.home_of_child(page, plan.slot).unwrap_or(page.address().server())
     }
 
     /// The memory server of the child at a slot, if the slot has one.
@@ -137,9 +157,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         parent: OptimisticRef<'_, L>,
         child: OptimisticRef<'_, L>,
+        plan: &SplitPlan<OwnedKey<L>>,
     ) -> Result<(), Restart> {
         let level = child.page.level();
-        let new = self.new_node(level, self.home_of_upper_half(child.page)).await?;
+        let new = self.new_node(level, self.home_of_upper_half(child.page, plan)).await?;
         let free = self.client.free_frame().await?;
         let parent = self.latch(parent)?;
         let child = self.latch(child)?;
@@ -152,7 +173,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
         };
         self.charge(Work::RestructureNode).await;
-        let separator = L::split_copy(child.page, free.page(), new.at());
+        L::split_copy(child.page, free.page(), new.at(), plan);
+        let separator = L::key(&plan.separator);
         mark_clean(free.page());
         let word = match self.write_new(&new, free.page()).await {
             Ok(word) => word,
@@ -167,12 +189,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.arena().set_remote_word(free.frame(), word.to_bits());
         let at = new.at();
         let insert = |page: Page<'_, L>| {
-            let there = L::inner_insert(page, &separator, at);
-            debug_assert!(there, "the parent was split first");
+            let there = L::inner_insert(page, separator, at);
+            debug_assert!(there, "Y8: the parent was asked for room");
         };
         let truncate = |page: Page<'_, L>| {
-            L::split_truncate(page);
-            L::set_high(page, Some(&separator));
+            L::split_truncate(page, plan);
+            L::set_high(page, Some(separator));
         };
         let child_change = child_lock.map(|held| (&child, held, truncate));
         let new = new.about_to_be_used();
@@ -191,7 +213,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         cache.adopt(free.frame());
         let frame = cache.publish_new(free, mark, parent.frame);
-        L::inner_insert(parent.page, &separator, Swip::Frame(frame).to_word());
+        L::inner_insert(parent.page, separator, Swip::Frame(frame).to_word());
         self.hold_below(&written, &parent, &[child.frame, frame]);
         Ok(())
     }
@@ -282,12 +304,17 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Splits the root. Its content moves into two new nodes; the root keeps its address and grows
     /// by one level.
-    async fn split_root(&self, root: OptimisticRef<'_, L>) -> Result<(), Restart> {
+    async fn split_root(
+        &self,
+        root: OptimisticRef<'_, L>,
+        pending: Option<&Entry<L>>,
+    ) -> Result<(), Restart> {
+        let plan = L::split_plan(root.page, pending);
         let cache = self.client.cache();
         let level = root.page.level();
         let left_home = self.home_of_child(root.page, 0).unwrap_or(self.root.server());
         let left = self.new_node(level, left_home).await?;
-        let right = self.new_node(level, self.home_of_upper_half(root.page)).await?;
+        let right = self.new_node(level, self.home_of_upper_half(root.page, &plan)).await?;
         let left_free = self.client.free_frame().await?;
         let right_spare = self.client.another_spare().await?;
         let root = self.latch(root)?;
@@ -296,11 +323,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let (full, low, high) = (root.page, L::low(root.page), L::high(root.page));
         let level = full.level();
         let (lower, upper) = (left_free.page(), right_spare.page());
-        lower.format_empty(left.at(), level, &low, high.as_ref());
+        lower.format_empty(left.at(), level, L::key(&low), high.as_ref().map(L::key));
         lower.copy_content(full);
-        let separator = L::split_copy(lower, upper, right.at());
-        L::split_truncate(lower);
-        L::set_high(lower, Some(&separator));
+        L::split_copy(lower, upper, right.at(), &plan);
+        L::split_truncate(lower, &plan);
+        let separator = L::key(&plan.separator);
+        L::set_high(lower, Some(separator));
         mark_clean(lower);
         mark_clean(upper);
         let written = async {
@@ -321,9 +349,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.arena().set_remote_word(right_spare.frame(), right_word.to_bits());
         let (left_at, right_at) = (left.at(), right.at());
         let grow = |page: Page<'_, L>, left, right| {
-            page.format_empty(self.root, level + 1, &low, high.as_ref());
-            L::inner_insert(page, &low, left);
-            L::inner_insert(page, &separator, right);
+            page.format_empty(self.root, level + 1, L::key(&low), high.as_ref().map(L::key));
+            L::inner_insert(page, L::key(&low), left);
+            L::inner_insert(page, separator, right);
         };
         let edit = |page: Page<'_, L>| grow(page, left_at, right_at);
         let (left, right) = (left.about_to_be_used(), right.about_to_be_used());

@@ -25,7 +25,9 @@
 
 use super::DexIndex;
 use crate::cache::{IoMark, LiveCounters, Mapped, OwnedRange, Restart};
-use crate::page::{FencePosition, Layout, LeafOutcome, Page, Probe, slot_range};
+use crate::page::{
+    FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, Probe, slot_range,
+};
 use crate::remote::Pointer;
 use crate::rules;
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
@@ -92,7 +94,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// The value of `key`, by READs alone; `None` if they do not give a reliable answer.
-    pub(super) async fn get_in_pool(&self, key: &L::Key) -> Option<Option<L::Value>> {
+    pub(super) async fn get_in_pool(&self, key: &L::Key) -> Option<Option<OwnedValue<L>>> {
         let probe = Probe::At(key);
         let before = self.server.unsettled().settled()?;
         let (at, _) = self.walk(probe).await.ok()?;
@@ -168,7 +170,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn walk(
         &self,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(GlobalAddr, OwnedRange<L::Key>), Restart> {
+    ) -> Result<(GlobalAddr, OwnedRange<OwnedKey<L>>), Restart> {
         let mut at = self.root;
         let mut keys = OwnedRange { low: L::min_key(), high: None };
         let mut expected = None;

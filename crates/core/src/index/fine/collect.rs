@@ -15,10 +15,8 @@
 
 use super::FineIndex;
 use crate::index::IndexError;
-use crate::index::one_sided::{
-    Collect, CollectCursor, Joined, are_too_empty, compact, join, lock_all,
-};
-use crate::page::{Layout, MAX_LEVEL, Probe};
+use crate::index::one_sided::{Collect, CollectCursor, Joined, compact, join, lock_all};
+use crate::page::{Layout, MAX_LEVEL, OwnedKey, Probe, are_too_empty};
 use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
@@ -57,13 +55,13 @@ impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
     /// Collects the children of one parent, or some of them; `None` at the end of a pass.
     async fn collect_step(
         &self,
-        cursor: CollectCursor<L::Key>,
-    ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
+        cursor: CollectCursor<OwnedKey<L>>,
+    ) -> Result<Option<CollectCursor<OwnedKey<L>>>, IndexError> {
         let CollectCursor { level, key, mut merged } = cursor;
         let from = key.unwrap_or_else(L::min_key);
         let Some(next) = self
             .pages
-            .attempts(async || self.collect_if_there(level, &from, &mut merged).await)
+            .attempts(async || self.collect_if_there(level, L::key(&from), &mut merged).await)
             .await?
         else {
             return Ok(None);
@@ -92,7 +90,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         level: u8,
         key: &L::Key,
         merged: &mut u64,
-    ) -> Result<Option<Option<L::Key>>, Miss> {
+    ) -> Result<Option<Option<OwnedKey<L>>>, Miss> {
         let root = self.pages.read(self.root_pointer()).await?;
         if root.page().level() <= level {
             return Ok(None);
@@ -108,7 +106,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         level: u8,
         key: &L::Key,
         merged: &mut u64,
-    ) -> Result<Option<L::Key>, Miss> {
+    ) -> Result<Option<OwnedKey<L>>, Miss> {
         let parent = self.descend(Probe::At(key), level + 1).await?;
         let count = parent.page().count();
         let first = L::inner_slot(parent.page(), Probe::At(key));
@@ -154,20 +152,24 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         slot: usize,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<Pair<L::Key>, Miss> {
+    ) -> Result<Pair<OwnedKey<L>>, Miss> {
         let unknown = left.page().sibling() != right.at();
         if unknown && !self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
             return self.remove_head_between(left, right).await;
         }
         let above = Image::of(parent.page());
         let Some(Joined { left: lower, right: upper, separator, left_loses }) =
-            join(&self.pages, left.page(), right.page())
+            join(&self.pages, left.page(), right.page(), |separator| {
+                L::inner_can_set_key(parent.page(), slot + 1, separator)
+            })
         else {
             return Ok(Pair::Untouched);
         };
         match &separator {
             None => L::inner_remove(above.page(), slot + 1),
-            Some(separator) => L::inner_set_key(above.page(), slot + 1, separator),
+            Some(separator) => {
+                L::inner_set_key(above.page(), slot + 1, L::key(separator));
+            }
         }
         let [parent_lock, left_lock, right_lock] =
             lock_all(&self.pages, [parent, left, right]).await?;
@@ -195,7 +197,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         &self,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<Pair<L::Key>, Miss> {
+    ) -> Result<Pair<OwnedKey<L>>, Miss> {
         let between = self.pages.read(left.pointer(left.page().sibling())).await?;
         let page = between.page();
         if !page.is_head() || page.sibling() != right.at() {

@@ -4,7 +4,7 @@
 
 use super::FineIndex;
 use crate::index::IndexError;
-use crate::page::{Layout, Probe};
+use crate::page::{Layout, OwnedKey, Probe};
 use crate::remote::{Change, Image, Miss, PageCopy, head_image, head_leaves};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
@@ -31,7 +31,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     }
 
     /// The children of a parent of leaves, from slot `first` on.
-    fn children(parent: &PageCopy<L>, first: usize) -> Leaves<L::Key> {
+    fn children(parent: &PageCopy<L>, first: usize) -> Leaves<OwnedKey<L>> {
         let page = parent.page();
         (first..page.count())
             .map(|slot| (L::inner_key(page, slot), L::inner_child(page, slot)))
@@ -46,15 +46,15 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// pointers grow too old before all of its leaves have been read.
     async fn refresh_below(
         &self,
-        key: &mut L::Key,
+        key: &mut OwnedKey<L>,
         since: &mut usize,
-    ) -> Result<Option<L::Key>, Miss> {
+    ) -> Result<Option<OwnedKey<L>>, Miss> {
         let root = self.pages.read(self.root_pointer()).await?;
         if root.page().level() == 0 {
             return Ok(None);
         }
         drop(root);
-        let parent = self.descend(Probe::At(key), 1).await?;
+        let parent = self.descend(Probe::At(L::key(key)), 1).await?;
         let mut children = Self::children(&parent, 0);
         let own = children.len();
         let next_parent = parent.page().sibling();
@@ -65,7 +65,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             }
         }
         let every = usize::from(self.options.leaves_per_head).min(head_leaves::<L>());
-        for number in L::inner_slot(parent.page(), Probe::At(key))..own {
+        for number in L::inner_slot(parent.page(), Probe::At(L::key(key)))..own {
             // The list after the last leaf of the last parent would be empty.
             let following = &children[number + 1..];
             let listed = &following[..following.len().min(every)];
@@ -92,7 +92,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     async fn add_head(
         &self,
         leaf: &PageCopy<L>,
-        listed: &[(L::Key, GlobalAddr)],
+        listed: &[(OwnedKey<L>, GlobalAddr)],
     ) -> Result<(), Miss> {
         if L::high(leaf.page()).as_ref() != listed.first().map(|(low, _)| low) {
             return Ok(());
@@ -123,7 +123,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     async fn refresh_head(
         &self,
         leaf: &PageCopy<L>,
-        listed: &[(L::Key, GlobalAddr)],
+        listed: &[(OwnedKey<L>, GlobalAddr)],
         wanted: bool,
     ) -> Result<(), Miss> {
         let head = self.pages.read(leaf.pointer(leaf.page().sibling())).await?;

@@ -7,25 +7,26 @@
 
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, LeafInsert, LockWord, Page};
+use crate::page::{Layout, LockWord, OwnedKey, OwnedValue, filled_weight};
 use crate::remote::{Change, Image, Miss, PageClient, RemoteError, head_image, head_leaves};
 use crate::wire::Refusal;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use std::collections::VecDeque;
 
 /// A page under construction.
-struct Open<F: Fabric, L> {
+struct Open<F: Fabric, L: Layout> {
     at: GlobalAddr,
     /// The READ of the node's word 0.
     fresh: F::Op<Buffer>,
     image: Image<L>,
+    filling: L::Filling,
 }
 
 /// A head under construction, with the leaves after it.
 struct OpenHead<F: Fabric, L: Layout> {
     at: GlobalAddr,
     fresh: F::Op<Buffer>,
-    leaves: Vec<(L::Key, GlobalAddr)>,
+    leaves: Vec<(OwnedKey<L>, GlobalAddr)>,
 }
 
 /// A WRITE in flight, and its content.
@@ -38,7 +39,7 @@ struct Written<F: Fabric, L> {
 /// A load in progress.
 struct Load<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
-    /// Entries per page.
+    /// Weight of a page.
     fill: usize,
     leaves_per_head: usize,
     /// The open page of each level, leaves first, and the number of pages that the level has, heads
@@ -71,11 +72,11 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let (at, fresh) = self.node(number).await?;
         let image = Image::<L>::empty();
         image.page().format_empty(at, level as u8, low, None);
-        let open = Open { at, fresh, image };
+        let open = Open { at, fresh, image, filling: L::Filling::default() };
         if level == 0 {
             self.leaves_since_head += 1;
             if let Some(head) = &mut self.head {
-                head.leaves.push((low.clone(), at));
+                head.leaves.push((low.to_owned(), at));
             }
         }
         match self.levels.get_mut(level) {
@@ -90,8 +91,24 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         }
     }
 
-    fn page(&self, level: usize) -> Page<'_, L> {
-        self.levels[level].0.image.page()
+    /// Adds a record to the open leaf; `false` if that is full.
+    fn add_record(&mut self, record: (&L::Key, &L::Value)) -> bool {
+        let (fill, Open { image, filling, .. }) = (self.fill, &mut self.levels[0].0);
+        L::fill_leaf(filling, image.page(), record, fill)
+    }
+
+    /// Adds a child to the open page of a level; `false` if that is full.
+    fn add_child(&mut self, level: usize, child: (&L::Key, GlobalAddr)) -> bool {
+        let (fill, Open { image, filling, .. }) = (self.fill, &mut self.levels[level].0);
+        L::fill_inner(filling, image.page(), child, fill)
+    }
+
+    /// Adds the first child to the open page of a level.
+    fn add_first(&mut self, level: usize, child: (&L::Key, GlobalAddr)) -> Result<(), RemoteError> {
+        match self.add_child(level, child) {
+            true => Ok(()),
+            false => Err(RemoteError::Contended { retries: 0 }),
+        }
     }
 
     /// Posts the WRITE of a complete page. Waits for older WRITEs while too many are in flight.
@@ -133,14 +150,15 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
         if self.levels.is_empty() {
-            self.open(0, &L::min_key()).await?;
+            self.open(0, L::key(&L::min_key())).await?;
         }
-        if self.page(0).count() >= self.fill {
-            self.next_leaf(key).await?;
+        if self.add_record((key, value)) {
+            return Ok(());
         }
-        match L::leaf_insert(self.page(0), key, value) {
-            LeafInsert::Inserted => Ok(()),
-            _ => Err(RemoteError::Contended { retries: 0 }),
+        self.next_leaf(key).await?;
+        match self.add_record((key, value)) {
+            true => Ok(()),
+            false => Err(RemoteError::Contended { retries: 0 }),
         }
     }
 
@@ -148,7 +166,10 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     /// long as pages are full.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
         // There is a head after every n-th leaf, and one where a scan reaches the end of a parent.
-        let ends_parent = self.levels.get(1).is_some_and(|_| self.page(1).count() >= self.fill);
+        let is_full = |Open { image, filling, .. }: &Open<F, L>| {
+            L::is_filled(filling, image.page(), self.fill)
+        };
+        let ends_parent = self.levels.get(1).is_some_and(|(open, _)| is_full(open));
         let since = if ends_parent { 2 * self.leaves_since_head } else { self.leaves_since_head };
         let wants_head = self.leaves_per_head > 0 && since >= self.leaves_per_head;
         let mut link = None;
@@ -166,20 +187,21 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         loop {
             let full = self.open(level, low).await?.expect("the level has an open page");
             let opened = self.levels[level].0.at;
-            L::split_link(full.image.page(), low, link.take().unwrap_or(opened));
-            let full_at = full.at;
-            self.close(full.at, full.fresh, full.image).await?;
+            let Open { at: full_at, fresh, image, filling } = full;
+            L::fill_end(filling, image.page(), Some(low));
+            image.page().set_sibling(link.take().unwrap_or(opened));
+            self.close(full_at, fresh, image).await?;
             if let Some(child) = child.replace(opened) {
-                L::inner_insert(self.page(level), low, child);
+                self.add_first(level, (low, child))?;
             }
             level += 1;
             if level == self.levels.len() {
                 // The first page of a level begins with the leftmost page of the level below.
-                self.open(level, &L::min_key()).await?;
-                L::inner_insert(self.page(level), &L::min_key(), full_at);
+                let min = L::min_key();
+                self.open(level, L::key(&min)).await?;
+                self.add_first(level, (L::key(&min), full_at))?;
             }
-            if self.page(level).count() < self.fill {
-                L::inner_insert(self.page(level), low, opened);
+            if self.add_child(level, (low, opened)) {
                 return Ok(());
             }
         }
@@ -199,13 +221,15 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let count = levels.len();
         let mut top = None;
         for (number, (open, _)) in levels.into_iter().enumerate() {
+            let Open { at, fresh, image, filling } = open;
+            L::fill_end(filling, image.page(), None);
             if number + 1 == count {
-                top = Some(open.image);
-                drop(open.fresh.await);
-                self.nodes.retain(|node| *node != open.at);
-                self.pages.give_back_unseen(open.at);
+                top = Some(image);
+                drop(fresh.await);
+                self.nodes.retain(|node| *node != at);
+                self.pages.give_back_unseen(at);
             } else {
-                self.close(open.at, open.fresh, open.image).await?;
+                self.close(at, fresh, image).await?;
             }
         }
         while !self.in_flight.is_empty() {
@@ -234,7 +258,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     pub(super) async fn load_records(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -242,7 +266,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let permille = (fill * 1000.0).round() as usize;
         let mut load = Load {
             pages: &self.pages,
-            fill: (L::CAPACITY * permille / 1000).clamp(2, L::CAPACITY),
+            fill: filled_weight::<L>(permille),
             leaves_per_head: usize::from(self.options.leaves_per_head).min(head_leaves::<L>()),
             levels: Vec::new(),
             head: None,
@@ -254,7 +278,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             let mut order = Ascending::default();
             for (key, value) in records {
                 order.take(&key)?;
-                load.append(&key, &value).await?;
+                load.append(L::key(&key), L::value(&value)).await?;
             }
             if let Some(top) = load.finish().await? {
                 self.pages.attempts(async || self.show(&top).await).await?;

@@ -9,9 +9,10 @@
 use super::FineIndex;
 use crate::index::one_sided::Locate;
 use crate::index::{IndexError, Scan};
-use crate::page::{Layout, Probe, Step, step};
-use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer};
+use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
+use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
@@ -36,10 +37,10 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
     }
 
     /// Descends for many keys together, level by level, and shares the READs of common nodes.
-    async fn get_together(
+    async fn get_together<Q: Borrow<L::Key>>(
         &self,
-        keys: &[L::Key],
-    ) -> Result<Vec<Option<Option<L::Value>>>, IndexError> {
+        keys: &[Q],
+    ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
         self.pages.fabric().charge(Work::Client).await;
         let mut found = vec![None; keys.len()];
         let mut frontier: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
@@ -62,8 +63,8 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
                 for number in of {
                     let key = &keys[number];
                     self.pages.fabric().charge(Work::VisitNode).await;
-                    match step(copy.page(), Probe::At(key), 0) {
-                        Step::Here => found[number] = Some(L::leaf_get(copy.page(), key)),
+                    match step(copy.page(), Probe::At(key.borrow()), 0) {
+                        Step::Here => found[number] = Some(L::leaf_get(copy.page(), key.borrow())),
                         Step::Child(to) | Step::Right(to) => {
                             let next = || (copy.pointer(to), Vec::new());
                             frontier.entry(to).or_insert_with(next).1.push(number);
@@ -88,7 +89,7 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
     async fn locate_up(
         &self,
         start: &L::Key,
-        scan: &Scan<L::Key>,
+        scan: &Scan<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
     ) -> Result<(Option<PageCopy<L>>, ()), Miss> {
@@ -127,7 +128,7 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         window: usize,
-    ) -> Result<Vec<(L::Key, Pointer)>, Miss> {
+    ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
         if self.root_level.get() == 0 {
             // The root is the only leaf. If it has grown meanwhile, the scan rejects the page.
             self.pages.fabric().charge(Work::Client).await;
@@ -144,7 +145,7 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
 
     async fn load_all(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         self.load_records(records, fill).await

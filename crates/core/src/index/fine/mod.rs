@@ -48,7 +48,7 @@ impl<L: Layout> Design<L> for Fine {
         let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
         let make = async |roots: &[GlobalAddr]| {
             let image = Image::<L>::empty();
-            image.page().format_empty(roots[0], 0, &L::min_key(), None);
+            image.page().format_empty(roots[0], 0, L::key(&L::min_key()), None);
             Ok::<_, IndexError>(vec![image])
         };
         let roots = pages.write_roots(1, make).await?;

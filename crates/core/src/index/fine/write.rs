@@ -1,8 +1,8 @@
 //! Inserting into full leaves: splits, and separators for the levels above.
 
 use super::FineIndex;
-use crate::page::{Layout, Probe};
-use crate::remote::{Entry, Image, Miss, PageCopy, RemoteError, Separator};
+use crate::page::{Entry, Layout, OwnedKey, Probe};
+use crate::remote::{Image, Miss, PageCopy, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
@@ -42,7 +42,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         full: &PageCopy<L>,
         entry: &Entry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<L::Key>>, Miss> {
+    ) -> Result<Option<Separator<OwnedKey<L>>>, Miss> {
         let needed = if full.at() == self.root { 2 } else { 1 };
         self.provide(spare, needed).await?;
         let nodes = spare.split_off(spare.len() - needed);
@@ -59,13 +59,13 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// Adds a separator at its level. If that splits a node, returns the next separator.
     pub(super) async fn install(
         &self,
-        separator: &Separator<L::Key>,
+        separator: &Separator<OwnedKey<L>>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<L::Key>>, Miss> {
+    ) -> Result<Option<Separator<OwnedKey<L>>>, Miss> {
         let Separator { level, key, child } = separator;
-        let node = self.descend(Probe::At(key), *level).await?;
+        let node = self.descend(Probe::At(L::key(key)), *level).await?;
         let entry = Entry::Child(key.clone(), *child);
-        if L::inner_key(node.page(), L::inner_slot(node.page(), Probe::At(key))) == *key {
+        if L::inner_key(node.page(), L::inner_slot(node.page(), Probe::At(L::key(key)))) == *key {
             return Ok(None); // another has installed it
         }
         let image = Image::of(node.page());

@@ -15,13 +15,11 @@
 
 use super::HybridIndex;
 use crate::index::IndexError;
-use crate::index::one_sided::{
-    Collect, CollectCursor, Joined, Locate, are_too_empty, compact, join, lock_all,
-};
-use crate::page::{Action, Layout, LeafEdit, Probe};
+use crate::index::one_sided::{Collect, CollectCursor, Joined, Locate, compact, join, lock_all};
+use crate::page::{Action, Layout, LeafEdit, OwnedKey, Probe, are_too_empty};
 use crate::remote::{Change, Miss, PageCopy, RemoteError};
 use crate::rules;
-use crate::wire::{Reply, Request, TreeRequest};
+use crate::wire::{AskEdit, Reply, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use std::ops::Bound;
 
@@ -37,7 +35,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
             cursor = next;
         }
         for server in self.servers() {
-            match self.pages.rpc().ask_harmless(server, &TreeRequest::Collect.into()).await? {
+            match self.pages.rpc().ask_harmless(server, &TreeRequest::Collect).await? {
                 Reply::Done => {}
                 _ => return Err(IndexError::BadReply { server }),
             }
@@ -48,8 +46,8 @@ impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
     /// Collects a few leaves. Starts at the first leaf if the cursor has no key.
     async fn collect_step(
         &self,
-        cursor: CollectCursor<L::Key>,
-    ) -> Result<Option<CollectCursor<L::Key>>, IndexError> {
+        cursor: CollectCursor<OwnedKey<L>>,
+    ) -> Result<Option<CollectCursor<OwnedKey<L>>>, IndexError> {
         let mut key = cursor.key.unwrap_or_else(L::min_key);
         let next = self.pages.attempts(async || self.collect_from(&mut key).await).await?;
         Ok(next.map(|key| CollectCursor { key: Some(key), ..CollectCursor::default() }))
@@ -65,12 +63,12 @@ impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// Collects the leaf of `key` and the leaves after it that the server names in the same reply.
     /// Returns where to continue. `key` records the progress of an attempt.
-    async fn collect_from(&self, key: &mut L::Key) -> Result<Option<L::Key>, Miss> {
-        let server = self.server_of(Probe::At(key));
+    async fn collect_from(&self, key: &mut OwnedKey<L>) -> Result<Option<OwnedKey<L>>, Miss> {
+        let server = self.server_of(Probe::At(L::key(key)));
         self.pages.fabric().charge(Work::Client).await;
         let start = Bound::Excluded(key.clone());
         let asked = self.post(server, start, Bound::Unbounded, false, LEAVES_AHEAD);
-        let mut left = self.find(Probe::At(key)).await?;
+        let mut left = self.find(Probe::At(L::key(key))).await?;
         let named = self.finish(asked).await?;
         self.compact(&mut left).await?;
         let post = |(low, pointer)| Ok((low, self.pages.post_together(pointer)?));
@@ -121,14 +119,14 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     ) -> Result<bool, Miss> {
         let begins = L::low(right.page());
         let Some(Joined { left: lower, right: upper, separator, left_loses }) =
-            join(&self.pages, left.page(), right.page())
+            join(&self.pages, left.page(), right.page(), |_| true)
         else {
             return Ok(false);
         };
         let [left_lock, right_lock] = lock_all(&self.pages, [left, right]).await?;
         let forgotten = match self.pages.fabric().breaks(rules::RECORDS_GO_FIRST) {
             true => Ok(true),
-            false => self.forget(server, &begins, right).await,
+            false => self.forget(server, L::key(&begins), right).await,
         };
         if !matches!(forgotten, Ok(true)) {
             self.pages.release(right_lock).await;
@@ -146,12 +144,12 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
                 Ok(true)
             }
             (Ok(()), Some(separator)) => {
-                self.install(&separator, right.at()).await;
+                self.install(L::key(&separator), right.at()).await;
                 Ok(false)
             }
             (Err(error @ RemoteError::Indeterminate(_)), _) => Err(error.into()),
             (Err(error), _) => {
-                self.install(&begins, right.at()).await;
+                self.install(L::key(&begins), right.at()).await;
                 Err(error.into())
             }
         }
@@ -168,7 +166,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         leaf: &PageCopy<L>,
     ) -> Result<bool, RemoteError> {
         let rpc = self.pages.rpc();
-        let request = |action| Request::Edit(LeafEdit { key: low.clone(), action });
+        let request = |action| AskEdit(LeafEdit { key: low, action });
         match rpc.ask_harmless(server, &request(Action::Get)).await? {
             Reply::Value(Some(at)) if at == leaf.at().to_bits() => {}
             Reply::Value(_) => return Ok(false),

@@ -8,7 +8,7 @@
 
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, LeafInsert, Probe};
+use crate::page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
 use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, RemoteError};
 use crate::wire::{Refusal, Request, TreeRequest};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
@@ -17,17 +17,18 @@ use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 const BATCH_RECORDS: usize = 2048;
 
 /// A leaf under construction: the existing first leaf of its share, or a new one.
-struct Open<F: Fabric, L> {
+struct Open<F: Fabric, L: Layout> {
     share: usize,
     node: Option<FreshNode<F>>,
     image: Image<L>,
+    filling: L::Filling,
 }
 
 /// A load in progress.
 struct Load<'a, F: Fabric, L: Layout> {
     index: &'a HybridIndex<F, L>,
     writer: FreshWriter<'a, F, L>,
-    /// Records per leaf.
+    /// Weight of a leaf.
     fill: usize,
     fill_permille: u16,
     open: Option<Open<F, L>>,
@@ -35,13 +36,13 @@ struct Load<'a, F: Fabric, L: Layout> {
     firsts: Vec<(usize, Image<L>)>,
     /// The low ends and addresses of leaves of the current share that its server has not been sent
     /// yet.
-    batch: Vec<(L::Key, u64)>,
+    batch: Vec<(OwnedKey<L>, u64)>,
     /// Servers that are building trees.
     begun: Vec<ServerId>,
 }
 
 impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
-    fn part(&self, share: usize) -> &'a Part<L::Key> {
+    fn part(&self, share: usize) -> &'a Part<OwnedKey<L>> {
         &self.index.parts[share]
     }
 
@@ -49,42 +50,61 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         let share = self.index.server_of(Probe::At(key)).index();
         match &self.open {
             Some(open) if open.share == share => {
-                if open.image.page().count() >= self.fill {
-                    self.next_leaf(key).await?;
+                if self.add((key, &value)) {
+                    return Ok(());
                 }
+                self.next_leaf(key).await?;
             }
             _ => {
                 self.end_share().await?;
                 let Part { low, high, first } = self.part(share);
-                let image = empty_leaf::<L>(*first, low, high.as_ref(), GlobalAddr::NULL);
-                self.open = Some(Open { share, node: None, image });
+                let image = empty_leaf::<L>(
+                    *first,
+                    L::key(low),
+                    high.as_ref().map(L::key),
+                    GlobalAddr::NULL,
+                );
+                let filling = L::Filling::default();
+                self.open = Some(Open { share, node: None, image, filling });
             }
         }
-        match self.open.as_ref().map(|open| L::leaf_insert(open.image.page(), key, &value)) {
-            Some(LeafInsert::Inserted) => Ok(()),
-            _ => Err(RemoteError::Contended { retries: 0 }),
+        match self.add((key, &value)) {
+            true => Ok(()),
+            false => Err(RemoteError::Contended { retries: 0 }),
         }
+    }
+
+    /// Adds a record to the open leaf; `false` if that is full.
+    fn add(&mut self, record: (&L::Key, &L::Value)) -> bool {
+        let fill = self.fill;
+        self.open.as_mut().is_some_and(|Open { image, filling, .. }| {
+            L::fill_leaf(filling, image.page(), record, fill)
+        })
     }
 
     /// Closes the open leaf at `low` and opens the next one of its share.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
         let Some(full) = self.open.take() else { return Ok(()) };
         let node = self.writer.take().await?;
-        L::split_link(full.image.page(), low, node.at());
+        full.image.page().set_sibling(node.at());
         let high = self.part(full.share).high.as_ref();
-        let image = empty_leaf::<L>(node.at(), low, high, GlobalAddr::NULL);
-        self.batch.push((low.clone(), node.at().to_bits()));
-        self.open = Some(Open { share: full.share, node: Some(node), image });
+        let image = empty_leaf::<L>(node.at(), low, high.map(L::key), GlobalAddr::NULL);
+        self.batch.push((low.to_owned(), node.at().to_bits()));
+        let filling = L::Filling::default();
+        self.open = Some(Open { share: full.share, node: Some(node), image, filling });
         if self.batch.len() == BATCH_RECORDS {
             self.send_batch(full.share).await?;
         }
-        self.close(full).await
+        self.close(full, Some(low)).await
     }
 
-    async fn close(&mut self, done: Open<F, L>) -> Result<(), RemoteError> {
-        match done.node {
-            Some(node) => self.writer.write(node, done.image).await?,
-            None => self.firsts.push((done.share, done.image)),
+    /// Ends a leaf at `high`.
+    async fn close(&mut self, done: Open<F, L>, high: Option<&L::Key>) -> Result<(), RemoteError> {
+        let Open { share, node, image, filling } = done;
+        L::fill_end(filling, image.page(), high);
+        match node {
+            Some(node) => self.writer.write(node, image).await?,
+            None => self.firsts.push((share, image)),
         }
         Ok(())
     }
@@ -96,7 +116,8 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
             last.image.page().set_sibling(next.first);
         }
         self.send_batch(last.share).await?;
-        self.close(last).await
+        let high = self.part(last.share).high.as_ref();
+        self.close(last, high.map(L::key)).await
     }
 
     /// Sends a server the leaves of its share that are in the batch.
@@ -120,7 +141,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
             }
         }
         let records = std::mem::take(&mut self.batch);
-        rpc.expect_done(server, &TreeRequest::LoadAppend { records }.into()).await
+        rpc.expect_done(server, &TreeRequest::LoadAppend { records }).await
     }
 
     /// Gives the first leaves their content: all of them or, as far as can be known, none.
@@ -151,10 +172,10 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     async fn end(&mut self) -> Result<(), RemoteError> {
         for server in std::mem::take(&mut self.begun) {
             let rpc = self.index.pages.rpc();
-            match rpc.expect_done(server, &TreeRequest::LoadEnd.into()).await {
+            match rpc.expect_done(server, &TreeRequest::LoadEnd).await {
                 // Ask again: the server ends the load now, or answers that it is over.
                 Err(RemoteError::Indeterminate(_)) => {
-                    match rpc.ask_harmless(server, &TreeRequest::LoadEnd.into()).await {
+                    match rpc.ask_harmless(server, &TreeRequest::LoadEnd).await {
                         Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => {}
                         outcome => drop(outcome?),
                     }
@@ -168,8 +189,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     async fn abort(self) {
         for server in self.begun {
             // Best effort: report the first error.
-            let _ =
-                self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort.into()).await;
+            let _ = self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort).await;
         }
         if let Some(Open { node: Some(node), .. }) = self.open {
             node.settle().await;
@@ -181,7 +201,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     pub(super) async fn load_records(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -192,7 +212,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         let mut load = Load {
             index: self,
             writer: FreshWriter::new(&self.pages),
-            fill: (L::CAPACITY * usize::from(fill_permille) / 1000).clamp(2, L::CAPACITY),
+            fill: filled_weight::<L>(fill_permille.into()),
             fill_permille,
             open: None,
             firsts: Vec::new(),
@@ -203,7 +223,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             let mut order = Ascending::default();
             for (key, value) in records {
                 order.take(&key)?;
-                load.append(&key, value).await?;
+                load.append(L::key(&key), value).await?;
             }
             load.end_share().await?;
             load.writer.finish().await?;
@@ -244,7 +264,11 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     async fn hide_first(&self, share: usize) -> Result<(), Miss> {
         let Part { low, high, first } = &self.parts[share];
         let next = self.parts.get(share + 1).map_or(GlobalAddr::NULL, |part| part.first);
-        self.replace_first(share, &empty_leaf::<L>(*first, low, high.as_ref(), next)).await
+        self.replace_first(
+            share,
+            &empty_leaf::<L>(*first, L::key(low), high.as_ref().map(L::key), next),
+        )
+        .await
     }
 
     async fn replace_first(&self, share: usize, image: &Image<L>) -> Result<(), Miss> {

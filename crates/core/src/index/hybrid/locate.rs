@@ -7,10 +7,11 @@
 use super::{HybridIndex, Part};
 use crate::index::one_sided::Locate;
 use crate::index::{IndexError, Scan};
-use crate::page::{Layout, Probe, Step, step};
-use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
+use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
+use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
 use crate::wire::{Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
@@ -40,14 +41,14 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// The memory server of the share that covers the probe.
     pub(super) fn server_of(&self, probe: Probe<'_, L::Key>) -> ServerId {
         let at_or_below = match probe {
-            Probe::At(key) => self.parts.partition_point(|part| part.low <= *key),
-            Probe::Before(key) => self.parts.partition_point(|part| part.low < *key),
+            Probe::At(key) => self.parts.partition_point(|part| L::key(&part.low) <= key),
+            Probe::Before(key) => self.parts.partition_point(|part| L::key(&part.low) < key),
             Probe::Last => self.parts.len(),
         };
         ServerId::new(at_or_below.saturating_sub(1) as u16)
     }
 
-    pub(super) fn part(&self, server: ServerId) -> &Part<L::Key> {
+    pub(super) fn part(&self, server: ServerId) -> &Part<OwnedKey<L>> {
         &self.parts[server.index()]
     }
 
@@ -59,8 +60,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// Posts the request for `limit` leaves, descending from the one that covers the probe.
     pub(super) fn post_down(&self, probe: Probe<'_, L::Key>, limit: usize) -> Asked<F, L> {
         let upper = match probe {
-            Probe::At(key) => Bound::Included(key.clone()),
-            Probe::Before(key) => Bound::Excluded(key.clone()),
+            Probe::At(key) => Bound::Included(key.to_owned()),
+            Probe::Before(key) => Bound::Excluded(key.to_owned()),
             Probe::Last => Bound::Unbounded,
         };
         self.post(self.server_of(probe), Bound::Unbounded, upper, true, limit)
@@ -70,8 +71,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     pub(super) fn post(
         &self,
         server: ServerId,
-        lower: Bound<L::Key>,
-        upper: Bound<L::Key>,
+        lower: Bound<OwnedKey<L>>,
+        upper: Bound<OwnedKey<L>>,
         reverse: bool,
         limit: usize,
     ) -> Asked<F, L> {
@@ -83,7 +84,10 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     }
 
     /// Waits for the reply.
-    pub(super) async fn finish(&self, asked: Asked<F, L>) -> Result<Named<L::Key>, RemoteError> {
+    pub(super) async fn finish(
+        &self,
+        asked: Asked<F, L>,
+    ) -> Result<Named<OwnedKey<L>>, RemoteError> {
         let Asked { server, request, since_ns, operation } = asked;
         let reply = match self.pages.rpc().finish(server, operation, &request).await {
             Err(RemoteError::Indeterminate(_)) => {
@@ -138,7 +142,7 @@ impl<K> Following<K> {
 impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
     type Fabric = F;
     type Layout = L;
-    type Ahead = Following<L::Key>;
+    type Ahead = Following<OwnedKey<L>>;
 
     fn pages(&self) -> &PageClient<F, L> {
         &self.pages
@@ -169,12 +173,13 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
     }
 
     /// The values of a few keys. All RPCs are in flight together, then all READs, one per leaf.
-    async fn get_together(
+    async fn get_together<Q: Borrow<L::Key>>(
         &self,
-        keys: &[L::Key],
-    ) -> Result<Vec<Option<Option<L::Value>>>, IndexError> {
+        keys: &[Q],
+    ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
         self.pages.fabric().charge(Work::Client).await;
-        let asked: Vec<_> = keys.iter().map(|key| self.post_down(Probe::At(key), 1)).collect();
+        let asked: Vec<_> =
+            keys.iter().map(|key| self.post_down(Probe::At(key.borrow()), 1)).collect();
         let mut leaves: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
         for (number, asked) in asked.into_iter().enumerate() {
             let first = self.first_of(asked.server);
@@ -197,8 +202,8 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
             for number in of {
                 let key = &keys[number];
                 self.pages.fabric().charge(Work::VisitNode).await;
-                if step(copy.page(), Probe::At(key), 0) == Step::Here {
-                    found[number] = Some(L::leaf_get(copy.page(), key));
+                if step(copy.page(), Probe::At(key.borrow()), 0) == Step::Here {
+                    found[number] = Some(L::leaf_get(copy.page(), key.borrow()));
                 }
             }
         }
@@ -217,17 +222,17 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
     async fn locate_up(
         &self,
         start: &L::Key,
-        scan: &Scan<L::Key>,
+        scan: &Scan<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
-    ) -> Result<(Option<PageCopy<L>>, Following<L::Key>), Miss> {
+    ) -> Result<(Option<PageCopy<L>>, Following<OwnedKey<L>>), Miss> {
         let server = self.server_of(Probe::At(start));
         let Part { low, high, .. } = self.part(server);
         self.pages.fabric().charge(Work::Client).await;
-        let floor = (low != start).then(|| self.post_down(Probe::At(start), 1));
+        let floor = (L::key(low) != start).then(|| self.post_down(Probe::At(start), 1));
         let batch = if window < LARGE_WINDOW { window } else { WINDOWS_AHEAD * window };
         let rest = (window > 1).then(|| {
-            self.post(server, Bound::Excluded(start.clone()), scan.upper.clone(), false, batch)
+            self.post(server, Bound::Excluded(start.to_owned()), scan.upper.clone(), false, batch)
         });
         let mut first = self.first_of(server);
         if let Some(asked) = floor
@@ -248,14 +253,14 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
 
     fn go_ahead(
         &self,
-        following: &mut Following<L::Key>,
+        following: &mut Following<OwnedKey<L>>,
         window: usize,
         cursor: Option<&L::Key>,
         stream: &mut LeafStream<'_, F, L>,
     ) -> bool {
         following.post(stream, window);
         let unnamed = following.leaves.is_empty() && following.more;
-        let ends_share = following.end.is_some() && cursor == following.end.as_ref();
+        let ends_share = following.end.is_some() && cursor == following.end.as_ref().map(L::key);
         // A single leaf is one READ by its sibling pointer. For several, an RPC to the server pays
         // off.
         stream.in_flight() > 0 || window <= 1 || !(unnamed || ends_share)
@@ -265,7 +270,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         window: usize,
-    ) -> Result<Vec<(L::Key, Pointer)>, Miss> {
+    ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
         self.pages.fabric().charge(Work::Client).await;
         let server = self.server_of(probe);
         let Named { mut leaves, more } = self.finish(self.post_down(probe, window)).await?;
@@ -277,7 +282,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
 
     async fn load_all(
         &self,
-        records: impl Iterator<Item = (L::Key, L::Value)>,
+        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         self.load_records(records, fill).await

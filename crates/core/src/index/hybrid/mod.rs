@@ -35,7 +35,7 @@ mod write;
 pub use options::HybridOptions;
 
 use super::{Design, IndexError};
-use crate::page::{DesignId, Layout};
+use crate::page::{DesignId, Layout, OwnedKey};
 use crate::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
 use crate::wire::{Refusal, Reply, Share, TreeRequest};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -47,7 +47,7 @@ pub struct Hybrid;
 
 impl<L: Layout<Value = u64>> Design<L> for Hybrid {
     const NAME: &'static str = "hybrid";
-    type Options = HybridOptions<L::Key>;
+    type Options = HybridOptions<OwnedKey<L>>;
     type Compute = ();
     type Index<F: Fabric> = HybridIndex<F, L>;
 
@@ -62,14 +62,14 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
             let nexts = firsts.iter().skip(1).copied().chain([GlobalAddr::NULL]);
             let leaves = firsts.iter().zip(nexts).zip(&shares).filter_map(|((at, next), share)| {
                 let Share::Range { low, high } = share else { return None };
-                Some(empty_leaf::<L>(*at, low, high.as_ref(), next))
+                Some(empty_leaf::<L>(*at, L::key(low), high.as_ref().map(L::key), next))
             });
             Ok::<_, IndexError>(leaves.collect())
         };
         let firsts = pages.write_roots(fabric.memory_servers(), make).await?;
         let create_tree = async |server: ServerId| {
             let share = shares[server.index()].clone();
-            match pages.rpc().ask_harmless(server, &TreeRequest::Create { share }.into()).await {
+            match pages.rpc().ask_harmless(server, &TreeRequest::Create { share }).await {
                 // Another client creates no tree in a claimed pool, so an existing tree is from
                 // this call.
                 Ok(Reply::Done)
@@ -93,7 +93,7 @@ impl<L: Layout<Value = u64>> Design<L> for Hybrid {
             let (found, options) = rpc.claimed(server, DesignId::Hybrid).await?;
             word = options;
             firsts.push(found.first_leaf);
-            match rpc.ask_harmless(server, &TreeRequest::Describe.into()).await? {
+            match rpc.ask_harmless(server, &TreeRequest::Describe).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
                     return Err(IndexError::Refused { server, refusal: Refusal::NoTree });
@@ -143,9 +143,9 @@ struct Part<K> {
 pub struct HybridIndex<F: Fabric, L: Layout> {
     pages: PageClient<F, L>,
     /// The shares, by memory server.
-    parts: Vec<Part<L::Key>>,
+    parts: Vec<Part<OwnedKey<L>>>,
     /// New leaves of this client that the servers have refused to record so far.
-    pending: RefCell<Vec<(L::Key, GlobalAddr)>>,
+    pending: RefCell<Vec<(OwnedKey<L>, GlobalAddr)>>,
 }
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {

@@ -1,9 +1,9 @@
 //! Splits of full leaves, and reporting them to the memory servers.
 
 use super::HybridIndex;
-use crate::page::{Action, Layout, LeafEdit, Probe};
-use crate::remote::{Entry, Miss, PageCopy, RemoteError};
-use crate::wire::Request;
+use crate::page::{Action, Entry, Layout, LeafEdit, Probe};
+use crate::remote::{Miss, PageCopy, RemoteError};
+use crate::wire::AskEdit;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
@@ -20,7 +20,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         match self.pages.split(full, node, entry).await {
             Ok(separator) => {
                 self.install_pending().await;
-                self.install(&separator.key, separator.child).await;
+                self.install(L::key(&separator.key), separator.child).await;
                 Ok(())
             }
             Err(Miss::Restart) => {
@@ -37,11 +37,11 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// A request that may have arrived is not sent again: it could arrive twice, the second time
     /// when the leaf is gone (Y3).
     pub(super) async fn install(&self, low: &L::Key, at: GlobalAddr) {
-        let action = Action::Upsert(at.to_bits());
-        let request = Request::Edit(LeafEdit { key: low.clone(), action });
+        let at_bits = at.to_bits();
+        let request = AskEdit(LeafEdit { key: low, action: Action::Upsert(&at_bits) });
         match self.pages.rpc().expect_done(self.server_of(Probe::At(low)), &request).await {
             Ok(()) | Err(RemoteError::Indeterminate(_)) => {}
-            Err(_) => self.pending.borrow_mut().push((low.clone(), at)),
+            Err(_) => self.pending.borrow_mut().push((low.to_owned(), at)),
         }
     }
 
@@ -49,7 +49,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     pub(super) async fn install_pending(&self) {
         let pending = std::mem::take(&mut *self.pending.borrow_mut());
         for (low, at) in pending {
-            self.install(&low, at).await;
+            self.install(L::key(&low), at).await;
         }
     }
 }

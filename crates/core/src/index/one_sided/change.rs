@@ -2,11 +2,15 @@
 
 use super::{Key, Locate, Value};
 use crate::index::IndexError;
-use crate::page::{Answer, Layout, LeafEdit, Probe};
-use crate::remote::{Entry, Miss, Pointer, RemoteError};
+use crate::page::{Answer, Layout, LeafEdit, OwnedValue, Probe};
+use crate::remote::{Miss, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use std::borrow::Borrow;
 
-pub(super) async fn try_get<I: Locate>(index: &I, key: &Key<I>) -> Result<Option<Value<I>>, Miss> {
+pub(super) async fn try_get<I: Locate>(
+    index: &I,
+    key: &Key<I>,
+) -> Result<Option<OwnedValue<I::Layout>>, Miss> {
     let leaf = index.find(Probe::At(key)).await?;
     Ok(I::Layout::leaf_get(leaf.page(), key))
 }
@@ -15,8 +19,8 @@ pub(super) async fn try_get<I: Locate>(index: &I, key: &Key<I>) -> Result<Option
 /// too.
 pub(super) async fn get_all<I: Locate>(
     index: &I,
-    keys: &[Key<I>],
-) -> Result<Vec<Option<Value<I>>>, IndexError> {
+    keys: &[impl Borrow<Key<I>>],
+) -> Result<Vec<Option<OwnedValue<I::Layout>>>, IndexError> {
     let pages = index.pages();
     let mut values = Vec::with_capacity(keys.len());
     for window in keys.chunks((pages.fabric().depth() / 2).max(1)) {
@@ -25,7 +29,7 @@ pub(super) async fn get_all<I: Locate>(
             values.push(match value {
                 Some(value) => value,
                 // The lookup met a concurrent change: repeat it alone.
-                None => pages.attempts(async || try_get(index, key).await).await?,
+                None => pages.attempts(async || try_get(index, key.borrow()).await).await?,
             });
         }
     }
@@ -36,7 +40,7 @@ pub(super) async fn get_all<I: Locate>(
 pub(super) async fn change<I: Locate>(
     index: &I,
     edit: LeafEdit<&Key<I>, &Value<I>>,
-) -> Result<Answer<Value<I>>, IndexError> {
+) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {
     let pages = index.pages();
     pages.settle_doubts().await;
     let (mut spare, mut leaf) = (Vec::new(), None);
@@ -51,7 +55,7 @@ async fn try_change<I: Locate>(
     edit: LeafEdit<&Key<I>, &Value<I>>,
     leaf: &mut Option<Pointer>,
     spare: &mut Vec<GlobalAddr>,
-) -> Result<Answer<Value<I>>, Miss> {
+) -> Result<Answer<OwnedValue<I::Layout>>, Miss> {
     // After losing against a concurrent change, continue from the leaf found before.
     let copy = match leaf.take() {
         Some(pointer) => index.find_from(pointer, Probe::At(edit.key)).await?,
@@ -61,9 +65,9 @@ async fn try_change<I: Locate>(
     if let Some(answer) = index.pages().edit(&copy, edit).await? {
         return Ok(answer);
     }
-    let Some((key, value)) = edit.new_record() else {
+    let Some(entry) = edit.new_record() else {
         return Err(RemoteError::BadReply { server: copy.at().server() }.into());
     };
-    index.split_and_add(&copy, &Entry::Record(key, value), spare).await?;
+    index.split_and_add(&copy, &entry, spare).await?;
     Ok(Answer::from_change(true))
 }

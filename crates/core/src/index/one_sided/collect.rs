@@ -1,9 +1,9 @@
 //! Collection of leaves that have become too empty, as far as all designs share it: which
 //! neighbours are joined, what they become, and collection in the background.
 
-use super::{Key, Locate};
+use super::Locate;
 use crate::index::IndexError;
-use crate::page::{Layout, Page};
+use crate::page::{Layout, OwnedKey, Page};
 use crate::remote::{Image, Locked, Miss, PageClient, PageCopy};
 use crate::rules;
 use farleaf_fabric::Fabric;
@@ -23,8 +23,8 @@ pub trait Collect: Locate {
     /// [`IndexError::Contended`] if concurrent operations interfered too often.
     fn collect_step(
         &self,
-        cursor: CollectCursor<Key<Self>>,
-    ) -> impl Future<Output = Result<Option<CollectCursor<Key<Self>>>, IndexError>>;
+        cursor: CollectCursor<OwnedKey<Self::Layout>>,
+    ) -> impl Future<Output = Result<Option<CollectCursor<OwnedKey<Self::Layout>>>, IndexError>>;
 
     /// Completes a pass of a background collection.
     ///
@@ -56,16 +56,18 @@ pub(crate) struct Joined<L: Layout> {
     pub(crate) right: Image<L>,
     /// The new low end of the right node. `None` if the left node has all entries and the right one
     /// is dead.
-    pub(crate) separator: Option<L::Key>,
+    pub(crate) separator: Option<OwnedKey<L>>,
     /// The left node loses keys, so it is written first.
     pub(crate) left_loses: bool,
 }
 
-/// Merges two neighbours or evens them out; `None` if they should stay as they are.
+/// Merges two neighbours or evens them out; `None` if they should stay as they are. `fits` tells
+/// whether their parent has room for a new separator.
 pub(crate) fn join<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     left: Page<'_, L>,
     right: Page<'_, L>,
+    fits: impl Fn(&L::Key) -> bool,
 ) -> Option<Joined<L>> {
     let (lower, upper) = (Image::of(left), Image::of(right));
     if left.level() == 0 {
@@ -79,21 +81,11 @@ pub(crate) fn join<F: Fabric, L: Layout>(
             upper.page().set_dead();
         }
         None
-    } else if lower.page().count().abs_diff(upper.page().count()) > 1 {
-        Some(L::rebalance(lower.page(), upper.page()))
     } else {
-        return None;
+        Some(L::rebalance(lower.page(), upper.page(), fits)?)
     };
     let left_loses = lower.page().count() < before;
     Some(Joined { left: lower, right: upper, separator, left_loses })
-}
-
-/// Whether one of two neighbours is less than half full, so that they should be merged or evened
-/// out.
-pub(crate) fn are_too_empty<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
-    let (lefts, rights) = (left.live_count(), right.live_count());
-    lefts.min(rights) < L::CAPACITY / 2
-        && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
 }
 
 /// Removes deleted records from a leaf.
@@ -138,7 +130,7 @@ pub async fn collect_in_background<I: Collect>(
     pause_ns: u64,
     stop: impl Fn() -> bool,
 ) -> Result<(), IndexError> {
-    let mut cursor = CollectCursor::<Key<I>>::default();
+    let mut cursor = CollectCursor::<OwnedKey<I::Layout>>::default();
     while !stop() {
         index.pages().settle_doubts().await;
         cursor = match index.collect_step(cursor).await {

@@ -18,18 +18,21 @@ mod collect;
 mod scan;
 
 pub use collect::{Collect, CollectCursor, collect_in_background};
-pub(crate) use collect::{Joined, are_too_empty, compact, join, lock_all};
+pub(crate) use collect::{Joined, compact, join, lock_all};
 
 use super::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
-use crate::page::{Answer, Layout, LeafEdit, Probe};
-use crate::remote::{Entry, LeafStream, Miss, PageClient, PageCopy, Pointer};
+use crate::page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe};
+use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use std::borrow::Borrow;
 use std::future::Future;
 
 type Key<I> = <<I as Locate>::Layout as Layout>::Key;
 type Value<I> = <<I as Locate>::Layout as Layout>::Value;
 /// The value of each key, if it has one; the outer `None` means that the key's leaf was not found.
-type Found<I> = Vec<Option<Option<Value<I>>>>;
+type Found<I> = Vec<Option<Option<OwnedValue<<I as Locate>::Layout>>>>;
+/// The lowest key of a leaf, and where it is.
+type Led<I> = (OwnedKey<<I as Locate>::Layout>, Pointer);
 /// A leaf that has been read.
 type Leaf<I> = PageCopy<<I as Locate>::Layout>;
 /// Where an ascending scan starts, at this leaf or at the first one in flight, and the state for
@@ -70,9 +73,9 @@ pub trait Locate: Sized {
     ///
     /// # Errors
     /// [`IndexError`] if a memory server does not answer.
-    fn get_together(
+    fn get_together<Q: Borrow<Key<Self>>>(
         &self,
-        keys: &[Key<Self>],
+        keys: &[Q],
     ) -> impl Future<Output = Result<Found<Self>, IndexError>>;
 
     /// Splits a full leaf, adds `entry`, and updates the level above. Takes nodes from `spare`, and
@@ -95,7 +98,7 @@ pub trait Locate: Sized {
     fn locate_up(
         &self,
         start: &Key<Self>,
-        scan: &Scan<Key<Self>>,
+        scan: &Scan<OwnedKey<Self::Layout>>,
         window: usize,
         stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
     ) -> impl Future<Output = Result<Start<Self>, Miss>>;
@@ -119,7 +122,7 @@ pub trait Locate: Sized {
         &self,
         probe: Probe<'_, Key<Self>>,
         window: usize,
-    ) -> impl Future<Output = Result<Vec<(Key<Self>, Pointer)>, Miss>>;
+    ) -> impl Future<Output = Result<Vec<Led<Self>>, Miss>>;
 
     /// Loads ascending records into an empty index.
     ///
@@ -127,7 +130,7 @@ pub trait Locate: Sized {
     /// As [`RangeIndex::bulk_load`].
     fn load_all(
         &self,
-        records: impl Iterator<Item = (Key<Self>, Value<Self>)>,
+        records: impl Iterator<Item = (OwnedKey<Self::Layout>, OwnedValue<Self::Layout>)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 }
@@ -136,14 +139,14 @@ impl<I: Locate> RangeIndex for I {
     type Key = Key<I>;
     type Value = Value<I>;
 
-    async fn get(&self, key: &Key<I>) -> Result<Option<Value<I>>, IndexError> {
+    async fn get(&self, key: &Key<I>) -> Result<Option<OwnedValue<I::Layout>>, IndexError> {
         Ok(self.pages().attempts(async || change::try_get(self, key).await).await?)
     }
 
     async fn execute(
         &self,
         edit: LeafEdit<&Key<I>, &Value<I>>,
-    ) -> Result<Answer<Value<I>>, IndexError> {
+    ) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {
         match edit.changes() {
             true => change::change(self, edit).await,
             false => Ok(Answer::from_lookup(self.get(edit.key).await?)),
@@ -152,21 +155,22 @@ impl<I: Locate> RangeIndex for I {
 
     fn scan(
         &self,
-        scan: &Scan<Key<I>>,
-    ) -> impl Future<Output = Result<Records<Key<I>, Value<I>>, IndexError>> {
+        scan: &Scan<OwnedKey<I::Layout>>,
+    ) -> impl Future<Output = Result<Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError>>
+    {
         scan::scan_all(self, scan)
     }
 
-    fn multi_get(
+    fn multi_get<Q: Borrow<Key<I>>>(
         &self,
-        keys: &[Key<I>],
-    ) -> impl Future<Output = Result<Vec<Option<Value<I>>>, IndexError>> {
+        keys: &[Q],
+    ) -> impl Future<Output = Result<Vec<Option<OwnedValue<I::Layout>>>, IndexError>> {
         change::get_all(self, keys)
     }
 
     fn bulk_load(
         &self,
-        records: impl Iterator<Item = (Key<I>, Value<I>)>,
+        records: impl Iterator<Item = (OwnedKey<I::Layout>, OwnedValue<I::Layout>)>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
         self.load_all(records, fill)

@@ -5,9 +5,9 @@
 //! scan reads the leaves that the design names, then locates more. It checks the keys that each
 //! leaf covers, so that it misses none, however leaves are split or merged meanwhile.
 
-use super::{Key, Leaf, Locate, Value};
+use super::{Key, Leaf, Locate};
 use crate::index::{IndexError, Records, Scan};
-use crate::page::{FencePosition, Layout, Probe, ScanWindow};
+use crate::page::{FencePosition, Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
 use crate::remote::{LeafStream, Miss, PageCopy};
 use crate::rules;
 use farleaf_fabric::{Fabric, Work};
@@ -26,8 +26,8 @@ struct Progress<K> {
 
 pub(super) async fn scan_all<I: Locate>(
     index: &I,
-    scan: &Scan<Key<I>>,
-) -> Result<Records<Key<I>, Value<I>>, IndexError> {
+    scan: &Scan<OwnedKey<I::Layout>>,
+) -> Result<Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
     if scan.limit > 1 && index.pages().fabric().breaks(rules::LEAVES_READ_ONCE) {
         return scan_piecemeal(index, scan.clone()).await;
     }
@@ -52,8 +52,8 @@ pub(super) async fn scan_all<I: Locate>(
 /// The planted bug: a scan for each record.
 async fn scan_piecemeal<I: Locate>(
     index: &I,
-    mut scan: Scan<Key<I>>,
-) -> Result<Records<Key<I>, Value<I>>, IndexError> {
+    mut scan: Scan<OwnedKey<I::Layout>>,
+) -> Result<Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
     let mut records = Records::new();
     let limit = std::mem::replace(&mut scan.limit, 1);
     while records.len() < limit
@@ -70,14 +70,15 @@ async fn scan_piecemeal<I: Locate>(
 async fn take_from<I: Locate>(
     index: &I,
     leaf: &Leaf<I>,
-    scan: &Scan<Key<I>>,
+    scan: &Scan<OwnedKey<I::Layout>>,
     cursor: Option<&Key<I>>,
-    records: &mut Records<Key<I>, Value<I>>,
+    records: &mut Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> bool {
     let page = leaf.page();
     // The leaf may cover more than what is left to scan, for example after a merge with the
     // previous one.
-    let (mut lower, mut upper) = (scan.lower.as_ref(), scan.upper.as_ref());
+    let (mut lower, mut upper) =
+        (scan.lower.as_ref().map(I::Layout::key), scan.upper.as_ref().map(I::Layout::key));
     match cursor {
         Some(cursor) if scan.reverse => upper = Bound::Excluded(cursor),
         // The scan may begin behind the cursor: at the key itself, exclusive.
@@ -106,9 +107,9 @@ fn window<I: Locate>(index: &I, wanted: usize, leaves: usize, records: usize) ->
 
 async fn scan_up<I: Locate>(
     index: &I,
-    scan: &Scan<Key<I>>,
-    progress: &mut Progress<Key<I>>,
-    records: &mut Records<Key<I>, Value<I>>,
+    scan: &Scan<OwnedKey<I::Layout>>,
+    progress: &mut Progress<OwnedKey<I::Layout>>,
+    records: &mut Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> Result<(), Miss> {
     let start = match (&progress.cursor, &scan.lower) {
         (Some(cursor), _) => cursor.clone(),
@@ -118,14 +119,17 @@ async fn scan_up<I: Locate>(
     let before = records.len();
     let expected = window(index, scan.limit - before, 0, 0);
     let mut stream = LeafStream::new(index.pages());
-    let (first, mut ahead) = index.locate_up(&start, scan, expected, &mut stream).await?;
+    let (first, mut ahead) =
+        index.locate_up(I::Layout::key(&start), scan, expected, &mut stream).await?;
     let mut leaf = match first {
         Some(leaf) => leaf,
-        None => first_leaf(index, &start, &mut stream).await?,
+        None => first_leaf(index, I::Layout::key(&start), &mut stream).await?,
     };
     let mut leaves = 0;
     loop {
-        progress.done = take_from(index, &leaf, scan, progress.cursor.as_ref(), records).await;
+        progress.done =
+            take_from(index, &leaf, scan, progress.cursor.as_ref().map(I::Layout::key), records)
+                .await;
         progress.cursor = I::Layout::high(leaf.page());
         leaves += 1;
         if progress.done {
@@ -133,7 +137,12 @@ async fn scan_up<I: Locate>(
         }
         let wanted = scan.limit - records.len();
         let window = window(index, wanted, leaves, records.len() - before);
-        if !index.go_ahead(&mut ahead, window, progress.cursor.as_ref(), &mut stream) {
+        if !index.go_ahead(
+            &mut ahead,
+            window,
+            progress.cursor.as_ref().map(I::Layout::key),
+            &mut stream,
+        ) {
             return Ok(());
         }
         match stream.after(&leaf).await? {
@@ -169,20 +178,21 @@ fn covers<I: Locate>(copy: &PageCopy<I::Layout>, probe: Probe<'_, Key<I>>) -> bo
 
 async fn scan_down<I: Locate>(
     index: &I,
-    scan: &Scan<Key<I>>,
-    progress: &mut Progress<Key<I>>,
-    records: &mut Records<Key<I>, Value<I>>,
+    scan: &Scan<OwnedKey<I::Layout>>,
+    progress: &mut Progress<OwnedKey<I::Layout>>,
+    records: &mut Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> Result<(), Miss> {
     let pages = index.pages();
     let start = progress.cursor.clone();
-    let probe = match (&start, &scan.upper) {
+    let upper = scan.upper.as_ref().map(I::Layout::key);
+    let probe = match (start.as_ref().map(I::Layout::key), upper) {
         (Some(low), _) => Probe::Before(low),
         (None, Bound::Included(key)) => Probe::At(key),
         (None, Bound::Excluded(key)) => Probe::Before(key),
         (None, Bound::Unbounded) => Probe::Last,
     };
     if let Probe::Before(key) = probe
-        && *key == I::Layout::min_key()
+        && key == I::Layout::key(&I::Layout::min_key())
     {
         progress.done = true;
         return Ok(());
@@ -204,13 +214,14 @@ async fn scan_down<I: Locate>(
         let leaf = pages.finish_read(read).await?;
         pages.fabric().charge(Work::VisitNode).await;
         let cursor = progress.cursor.clone();
-        let probe = cursor.as_ref().map_or(probe, Probe::Before);
+        let probe = cursor.as_ref().map(I::Layout::key).map_or(probe, Probe::Before);
         let found = covers::<I>(&leaf, probe);
         // If not, the design does not know of a split or a merge yet: find this one leaf by a
         // descent.
         let leaf = if found { leaf } else { index.find(probe).await? };
         let low = I::Layout::low(leaf.page());
-        let taken = take_from(index, &leaf, scan, cursor.as_ref(), records).await;
+        let taken =
+            take_from(index, &leaf, scan, cursor.as_ref().map(I::Layout::key), records).await;
         progress.done = taken || low == I::Layout::min_key();
         progress.cursor = Some(low);
         if progress.done || !found {

@@ -15,7 +15,7 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Layout, Page, Probe};
+use crate::page::{Layout, OwnedKey, Page, Probe, are_too_empty};
 use crate::rules;
 use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
@@ -143,7 +143,7 @@ impl<L: Layout> Tree<L> {
         if root.level() <= level {
             return restarting!(self, cpu, self.collect_root(cpu)).map(|()| false);
         }
-        let next = restarting!(self, cpu, self.collect_below(cpu, level, &key))?;
+        let next = restarting!(self, cpu, self.collect_below(cpu, level, L::key(&key)))?;
         *lock(&self.collector.cursor) =
             Some(next.map_or_else(|| (level + 1, L::min_key()), |key| (level, key)));
         Ok(true)
@@ -156,7 +156,7 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         level: u8,
         key: &L::Key,
-    ) -> Result<Option<L::Key>, Fail> {
+    ) -> Result<Option<OwnedKey<L>>, Fail> {
         let mut parent = self.descend(cpu, Probe::At(key), level + 1).await?;
         let mut slot = 0;
         loop {
@@ -165,7 +165,7 @@ impl<L: Layout> Tree<L> {
                 let (left, right) =
                     (self.child(cpu, &parent, slot)?, self.child(cpu, &parent, slot + 1)?);
                 self.compact_if_needed(cpu, level, left).await?;
-                if Self::too_empty(left, right) {
+                if are_too_empty(left, right) {
                     let pair = self.join(cpu, &parent, slot).await?;
                     // Locking the parent changed its version: descend to it again. After a merge,
                     // continue at the same slot.
@@ -184,15 +184,6 @@ impl<L: Layout> Tree<L> {
             self.validate(cpu, &parent)?;
             return Ok(next);
         }
-    }
-
-    /// Whether one of two neighbours is less than half full, and the two can be merged or differ
-    /// enough to be rebalanced.
-    fn too_empty(left: Page<'_, L>, right: Page<'_, L>) -> bool {
-        let (lefts, rights) = (left.live_count(), right.live_count());
-        let least = lefts.min(rights);
-        least < L::CAPACITY / 2
-            && (L::fits_merged(left, right) || lefts.abs_diff(rights) > L::CAPACITY / 4)
     }
 
     /// The child at a slot, if the parent has not changed since it was found.
@@ -263,10 +254,11 @@ impl<L: Layout> Tree<L> {
                 right.set_dead();
             }
             Pair::Merged
-        } else if left.count().abs_diff(right.count()) > 1 {
-            let separator = L::rebalance(left, right);
+        } else if let Some(separator) = L::rebalance(left, right, |separator| {
+            L::inner_can_set_key(parent.page, slot + 1, separator)
+        }) {
             cpu.charge(Work::ChangeNode).await;
-            L::inner_set_key(parent.page, slot + 1, &separator);
+            L::inner_set_key(parent.page, slot + 1, L::key(&separator));
             Pair::Rebalanced
         } else {
             Pair::Untouched

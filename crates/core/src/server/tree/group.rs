@@ -9,7 +9,7 @@
 
 use super::descend::Found;
 use super::{Fail, Tree};
-use crate::page::{Answer, Layout, LeafEdit, Probe, Step, step};
+use crate::page::{Answer, Layout, LeafEdit, OwnedValue, Probe, Step, step};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
 use smallvec::SmallVec;
@@ -39,7 +39,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         edits: &[EditOf<'_, L>],
-        mut done: impl FnMut(Result<Answer<L::Value>, Refusal>),
+        mut done: impl FnMut(Result<Answer<OwnedValue<L>>, Refusal>),
     ) {
         for edits in edits.chunks(GROUP) {
             let _epoch = self.epochs.enter(cpu.stripe());

@@ -6,19 +6,19 @@
 
 use super::descend::restarting;
 use super::{Fail, Tree};
-use crate::page::{Layout, LeafInsert, Page};
+use crate::page::{Layout, OwnedKey, OwnedValue, Page, filled_weight};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr};
 
 /// A load in progress.
 #[derive(Debug)]
 pub struct Loader<L: Layout> {
-    /// Entries per page.
+    /// Weight of a page.
     fill: usize,
     /// The page under construction on each level, leaves first.
-    open: Vec<GlobalAddr>,
+    open: Vec<(GlobalAddr, L::Filling)>,
     nodes: Vec<GlobalAddr>,
-    last: Option<L::Key>,
+    last: Option<OwnedKey<L>>,
 }
 
 impl<L: Layout> Tree<L> {
@@ -33,7 +33,7 @@ impl<L: Layout> Tree<L> {
         if !self.is_empty()? {
             return Err(Refusal::NotEmpty);
         }
-        let fill = (L::CAPACITY * usize::from(fill_permille) / 1000).clamp(2, L::CAPACITY);
+        let fill = filled_weight::<L>(fill_permille.into());
         Ok(Loader { fill, open: Vec::new(), nodes: Vec::new(), last: None })
     }
 
@@ -50,66 +50,98 @@ impl<L: Layout> Tree<L> {
     pub fn load_append(
         &self,
         loader: &mut Loader<L>,
-        records: &[(L::Key, L::Value)],
+        records: &[(OwnedKey<L>, OwnedValue<L>)],
     ) -> Result<(), Refusal> {
         for (key, value) in records {
             if loader.last.as_ref().is_some_and(|last| last >= key) {
                 return Err(Refusal::NotSorted);
             }
             if loader.open.is_empty() {
-                self.load_node(loader, 0, &L::min_key())?;
+                self.load_node(loader, 0, L::key(&L::min_key()))?;
             }
-            let mut leaf = self.page(loader.open[0]).ok_or(Refusal::Damaged)?;
-            if leaf.count() >= loader.fill {
-                leaf = self.load_next(loader, key)?;
-            }
-            if L::leaf_insert(leaf, key, value) != LeafInsert::Inserted {
-                return Err(Refusal::Damaged);
+            let record = (L::key(key), L::value(value));
+            let fill = loader.fill;
+            let (leaf, filling) = self.load_page(loader, 0)?;
+            if !L::fill_leaf(filling, leaf, record, fill) {
+                self.load_next(loader, L::key(key))?;
+                let (leaf, filling) = self.load_page(loader, 0)?;
+                if !L::fill_leaf(filling, leaf, record, fill) {
+                    return Err(Refusal::Damaged);
+                }
             }
             loader.last = Some(key.clone());
         }
         Ok(())
     }
 
-    /// Opens a new, empty page on `level` whose keys begin at `low`.
+    /// The open page of a level.
+    fn load_page<'a>(
+        &self,
+        loader: &'a mut Loader<L>,
+        level: usize,
+    ) -> Result<(Page<'_, L>, &'a mut L::Filling), Refusal> {
+        let (at, filling) = loader.open.get_mut(level).ok_or(Refusal::Damaged)?;
+        Ok((self.page(*at).ok_or(Refusal::Damaged)?, filling))
+    }
+
+    /// Adds a child to the open page of a level; `false` if that is full.
+    fn load_child(
+        &self,
+        loader: &mut Loader<L>,
+        level: usize,
+        child: (&L::Key, GlobalAddr),
+    ) -> Result<bool, Refusal> {
+        let fill = loader.fill;
+        let (page, filling) = self.load_page(loader, level)?;
+        Ok(L::fill_inner(filling, page, child, fill))
+    }
+
+    /// Opens a new, empty page on `level` whose keys begin at `low`. Returns the page that was open
+    /// before.
     fn load_node(
         &self,
         loader: &mut Loader<L>,
         level: usize,
         low: &L::Key,
-    ) -> Result<Page<'_, L>, Refusal> {
+    ) -> Result<Option<(GlobalAddr, L::Filling)>, Refusal> {
         let at = self.nodes.take(1).ok_or(Refusal::OutOfMemory)?[0];
         loader.nodes.push(at);
         let page = self.page(at).ok_or(Refusal::Damaged)?;
         page.format_empty(at, u8::try_from(level).map_err(|_| Refusal::Damaged)?, low, None);
+        let open = (at, L::Filling::default());
         match loader.open.get_mut(level) {
-            Some(open) => *open = at,
-            None => loader.open.push(at),
+            Some(held) => Ok(Some(std::mem::replace(held, open))),
+            None => {
+                loader.open.push(open);
+                Ok(None)
+            }
         }
-        Ok(page)
     }
 
     /// Closes the open leaf at `low` and opens the next, and likewise on each level above whose
     /// open page is full.
-    fn load_next(&self, loader: &mut Loader<L>, low: &L::Key) -> Result<Page<'_, L>, Refusal> {
-        let leaf = self.load_sibling(loader, 0, low)?;
-        let mut child = loader.open[0];
+    fn load_next(&self, loader: &mut Loader<L>, low: &L::Key) -> Result<(), Refusal> {
+        self.load_sibling(loader, 0, low)?;
+        let mut child = loader.open[0].0;
         let mut level = 1;
         loop {
             if level == loader.open.len() {
                 // The first page of a level starts with the leftmost page of the level below.
                 let first = self.load_first(loader, level - 1)?;
-                let parent = self.load_node(loader, level, &L::min_key())?;
-                L::inner_insert(parent, &L::min_key(), first);
+                let min = L::min_key();
+                self.load_node(loader, level, L::key(&min))?;
+                if !self.load_child(loader, level, (L::key(&min), first))? {
+                    return Err(Refusal::Damaged);
+                }
             }
-            let parent = self.page(loader.open[level]).ok_or(Refusal::Damaged)?;
-            if parent.count() < loader.fill {
-                L::inner_insert(parent, low, child);
-                return Ok(leaf);
+            if self.load_child(loader, level, (low, child))? {
+                return Ok(());
             }
-            let parent = self.load_sibling(loader, level, low)?;
-            L::inner_insert(parent, low, child);
-            child = loader.open[level];
+            self.load_sibling(loader, level, low)?;
+            if !self.load_child(loader, level, (low, child))? {
+                return Err(Refusal::Damaged);
+            }
+            child = loader.open[level].0;
             level += 1;
         }
     }
@@ -122,16 +154,18 @@ impl<L: Layout> Tree<L> {
         loader.nodes.iter().find(is_first).copied().ok_or(Refusal::Damaged)
     }
 
+    /// Closes the open page of a level at `low` and opens the next.
     fn load_sibling(
         &self,
         loader: &mut Loader<L>,
         level: usize,
         low: &L::Key,
-    ) -> Result<Page<'_, L>, Refusal> {
-        let left = self.page(loader.open[level]).ok_or(Refusal::Damaged)?;
-        let right = self.load_node(loader, level, low)?;
-        L::split_link(left, low, loader.open[level]);
-        Ok(right)
+    ) -> Result<(), Refusal> {
+        let (left, filling) = self.load_node(loader, level, low)?.ok_or(Refusal::Damaged)?;
+        let left = self.page(left).ok_or(Refusal::Damaged)?;
+        L::fill_end(filling, left, Some(low));
+        left.set_sibling(loader.open[level].0);
+        Ok(())
     }
 
     /// Publishes the loaded tree in place of the empty one.
@@ -139,7 +173,11 @@ impl<L: Layout> Tree<L> {
     /// # Errors
     /// [`Refusal`] if the tree is not empty any more; the load is aborted then.
     pub async fn load_end<C: Cpu>(&self, cpu: &C, mut loader: Loader<L>) -> Result<(), Refusal> {
-        let Some(top_at) = loader.open.last().copied() else { return Ok(()) };
+        let Some((top_at, _)) = loader.open.last() else { return Ok(()) };
+        let top_at = *top_at;
+        for (at, filling) in std::mem::take(&mut loader.open) {
+            L::fill_end(filling, self.page(at).ok_or(Refusal::Damaged)?, None);
+        }
         let shown = restarting!(self, cpu, self.show(cpu, top_at));
         if shown.is_err() {
             self.load_abort(loader);

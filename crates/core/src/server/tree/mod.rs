@@ -35,7 +35,7 @@ pub use load::Loader;
 use super::chunks::ChunkAllocator;
 use super::epoch::Epochs;
 use super::nodes::NodePool;
-use crate::page::{Layout, NodeCarver, Page, Superblock};
+use crate::page::{Layout, NodeCarver, OwnedKey, Page, Superblock};
 use crate::wire::Refusal;
 use collect::Collector;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
@@ -68,7 +68,7 @@ pub struct Tree<L: Layout> {
     region: Arc<Region>,
     nodes: NodePool,
     epochs: Epochs,
-    collector: Collector<L::Key>,
+    collector: Collector<OwnedKey<L>>,
     deleted: AtomicU64,
 }
 
@@ -100,7 +100,7 @@ impl<L: Layout> Tree<L> {
         }
         let root = self.nodes.take(1).ok_or(Refusal::OutOfMemory)?[0];
         let page = self.page(root).ok_or(Refusal::Damaged)?;
-        page.format_empty(root, 0, &L::min_key(), None);
+        page.format_empty(root, 0, L::key(&L::min_key()), None);
         Superblock::set_root(self.superblock(), root);
         Ok(())
     }

@@ -1,9 +1,8 @@
 //! Operations on single keys.
 
 use super::descend::{Found, restarting};
-use super::split::Entry;
 use super::{Fail, Tree};
-use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, Probe};
+use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, Work};
 
@@ -13,13 +12,17 @@ impl<L: Layout> Tree<L> {
     /// # Errors
     /// [`Refusal`] if there is no tree, or the operation lost too often to concurrent ones.
     #[inline]
-    pub async fn get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<L::Value>, Refusal> {
+    pub async fn get<C: Cpu>(
+        &self,
+        cpu: &C,
+        key: &L::Key,
+    ) -> Result<Option<OwnedValue<L>>, Refusal> {
         let _epoch = self.epochs.enter(cpu.stripe());
         restarting!(self, cpu, self.try_get(cpu, key))
     }
 
     #[inline]
-    async fn try_get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<L::Value>, Fail> {
+    async fn try_get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<OwnedValue<L>>, Fail> {
         let leaf = self.descend(cpu, Probe::At(key), 0).await?;
         self.get_at(cpu, &leaf, key)
     }
@@ -30,7 +33,7 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         leaf: &Found<'_, L>,
         key: &L::Key,
-    ) -> Result<Option<L::Value>, Fail> {
+    ) -> Result<Option<OwnedValue<L>>, Fail> {
         let value = L::leaf_get(leaf.page, key);
         self.validate(cpu, leaf)?;
         Ok(value)
@@ -45,7 +48,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Refusal> {
+    ) -> Result<Answer<OwnedValue<L>>, Refusal> {
         if !edit.changes() {
             return self.get(cpu, edit.key).await.map(Answer::from_lookup);
         }
@@ -57,7 +60,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Fail> {
+    ) -> Result<Answer<OwnedValue<L>>, Fail> {
         let leaf = self.descend(cpu, Probe::At(edit.key), 0).await?;
         self.change_at(cpu, leaf, edit).await
     }
@@ -69,7 +72,7 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         leaf: Found<'_, L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Fail> {
+    ) -> Result<Answer<OwnedValue<L>>, Fail> {
         match edit.changes() {
             true => self.change_at(cpu, leaf, edit).await,
             false => self.get_at(cpu, &leaf, edit.key).map(Answer::from_lookup),
@@ -81,7 +84,7 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         leaf: Found<'_, L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<L::Value>, Fail> {
+    ) -> Result<Answer<OwnedValue<L>>, Fail> {
         let guard = self.lock_found(&leaf)?;
         cpu.charge(Work::ChangeNode).await;
         let deleted = leaf.page.deleted_count();
@@ -96,8 +99,8 @@ impl<L: Layout> Tree<L> {
                 Ok(answer)
             }
             LeafOutcome::Full => {
-                let (key, value) = edit.new_record().ok_or(Refusal::Damaged)?;
-                self.split_and_add(cpu, leaf, guard, Entry::Record(key, value)).await?;
+                let record = edit.new_record().ok_or(Refusal::Damaged)?;
+                self.split_and_add(cpu, leaf, guard, record).await?;
                 Ok(Answer::from_change(true))
             }
         }

@@ -2,7 +2,7 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Layout, Probe, ScanWindow};
+use crate::page::{Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
 use crate::wire::{Refusal, SCAN_REPLY_RECORDS};
 use farleaf_fabric::{Cpu, Work};
 use std::ops::Bound;
@@ -11,17 +11,17 @@ use std::ops::Bound;
 struct LeafPart<'a, L: Layout> {
     leaf: Found<'a, L>,
     /// Where the rest of the range begins, or for a reverse scan ends; `None` if nothing is left.
-    rest: Option<L::Key>,
+    rest: Option<OwnedKey<L>>,
 }
 
 /// A scan in progress. The near bound moves with every leaf, because records may move between
 /// leaves meanwhile and none may be returned twice.
 struct Progress<L: Layout> {
-    lower: Bound<L::Key>,
-    upper: Bound<L::Key>,
+    lower: Bound<OwnedKey<L>>,
+    upper: Bound<OwnedKey<L>>,
     reverse: bool,
     limit: usize,
-    out: Vec<(L::Key, L::Value)>,
+    out: Vec<(OwnedKey<L>, OwnedValue<L>)>,
 }
 
 impl<L: Layout> Tree<L> {
@@ -32,11 +32,11 @@ impl<L: Layout> Tree<L> {
     pub async fn scan<C: Cpu>(
         &self,
         cpu: &C,
-        lower: &Bound<L::Key>,
-        upper: &Bound<L::Key>,
+        lower: &Bound<OwnedKey<L>>,
+        upper: &Bound<OwnedKey<L>>,
         reverse: bool,
         limit: usize,
-    ) -> Result<(Vec<(L::Key, L::Value)>, bool), Refusal> {
+    ) -> Result<(Vec<(OwnedKey<L>, OwnedValue<L>)>, bool), Refusal> {
         let _epoch = self.epochs.enter(cpu.stripe());
         let limit = limit.min(SCAN_REPLY_RECORDS);
         let min = L::min_key();
@@ -53,8 +53,8 @@ impl<L: Layout> Tree<L> {
         let mut known: Option<Found<'_, L>> = None;
         loop {
             let near = if reverse { progress.upper.clone() } else { progress.lower.clone() };
-            let probe = match (&near, reverse) {
-                (Bound::Unbounded, false) => Probe::At(&min),
+            let probe = match (near.as_ref().map(L::key), reverse) {
+                (Bound::Unbounded, false) => Probe::At(L::key(&min)),
                 (Bound::Unbounded, true) => Probe::Last,
                 (Bound::Excluded(key), true) => Probe::Before(key),
                 (Bound::Included(key) | Bound::Excluded(key), _) => Probe::At(key),
@@ -113,20 +113,22 @@ impl<L: Layout> Tree<L> {
         if page.is_dead() || page.level() != 0 {
             return Err(Fail::Restart);
         }
-        let window = ScanWindow { lower, upper, reverse, limit: *limit - out.len() };
+        let limit = *limit - out.len();
+        let (lower, upper) = (lower.map(L::key), upper.map(L::key));
+        let window = ScanWindow { lower, upper, reverse, limit };
         let copied = L::leaf_collect(page, &window, out);
         let rest = if reverse {
             let low = L::low(page);
             let ends = match lower {
                 Bound::Unbounded => low == L::min_key(),
-                Bound::Included(key) | Bound::Excluded(key) => *key >= low,
+                Bound::Included(key) | Bound::Excluded(key) => key >= L::key(&low),
             };
             (!ends && low > L::min_key()).then_some(low)
         } else {
             L::high(page).filter(|high| match upper {
                 Bound::Unbounded => true,
-                Bound::Included(key) => key >= high,
-                Bound::Excluded(key) => key > high,
+                Bound::Included(key) => key >= L::key(high),
+                Bound::Excluded(key) => key > L::key(high),
             })
         };
         cpu.charge(Work::CopyRecords(copied as u32)).await;

@@ -8,34 +8,9 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Exclusive, Layout, LeafInsert, Page, Probe};
+use crate::page::{Entry, Exclusive, Layout, OwnedKey, Page, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
-
-/// The entry that a full node had no room for.
-#[derive(Clone, Debug)]
-pub(super) enum Entry<L: Layout> {
-    /// A record of a leaf.
-    Record(L::Key, L::Value),
-    /// A child of an inner node.
-    Child(L::Key, GlobalAddr),
-}
-
-impl<L: Layout> Entry<L> {
-    fn key(&self) -> &L::Key {
-        match self {
-            Self::Record(key, _) | Self::Child(key, _) => key,
-        }
-    }
-
-    /// Adds the entry; `false` if there is no room.
-    fn add_to(&self, page: Page<'_, L>) -> bool {
-        match self {
-            Self::Record(key, value) => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
-            Self::Child(key, child) => L::inner_insert(page, key, *child),
-        }
-    }
-}
 
 /// A separator that has yet to be inserted into the parent.
 #[derive(Clone, Debug)]
@@ -80,7 +55,7 @@ impl<L: Layout> Tree<L> {
         guard: Exclusive<'_>,
         entry: &Entry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<L::Key>>, Refusal> {
+    ) -> Result<Option<Separator<OwnedKey<L>>>, Refusal> {
         let needed = if full.at == self.root() { 2 } else { 1 };
         if spare.len() < needed {
             spare.extend(self.nodes.take(needed).ok_or(Refusal::OutOfMemory)?);
@@ -102,20 +77,22 @@ impl<L: Layout> Tree<L> {
         left: Page<'_, L>,
         entry: &Entry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<(L::Key, GlobalAddr), Refusal> {
+    ) -> Result<(OwnedKey<L>, GlobalAddr), Refusal> {
         let right_at = spare.pop().ok_or(Refusal::OutOfMemory)?;
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
         // No other operation can reach the node; locking it makes its version move on (L1).
         let fresh = self.lock_any(cpu, right).await.map_err(|_| Refusal::Damaged)?;
-        let separator = L::split_copy(left, right, right_at);
-        let half = if entry.key() < &separator { left } else { right };
+        let plan = L::split_plan(left, Some(entry));
+        L::split_copy(left, right, right_at, &plan);
+        let half = if entry.key() < L::key(&plan.separator) { left } else { right };
         cpu.charge(Work::RestructureNode).await;
-        L::split_truncate(left);
+        L::split_truncate(left, &plan);
         cpu.charge(Work::ChangeNode).await;
-        entry.add_to(half);
-        L::split_link(left, &separator, right_at);
+        let added = entry.add_to(half);
+        L::split_link(left, L::key(&plan.separator), right_at);
         drop(fresh);
-        Ok((separator, right_at))
+        // layout.Y6. If it does not hold, the tree is whole, but without the entry.
+        if added { Ok((plan.separator, right_at)) } else { Err(Refusal::Damaged) }
     }
 
     /// Splits the root: its content moves into two new children. The root keeps its address and
@@ -131,13 +108,18 @@ impl<L: Layout> Tree<L> {
         let left = self.page(left_at).ok_or(Refusal::Damaged)?;
         let fresh = self.lock_any(cpu, left).await.map_err(|_| Refusal::Damaged)?;
         let (low, high) = (L::low(root), L::high(root));
-        left.format_empty(left_at, root.level(), &low, high.as_ref());
+        left.format_empty(left_at, root.level(), L::key(&low), high.as_ref().map(L::key));
         left.copy_content(root);
         let (separator, right_at) = self.split_node(cpu, left, entry, spare).await?;
-        root.format_empty(root.address(), left.level() + 1, &low, high.as_ref());
+        root.format_empty(
+            root.address(),
+            left.level() + 1,
+            L::key(&low),
+            high.as_ref().map(L::key),
+        );
         cpu.charge(Work::ChangeNode).await;
-        L::inner_insert(root, &low, left_at);
-        L::inner_insert(root, &separator, right_at);
+        L::inner_insert(root, L::key(&low), left_at);
+        L::inner_insert(root, L::key(&separator), right_at);
         drop(fresh);
         Ok(())
     }
@@ -146,10 +128,10 @@ impl<L: Layout> Tree<L> {
     async fn install<C: Cpu>(
         &self,
         cpu: &C,
-        separator: &Separator<L::Key>,
+        separator: &Separator<OwnedKey<L>>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<L::Key>>, Fail> {
-        let probe = Probe::At(&separator.key);
+    ) -> Result<Option<Separator<OwnedKey<L>>>, Fail> {
+        let probe = Probe::At(L::key(&separator.key));
         let node = self.descend(cpu, probe, separator.level).await?;
         let guard = self.lock_found(&node)?;
         cpu.charge(Work::ChangeNode).await;

@@ -1,0 +1,675 @@
+//! The operations of the slotted layout.
+//!
+//! *Thread safety*: that of [`crate::page::Page`].
+
+use super::content::{Content, Fences, is_inner, store_record};
+use super::plan::{divide, halves};
+use super::slots::{Bytes, Front, Heap, Slot, View, entry_words, head_of, record_words};
+use crate::page::checksum::chained_sum;
+use crate::page::layout::{
+    Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+};
+use crate::page::view::{HEADER_WORDS, META_WORD, SELF_WORD};
+use farleaf_fabric::GlobalAddr;
+use std::cmp::Ordering;
+use std::ops::{Bound, Range};
+
+/// Where a record goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// To the words of the old record, which begin here.
+    InPlace(usize),
+    /// To the top of the heap.
+    OnTop,
+    /// To a page laid out anew, without deleted entries and garbage.
+    AfterCleaning,
+    /// Nowhere.
+    Nowhere,
+}
+
+/// The fences of a page, copied.
+struct OwnFences {
+    low: Vec<u8>,
+    high: Option<Vec<u8>>,
+}
+
+impl OwnFences {
+    fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
+        Self { low: Bytes::low(page), high: Bytes::high(page) }
+    }
+
+    fn as_ref(&self) -> Fences<'_> {
+        Fences { low: &self.low, high: self.high.as_deref() }
+    }
+}
+
+impl<const WORDS: usize> Bytes<WORDS> {
+    /// Words that deleted entries take.
+    fn deleted_entry_words(page: View<'_, WORDS>, front: Front, heap: Heap) -> usize {
+        if heap.deleted == 0 {
+            return 0;
+        }
+        let slots = (0..page.count()).map(|number| Slot::at(page, front.first, number));
+        slots.filter(|slot| slot.deleted).map(|slot| 1 + slot.words()).sum()
+    }
+
+    /// Words in use, from the first fence on.
+    fn used(page: View<'_, WORDS>) -> usize {
+        let (front, heap) = (Front::of(page), Heap::of(page));
+        let records = WORDS - heap.top - heap.garbage;
+        let all = front.first - HEADER_WORDS + page.count() + records;
+        all.saturating_sub(Self::deleted_entry_words(page, front, heap))
+    }
+
+    /// Where a record of these lengths finds room: at a slot, or at the place for a new one.
+    fn room_for(
+        page: View<'_, WORDS>,
+        at: Result<usize, usize>,
+        value: usize,
+        suffix: usize,
+    ) -> Room {
+        let (front, heap) = (Front::of(page), Heap::of(page));
+        let needed = record_words(value, suffix);
+        let (slots, old) = match at {
+            Ok(number) => (0, Some(Slot::at(page, front.first, number))),
+            Err(_) => (1, None),
+        };
+        if let Some(old) = old
+            && needed <= old.words()
+        {
+            return Room::InPlace(old.record);
+        }
+        if page.count() + slots > Self::SLOTS {
+            return Room::Nowhere;
+        }
+        if heap.top.saturating_sub(front.first + page.count()) >= needed + slots {
+            return Room::OnTop;
+        }
+        let freed = old.filter(|old| !old.deleted).map_or(0, |old| 1 + old.words());
+        match HEADER_WORDS + Self::used(page) + needed < WORDS + freed {
+            true => Room::AfterCleaning,
+            false => Room::Nowhere,
+        }
+    }
+
+    /// Puts an entry at a slot, or into a new one, if there is room for it.
+    fn put(
+        page: View<'_, WORDS>,
+        at: Result<usize, usize>,
+        (key, suffix): (&[u8], &[u8]),
+        value: &[u8],
+    ) -> Option<Range<usize>> {
+        let needed = record_words(value.len(), suffix.len());
+        let record = match Self::room_for(page, at, value.len(), suffix.len()) {
+            Room::Nowhere => return None,
+            Room::AfterCleaning => return Self::put_cleaning(page, at, key, value),
+            Room::InPlace(record) => record,
+            Room::OnTop => Heap::of(page).top - needed,
+        };
+        let (front, mut heap) = (Front::of(page), Heap::of(page));
+        let number = at.unwrap_or_else(|place| place);
+        let place = front.first + number;
+        let (mut begin, mut end) = (record, record + needed);
+        store_record(page, record, value, suffix);
+        match at {
+            Ok(_) => {
+                let old = Slot::at(page, front.first, number);
+                // The words that the old record had, and the new one does not have.
+                heap.garbage +=
+                    if record == old.record { old.words() - needed } else { old.words() };
+                heap.deleted -= usize::from(old.deleted);
+            }
+            Err(_) => {
+                for above in (place..front.first + page.count()).rev() {
+                    page.store(above + 1, page.load(above));
+                }
+                page.set_count(page.count() + 1);
+            }
+        }
+        heap.top = heap.top.min(record);
+        let (suffix_length, head) = (suffix.len(), head_of(suffix));
+        let slot = Slot { head, record, suffix: suffix_length, value: value.len(), deleted: false };
+        if page.load(place) != slot.to_word() || at.is_err() {
+            page.store(place, slot.to_word());
+            heap.store(page);
+            (begin, end) = (HEADER_WORDS.min(begin).min(3), end.max(place + 1));
+        }
+        Some(begin..end)
+    }
+
+    /// Lays the page out anew, with the entry.
+    fn put_cleaning(
+        page: View<'_, WORDS>,
+        at: Result<usize, usize>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Option<Range<usize>> {
+        let fences = OwnFences::of(page);
+        let mut content = Content::of(page);
+        match at {
+            Ok(number) => content.splice(number, 1, key, value),
+            Err(place) => content.splice(place, 0, key, value),
+        }
+        content.drop_deleted();
+        content.lay_out(0..content.len(), fences.as_ref(), page).then_some(2..WORDS)
+    }
+
+    /// Lays a page out anew with other fences. Deleted entries go if there is no room for them.
+    fn lay_out_again(
+        mut content: Content,
+        range: Range<usize>,
+        fences: Fences<'_>,
+        page: View<'_, WORDS>,
+    ) {
+        if content.lay_out(range.clone(), fences, page) {
+            return;
+        }
+        content = content.part(range);
+        content.drop_deleted();
+        let there = content.lay_out(0..content.len(), fences, page);
+        debug_assert!(there, "bytes.Y6: whoever changes fences has asked for room");
+    }
+
+    fn set_fences(page: View<'_, WORDS>, fences: Fences<'_>) {
+        let content = Content::of(page);
+        let all = 0..content.len();
+        Self::lay_out_again(content, all, fences, page);
+    }
+
+    /// The number of slots with keys below `key`, or not above it.
+    fn slots_below(page: View<'_, WORDS>, key: &[u8], or_equal: bool) -> usize {
+        match Self::find(page, Front::of(page), key) {
+            Ok(slot) => slot + usize::from(or_equal),
+            Err(place) => place,
+        }
+    }
+
+    fn window_slots(page: View<'_, WORDS>, window: &ScanWindow<'_, [u8]>) -> Range<usize> {
+        let first = match window.lower {
+            Bound::Unbounded => 0,
+            Bound::Included(key) => Self::slots_below(page, key, false),
+            Bound::Excluded(key) => Self::slots_below(page, key, true),
+        };
+        let end = match window.upper {
+            Bound::Unbounded => page.count(),
+            Bound::Included(key) => Self::slots_below(page, key, true),
+            Bound::Excluded(key) => Self::slots_below(page, key, false),
+        };
+        first..end.max(first)
+    }
+
+    fn live_slot(page: View<'_, WORDS>, key: &[u8]) -> Option<(usize, Slot)> {
+        let front = Front::of(page);
+        let number = Self::find(page, front, key).ok()?;
+        let slot = Slot::at(page, front.first, number);
+        (!slot.deleted).then_some((number, slot))
+    }
+
+    fn mark(page: View<'_, WORDS>, number: usize, deleted: bool) {
+        let (front, mut heap) = (Front::of(page), Heap::of(page));
+        let slot = Slot { deleted, ..Slot::at(page, front.first, number) };
+        page.store(front.first + number, slot.to_word());
+        heap.deleted = if deleted { heap.deleted + 1 } else { heap.deleted - 1 };
+        heap.store(page);
+    }
+
+    /// The words that both pages would take as one.
+    fn merged_words(left: View<'_, WORDS>, right: View<'_, WORDS>) -> usize {
+        let mut content = Content::of(left);
+        content.append(right);
+        content.drop_deleted();
+        let (low, high) = (Self::low(left), Self::high(right));
+        let fences = Fences { low: &low, high: high.as_deref() };
+        content.words(&(0..content.len()), fences, is_inner(left))
+    }
+}
+
+impl<const WORDS: usize> Layout for Bytes<WORDS> {
+    type Key = [u8];
+    type Value = [u8];
+
+    const PAGE_WORDS: usize = WORDS;
+    const CAPACITY: usize = Self::SLOTS;
+    const FULL: usize = WORDS - HEADER_WORDS;
+    const FORMAT: u8 = 2;
+
+    type Filling = ();
+
+    fn min_key() -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn hash(key: &[u8]) -> u64 {
+        let chunks = key.chunks(8).map(|chunk| {
+            let mut padded = [0; 8];
+            padded[..chunk.len()].copy_from_slice(chunk);
+            u64::from_le_bytes(padded)
+        });
+        let mut hash = chained_sum(chunks) ^ key.len() as u64;
+        hash = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        hash ^ hash >> 33
+    }
+
+    fn low(page: View<'_, WORDS>) -> Vec<u8> {
+        let mut low = Vec::new();
+        Self::copy_low(page, Front::of(page).low, &mut low);
+        low
+    }
+
+    fn high(page: View<'_, WORDS>) -> Option<Vec<u8>> {
+        if page.high_is_infinite() {
+            return None;
+        }
+        let (front, mut high) = (Front::of(page), Vec::new());
+        Self::copy_low(page, front.prefix, &mut high);
+        Self::copy_bytes(page, front.high_byte(), front.high_rest, &mut high);
+        high.truncate(Self::MAX_KEY);
+        Some(high)
+    }
+
+    fn format_entries(page: View<'_, WORDS>, low: &[u8], high: Option<&[u8]>) {
+        let there = Content::default().lay_out(0..0, Fences { low, high }, page);
+        debug_assert!(there, "two fences fit a page");
+    }
+
+    fn set_low(page: View<'_, WORDS>, low: &[u8]) {
+        let high = Self::high(page);
+        Self::set_fences(page, Fences { low, high: high.as_deref() });
+    }
+
+    fn set_high(page: View<'_, WORDS>, high: Option<&[u8]>) {
+        if Self::high(page).as_deref() == high {
+            return;
+        }
+        let low = Self::low(page);
+        Self::set_fences(page, Fences { low: &low, high });
+    }
+
+    #[inline]
+    fn reach(page: View<'_, WORDS>, probe: Probe<'_, [u8]>) -> FencePosition {
+        let front = Front::of(page);
+        let beyond = |at_least: Ordering| {
+            let key = match probe {
+                _ if page.high_is_infinite() => return false,
+                Probe::Last => return true,
+                Probe::At(key) | Probe::Before(key) => key,
+            };
+            Self::compare_high(page, front, key) <= at_least
+        };
+        let (below, beyond) = match probe {
+            Probe::At(key) => {
+                let below = Self::compare_low(page, front, key) == Ordering::Greater;
+                (below, beyond(Ordering::Equal))
+            }
+            Probe::Before(key) => {
+                let below = Self::compare_low(page, front, key) != Ordering::Less;
+                (below, beyond(Ordering::Less))
+            }
+            Probe::Last => (false, beyond(Ordering::Equal)),
+        };
+        match (below, beyond) {
+            (true, _) => FencePosition::Below,
+            (false, true) => FencePosition::Beyond,
+            (false, false) => FencePosition::Inside,
+        }
+    }
+
+    fn leaf_get(page: View<'_, WORDS>, key: &[u8]) -> Option<Vec<u8>> {
+        let (_, slot) = Self::live_slot(page, key)?;
+        let mut value =
+            Vec::with_capacity(slot.value.min(Self::MOST_WORDS * 8).next_multiple_of(8));
+        slot.copy_value(page, &mut value);
+        Some(value)
+    }
+
+    fn leaf_collect(
+        page: View<'_, WORDS>,
+        window: &ScanWindow<'_, [u8]>,
+        out: &mut Vec<(Vec<u8>, Vec<u8>)>,
+    ) -> usize {
+        let before = out.len();
+        let front = Front::of(page);
+        let mut slots = Self::window_slots(page, window);
+        while out.len() - before < window.limit
+            && let Some(number) = if window.reverse { slots.next_back() } else { slots.next() }
+        {
+            let slot = Slot::at(page, front.first, number);
+            if slot.deleted {
+                continue;
+            }
+            let (mut key, mut value) = (Vec::new(), Vec::new());
+            Self::copy_low(page, front.prefix, &mut key);
+            slot.copy_suffix(page, &mut key);
+            slot.copy_value(page, &mut value);
+            out.push((key, value));
+        }
+        out.len() - before
+    }
+
+    fn leaf_insert(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> LeafInsert {
+        let front = Front::of(page);
+        let at = Self::find(page, front, key);
+        if let Ok(number) = at
+            && !Slot::at(page, front.first, number).deleted
+        {
+            return LeafInsert::Exists;
+        }
+        if !Self::accepts(key, value) {
+            return LeafInsert::Full;
+        }
+        let Some(suffix) = Self::suffix_of(page, front, key) else { return LeafInsert::Full };
+        match Self::put(page, at, (key, suffix), value) {
+            Some(_) => LeafInsert::Inserted,
+            None => LeafInsert::Full,
+        }
+    }
+
+    fn leaf_replace(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> LeafReplace {
+        let front = Front::of(page);
+        let Some((number, _)) = Self::live_slot(page, key) else { return LeafReplace::Absent };
+        let Some(suffix) = Self::suffix_of(page, front, key) else { return LeafReplace::Absent };
+        if !Self::accepts(key, value) {
+            return LeafReplace::Full;
+        }
+        match Self::put(page, Ok(number), (key, suffix), value) {
+            Some(words) => LeafReplace::Replaced(words),
+            None => LeafReplace::Full,
+        }
+    }
+
+    fn leaf_has_room(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> bool {
+        let front = Front::of(page);
+        let at = Self::find(page, front, key);
+        Self::accepts(key, value)
+            && Self::suffix_of(page, front, key).is_some_and(|suffix| {
+                Self::room_for(page, at, value.len(), suffix.len()) != Room::Nowhere
+            })
+    }
+
+    fn leaf_delete(page: View<'_, WORDS>, key: &[u8]) -> bool {
+        let Some((number, _)) = Self::live_slot(page, key) else { return false };
+        Self::mark(page, number, true);
+        true
+    }
+
+    fn leaf_compact(page: View<'_, WORDS>) -> usize {
+        let (count, deleted) = (page.count(), Heap::of(page).deleted);
+        if deleted == 0 {
+            return 0;
+        }
+        let fences = OwnFences::of(page);
+        let mut content = Content::of(page);
+        content.drop_deleted();
+        let there = content.lay_out(0..content.len(), fences.as_ref(), page);
+        debug_assert!(there, "fewer entries need less room");
+        count - page.count()
+    }
+
+    fn deleted_count(page: View<'_, WORDS>) -> usize {
+        Heap::of(page).deleted
+    }
+
+    fn record_window(_key: &[u8]) -> Range<usize> {
+        HEADER_WORDS..WORDS
+    }
+
+    fn inserted_words(_page: View<'_, WORDS>) -> Range<usize> {
+        2..WORDS
+    }
+
+    fn deleted_words(page: View<'_, WORDS>) -> Range<usize> {
+        3..(Front::of(page).first + page.count()).min(WORDS)
+    }
+
+    fn search_words(page: View<'_, WORDS>) -> Range<usize> {
+        HEADER_WORDS..(Front::of(page).first + page.count()).min(WORDS)
+    }
+
+    #[inline]
+    fn inner_child_word(page: View<'_, WORDS>, slot: usize) -> usize {
+        Slot::at(page, Front::of(page).first, slot).record % WORDS
+    }
+
+    #[inline]
+    fn inner_slot(page: View<'_, WORDS>, probe: Probe<'_, [u8]>) -> usize {
+        let not_above = match probe {
+            Probe::At(key) => Self::slots_below(page, key, true),
+            Probe::Before(key) => Self::slots_below(page, key, false),
+            Probe::Last => page.count(),
+        };
+        not_above.saturating_sub(1)
+    }
+
+    #[inline]
+    fn inner_child(page: View<'_, WORDS>, slot: usize) -> GlobalAddr {
+        if slot >= page.count() {
+            return GlobalAddr::NULL;
+        }
+        GlobalAddr::from_bits(page.load(Self::inner_child_word(page, slot)))
+    }
+
+    fn inner_set_child(page: View<'_, WORDS>, slot: usize, child: GlobalAddr) {
+        page.store(Self::inner_child_word(page, slot), child.to_bits());
+    }
+
+    fn inner_key(page: View<'_, WORDS>, slot: usize) -> Vec<u8> {
+        if slot == 0 {
+            return Self::low(page);
+        }
+        let (front, mut key) = (Front::of(page), Vec::new());
+        Self::copy_low(page, front.prefix, &mut key);
+        Slot::at(page, front.first, slot).copy_suffix(page, &mut key);
+        key
+    }
+
+    fn inner_insert(page: View<'_, WORDS>, key: &[u8], child: GlobalAddr) -> bool {
+        let front = Front::of(page);
+        let value = child.to_bits().to_le_bytes();
+        if page.count() == 0 {
+            return Self::put(page, Err(0), (key, &[]), &value).is_some();
+        }
+        let at = Err(Self::slots_below(page, key, false).max(1));
+        Self::suffix_of(page, front, key)
+            .is_some_and(|suffix| Self::put(page, at, (key, suffix), &value).is_some())
+    }
+
+    fn inner_has_room(page: View<'_, WORDS>, key: &[u8]) -> bool {
+        let suffix = Self::suffix_of(page, Front::of(page), key);
+        suffix.is_some_and(|suffix| {
+            Self::room_for(page, Err(page.count()), 8, suffix.len()) != Room::Nowhere
+        })
+    }
+
+    fn inner_remove(page: View<'_, WORDS>, slot: usize) {
+        let (front, mut heap, count) = (Front::of(page), Heap::of(page), page.count());
+        heap.garbage += Slot::at(page, front.first, slot).words();
+        for number in slot + 1..count {
+            page.store(front.first + number - 1, page.load(front.first + number));
+        }
+        page.set_count(count - 1);
+        if slot == 0 && count > 1 {
+            let first = Slot::at(page, front.first, 0);
+            heap.garbage += first.words() - 1;
+            page.store(front.first, Slot { head: 0, suffix: 0, ..first }.to_word());
+        }
+        heap.store(page);
+    }
+
+    fn inner_set_key(page: View<'_, WORDS>, slot: usize, key: &[u8]) -> bool {
+        if slot == 0 {
+            return true; // P5: it is the low fence
+        }
+        let front = Front::of(page);
+        let child = Self::inner_child(page, slot).to_bits().to_le_bytes();
+        Self::suffix_of(page, front, key)
+            .is_some_and(|suffix| Self::put(page, Ok(slot), (key, suffix), &child).is_some())
+    }
+
+    fn inner_can_set_key(page: View<'_, WORDS>, slot: usize, key: &[u8]) -> bool {
+        let suffix = Self::suffix_of(page, Front::of(page), key);
+        slot == 0
+            || suffix.is_some_and(|suffix| {
+                Self::room_for(page, Ok(slot), 8, suffix.len()) != Room::Nowhere
+            })
+    }
+
+    fn weight(page: View<'_, WORDS>) -> usize {
+        Self::used(page)
+    }
+
+    fn record_weight(page: View<'_, WORDS>, key: &[u8]) -> usize {
+        Self::live_slot(page, key).map_or(0, |(_, slot)| 1 + slot.words())
+    }
+
+    /// Whether not even an entry without a record has room, or a child with its word.
+    fn is_full(page: View<'_, WORDS>) -> bool {
+        let least = 1 + usize::from(is_inner(page));
+        HEADER_WORDS + Self::used(page) + least > WORDS
+    }
+
+    fn clear_unused(page: View<'_, WORDS>) {
+        let end = (Front::of(page).first + page.count()).min(WORDS);
+        (end..Heap::of(page).top).for_each(|index| page.store(index, 0));
+    }
+
+    fn split_plan(page: View<'_, WORDS>, pending: Option<&Entry<Self>>) -> SplitPlan<Vec<u8>> {
+        let fences = OwnFences::of(page);
+        let inner = is_inner(page);
+        let mut content = Content::of(page);
+        content.drop_deleted();
+        let place = pending.map(|entry| {
+            let at = content.find(entry.key());
+            let replaced = usize::from(at.is_ok());
+            let place = at.unwrap_or_else(|place| place);
+            let child = [0; 8];
+            let value = match entry {
+                Entry::Record(_, value) => value,
+                Entry::Child(..) => &child[..],
+            };
+            content.splice(place, replaced, entry.key(), value);
+            place
+        });
+        let divided = divide(&content, fences.as_ref(), inner, place, WORDS, |_| true);
+        let separator = divided.map(|division| division.separator);
+        // A page that changes meanwhile can have no division; validation discards the plan.
+        let separator = separator.unwrap_or_else(|| Self::inner_key(page, page.count() / 2));
+        SplitPlan { slot: Self::slots_below(page, &separator, false), separator }
+    }
+
+    fn split_copy(
+        left: View<'_, WORDS>,
+        right: View<'_, WORDS>,
+        right_at: GlobalAddr,
+        plan: &SplitPlan<Vec<u8>>,
+    ) {
+        let high = Self::high(left);
+        right.format_empty(right_at, left.level(), &plan.separator, high.as_deref());
+        right.set_sibling(left.sibling());
+        let content = Content::of(left);
+        let fences = Fences { low: &plan.separator, high: high.as_deref() };
+        let upper = plan.slot.min(content.len())..content.len();
+        Self::lay_out_again(content, upper, fences, right);
+    }
+
+    fn split_truncate(left: View<'_, WORDS>, plan: &SplitPlan<Vec<u8>>) {
+        let low = Self::low(left);
+        let content = Content::of(left);
+        let fences = Fences { low: &low, high: Some(&plan.separator) };
+        let lower = 0..plan.slot.min(content.len());
+        Self::lay_out_again(content, lower, fences, left);
+    }
+
+    fn trim(page: View<'_, WORDS>, low: &[u8], high: Option<&[u8]>) {
+        let first = match is_inner(page) {
+            true => Self::inner_slot(page, Probe::At(low)),
+            false => Self::slots_below(page, low, false),
+        };
+        let end = high.map_or(page.count(), |high| Self::slots_below(page, high, false));
+        let content = Content::of(page);
+        Self::lay_out_again(content, first..end.max(first), Fences { low, high }, page);
+    }
+
+    fn leaf_sum(page: View<'_, WORDS>) -> u64 {
+        let front = Front::of(page);
+        let header = [SELF_WORD, 2, META_WORD].map(|word| page.load(word));
+        let fences = (HEADER_WORDS..front.first).map(|word| page.load(word));
+        let mut rest = Vec::new();
+        let keys = (0..page.count()).map(|number| {
+            let slot = Slot::at(page, front.first, number);
+            slot.copy_suffix(page, &mut rest);
+            let length = (slot.suffix as u64) << 1 | u64::from(slot.deleted);
+            u64::from(slot.head) << 32 | length
+        });
+        let sum = chained_sum(header.into_iter().chain(fences).chain(keys));
+        sum ^ Self::hash(&rest)
+    }
+
+    fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
+        // Leave an eighth of a page free, so that the next insert does not split it at once.
+        Self::merged_words(left, right) <= WORDS - Self::FULL / 8
+    }
+
+    fn merge(left: View<'_, WORDS>, right: View<'_, WORDS>) {
+        let (low, high) = (Self::low(left), Self::high(right));
+        let mut content = Content::of(left);
+        content.append(right);
+        let fences = Fences { low: &low, high: high.as_deref() };
+        let all = 0..content.len();
+        Self::lay_out_again(content, all, fences, left);
+        left.set_sibling(right.sibling());
+    }
+
+    fn rebalance(
+        left: View<'_, WORDS>,
+        right: View<'_, WORDS>,
+        fits: impl Fn(&[u8]) -> bool,
+    ) -> Option<Vec<u8>> {
+        let (low, high) = (Self::low(left), Self::high(right));
+        let (lefts, rights) = (Self::used(left), Self::used(right));
+        let mut content = Content::of(left);
+        content.append(right);
+        let fences = Fences { low: &low, high: high.as_deref() };
+        let (inner, count) = (is_inner(left), content.len());
+        let division = divide(&content, fences, inner, None, WORDS, fits)?;
+        let (lower, upper) = halves(fences, &division.separator);
+        let words = |range, fences| content.words(&range, fences, inner) - HEADER_WORDS;
+        let after = words(0..division.at, lower).abs_diff(words(division.at..count, upper));
+        if after >= lefts.abs_diff(rights) {
+            return None;
+        }
+        let there = content.lay_out(0..division.at, lower, left)
+            && content.lay_out(division.at..count, upper, right);
+        debug_assert!(there, "the division leaves room for both");
+        Some(division.separator)
+    }
+
+    fn fill_leaf(
+        _filling: &mut (),
+        page: View<'_, WORDS>,
+        (key, value): (&[u8], &[u8]),
+        fill: usize,
+    ) -> bool {
+        (page.count() == 0 || Self::used(page) + entry_words(value.len(), key.len()) <= fill)
+            && Self::leaf_insert(page, key, value) == LeafInsert::Inserted
+    }
+
+    fn fill_inner(
+        _filling: &mut (),
+        page: View<'_, WORDS>,
+        (key, child): (&[u8], GlobalAddr),
+        fill: usize,
+    ) -> bool {
+        // An inner page needs two children, whatever their size, or levels would have no end.
+        (page.count() < 2 || Self::used(page) + entry_words(8, key.len()) <= fill)
+            && Self::inner_insert(page, key, child)
+    }
+
+    fn is_filled(_filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {
+        Self::used(page) >= fill
+    }
+
+    fn fill_end(_filling: (), page: View<'_, WORDS>, high: Option<&[u8]>) {
+        Self::set_high(page, high);
+    }
+}

@@ -1,0 +1,50 @@
+//! The slotted layout: keys and values are byte strings of any length up to a limit.
+//!
+//! ```text
+//! word 0  latch / lock    word 1  own address    word 5  sibling / note    word 7  checksum / mark
+//! word 2  [low length:16][high rest length:16][prefix length:16][first slot:16]
+//! word 3  [heap top:16][garbage words:16][deleted:16][0:16]          word 6  0, reserved
+//! word 4  [format:8][flags:8][0:16][count:16][level:16]              as in all layouts
+//! word 8  low fence, whole │ high fence without the prefix           each zero-padded to words
+//! then    slot 0 … slot count-1, ascending ──▶   free   ◀── heap of records, each from a word on
+//! slot    [head:32][record:11][suffix length:10][value length:10][deleted:1]
+//! record  value bytes, then suffix bytes 4 …, zero-padded to a word (inner: the child as value)
+//! ```
+//!
+//! Bytes lie in words in little-endian order. The prefix is what low and high fence have in common;
+//! no slot repeats it. The suffix is the rest of a key, and its first four bytes, big-endian and
+//! zero-padded, are the head: most comparisons need only the slot. Slot 0 of an inner page has no
+//! suffix, for its key is the low fence (P5). The order of keys is that of `memcmp`.
+//!
+//! A slot is one word, so no reader sees half of it. A value begins at a word, so that a value of
+//! eight bytes is replaced by one store. Places are word indexes, lengths are in bytes.
+//!
+//! *Invariants* (beside P1–P9 of `docs/internals/page-format.md`)
+//! - bytes.Y1. `8 ≤ first slot`, `first slot + count ≤ heap top ≤ WORDS`. Slots ascend, and records
+//!   of different slots do not overlap and lie in the heap.
+//! - bytes.Y2. The prefix is what low and high fence share. It is empty if the high fence is
+//!   infinite, or not above the low one, as in heads.
+//! - bytes.Y3. Padding bytes are zero.
+//! - bytes.Y4. Words between slots and heap mean nothing.
+//! - bytes.Y5. Every offset, length and count that is read from a page is clamped before use: a
+//!   page that changes meanwhile, or arbitrary words, lead to nonsense, but not out of the page,
+//!   not to a panic and not to a loop without end. There is never a `&[u8]` over a page.
+//! - bytes.Y6. A split that counts the pending entry leaves room for it in its half (layout.Y6).
+//! - bytes.Y7. A separator of leaves is the shortest string above the left neighbour and not above
+//!   the right one. Plans depend on keys and lengths only (layout.Y7).
+//! - bytes.Y8. A change that finds no room changes nothing (layout.Y8).
+//! - bytes.Y9. A new record goes to words of the heap that no slot refers to.
+//! - bytes.Y10. If the new record needs no more words, it takes the place of the old one. Garbage
+//!   is reclaimed when an entry needs it.
+//!
+//! After LeanStore's `BTreeNode` (prefix, heads, separators) and Bf-Tree's leaf nodes (8-byte
+//! slots).
+//!
+//! *Thread safety*: that of [`super::Page`].
+
+mod content;
+mod layout;
+mod plan;
+mod slots;
+
+pub use slots::Bytes;

@@ -1,0 +1,340 @@
+//! Reading a page in place: header fields, slots, and the search among them. Everything that is
+//! read is clamped (bytes.Y5).
+//!
+//! *Thread safety*: that of [`crate::page::Page`].
+
+use crate::page::view::{HEADER_WORDS, HIGH_WORD, LOW_WORD, Page};
+use std::cmp::Ordering;
+
+/// Byte-string keys and values in pages of `WORDS` words: 128, 256 or 512, and 32 in tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes<const WORDS: usize = 128>;
+
+pub(super) type View<'a, const WORDS: usize> = Page<'a, Bytes<WORDS>>;
+
+/// Word 2.
+const FRONT_WORD: usize = LOW_WORD;
+/// Word 3.
+const HEAP_WORD: usize = HIGH_WORD;
+/// The byte of a page where its low fence begins.
+const FENCE_BYTE: usize = HEADER_WORDS * 8;
+
+/// The bytes of a suffix that are in its slot.
+pub(super) const HEAD_BYTES: usize = 4;
+/// The largest value in a record. A slot with a larger length would mean a block outside the page.
+pub(super) const LONGEST_VALUE: usize = 1022;
+
+impl<const WORDS: usize> Bytes<WORDS> {
+    /// Most bytes of a key. Neighbours that share more would have separators that fit no inner
+    /// page.
+    pub const MAX_KEY: usize = {
+        assert!(WORDS.is_power_of_two() && WORDS >= 32 && WORDS <= 512);
+        if WORDS < 256 { WORDS } else { 256 }
+    };
+    /// Most words of an entry: three of them, and two fences, fit a page.
+    pub(super) const MOST_WORDS: usize = (WORDS - HEADER_WORDS - 2 * Self::MAX_KEY / 8) / 3;
+    /// Most entries of a page: each has a slot.
+    pub(super) const SLOTS: usize = WORDS - HEADER_WORDS;
+    const MASK: usize = WORDS - 1;
+
+    /// Whether a record of these lengths can be in a page. Longer keys are refused for good.
+    pub fn accepts(key: &[u8], value: &[u8]) -> bool {
+        key.len() <= Self::MAX_KEY
+            && value.len() <= LONGEST_VALUE
+            && entry_words(value.len(), key.len()) <= Self::MOST_WORDS
+    }
+
+    #[inline]
+    pub(super) fn word(page: View<'_, WORDS>, index: usize) -> u64 {
+        page.load(index & Self::MASK)
+    }
+
+    /// Eight bytes from the byte at `at` on, as a big-endian number.
+    #[inline]
+    fn eight_bytes(page: View<'_, WORDS>, at: usize) -> u64 {
+        let (index, shift) = (at / 8, at % 8 * 8);
+        let low = Self::word(page, index);
+        let bytes = match shift {
+            0 => low,
+            _ => low >> shift | Self::word(page, index + 1) << (64 - shift),
+        };
+        bytes.swap_bytes()
+    }
+
+    /// Compares `length` bytes of the page, from the byte at `at` on, with `other`.
+    #[inline]
+    fn compare(page: View<'_, WORDS>, at: usize, length: usize, other: &[u8]) -> Ordering {
+        let both = length.min(other.len());
+        for (number, chunk) in other[..both].chunks(8).enumerate() {
+            let mut padded = [0; 8];
+            padded[..chunk.len()].copy_from_slice(chunk);
+            let mask = u64::MAX << (64 - 8 * chunk.len());
+            let ours = Self::eight_bytes(page, at + 8 * number) & mask;
+            match ours.cmp(&u64::from_be_bytes(padded)) {
+                Ordering::Equal => {}
+                differs => return differs,
+            }
+        }
+        length.cmp(&other.len())
+    }
+
+    /// Appends `length` bytes of the page, from the byte at `at` on.
+    pub(super) fn copy_bytes(page: View<'_, WORDS>, at: usize, length: usize, to: &mut Vec<u8>) {
+        let length = length.min(WORDS * 8);
+        let end = to.len() + length;
+        for number in 0..length.div_ceil(8) {
+            to.extend_from_slice(&Self::eight_bytes(page, at + 8 * number).to_be_bytes());
+        }
+        to.truncate(end);
+    }
+}
+
+/// Words of the heap that a record takes.
+#[inline]
+pub(super) fn record_words(value: usize, suffix: usize) -> usize {
+    (value + suffix.saturating_sub(HEAD_BYTES)).div_ceil(8)
+}
+
+/// Words that an entry takes.
+#[inline]
+pub(super) fn entry_words(value: usize, suffix: usize) -> usize {
+    1 + record_words(value, suffix)
+}
+
+/// Words that the fences take.
+#[inline]
+pub(super) fn fence_words(low: usize, high_rest: usize) -> usize {
+    low.div_ceil(8) + high_rest.div_ceil(8)
+}
+
+/// The first four bytes of a suffix.
+#[inline]
+pub(super) fn head_of(suffix: &[u8]) -> u32 {
+    let mut padded = [0; HEAD_BYTES];
+    let length = suffix.len().min(HEAD_BYTES);
+    padded[..length].copy_from_slice(&suffix[..length]);
+    u32::from_be_bytes(padded)
+}
+
+/// Word 2: lengths in bytes, and where the slots begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Front {
+    pub(super) low: usize,
+    pub(super) high_rest: usize,
+    pub(super) prefix: usize,
+    pub(super) first: usize,
+}
+
+impl Front {
+    #[inline]
+    pub(super) fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
+        let word = page.load(FRONT_WORD);
+        let field = |shift: u32| (word >> shift) as u16 as usize;
+        let low = field(48).min(Bytes::<WORDS>::MAX_KEY);
+        Self {
+            low,
+            high_rest: field(32).min(Bytes::<WORDS>::MAX_KEY),
+            prefix: field(16).min(low),
+            first: field(0).clamp(HEADER_WORDS, WORDS),
+        }
+    }
+
+    pub(super) fn store<const WORDS: usize>(self, page: View<'_, WORDS>) {
+        let Self { low, high_rest, prefix, first } = self;
+        let word = (low as u64) << 48 | (high_rest as u64) << 32 | (prefix as u64) << 16;
+        page.store(FRONT_WORD, word | first as u64);
+    }
+
+    /// The byte where the high fence's rest begins.
+    #[inline]
+    pub(super) fn high_byte(self) -> usize {
+        FENCE_BYTE + self.low.next_multiple_of(8)
+    }
+}
+
+/// Word 3.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heap {
+    pub(super) top: usize,
+    pub(super) garbage: usize,
+    pub(super) deleted: usize,
+}
+
+impl Heap {
+    #[inline]
+    pub(super) fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
+        let word = page.load(HEAP_WORD);
+        let field = |shift: u32| (word >> shift) as u16 as usize;
+        let top = field(48).clamp(HEADER_WORDS, WORDS);
+        Self { top, garbage: field(32).min(WORDS - top), deleted: field(16).min(page.count()) }
+    }
+
+    pub(super) fn store<const WORDS: usize>(self, page: View<'_, WORDS>) {
+        let Self { top, garbage, deleted } = self;
+        page.store(HEAP_WORD, (top as u64) << 48 | (garbage as u64) << 32 | (deleted as u64) << 16);
+    }
+}
+
+/// A slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) head: u32,
+    pub(super) record: usize,
+    pub(super) suffix: usize,
+    pub(super) value: usize,
+    pub(super) deleted: bool,
+}
+
+impl Slot {
+    #[inline]
+    fn from_word(word: u64) -> Self {
+        Self {
+            head: (word >> 32) as u32,
+            record: (word >> 21 & 0x7ff) as usize,
+            suffix: (word >> 11 & 0x3ff) as usize,
+            value: (word >> 1 & 0x3ff) as usize,
+            deleted: word & 1 != 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn at<const WORDS: usize>(page: View<'_, WORDS>, first: usize, slot: usize) -> Self {
+        Self::from_word(Bytes::<WORDS>::word(page, first + slot))
+    }
+
+    pub(super) fn to_word(self) -> u64 {
+        let Self { head, record, suffix, value, deleted } = self;
+        let lengths = (suffix as u64) << 11 | (value as u64) << 1;
+        u64::from(head) << 32 | (record as u64) << 21 | lengths | u64::from(deleted)
+    }
+
+    /// Words of the heap that its record takes.
+    pub(super) fn words(self) -> usize {
+        record_words(self.value, self.suffix)
+    }
+
+    /// The byte where the part of the suffix begins that is not in the slot.
+    #[inline]
+    fn rest_byte(self) -> usize {
+        self.record * 8 + self.value
+    }
+
+    /// Compares the suffix with another of the same head.
+    #[inline]
+    fn compare_rest<const WORDS: usize>(self, page: View<'_, WORDS>, other: &[u8]) -> Ordering {
+        if self.suffix <= HEAD_BYTES || other.len() <= HEAD_BYTES {
+            // Padding is zero, so the heads are equal only if one suffix continues the other.
+            return self.suffix.cmp(&other.len());
+        }
+        let rest = &other[HEAD_BYTES..];
+        Bytes::<WORDS>::compare(page, self.rest_byte(), self.suffix - HEAD_BYTES, rest)
+    }
+
+    /// Appends the suffix.
+    pub(super) fn copy_suffix<const WORDS: usize>(self, page: View<'_, WORDS>, to: &mut Vec<u8>) {
+        let head = self.head.to_be_bytes();
+        to.extend_from_slice(&head[..self.suffix.min(HEAD_BYTES)]);
+        if self.suffix > HEAD_BYTES {
+            let length = (self.suffix - HEAD_BYTES).min(Bytes::<WORDS>::MAX_KEY);
+            Bytes::<WORDS>::copy_bytes(page, self.rest_byte(), length, to);
+        }
+    }
+
+    /// Appends the value.
+    pub(super) fn copy_value<const WORDS: usize>(self, page: View<'_, WORDS>, to: &mut Vec<u8>) {
+        let length = self.value.min(Bytes::<WORDS>::MOST_WORDS * 8);
+        Bytes::<WORDS>::copy_bytes(page, self.record * 8, length, to);
+    }
+}
+
+/// Where a key lies relative to the keys that begin with a page's prefix.
+enum Relative<'k> {
+    Below,
+    Above,
+    /// It begins with the prefix, and continues so.
+    Within(&'k [u8]),
+}
+
+impl<const WORDS: usize> Bytes<WORDS> {
+    fn relative<'k>(page: View<'_, WORDS>, front: Front, key: &'k [u8]) -> Relative<'k> {
+        let shared = front.prefix.min(key.len());
+        match Self::compare(page, FENCE_BYTE, shared, &key[..shared]) {
+            Ordering::Less => Relative::Above,
+            Ordering::Greater => Relative::Below,
+            Ordering::Equal if key.len() < front.prefix => Relative::Below,
+            Ordering::Equal => Relative::Within(&key[front.prefix..]),
+        }
+    }
+
+    /// The number of slots that satisfy `left_of`, which must hold for a prefix of them.
+    #[inline]
+    fn partition(mut range: std::ops::Range<usize>, left_of: impl Fn(usize) -> bool) -> usize {
+        while range.start < range.end {
+            let middle = range.start + range.len() / 2;
+            match left_of(middle) {
+                true => range.start = middle + 1,
+                false => range.end = middle,
+            }
+        }
+        range.start
+    }
+
+    /// The slot with this suffix, or the place where it belongs.
+    #[inline]
+    fn find_suffix(page: View<'_, WORDS>, first: usize, suffix: &[u8]) -> Result<usize, usize> {
+        let (count, head) = (page.count(), head_of(suffix));
+        let slot = |number| Slot::at(page, first, number);
+        // The equal heads are a run; only within it are records looked at.
+        let begin = Self::partition(0..count, |number| slot(number).head < head);
+        let end = Self::partition(begin..count, |number| slot(number).head <= head);
+        let compare = |number| slot(number).compare_rest(page, suffix);
+        let place = Self::partition(begin..end, |number| compare(number) == Ordering::Less);
+        match place < end && compare(place) == Ordering::Equal {
+            true => Ok(place),
+            false => Err(place),
+        }
+    }
+
+    /// The slot of `key`, deleted or not, or the place where it belongs.
+    #[inline]
+    pub(super) fn find(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Result<usize, usize> {
+        match Self::relative(page, front, key) {
+            Relative::Below => Err(0),
+            Relative::Above => Err(page.count()),
+            Relative::Within(suffix) => Self::find_suffix(page, front.first, suffix),
+        }
+    }
+
+    /// The suffix of `key`; `None` if it does not begin with the page's prefix.
+    pub(super) fn suffix_of<'k>(
+        page: View<'_, WORDS>,
+        front: Front,
+        key: &'k [u8],
+    ) -> Option<&'k [u8]> {
+        match Self::relative(page, front, key) {
+            Relative::Within(suffix) => Some(suffix),
+            _ => None,
+        }
+    }
+
+    /// Compares the low fence with `key`.
+    #[inline]
+    pub(super) fn compare_low(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Ordering {
+        Self::compare(page, FENCE_BYTE, front.low, key)
+    }
+
+    /// Compares the high fence, which is not infinite, with `key`.
+    #[inline]
+    pub(super) fn compare_high(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Ordering {
+        match Self::relative(page, front, key) {
+            Relative::Below => Ordering::Greater,
+            Relative::Above => Ordering::Less,
+            Relative::Within(rest) => Self::compare(page, front.high_byte(), front.high_rest, rest),
+        }
+    }
+
+    /// Appends the first `length` bytes of the low fence.
+    pub(super) fn copy_low(page: View<'_, WORDS>, length: usize, to: &mut Vec<u8>) {
+        Self::copy_bytes(page, FENCE_BYTE, length, to);
+    }
+}

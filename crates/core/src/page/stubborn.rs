@@ -1,0 +1,268 @@
+//! A layout for tests: [`Fixed8`], but it refuses whatever a layout may refuse, as layouts with
+//! entries of different sizes do.
+//!
+//! Whether a page refuses depends on its low fence and its number of entries, through a hash: a
+//! page in a frame and its image in the pool refuse alike (layout.Y7), and a page refuses again
+//! until it changes. A page that is at most half full takes every entry, so layout.Y6 holds.
+//!
+//! *Thread safety*: that of [`super::Page`].
+
+use super::layout::{
+    Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+};
+use super::{Fixed8, Page};
+use farleaf_fabric::GlobalAddr;
+use std::ops::Range;
+
+/// [`Fixed8`] that refuses one change in [`Stubborn::ONE_IN`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stubborn<const WORDS: usize = 128, const SEED: u64 = 1>;
+
+type View<'a, const WORDS: usize, const SEED: u64> = Page<'a, Stubborn<WORDS, SEED>>;
+
+/// The same page as one of [`Fixed8`].
+fn plain<const WORDS: usize, const SEED: u64>(
+    page: View<'_, WORDS, SEED>,
+) -> Page<'_, Fixed8<WORDS>> {
+    Page::new(page.words())
+}
+
+impl<const WORDS: usize, const SEED: u64> Stubborn<WORDS, SEED> {
+    /// How rare a refusal is.
+    pub const ONE_IN: u64 = 3;
+
+    fn refuses(page: View<'_, WORDS, SEED>) -> bool {
+        let low = Fixed8::<WORDS>::low(plain(page));
+        let state = Fixed8::<WORDS>::hash(&(low ^ SEED << 56)) ^ page.count() as u64;
+        Fixed8::<WORDS>::hash(&state).is_multiple_of(Self::ONE_IN)
+    }
+
+    /// Whether the page refuses another entry, or another value.
+    fn refuses_entry(page: View<'_, WORDS, SEED>) -> bool {
+        page.count() > Self::CAPACITY / 2 + 1 && Self::refuses(page)
+    }
+}
+
+impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
+    type Key = u64;
+    type Value = u64;
+
+    const PAGE_WORDS: usize = WORDS;
+    const CAPACITY: usize = Fixed8::<WORDS>::CAPACITY;
+    const FULL: usize = Fixed8::<WORDS>::FULL;
+    const FORMAT: u8 = Fixed8::<WORDS>::FORMAT;
+
+    type Filling = ();
+
+    fn min_key() -> u64 {
+        Fixed8::<WORDS>::min_key()
+    }
+
+    fn hash(key: &u64) -> u64 {
+        Fixed8::<WORDS>::hash(key)
+    }
+
+    fn low(page: View<'_, WORDS, SEED>) -> u64 {
+        Fixed8::low(plain(page))
+    }
+
+    fn high(page: View<'_, WORDS, SEED>) -> Option<u64> {
+        Fixed8::high(plain(page))
+    }
+
+    fn set_low(page: View<'_, WORDS, SEED>, low: &u64) {
+        Fixed8::set_low(plain(page), low);
+    }
+
+    fn set_high(page: View<'_, WORDS, SEED>, high: Option<&u64>) {
+        Fixed8::set_high(plain(page), high);
+    }
+
+    fn reach(page: View<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> FencePosition {
+        Fixed8::reach(plain(page), probe)
+    }
+
+    fn leaf_get(page: View<'_, WORDS, SEED>, key: &u64) -> Option<u64> {
+        Fixed8::leaf_get(plain(page), key)
+    }
+
+    fn leaf_collect(
+        page: View<'_, WORDS, SEED>,
+        window: &ScanWindow<'_, u64>,
+        out: &mut Vec<(u64, u64)>,
+    ) -> usize {
+        Fixed8::leaf_collect(plain(page), window, out)
+    }
+
+    fn leaf_insert(page: View<'_, WORDS, SEED>, key: &u64, value: &u64) -> LeafInsert {
+        if Self::refuses_entry(page) && Self::leaf_get(page, key).is_none() {
+            return LeafInsert::Full;
+        }
+        Fixed8::leaf_insert(plain(page), key, value)
+    }
+
+    fn leaf_replace(page: View<'_, WORDS, SEED>, key: &u64, value: &u64) -> LeafReplace {
+        if Self::refuses_entry(page) && Self::leaf_get(page, key).is_some() {
+            return LeafReplace::Full;
+        }
+        Fixed8::leaf_replace(plain(page), key, value)
+    }
+
+    fn leaf_has_room(page: View<'_, WORDS, SEED>, key: &u64, value: &u64) -> bool {
+        !Self::refuses_entry(page) && Fixed8::leaf_has_room(plain(page), key, value)
+    }
+
+    fn leaf_delete(page: View<'_, WORDS, SEED>, key: &u64) -> bool {
+        Fixed8::leaf_delete(plain(page), key)
+    }
+
+    fn leaf_compact(page: View<'_, WORDS, SEED>) -> usize {
+        Fixed8::leaf_compact(plain(page))
+    }
+
+    fn record_window(key: &u64) -> Range<usize> {
+        Fixed8::<WORDS>::record_window(key)
+    }
+
+    fn inserted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
+        Fixed8::inserted_words(plain(page))
+    }
+
+    fn deleted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
+        Fixed8::deleted_words(plain(page))
+    }
+
+    fn deleted_count(page: View<'_, WORDS, SEED>) -> usize {
+        Fixed8::deleted_count(plain(page))
+    }
+
+    fn search_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
+        Fixed8::search_words(plain(page))
+    }
+
+    fn inner_child_word(page: View<'_, WORDS, SEED>, slot: usize) -> usize {
+        Fixed8::inner_child_word(plain(page), slot)
+    }
+
+    fn inner_slot(page: View<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> usize {
+        Fixed8::inner_slot(plain(page), probe)
+    }
+
+    fn inner_child(page: View<'_, WORDS, SEED>, slot: usize) -> GlobalAddr {
+        Fixed8::inner_child(plain(page), slot)
+    }
+
+    fn inner_set_child(page: View<'_, WORDS, SEED>, slot: usize, child: GlobalAddr) {
+        Fixed8::inner_set_child(plain(page), slot, child);
+    }
+
+    fn inner_key(page: View<'_, WORDS, SEED>, slot: usize) -> u64 {
+        Fixed8::inner_key(plain(page), slot)
+    }
+
+    fn inner_insert(page: View<'_, WORDS, SEED>, key: &u64, child: GlobalAddr) -> bool {
+        !Self::refuses_entry(page) && Fixed8::inner_insert(plain(page), key, child)
+    }
+
+    fn inner_has_room(page: View<'_, WORDS, SEED>, key: &u64) -> bool {
+        !Self::refuses_entry(page) && Fixed8::inner_has_room(plain(page), key)
+    }
+
+    fn inner_remove(page: View<'_, WORDS, SEED>, slot: usize) {
+        Fixed8::inner_remove(plain(page), slot);
+    }
+
+    fn inner_set_key(page: View<'_, WORDS, SEED>, slot: usize, key: &u64) -> bool {
+        !Self::refuses(page) && Fixed8::inner_set_key(plain(page), slot, key)
+    }
+
+    fn inner_can_set_key(page: View<'_, WORDS, SEED>, slot: usize, key: &u64) -> bool {
+        !Self::refuses(page) && Fixed8::inner_can_set_key(plain(page), slot, key)
+    }
+
+    fn weight(page: View<'_, WORDS, SEED>) -> usize {
+        Fixed8::weight(plain(page))
+    }
+
+    fn record_weight(page: View<'_, WORDS, SEED>, key: &u64) -> usize {
+        Fixed8::record_weight(plain(page), key)
+    }
+
+    fn is_full(page: View<'_, WORDS, SEED>) -> bool {
+        Fixed8::is_full(plain(page))
+    }
+
+    fn clear_unused(page: View<'_, WORDS, SEED>) {
+        Fixed8::clear_unused(plain(page));
+    }
+
+    fn split_plan(page: View<'_, WORDS, SEED>, _pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
+        Fixed8::split_plan(plain(page), None)
+    }
+
+    fn split_copy(
+        left: View<'_, WORDS, SEED>,
+        right: View<'_, WORDS, SEED>,
+        right_at: GlobalAddr,
+        plan: &SplitPlan<u64>,
+    ) {
+        Fixed8::split_copy(plain(left), plain(right), right_at, plan);
+    }
+
+    fn split_truncate(left: View<'_, WORDS, SEED>, plan: &SplitPlan<u64>) {
+        Fixed8::split_truncate(plain(left), plan);
+    }
+
+    fn trim(page: View<'_, WORDS, SEED>, low: &u64, high: Option<&u64>) {
+        Fixed8::trim(plain(page), low, high);
+    }
+
+    fn leaf_sum(page: View<'_, WORDS, SEED>) -> u64 {
+        Fixed8::leaf_sum(plain(page))
+    }
+
+    fn fits_merged(left: View<'_, WORDS, SEED>, right: View<'_, WORDS, SEED>) -> bool {
+        Fixed8::fits_merged(plain(left), plain(right))
+    }
+
+    fn merge(left: View<'_, WORDS, SEED>, right: View<'_, WORDS, SEED>) {
+        Fixed8::merge(plain(left), plain(right));
+    }
+
+    fn rebalance(
+        left: View<'_, WORDS, SEED>,
+        right: View<'_, WORDS, SEED>,
+        fits: impl Fn(&u64) -> bool,
+    ) -> Option<u64> {
+        match Self::refuses(left) {
+            true => None,
+            false => Fixed8::rebalance(plain(left), plain(right), fits),
+        }
+    }
+
+    fn fill_leaf(
+        filling: &mut (),
+        page: View<'_, WORDS, SEED>,
+        record: (&u64, &u64),
+        fill: usize,
+    ) -> bool {
+        !Self::refuses_entry(page) && Fixed8::fill_leaf(filling, plain(page), record, fill)
+    }
+
+    fn fill_inner(
+        filling: &mut (),
+        page: View<'_, WORDS, SEED>,
+        child: (&u64, GlobalAddr),
+        fill: usize,
+    ) -> bool {
+        !Self::refuses_entry(page) && Fixed8::fill_inner(filling, plain(page), child, fill)
+    }
+
+    fn is_filled(filling: &(), page: View<'_, WORDS, SEED>, fill: usize) -> bool {
+        Self::refuses_entry(page) || Fixed8::is_filled(filling, plain(page), fill)
+    }
+
+    fn fill_end(filling: (), page: View<'_, WORDS, SEED>, high: Option<&u64>) {
+        Fixed8::fill_end(filling, plain(page), high);
+    }
+}
