@@ -92,8 +92,8 @@ impl Rows {
     }
 }
 
-/// Most keys of a sample: enough for boundaries that give each of a hundred servers its share
-/// within a few percent.
+/// Maximum number of keys in a sample: enough for boundaries that give each of a hundred servers
+/// its share within a few percent.
 const SAMPLED: usize = 100_000;
 
 /// Reads the keys of a file, ascending, each once. Above `SAMPLED` rows, it returns an even

@@ -51,7 +51,7 @@ pub struct Report {
     pub memory: Memory,
     /// Operations that failed.
     pub errors: u64,
-    /// Operations that found no record, or for an insertion an existing one.
+    /// Operations that found no record or, for insertions, an existing one.
     pub misses: u64,
     /// Message of the first error.
     pub first_error: Option<String>,
@@ -81,14 +81,14 @@ pub struct Report {
     /// Each compute server's share of the operations, from 0 to 1, if counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compute_server_shares: Vec<f64>,
-    /// Changes made beside the clients during the run.
+    /// Changes made while the clients ran.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Changed>,
     /// Operations over time, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
-    /// Most single-key operations that a client gave the index in one call; `None` if each had a
-    /// call of its own.
+    /// Maximum number of single-key operations that a client passed to the index in one call;
+    /// `None` if each had its own call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u16>,
     /// Processor time of the clients' threads during the measurement, without drawing operations.
@@ -219,7 +219,7 @@ pub struct Cache {
     pub write_backs: f64,
     /// WRITEs of single changes, per operation.
     pub write_throughs: f64,
-    /// Operations that memory servers did below a missing node, per operation.
+    /// Operations that memory servers executed below an uncached node, per operation.
     pub offloads: f64,
     /// Operations offloaded to memory servers that refused them, per operation.
     pub offload_refusals: f64,

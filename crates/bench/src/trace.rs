@@ -89,7 +89,7 @@ pub fn touched_keys(operations: &[Operation]) -> KeySpace {
     KeySpace::listed(&records).expect("a set ascends, and a trace has requests")
 }
 
-/// Replays a trace on a new, empty index. Returns the cost, and the index's contents at the end.
+/// Replays a trace on a newly created index. Returns the cost, and the index's contents at the end.
 ///
 /// # Errors
 /// [`BenchError`] if the index cannot be created, opened or scanned. Failed requests are counted

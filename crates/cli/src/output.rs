@@ -16,7 +16,6 @@ pub(crate) enum JsonTarget {
     None,
     /// Stdout; the table then goes to stderr.
     Stdout,
-    /// This file.
     File(File, PathBuf),
 }
 
@@ -45,7 +44,6 @@ impl JsonTarget {
         }
     }
 
-    /// Writes the JSON.
     pub(crate) fn write(&mut self, json: &str) -> anyhow::Result<()> {
         match self {
             Self::None => Ok(()),

@@ -1,4 +1,4 @@
-//! Plots drawn as SVG: curves with axes, marks and a legend beside them; and bars for tables.
+//! Plots drawn as SVG: curves with axes, marks and a legend on the side, and bars for tables.
 
 use anyhow::{Context, anyhow};
 use plotters::prelude::*;
@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (800, 440);
-/// Width of the legend beside the curves.
+/// Width of the legend next to the curves.
 const LEGEND: u32 = 150;
 /// Upper end of the y axis, as a multiple of the highest point.
 const HEADROOM: f64 = 1.1;

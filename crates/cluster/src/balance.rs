@@ -12,8 +12,8 @@ use std::time::Duration;
 /// Pause before another attempt to connect.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// Balances until `stop` is raised. A cluster that cannot be reached is tried again. Run only one
-/// balancer for a cluster: two would undo each other's moves.
+/// Balances until `stop` is raised. Retries if the cluster cannot be reached. Run only one balancer
+/// for a cluster: two would undo each other's moves.
 pub fn balance_until<E: Display>(connect: impl Fn() -> Result<Connection, E>, stop: &Stop) {
     let report = |outcome: Result<Reshaped, IndexError>| match outcome {
         Ok(Reshaped { moved, took_ns, .. }) => {

@@ -69,7 +69,7 @@ struct Places {
     cluster: TcpCluster,
     catalog: Arc<dyn Catalog>,
     keys: Keys,
-    /// The most compute servers that there can be.
+    /// Maximum number of compute servers.
     compute_servers: u16,
     clock: Clock,
     known: Mutex<Known>,
@@ -181,7 +181,7 @@ impl Connection {
     /// Looks up the compute servers. Connects to them only when a client sends a request.
     ///
     /// # Errors
-    /// The catalog's error, or that the cluster has never served.
+    /// [`ProgramError`] if the catalog cannot be read, or if the cluster has never served.
     pub fn open(config: &ConnectionConfig) -> Result<Self, ProgramError> {
         let catalog = catalog::open(&config.catalog, &config.token)?;
         let keys = Keys::new(&config.cluster)
@@ -271,8 +271,8 @@ impl Connection {
         )))
     }
 
-    /// Whether `other` has the same compute servers at the same addresses: no server has restarted,
-    /// joined or left.
+    /// Whether `other` has the same compute servers at the same addresses, so that no server has
+    /// restarted, joined or left in between.
     pub fn leads_where(&self, other: &Self) -> bool {
         let same = |(one, other): (&ComputeRecord, &ComputeRecord)| {
             (one.number, &one.address, one.epoch) == (other.number, &other.address, other.epoch)
@@ -295,7 +295,8 @@ impl Connection {
     /// stream.
     ///
     /// # Errors
-    /// There is no entropy, or no memory for the endpoint's buffers.
+    /// An error if the system provides no entropy, or if the endpoint's buffers cannot be
+    /// allocated.
     pub fn client(&self, driver: &TcpDriver, number: usize) -> io::Result<Client> {
         Ok(self.client_over(driver.open(0, number)?))
     }

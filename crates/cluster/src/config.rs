@@ -22,7 +22,6 @@ pub enum ConfigError {
     /// A file could not be read or written.
     #[error("{path}: {error}", path = .path.display())]
     File {
-        /// The file.
         path: PathBuf,
         /// The error of the operating system.
         error: io::Error,
@@ -30,7 +29,6 @@ pub enum ConfigError {
     /// A file is not TOML, or has unknown keys or values.
     #[error("{path}: {why}", path = .path.display())]
     Content {
-        /// The file.
         path: PathBuf,
         /// What is wrong with the file.
         why: String,
@@ -38,7 +36,7 @@ pub enum ConfigError {
     /// Other users can read a token file.
     #[error("{path}: others can read this token (its mode is {mode:o}); run chmod 600 on it", path = .path.display())]
     Exposed {
-        /// The file.
+        /// Path of the token file.
         path: PathBuf,
         mode: u32,
     },

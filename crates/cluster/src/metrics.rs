@@ -140,7 +140,7 @@ impl Metrics {
         lock(&self.families.0).push(Family { name, help, kind, look: Box::new(look) });
     }
 
-    /// Adds a single metric, in the way of [`Metrics::add`].
+    /// Like [`Metrics::add`], for a single metric.
     pub fn add_one(
         &self,
         name: &'static str,

@@ -177,7 +177,7 @@ impl MapRecord {
     /// The map and the move that is pending.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the record makes no map.
+    /// [`IndexError::InvalidArgument`] if the record does not describe a valid map.
     pub fn state(self) -> Result<MapState<u64>, IndexError> {
         let map = PartitionMap::from_owners::<Fixed8>(self.epoch, self.boundaries, self.owners)?;
         let moving = self.moving;
@@ -318,7 +318,7 @@ pub fn list<T: DeserializeOwned>(
     catalog.list(prefix)?.iter().map(|entry| decode(&entry.key, &entry.value)).collect()
 }
 
-/// Puts a record in the way of [`Catalog::put_if`].
+/// Like [`Catalog::put_if`], for a record.
 ///
 /// # Errors
 /// [`CatalogError`].

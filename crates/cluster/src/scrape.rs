@@ -64,7 +64,7 @@ impl Numbers {
     /// Parses Prometheus' text format; lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// The first invalid line, shortened; or that there are too many samples.
+    /// The first invalid line, shortened, or a message that there are too many samples.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut numbers = Vec::new();
         let lines = text.lines().map(str::trim);

@@ -48,11 +48,12 @@ pub fn agree(
     Ok(())
 }
 
-/// The most compute servers of a cluster: those that it is made with, and those that join later.
+/// Maximum number of compute servers of a cluster: those that it is created with, and those that
+/// join later.
 pub const MOST_COMPUTE_SERVERS: u16 = 64;
 
 /// Refuses a compute server whose number no client can reach. Compute servers beyond those that the
-/// cluster was made with may join; they own no keys until some are moved to them.
+/// cluster was created with may join; they own no keys until some are moved to them.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if `number` is too large.

@@ -33,7 +33,7 @@ pub(crate) trait Contender {
     /// Looks keys up in order, in a single session.
     fn look_up(&self, keys: &[u64]) -> anyhow::Result<Vec<Option<u64>>>;
 
-    /// Whether it has operations on several keys, which gain something over single ones.
+    /// Whether it has batch operations that are faster than single ones.
     fn has_groups(&self) -> bool {
         false
     }

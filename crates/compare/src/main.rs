@@ -226,7 +226,7 @@ fn contenders(arguments: &Arguments, keys: &KeySpace) -> anyhow::Result<Vec<Box<
 /// A contender, and how many operations it gets in one call.
 type Entry<'a> = (&'a dyn Contender, u16);
 
-/// What takes turns: each contender with single operations, and those that can with groups.
+/// The entries of a round: each contender with single operations and, where supported, with groups.
 fn entries<'a>(arguments: &Arguments, contenders: &'a [Box<dyn Contender>]) -> Vec<Entry<'a>> {
     let batches = || [1].into_iter().chain(arguments.batch.iter().copied().filter(|n| *n > 1));
     let of = |contender: &'a Box<dyn Contender>| {

@@ -11,7 +11,7 @@ use farleaf_fabric::Rule;
 /// A rule that can be broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownRule {
-    /// The rule, as code asks for it.
+    /// The rule, as code refers to it.
     pub rule: Rule,
     /// The name of the bug that breaks it.
     pub bug: &'static str,

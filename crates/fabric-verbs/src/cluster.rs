@@ -28,7 +28,7 @@ pub struct VerbsConfig {
     pub depth: usize,
     /// Limit on an endpoint's call messages in flight to a server; at most what the servers grant.
     pub window: usize,
-    /// How often a thread with only waiting tasks polls for completions before it blocks.
+    /// Number of times a thread with only waiting tasks polls for completions before it blocks.
     pub looks_before_waiting: u32,
     /// Runs all clients of one call on one thread instead of a thread for each.
     pub one_client_thread: bool,

@@ -1,5 +1,5 @@
 //! The traffic with one server: verbs and calls over a queue pair, fences over the TCP connection
-//! beside it.
+//! that accompanies it.
 //!
 //! Posting only queues an operation. The queue goes to the device when all tasks of the endpoint
 //! wait: one list, and so one doorbell, for each server.
@@ -277,7 +277,7 @@ fn take_message(
         return false;
     }
     let id = header.id;
-    // A call that has ended has no slot any more.
+    // A call that has ended no longer has a slot.
     let Some(slot) = slots.pending(id) else { return true };
     let (server, call) = (slot.server, &mut slot.progress);
     if !matches!(slot.body, Body::Call(_)) {

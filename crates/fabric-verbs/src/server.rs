@@ -5,8 +5,8 @@
 //! themselves, and the memory of each are bounded. verbs.S2. a queue pair serves as long as its
 //! connection to the acceptor and its gate are open. verbs.S3. an endpoint is welcomed again only
 //! after the queue pair of its last connection is gone (F9); a fence is acknowledged only after the
-//! queue pairs of its compute server are gone (F10). verbs.S4. after `stop`, nothing takes effect
-//! any more and no thread is left.
+//! queue pairs of its compute server are gone (F10). verbs.S4. after `stop`, nothing further takes
+//! effect and no thread is left.
 //!
 //! *Thread safety*: the handle is for any number of threads.
 

@@ -72,7 +72,7 @@ pub enum FabricError {
         bytes: usize,
     },
     /// The server has been restarted, and the content of its memory is lost. What this endpoint
-    /// knew about it is invalid, so it does not use that server any more.
+    /// knew about it is invalid, so it no longer uses that server.
     #[error("server {server} was restarted, and what it held is gone")]
     Restarted {
         /// The server.
@@ -92,7 +92,7 @@ pub enum FabricError {
         /// The server.
         server: ServerId,
     },
-    /// It is unknown whether the operation happened, or will.
+    /// It is unknown whether the operation has happened or still will.
     #[error("the outcome of an operation on server {server} is unknown: {why}")]
     Indeterminate {
         /// The server that the operation was sent to.

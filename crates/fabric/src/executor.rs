@@ -85,8 +85,8 @@ pub trait Driver {
     /// Called when no task is ready.
     fn progress(&self) -> Progress;
 
-    /// Whether [`Driver::progress`] must be called even though tasks are ready: somebody waits for
-    /// what they have done so far. Asked between two polls by [`Executor::run`].
+    /// Whether [`Driver::progress`] must be called even though tasks are ready, because another
+    /// party waits for what they have done so far. Asked between two polls by [`Executor::run`].
     fn is_due(&self) -> bool {
         false
     }
@@ -207,7 +207,8 @@ impl<'a> Executor<'a> {
             queue: Arc::clone(&self.queue),
         });
         let waker = Waker::from(Arc::clone(&handle));
-        // Not by the waker: between turns it would also unpark, but the caller turns next.
+        // Do not use the waker: between turns it would also unpark the driver, but the caller turns
+        // next.
         handle.queued.store(true, Ordering::Release);
         lock_std(&self.queue.state).tasks.push_back(Arc::clone(&handle));
         self.tasks[index] = Some(Task { group, handle, waker, future });
@@ -259,20 +260,20 @@ impl<'a> Executor<'a> {
     }
 
     /// Runs until no task of `group` is left. Returns `true` if all have ended or were killed,
-    /// `false` if the rest can make no progress any more.
+    /// `false` if the rest can make no further progress.
     pub fn run_group(&mut self, group: u32, driver: &impl Driver) -> bool {
         self.run_groups(|of_task| of_task == group, driver)
     }
 
     /// Runs until no task is left of the groups selected by `groups`; returns `false` if the rest
-    /// can make no progress any more. Tasks of other groups run meanwhile, and stay as they are.
+    /// can make no further progress. Tasks of other groups run meanwhile, and stay as they are.
     pub fn run_groups(&mut self, groups: impl Fn(u32) -> bool, driver: &impl Driver) -> bool {
         self.run_while(driver, |executor| {
             executor.tasks.iter().flatten().any(|task| groups(task.group))
         })
     }
 
-    /// Runs until no task is left; returns `false` if the rest can make no progress any more.
+    /// Runs until no task is left; returns `false` if the rest can make no further progress.
     pub fn run(&mut self, driver: &impl Driver) -> bool {
         self.run_while(driver, |executor| executor.live > 0)
     }

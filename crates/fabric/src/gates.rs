@@ -39,7 +39,7 @@ impl Gate {
 #[derive(Debug, Default)]
 struct State {
     gates: Vec<Arc<Gate>>,
-    /// How often each compute server has been fenced; absent if never.
+    /// Number of times each compute server has been fenced; absent if never.
     fences: BTreeMap<u16, u64>,
 }
 

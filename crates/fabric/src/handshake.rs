@@ -25,10 +25,10 @@
 //!
 //! *Epochs* distinguish a restarted server from the previous one. The epoch of an endpoint of a
 //! compute server names that endpoint, so a server can tell a second connection from a second
-//! endpoint. *Fences*: how often the server has fenced that compute server. A welcome carries this
-//! count, and the hello of each later connection of that endpoint repeats it ([`NO_FENCES`] in the
-//! first). An endpoint with a lower count has been fenced in the meantime and is refused (F10); the
-//! server needs no list of endpoints.
+//! endpoint. *Fences*: the number of times the server has fenced that compute server. A welcome
+//! carries this count, and the hello of each later connection of that endpoint repeats it
+//! ([`NO_FENCES`] in the first). An endpoint with a lower count has been fenced in the meantime and
+//! is refused (F10); the server needs no list of endpoints.
 //!
 //! *Invariants*: handshake.H1. the initiator proves first, and the reply to a wrong proof is a
 //! refusal that reveals nothing else: a peer without the token never sees a keyed hash made by the

@@ -153,7 +153,7 @@ struct Slot<C> {
 /// State of a connection after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Greeting {
-    /// The handshake goes on.
+    /// The handshake continues.
     Pending,
     /// The peer has proven itself; the server must admit or refuse it. The number is its fence
     /// count.
@@ -209,7 +209,7 @@ impl<C: Admitted> Acceptor<C> {
         self.epoll.as_fd()
     }
 
-    /// Waits for an event, but for `most_ns` nanoseconds at most. Fills `events`: their tokens and
+    /// Waits for an event for at most `most_ns` nanoseconds. Fills `events`: their tokens and
     /// flags.
     pub fn wait(&self, events: &mut Vec<(u64, EventFlags)>, most_ns: Option<u64>) {
         let timeout = most_ns.map(timespec);

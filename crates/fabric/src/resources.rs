@@ -118,12 +118,12 @@ impl Resources {
         self.in_flight.set(self.in_flight.get() - 1);
     }
 
-    /// [`crate::Fabric::buffer`].
+    /// Implements [`crate::Fabric::buffer`].
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
         self.buffers.take(bytes).ok_or(FabricError::NoBuffer { bytes })
     }
 
-    /// [`crate::Fabric::random`].
+    /// Implements [`crate::Fabric::random`].
     pub(crate) fn random(&self) -> u64 {
         self.rng.borrow_mut().next_u64()
     }
@@ -134,7 +134,7 @@ impl Resources {
         draw_epoch().expect("the operating system provides entropy")
     }
 
-    /// [`crate::Fabric::sleep`].
+    /// Implements [`crate::Fabric::sleep`].
     pub async fn sleep(&self, ns: u64) {
         self.close_batch();
         let until_ns = self.now_ns().saturating_add(ns);

@@ -32,7 +32,7 @@ use std::future::Future;
 /// - F9. After [`Fabric::reset`], each verb that this endpoint posted to that server before has
 ///   taken effect (in part, if it is a WRITE) or never will. Calls are not covered.
 /// - F10. After [`Fabric::fence`], nothing that the fenced compute server's endpoints of that
-///   moment ever posted to that memory server takes effect any more.
+///   moment ever posted to that memory server can still take effect.
 ///
 /// *Thread safety*: a handle and its clones are one endpoint, used by one thread.
 pub trait Fabric: Clone + 'static {
@@ -93,13 +93,13 @@ pub trait Fabric: Clone + 'static {
     /// 64 random bits, from the cluster's seed: endpoints of different processes may draw the same.
     fn random(&self) -> u64;
 
-    /// A number that no other call returns, in any process: for what must be told apart by all.
+    /// A number that no other call returns in any process, for globally unique names.
     ///
     /// # Panics
     /// If the operating system provides no entropy.
     fn unique(&self) -> u64;
 
-    /// Says that memory will be READ soon. Where it is this machine's, the processor loads it.
+    /// Hints that memory will be READ soon. If it is local, the processor prefetches it.
     #[inline]
     fn expect(&self, at: GlobalAddr, bytes: usize) {
         let _ = (at, bytes);

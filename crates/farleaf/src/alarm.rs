@@ -48,9 +48,8 @@ impl Alarm {
         }
     }
 
-    /// Makes it go off in `ns` nanoseconds at the latest. An earlier alarm stays: setting the timer
-    /// for every deadline would cost a system call for each operation, and going off early costs
-    /// one turn.
+    /// Makes it go off within `ns` nanoseconds. An earlier alarm stays: setting the timer for every
+    /// deadline would cost a system call for each operation, and going off early costs one turn.
     pub(crate) fn set(&mut self, ns: u64) {
         let ns = ns.max(1);
         let at_ns = self.clock.now_ns().saturating_add(ns);

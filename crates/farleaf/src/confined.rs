@@ -7,8 +7,8 @@
 //! - Only [`Confined::with`] accesses the engine, through `&mut`, so one thread does at a time, and
 //!   the lock of [`crate::cores::Core`] orders them. Its closure and its result are `Send`, so no
 //!   `Rc` enters or leaves.
-//! - What an engine gives to other threads by other ways is `Send` by its type: wakers, and the
-//!   `Arc`s of a connection.
+//! - Whatever else an engine gives to other threads is `Send` by its type: wakers, and the `Arc`s
+//!   of a connection.
 //! - The one hole in these types would be a thread-local variable in which an engine kept an `Rc`.
 //!   The crates below have none; a test reads their sources.
 //! - Nothing in an engine belongs to one thread for another reason. It holds no guard of a lock

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// A connection has room for more requests than operations, because operations on several keys send
 /// several.
 const REQUESTS_PER_OPERATION: usize = 2;
-/// Each takes scratch memory of its connection.
+/// Each one takes scratch memory of its connection.
 const MOST_OPERATIONS: usize = 16_384;
 
 #[derive(Clone, Debug)]
@@ -164,8 +164,8 @@ pub fn connect(options: impl Into<ConnectOptions>) -> Result<Index, Error> {
     Ok(Index::new(Cores::new(cores)))
 }
 
-/// Opens the connection on a thread of its own within a runtime: the client of an etcd blocks on a
-/// runtime, and tokio refuses that on a thread that runs another one.
+/// Opens the connection. Inside a tokio runtime it uses a separate thread: the etcd client blocks
+/// on a runtime of its own, which tokio forbids on a thread that already runs one.
 fn open(options: &ConnectOptions) -> Result<Connection, Error> {
     if tokio::runtime::Handle::try_current().is_err() {
         return Ok(options.open()?);

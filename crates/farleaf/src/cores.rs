@@ -126,7 +126,7 @@ impl Cores {
         &self.cores[number]
     }
 
-    /// A core that is free, or else the one that this thread looks at first.
+    /// A core that is free, or else the first one that this thread tries.
     fn pick(&self) -> (usize, MutexGuard<'_, Option<Confined>>) {
         let mut hasher = DefaultHasher::new();
         std::thread::current().id().hash(&mut hasher);
@@ -142,7 +142,7 @@ impl Cores {
         (first, lock(&self.cores[first].engine))
     }
 
-    /// Begins an operation, as far as it goes without waiting.
+    /// Begins an operation and runs it until it has to wait.
     pub(crate) fn begin(&self, request: Request) -> Begun {
         let slot = Arc::new(Slot::default());
         let (number, engine) = self.pick();

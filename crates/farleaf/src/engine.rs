@@ -21,10 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-/// Most polls of tasks in one turn, so that a turn ends even if its tasks only yield to each other.
+/// Maximum number of task polls in one turn, so that a turn ends even if its tasks only yield to
+/// each other.
 const MOST_POLLS: usize = 256;
-/// The sockets are polled before an operation begins if they have not been for this long, in
-/// nanoseconds: a connection that its server has closed meanwhile is then made again first.
+/// If the sockets have not been polled for this long, in nanoseconds, they are polled before an
+/// operation begins, so that a connection closed by its server is reopened first.
 const STALE_NS: u64 = 1_000_000;
 
 /// What a turn left.
@@ -139,8 +140,8 @@ pub(crate) struct Machine<I, D> {
     driver: D,
     alarm: Alarm,
     looked_ns: u64,
-    /// Most operations that run at a time; the others wait in order. Without a limit, more
-    /// operations than the endpoint's depth would all retry until their deadlines.
+    /// Maximum number of operations that run at a time; the others wait in order. Without a limit,
+    /// more operations than the endpoint's depth would all retry until their deadlines.
     most_live: usize,
     waiting: VecDeque<(Request, Reply)>,
 }

@@ -50,9 +50,9 @@
 //! work as well; for them the handle starts one thread that waits for the sockets while operations
 //! are in flight.
 //!
-//! A dropped operation that has been polled once goes on; only its result is dropped. So abandoning
-//! a change, for example by a timeout, leaves it unknown whether and when it happens. If the
-//! runtime has ended meanwhile, it may happen only when the handle is next used.
+//! A dropped operation that has been polled once continues; only its result is dropped. So
+//! abandoning a change, for example by a timeout, leaves it unknown whether and when it happens. If
+//! the runtime has ended meanwhile, it may happen only when the handle is next used.
 //!
 //! Inside, two groups of files use each other in a circle: an index makes scans, which ask the
 //! index for their next page; and what waits for an engine (tasks, threads and slots) belongs to

@@ -22,8 +22,8 @@ enum State {
 
 /// An operation on an [`crate::Index`]: `.await` it, or call [`Operation::wait`].
 ///
-/// Nothing happens before the first poll. Dropping the operation later does not undo it: it goes
-/// on, and its result is lost.
+/// Nothing happens before the first poll. Dropping the operation later does not undo it: it
+/// continues, and its result is lost.
 #[must_use = "an operation does nothing until it is awaited or waited for"]
 pub struct Operation<T> {
     cores: Arc<Cores>,
@@ -74,8 +74,8 @@ impl<T> Future for Operation<T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let operation = &mut *self;
         let begun = operation.begun();
-        // An operation on an embedded index is mostly ready at once; within a task's budget, so
-        // that a loop of them lets the runtime's timers and other tasks run.
+        // An operation on an embedded index is usually ready at once. Count it against the task's
+        // budget, so that a loop of operations lets the runtime's timers and other tasks run.
         let Poll::Ready(budget) = poll_proceed(context) else { return Poll::Pending };
         let Some(outcome) = begun.take_or_wake(context.waker()) else {
             let core = begun.core;
@@ -85,7 +85,7 @@ impl<T> Future for Operation<T> {
                 Err(_) => ensure_thread(&operation.cores, core)
                     .map_err(|error| Error::system("cannot start a thread", error)),
             };
-            // Nothing would wake this task: ask again at its next turn.
+            // Nothing else would wake this task, so poll again at its next turn.
             if waits.is_err() {
                 operation.cores.turn(core);
                 context.waker().wake_by_ref();

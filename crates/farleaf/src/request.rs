@@ -1,4 +1,4 @@
-//! Operations as plain values: what crosses from a caller to an engine, and back.
+//! Operations as plain values, which cross from a caller to an engine and back.
 
 use crate::error::{Cause, Error};
 use farleaf_cluster::client::Client;

@@ -1,11 +1,11 @@
 //! Tasks of tokio runtimes that wait for a core: one for each runtime that has waited for it.
 //!
-//! A task of its own, because a future that waits for the descriptor itself would hold up all
-//! others when its owner stops polling it. It belongs to the caller's runtime, so it costs no
-//! thread, and the runtime's timers and other tasks go on.
+//! The descriptor has its own task, because a future that waited for it directly would block all
+//! others when its owner stops polling it. The task belongs to the caller's runtime, so it costs no
+//! thread, and the runtime's timers and other tasks keep running.
 //!
 //! *Invariant*: runtime.A1. each future makes sure that its own runtime has the task: a runtime
-//! that does not run at the moment turns nothing for others.
+//! that is not running at the moment turns no core for others.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -79,8 +79,8 @@ async fn drive(cores: Weak<Cores>, number: usize, descriptor: AsyncFd<OwnedFd>) 
             ready.clear_ready();
             continue;
         }
-        // There may be more. Look again, but after the tasks that this turn has woken: while their
-        // next requests are under way, looking delays none of them.
+        // There may be more. Look again, but after the tasks that this turn has woken: polling then
+        // does not delay them, because their next requests are already in flight.
         drop(ready);
         let mut has_yielded = false;
         poll_fn(|context| {

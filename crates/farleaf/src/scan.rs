@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::vec::IntoIter;
 
-/// Most records that are fetched at a time.
+/// Maximum number of records that are fetched at a time.
 const PAGE_RECORDS: usize = 256;
 
 /// A scan of an [`Index`]: an iterator that blocks, or by [`Scan::stream`] an async stream.
@@ -25,7 +25,7 @@ const PAGE_RECORDS: usize = 256;
 #[must_use = "a scan does nothing until it is iterated"]
 pub struct Scan {
     index: Index,
-    /// What has not been fetched; its limit is what may still be.
+    /// The part not fetched yet; its limit is the number of records still allowed.
     rest: Selection<u64>,
     page: IntoIter<(u64, u64)>,
 }

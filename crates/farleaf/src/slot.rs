@@ -39,7 +39,7 @@ impl Slot {
     }
 }
 
-/// The end of the task that executes the operation.
+/// The executing task's end of the slot.
 #[derive(Debug)]
 pub(crate) struct Reply(Option<Arc<Slot>>);
 

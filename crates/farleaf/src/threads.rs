@@ -43,7 +43,7 @@ struct Call {
 
 impl Wake for Call {
     fn wake(self: Arc<Self>) {
-        // The leader itself mostly produces its result, and then does not wait.
+        // The leader usually produces its own result, and then does not wait.
         if self.is_waiting.load(Ordering::SeqCst) {
             self.descriptor.wake();
         }
@@ -79,7 +79,7 @@ impl Threads {
         true
     }
 
-    /// The thread does not wait any more.
+    /// The thread no longer waits.
     fn leave(&self, me: ThreadId, has_led: bool) {
         let mut queue = lock(&self.queue);
         queue.is_led &= !has_led;
@@ -133,7 +133,7 @@ fn lead(cores: &Cores, begun: &Begun) -> Outcome {
     // The turn that began the operation has left nothing to do, or made the descriptor readable.
     let mut is_idle = true;
     loop {
-        // First say that it waits, then look: so a result that comes now calls.
+        // Announce the wait before checking, so that a result that arrives now ends the wait.
         call.is_waiting.store(is_idle, Ordering::SeqCst);
         if let Some(outcome) = begun.take_or_wake(&called) {
             call.is_waiting.store(false, Ordering::SeqCst);
@@ -156,12 +156,12 @@ fn wait_for<const N: usize>(
     at_most: Option<&Timespec>,
 ) -> [bool; N] {
     let mut polled = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    // An interrupted wait is a short one.
+    // Treat an interrupted wait as a short one.
     let _ = poll(&mut polled, at_most);
     polled.map(|fd| fd.revents().contains(PollFlags::IN))
 }
 
-/// How long the thread of [`ensure_thread`] waits at a time, and how many idle waits it stays.
+/// How long the thread of [`ensure_thread`] waits at a time, and after how many idle waits it ends.
 const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const IDLE_WAITS: u32 = 10;
 

@@ -312,7 +312,7 @@ where
 }
 
 /// Runs one client: as many streams of operations as it keeps in flight, over one handle at a time.
-/// The history numbers the streams of all clients from `first` on.
+/// The history numbers the streams of all clients, starting at `first`.
 pub(crate) async fn client<L, De, F>(
     fabric: F,
     compute: &De::Compute,
@@ -347,8 +347,8 @@ pub(crate) async fn client<L, De, F>(
     }
 }
 
-/// Settles a handle's outcomes in doubt before it is dropped. Gives up if a memory server stays out
-/// of reach for long.
+/// Settles a handle's outcomes in doubt before it is dropped. Gives up if a memory server stays
+/// unreachable for too long.
 pub(crate) async fn settle<I: RangeIndex>(fabric: &impl Fabric, index: &I) {
     let begun_ns = fabric.now_ns();
     while index.settle().await.is_err() && fabric.now_ns() - begun_ns < SETTLE_NS {

@@ -63,13 +63,14 @@ pub enum Deaths {
     Sweep,
 }
 
-/// Runs `count` consecutive seeds from `seed` on with every scenario that `scenario` selects: the
-/// name of a registered one, a file (with a `/` or the ending `.toml`), `all` for every registered
-/// scenario without a planted bug, or `canary` for those with one, each of which must be caught.
+/// Runs `count` consecutive seeds, starting at `seed`, with every scenario that `scenario` selects:
+/// the name of a registered one, a file (with a `/` or the ending `.toml`), `all` for every
+/// registered scenario without a planted bug, or `canary` for those with one, each of which must be
+/// caught.
 ///
 /// Writes a line for each run: scenario, seed, the death if it was given or swept, history hash,
 /// number of operations, `ok`. After a violation it writes the report and the command that replays
-/// it, and goes on with the next scenario.
+/// it, and continues with the next scenario.
 ///
 /// Returns whether all runs went well.
 ///
@@ -109,7 +110,7 @@ pub fn run_command(
     Ok(all_well)
 }
 
-/// `count` consecutive seeds from `seed` on.
+/// `count` consecutive seeds, starting at `seed`.
 fn seeds(seed: u64, count: u64) -> Result<impl Iterator<Item = u64> + Clone, CommandError> {
     let last = seed.checked_add(count.saturating_sub(1));
     let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
@@ -164,9 +165,9 @@ fn say_outcome(
     Ok(false)
 }
 
-/// Runs `count` random scenarios, with seeds from `seed` on. After a violation it writes the
+/// Runs `count` random scenarios, with seeds starting at `seed`. After a violation it writes the
 /// report, the command that replays it, and the scenario, reduced if a simpler one that still fails
-/// is found quickly. Then it goes on.
+/// is found quickly. Then it continues.
 ///
 /// Returns whether all runs went well.
 ///

@@ -185,7 +185,7 @@ impl History {
     }
 }
 
-/// Records the history of a run while it goes on.
+/// Records the history of a run in progress.
 #[derive(Debug, Default)]
 pub struct Recorder {
     state: Mutex<Recording>,

@@ -36,7 +36,7 @@ pub struct Caught {
 }
 
 impl Mutant {
-    /// Runs the scenarios in turn, with seeds from `seed` on, until the bug is caught or after
+    /// Runs the scenarios in turn, with seeds starting at `seed`, until the bug is caught or after
     /// `most` runs.
     ///
     /// # Errors

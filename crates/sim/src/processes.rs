@@ -46,7 +46,7 @@ const FEWEST_TASKS: u64 = 2;
 const MOST_TASKS: u64 = 8;
 /// Poll interval of a process for its death, in nanoseconds.
 const LOOK_FOR_DEATH_NS: u64 = 20_000;
-/// Longest time after the begin of a move at which one of its servers dies, in nanoseconds.
+/// Longest time between the start of a move and the death of one of its servers, in nanoseconds.
 const LONGEST_UNTIL_DEATH_NS: u64 = 400_000;
 /// Longest time between two moves of keys, in nanoseconds.
 const LONGEST_PAUSE_NS: u64 = 400_000;
@@ -171,7 +171,7 @@ impl<L: Layout> Answering<L> {
         Self { writes_back, unsent: RefCell::default(), idle: Cell::default() }
     }
 
-    /// Writes everything back and then sends what was answered before, again and again.
+    /// Repeatedly writes everything back, then sends the answers given before.
     async fn send<F: Fabric>(&self, worker: &Worker<Dex, F, L>) {
         loop {
             let some = poll_fn(|context| match self.unsent.take() {
@@ -185,7 +185,7 @@ impl<L: Layout> Answering<L> {
             let written = worker.answer(ClientRequest::Flush).await;
             let is_written = matches!(written, ClientResponse::Done);
             for (reply, told) in some {
-                // What it has seen or done may be lost.
+                // The state that the answer reflects may be lost.
                 let lost = ClientResponse::Error(ErrorCode::Indeterminate);
                 let told = if is_written { told } else { lost };
                 reply.send(told.encode());
@@ -225,7 +225,7 @@ impl Record {
 struct SimStore {
     record: Arc<Mutex<Record>>,
     fabric: SimFabric,
-    /// How often a read fails, or a put has no known outcome: once in this many times.
+    /// One read in this many fails, and one put in this many has an unknown outcome.
     fails_one_in: u64,
 }
 
@@ -260,7 +260,7 @@ impl MapStore<u64> for SimStore {
             self.travel().await;
             self.look();
             if self.fails() {
-                // It never arrives, or it arrives at some time.
+                // The put never arrives, or it arrives late.
                 if !self.fabric.random().is_multiple_of(3) {
                     let at_ns = self.fabric.now_ns() + self.fabric.random() % LATE_PUT_NS;
                     lock(&self.record).late.push((at_ns, version, state.clone()));
@@ -326,7 +326,6 @@ impl<L: Layout<Key = u64, Value = u64>> Design<L> for Deployed {
     }
 }
 
-/// A run.
 struct Run<'a, L: Layout> {
     scenario: &'a Scenario,
     spec: &'a ProcessesSpec,

@@ -251,7 +251,7 @@ where
     Ok(())
 }
 
-/// Runs the scenario's clients and observer, with `others` more tasks that `beside` defines,
+/// Runs the scenario's clients and observer, with `others` additional tasks that `beside` defines,
 /// numbered from 0.
 fn simulate<L, De, B>(
     scenario: &Scenario,

@@ -446,7 +446,7 @@ pub struct FaultSpec {
     pub jitter_ns: u64,
     pub delay_probability: f64,
     pub max_delay_ns: u64,
-    /// Messages that are delayed beside that.
+    /// Messages that are delayed in addition.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slow: Vec<SlowSpec>,
     pub drop_probability: f64,
@@ -474,21 +474,20 @@ pub struct FaultSpec {
     pub declare_live_dead: Vec<DeathSpec>,
 }
 
-/// Some messages are delayed by themselves, which others overtake: the fields are those of
-/// [`Slow`].
+/// Delays individual messages, so that others overtake them: the fields are those of [`Slow`].
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowSpec {
-    /// Of which operations; of all, if none is named.
+    /// The operations whose messages are delayed; all if empty.
     #[serde(default)]
     pub verbs: Vec<VerbSpec>,
-    /// Of which compute servers; of all, if none is named.
+    /// The compute servers whose messages are delayed; all if empty.
     #[serde(default)]
     pub compute_servers: Vec<u16>,
     /// The replies, and not the requests.
     #[serde(default)]
     pub replies: bool,
-    /// How often, from 0 to 1.
+    /// Share of the messages that are delayed, from 0 to 1.
     pub probability: f64,
     /// The longest delay, in nanoseconds.
     pub max_ns: u64,
@@ -632,7 +631,7 @@ pub struct WorkloadSpec {
     /// Widest range of a scan, in keys of the key space.
     #[serde(default = "default_scan_keys")]
     pub max_scan_keys: u64,
-    /// Most keys of a multi-get.
+    /// Maximum number of keys in a multi-get.
     #[serde(default = "default_multi_get_keys")]
     pub max_multi_get_keys: u64,
 }

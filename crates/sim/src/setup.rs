@@ -144,9 +144,9 @@ pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfi
 /// seconds of real time.
 const GIVE_UP_AFTER_NS: u64 = 4_000_000_000;
 
-/// As [`GIVE_UP_AFTER_NS`], for a scenario. Operations may wait for keys that are moving as long as
-/// the index lets them, and a lost memory server can stop a move. A collection of the whole tree
-/// repeats each lost message after a timeout.
+/// The limit for a scenario, at least [`GIVE_UP_AFTER_NS`]. Operations may wait for keys that are
+/// moving as long as the index lets them, and a lost memory server can stop a move. A collection of
+/// the whole tree repeats each lost message after a timeout.
 fn give_up_after_ns(scenario: &Scenario) -> u64 {
     let faults = &scenario.faults;
     let moves = matches!(scenario.design, DesignSpec::Dex { moves: 1.., .. });

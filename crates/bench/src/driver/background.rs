@@ -1,5 +1,5 @@
-//! Background work of a run, beside its clients: moving keys, adding memory servers, balancing, and
-//! writing back by age.
+//! Background work that runs alongside a run's clients: moving keys, adding memory servers,
+//! balancing, and writing back by age.
 //!
 //! Each change is a task with an endpoint of its own. A task that moves keys runs on the compute
 //! server that gives them up; the balancer runs on a machine of its own. Changes and the balancer
@@ -26,8 +26,8 @@ const LONG_NAP_NS: u64 = 5_000_000;
 /// State that the background tasks share with the clients of a run.
 pub(super) struct BackgroundTasks<'a> {
     run: &'a Run,
-    /// Operations that the first client has done. Moments given as a share of the operations go by
-    /// it.
+    /// Operations that the first client has completed. Moments given as a share of the operations
+    /// refer to this count.
     done: AtomicU64,
     amount: Amount,
     at_work: AtomicUsize,
@@ -207,7 +207,7 @@ impl<'a> BackgroundTasks<'a> {
     }
 }
 
-/// Translates a planned change for the index. The keys that move are those of the range's end that
+/// Translates a planned change for the index. The keys that move are at the end of the range that
 /// is nearer to the receiver's range.
 fn reshape<I: IndexAdmin<Key = u64>>(index: &I, change: Change) -> Reshape<u64> {
     let (from, to, part) = match change {

@@ -5,7 +5,7 @@
 use crate::workload::{Operation, OperationStream};
 use std::ops::Range;
 
-/// Operations that are drawn together, unless each must be drawn by itself.
+/// Number of operations drawn at a time, unless each must be drawn by itself.
 const TOGETHER: usize = 128;
 
 /// Operations that a client has drawn and not executed yet.

@@ -28,9 +28,9 @@ pub(super) struct Client<'a, F> {
     pub(super) recorder: Option<Recorder>,
     /// Where the client publishes its operation count, if background tasks wait for it.
     pub(super) clock: Option<&'a AtomicU64>,
-    /// Ask only for keys that the client's compute server owns.
+    /// Whether to request only keys that the client's compute server owns.
     pub(super) own_keys: bool,
-    /// Most single-key operations that one call of the index executes.
+    /// Maximum number of single-key operations per call of the index.
     pub(super) batch: usize,
     /// Operations drawn ahead.
     pub(super) block: Block,
@@ -141,8 +141,8 @@ impl<F: Fabric> Client<'_, F> {
         self.drawing_cpu_ns += thread_cpu_ns() - cpu_begin_ns;
     }
 
-    /// Executes the operations of one call of the index, which begins at `begin_ns`. Returns how
-    /// many they were, and when they ended.
+    /// Executes the operations of one call of the index, which begins at `begin_ns`. Returns their
+    /// number, and when they ended.
     #[inline]
     async fn execute_some<I>(&mut self, index: &I, begin_ns: u64) -> (u64, u64)
     where
@@ -239,7 +239,7 @@ pub(super) fn thread_cpu_ns() -> u64 {
 /// Poll interval of a client while its compute server owns no keys, in nanoseconds.
 const NAP_NS: u64 = 20_000;
 
-/// Draws in search of an operation on an owned key. After these, the client takes any.
+/// Limit on draws in search of an operation on an owned key. After these, the client takes any key.
 const MOST_DRAWN: u32 = 1_000;
 
 pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
@@ -286,7 +286,7 @@ where
     })
 }
 
-/// A scan of at most `limit` records from a key on, ascending or descending.
+/// A scan of at most `limit` records that starts at `from`, ascending or descending.
 pub fn scan_from(from: u64, limit: u32, reverse: bool) -> Scan<u64> {
     let (lower, upper) = match reverse {
         false => (Bound::Included(from), Bound::Unbounded),

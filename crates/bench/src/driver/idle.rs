@@ -6,7 +6,7 @@ use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use farleaf_core::page::{Answer, LeafEdit};
 use std::borrow::Borrow;
 
-/// Every operation succeeds at once; every key is there.
+/// Every operation succeeds immediately, and every key is present.
 #[derive(Debug)]
 pub(super) struct Idle;
 

@@ -16,7 +16,7 @@ pub struct Measurement {
     pub operations: u64,
     /// Operations that failed.
     pub errors: u64,
-    /// Operations that found no record, or for an insertion an existing one.
+    /// Operations that found no record or, for insertions, an existing one.
     pub misses: u64,
     /// New keys inserted, including those of the warm-up.
     pub inserted: u64,
@@ -37,7 +37,7 @@ pub struct Measurement {
     pub shifted_at_ns: Option<u64>,
     /// Operations over time, if the run records a timeline.
     pub timeline: Option<Timeline>,
-    /// Changes made beside the clients, ordered by time.
+    /// Changes made while the clients ran, ordered by time.
     pub changes: Vec<AppliedChange>,
 }
 

@@ -75,7 +75,7 @@ pub enum BenchError {
 pub enum Amount {
     /// This many operations, by all clients together.
     Operations(u64),
-    /// As many operations as fit into this many nanoseconds of the fabric's time.
+    /// Operations for this many nanoseconds of fabric time.
     Nanoseconds(u64),
 }
 
@@ -116,14 +116,14 @@ pub struct Run {
     pub shift: Option<HotspotShift>,
     /// The intervals of the timeline, if one is recorded.
     pub timeline: Option<Interval>,
-    /// Most single-key operations that a client gives the index in one call; they are the next ones
-    /// in its stream. The latency of each is that of the call.
+    /// Maximum number of single-key operations that a client passes to the index in one call, in
+    /// the order of its stream. The latency of each is that of the call.
     pub batch: usize,
     /// Makes each client ask only for keys that its compute server owns, as when requests are sent
     /// to the owner. Spare compute servers then have clients too, which wait while their compute
     /// server owns no keys.
     pub own_keys: bool,
-    /// Changes of the compute side during the run, beside the clients.
+    /// Changes of the compute side while the clients run.
     pub reshaping: Reshaping,
 }
 
@@ -143,7 +143,7 @@ impl Run {
 pub struct HotspotShift {
     /// When it happens.
     pub at: Moment,
-    /// How far, as a fraction of the keys ([`OperationStream::shift_hotspot`]).
+    /// How far the keys shift, as a fraction of all keys ([`OperationStream::shift_hotspot`]).
     pub by: f64,
 }
 
@@ -395,7 +395,8 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
     ) -> Result<Measurement, BenchError> {
         let mut sum = Measurement::new();
         let (mut origin_ns, mut start_ns, mut end_ns) = (0, u64::MAX, 0);
-        // While one client draws, others may execute: only what all of them spend does not count.
+        // While one client draws, others may execute, so exclude only the time that all of them
+        // spend drawing.
         let mut drawing_ns = u64::MAX;
         let mut recorders = Vec::new();
         let mut shifted_at_ns: Option<u64> = None;

@@ -9,10 +9,10 @@ use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 /// A moment of the measurement, given by progress or by time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Moment {
-    /// When this share of the run's amount is done, from 0 to 1: of its time, or of each client's
+    /// When this share of the run has passed, from 0 to 1: of its time, or of each client's
     /// operations.
     Share(f64),
-    /// This many nanoseconds of the fabric's time after the start.
+    /// This many nanoseconds of fabric time after the start.
     Nanoseconds(u64),
 }
 

@@ -63,7 +63,7 @@ const BATCH_RECORDS: usize = 2048;
 /// A machine: its memory and the tree in it.
 #[derive(Debug)]
 pub struct Machine<L: Layout> {
-    /// A memory server that is connected to no fabric.
+    /// A memory server that is not connected to a fabric.
     memory: MemoryServer<L>,
     /// Handles opened so far. Each handle gets a stripe of its own.
     handles: AtomicUsize,

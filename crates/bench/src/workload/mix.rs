@@ -37,7 +37,7 @@ pub enum OperationKind {
     CompareExchange,
     /// Reads a value, then updates it, as one operation (YCSB's workload F).
     ReadModifyWrite,
-    /// Reads neighbouring records from a key on.
+    /// Reads consecutive records starting at a key.
     Scan {
         /// Number of records to read.
         length: ScanLength,

@@ -35,7 +35,7 @@ impl Permutation {
     pub fn apply(&self, rank: u64) -> u64 {
         let mut x = if rank < self.n { rank } else { rank % self.n };
         // The walk follows the mixer's cycle through `x` on 0..=mask. `x` itself is below `n`, so
-        // the walk ends at `x` at the latest.
+        // the walk ends no later than at `x`.
         loop {
             x = self.mix(x);
             if x < self.n {

@@ -91,7 +91,8 @@ impl Inserted {
         Self { clients: (0..clients).map(|_| Count::default()).collect(), first }
     }
 
-    /// The number of `client`'s insertion `position`. Consecutive numbers go round the clients.
+    /// The number of `client`'s insertion `position`. Consecutive numbers rotate through the
+    /// clients.
     #[inline]
     fn number(&self, client: usize, position: u64) -> u64 {
         self.first + position * self.clients.len() as u64 + client as u64
@@ -150,7 +151,7 @@ pub struct OperationStream {
     new_keys: u64,
     values: u64,
     batch: Vec<u64>,
-    /// By how many places popular keys have moved up.
+    /// Number of places by which popular keys have moved up.
     shifted: u64,
 }
 
@@ -220,9 +221,9 @@ impl OperationStream {
         }
     }
 
-    /// Moves all ranks up by this share of the keys, wrapping around at the end. The keys that far
-    /// above the old popular keys become popular. Does not affect `latest`, where the newest keys
-    /// are the popular ones.
+    /// Moves all ranks up by this share of the keys, wrapping around at the end. The keys at that
+    /// distance above the old popular keys become popular. Does not affect `latest`, where the
+    /// newest keys are the popular ones.
     pub fn shift_hotspot(&mut self, share: f64) {
         let n = self.keys.len();
         let by = (n as f64 * share).round() as u64;

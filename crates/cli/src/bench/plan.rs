@@ -337,8 +337,8 @@ fn amount(arguments: &Arguments) -> Amount {
     }
 }
 
-/// Unknown for a run by time: assume five million operations a second, which is more than one
-/// process can do.
+/// Upper bound on the insertions of a run. A timed run is assumed to execute five million
+/// operations per second, more than one process can.
 fn expected_inserts(amount: Amount, share: f64) -> u64 {
     let operations = match amount {
         Amount::Operations(operations) => operations as f64,

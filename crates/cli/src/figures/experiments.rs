@@ -44,7 +44,6 @@ pub(super) enum Axis {
 /// Distribution of the records over the memory servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placement {
-    /// Even.
     Even,
     /// 80, 12, 5 and 3 percent on four servers; with another number of servers, 80 percent on the
     /// first.

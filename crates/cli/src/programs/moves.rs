@@ -18,8 +18,8 @@ use std::io::Write;
 use std::ops::Bound;
 use std::time::Duration;
 
-/// How long a move is tried while other keys are moving, or leaves merge at the boundary, and the
-/// pause between two attempts.
+/// How long to retry a move while other keys are moving or leaves merge at the boundary, and the
+/// pause between attempts.
 const PATIENCE_NS: u64 = 2_000_000_000;
 const PAUSE_NS: u64 = 100_000_000;
 /// Records per request while keys are counted.
@@ -126,7 +126,7 @@ async fn boundary(
     keys.get(first).copied().map(Some).ok_or(IndexError::InvalidArgument(what))
 }
 
-/// Moves keys, again while something else is in the way.
+/// Moves keys. Retries while another move or a merge prevents it.
 async fn move_patiently(
     client: &Client,
     from: u16,
@@ -201,7 +201,7 @@ pub(crate) fn balance(arguments: &BalanceArguments) -> anyhow::Result<()> {
     let level = Level::choose(arguments.log);
     logging::start(level.map_err(farleaf_cluster::config::ConfigError::Settings)?);
     let stop = Stop::on_signals().context("cannot catch signals")?;
-    // A cluster that is not there is an error; one that goes away later is waited for.
+    // A cluster that cannot be found is an error. If it goes away later, wait for it.
     drop(arguments.patience.connect(&arguments.place)?);
     balance_until(|| arguments.patience.connect(&arguments.place), &stop);
     Ok(())

@@ -31,7 +31,7 @@ pub struct RemoteCatalog {
     link: Mutex<Option<Link>>,
 }
 
-/// When an attempt failed, which decides whether it may be retried.
+/// The stage at which an attempt failed, which decides whether it may be retried.
 enum Failure {
     /// Before any byte of the request left.
     Before(io::Error),

@@ -1,4 +1,4 @@
-//! The catalog in an etcd: transactions that compare a key's modification revision, and etcd's own
+//! The catalog in etcd: transactions that compare a key's modification revision, and etcd's own
 //! leases.
 //!
 //! The etcd client is asynchronous. One thread runs its tasks, so connections stay open between
@@ -83,8 +83,8 @@ fn is_no_lease(error: &Error) -> bool {
 }
 
 impl EtcdCatalog {
-    /// Creates a handle on the etcd with these members, each `HOST:PORT`. It connects on its first
-    /// call.
+    /// Creates a handle on the etcd cluster with these members, each `HOST:PORT`. It connects on
+    /// its first call.
     ///
     /// # Errors
     /// [`CatalogError::Unreachable`] with the error of the operating system or the client.

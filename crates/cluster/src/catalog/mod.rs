@@ -165,7 +165,7 @@ fn check(key: &str, value: &str) -> Result<(), CatalogError> {
 pub enum CatalogAddress {
     /// `HOST:PORT`: embedded in the program of a memory server.
     Embedded(SocketAddr),
-    /// `etcd:HOST:PORT,HOST:PORT,..`: an etcd.
+    /// `etcd:HOST:PORT,HOST:PORT,..`: an etcd cluster.
     Etcd(Vec<String>),
 }
 
@@ -205,7 +205,7 @@ impl fmt::Display for CatalogAddress {
 }
 
 /// Creates a handle on the catalog at an address, without connecting yet. The token is not sent to
-/// an etcd, which has its own access control.
+/// etcd, which has its own access control.
 ///
 /// # Errors
 /// [`CatalogError::Refused`] if this program was built without that back end; otherwise the error

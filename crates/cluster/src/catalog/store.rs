@@ -97,8 +97,7 @@ impl Store {
         if !store.entries.values().all(known) {
             return Err(invalid(path, "an entry's lease is missing"));
         }
-        // Find out now, rather than when the first server registers, whether the file can be
-        // written.
+        // Check now, not when the first server registers, that the file can be written.
         store.save()?;
         Ok(store)
     }
@@ -320,7 +319,7 @@ mod tests {
         assert_eq!(keys(&Store::open(&path, 0).unwrap()), ["stays"], "an end is written too");
     }
 
-    /// A crash in the middle of a write leaves a torn temporary file beside an intact state.
+    /// A crash in the middle of a write leaves a torn temporary file next to an intact state.
     #[test]
     fn a_torn_temporary_file_changes_nothing() {
         let folder = tempfile::tempdir().unwrap();

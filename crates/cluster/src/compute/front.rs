@@ -32,7 +32,7 @@ pub(super) struct Reply {
     since: Clock,
 }
 
-/// Age at which a request is refused unread: its client is taken to have given up by then.
+/// Age at which a request is refused without being decoded: its client is assumed to have given up.
 const TOO_OLD: Duration = Duration::from_secs(10);
 
 impl Reply {

@@ -34,7 +34,7 @@ impl CatalogMap {
     /// Starts the thread that calls the catalog.
     ///
     /// # Errors
-    /// The operating system's error if there are no more threads.
+    /// The operating system's error if the thread cannot be started.
     pub(super) fn start(
         catalog: Arc<dyn Catalog>,
         keys: &Keys,

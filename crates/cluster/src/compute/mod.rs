@@ -71,7 +71,7 @@ pub struct ComputeServerOptions {
 
 /// Interval between two looks at the catalog.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long to wait for the server's number and the catalog, in addition to the term.
+/// How long to wait for the server's number and for the catalog, beyond the lease term.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sources of a compute server's metrics.
@@ -131,7 +131,7 @@ struct Program<'a> {
     keys: Keys,
     catalog: Arc<dyn catalog::Catalog>,
     watched: Arc<Watched>,
-    /// Before the crew, which waits when it is dropped for what it does here.
+    /// Declared before the crew, so dropped first: dropping the crew waits for the work done here.
     serving: Option<Serving>,
     crew: Crew,
     /// Whether this machine is known to support the cluster's transport.
@@ -202,7 +202,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         }
         match program.look() {
             Ok(()) => {}
-            // These errors do not go away by waiting.
+            // Waiting does not fix these errors.
             Err(error @ (ProgramError::Transport(_) | ProgramError::Config(_))) => {
                 outcome = Err(error);
                 break;
@@ -387,7 +387,7 @@ impl Program<'_> {
         };
         let boundaries = map.boundaries().to_vec();
         let record = MapRecord::new(&MapState { map, moving: None }, Some(generation));
-        // If another server was first, its map counts; the next look finds it.
+        // If another server was first, its map wins; the next look at the catalog finds it.
         match records::put_if(&*self.catalog, &key, version, &record, None)? {
             true => Ok(boundaries),
             false => failed("another compute server changed the partition map meanwhile"),

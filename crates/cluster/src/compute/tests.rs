@@ -244,8 +244,8 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
     });
 }
 
-/// A compute server that was told to end while its queue was full wrote nothing back: the request
-/// for that had no room in the queue either.
+/// A compute server that was stopped while its queue was full wrote nothing back, because the queue
+/// had no room for the write-back request either.
 #[test]
 fn changes_are_written_back_even_if_the_queue_is_full() {
     let tiers = Tiers { compute_servers: 1, threads: 1, cache: CacheOptions::default() };
@@ -285,8 +285,7 @@ fn changes_are_written_back_even_if_the_queue_is_full() {
     }
 }
 
-/// Those of the other threads that had opened the index kept the program waiting for the one that
-/// could not.
+/// Threads that had opened the index made the program wait for the one thread that could not.
 #[test]
 fn a_thread_that_has_ended_keeps_nothing_from_ending() {
     let (sender, receiver) = channel();

@@ -37,7 +37,7 @@ const TASKS: usize = 64;
 const TELL_NS: u64 = 250_000_000;
 /// Timeout for writing back the cache when a compute server ends.
 const FLUSH: Duration = Duration::from_secs(60);
-/// Pause before another attempt to queue the request for that.
+/// Pause before retrying to queue that request.
 const FLUSH_AGAIN: Duration = Duration::from_millis(5);
 
 /// Answered requests, by kind.
@@ -71,7 +71,7 @@ pub(super) struct Done {
     pub(super) cache: CacheCounters,
 }
 
-/// State that all threads of one serving share.
+/// State that all threads share while one generation is served.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) server: Arc<ComputeServer<Dex, Fixed8>>,
@@ -126,7 +126,8 @@ impl Crew {
             let work = move || {
                 while !io.is_stopped() {
                     io.turn();
-                    // After the turn: who sends a job nudges this thread afterwards.
+                    // Check after the turn: a sender wakes this thread once its job is in the
+                    // channel.
                     mine.try_iter().for_each(|job| job(&mut io));
                 }
                 io.close_all();
@@ -246,7 +247,7 @@ impl Threads {
             queues.push(ClientRequest::Halt, Reply::to_thread(sender), 0);
             match receiver.recv_timeout(until.saturating_sub(clock.elapsed())) {
                 Ok(ClientResponse::Done) => return Ok(()),
-                // The queue is full: what waits there must not cost the changes in the cache.
+                // The queue is full: waiting requests must not prevent the write-back of the cache.
                 Ok(ClientResponse::Error(ErrorCode::Unavailable))
                     if !queues.of_thread(0).is_closed() && clock.elapsed() < until =>
                 {
@@ -266,7 +267,7 @@ impl Threads {
 }
 
 impl Drop for Threads {
-    /// Also without [`Threads::stop`]: the crew cannot end before its work.
+    /// Needed even without [`Threads::stop`]: the crew cannot end before its work.
     fn drop(&mut self) {
         self.shared.queues.close();
     }
@@ -281,7 +282,7 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// The work of one thread for one generation. It goes on serving clients meanwhile.
+/// The work of one thread for one generation. It keeps serving clients meanwhile.
 fn serve<X: endpoint::Transport>(
     cluster: &Arc<X::Cluster>,
     io: &mut ServerThread<Front>,

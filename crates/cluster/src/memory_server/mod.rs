@@ -35,7 +35,7 @@ use std::time::Duration;
 
 /// Poll interval of the generation.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long to wait, in addition to the term, for a catalog that does not answer yet, or for the
+/// How long to wait, beyond the lease term, for a catalog that does not answer yet or for the
 /// server's number to become free.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Maximum number of connections to an embedded catalog.
@@ -44,7 +44,7 @@ const CATALOG_CONNECTIONS: usize = 4096;
 /// The place of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CatalogPlace {
-    /// In another process, or an etcd.
+    /// In another process, or in etcd.
     At(CatalogAddress),
     /// Embedded in this program.
     Here {
@@ -246,7 +246,7 @@ impl Program<'_> {
                     fails = false;
                 }
                 Ok(()) => {}
-                // Programs that are connected already can go on without the catalog.
+                // Programs that are already connected do not need the catalog.
                 Err(error @ (ProgramError::Catalog(_) | ProgramError::Record(_))) => {
                     if !fails {
                         tracing::warn!("{error}");
@@ -281,7 +281,7 @@ fn patiently<T>(
 /// Runs a memory server until `stop` is raised.
 ///
 /// # Errors
-/// [`ProgramError`]: the server could not start, or could not go on.
+/// [`ProgramError`]: the server could not start, or could not continue.
 pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramError> {
     let token = config::read_token(&options.token_file)?;
     let keys = Keys::new(&options.cluster)

@@ -1,4 +1,4 @@
-//! Since when nodes have been dirty, for write-back by age.
+//! When nodes became dirty, for write-back by age.
 //!
 //! ```text
 //! for each frame: since when it is dirty,        shards of queues,
@@ -84,7 +84,7 @@ impl Ages {
         self.queue(frame);
     }
 
-    /// Since when a frame has been dirty. Meaningless without a limit.
+    /// When a frame became dirty. Meaningless without a limit.
     pub(super) fn since_ns(&self, frame: FrameId) -> u64 {
         self.frames.get(frame.index()).map_or(0, |age| age.since_ns.load(Ordering::Acquire))
     }
@@ -128,7 +128,7 @@ impl Ages {
                 && let Some(frame) = Self::pop(shard, until_ns)
             {
                 let age = &self.frames[frame.index()];
-                // A thread that makes the frame dirty from here on queues it again.
+                // A thread that makes the frame dirty after this point queues it again.
                 age.queued.swap(false, Ordering::AcqRel);
                 if !is_dirty(frame) {
                     continue;

@@ -6,8 +6,8 @@
 //! - C17. A frame that a READ may still land in is used for nothing else. If the outcome of the
 //!   READ is unknown, the connection is reset first, and until that succeeds the frame is out of
 //!   use.
-//! - C25. An operation that waits for frames in vain asks the memory servers that were missing
-//!   whether they answer again.
+//! - C25. An operation that cannot get a frame probes the unreachable memory servers, in case they
+//!   answer again.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -25,11 +25,11 @@ use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Every this many attempts (about 1.5 ms), an operation asks the memory servers that were missing
-/// whether they answer again.
+/// Every this many attempts (about 1.5 ms), an operation probes the unreachable memory servers, in
+/// case they answer again.
 const OUTAGE_ATTEMPTS: u32 = 64;
-/// Most frames of one handle that late READs from one memory server may land in. At this limit the
-/// server has to answer before the handle posts more READs to it.
+/// Maximum number of frames of one handle that late READs from one memory server may land in. At
+/// this limit, the handle posts no more READs to the server until it answers.
 const MOST_LANDINGS: usize = 4;
 /// How many times a READ is posted.
 const READ_RETRIES: u32 = 16;
@@ -191,7 +191,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(self.evict_frame(frame).await)
     }
 
-    /// Cools one hot node, if the node that the policy picks can cool.
+    /// Cools the hot node that the policy picks, if its state allows that.
     async fn cool_one(&self) {
         let Some(frame) = self.cache.pick_victim(self.fabric().random()) else { return };
         self.cool(frame).await;
@@ -228,8 +228,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 LiveCounters::count(&self.counters.evictions);
                 return free;
             }
-            // Another thread has latched a frame that it was led to by a stale reference. It lets
-            // go soon.
+            // Another thread followed a stale reference to the frame and latched it. It releases
+            // the latch soon.
             self.fabric().sleep(0).await;
         }
     }
@@ -310,7 +310,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// How to go on if the parent has changed, or if the node may not be brought in.
+    /// What to do if the parent has changed, or if the node may not be fetched.
     fn why_not(&self, parent: OptimisticRef<'_, L>, slot: usize) -> Restart {
         let allowed = self.may_bring(parent, slot);
         match allowed {
@@ -344,7 +344,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         })
     }
 
-    /// Drops the copy of a leaf that a memory server has changed below a node that the caller has
+    /// Drops the copy of a leaf that a memory server has changed, below a node that the caller has
     /// marked (C6). The mark keeps others from making the leaf hot, so a copy in the cache is
     /// cooling.
     pub(crate) async fn drop_copy(&self, leaf: GlobalAddr) {
@@ -641,7 +641,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let cache = &*self.cache;
         self.before_landing(address.server()).await?;
         let frame = free.into_frame();
-        // If this future is dropped from here on, the frame goes to `landings`.
+        // If this future is dropped after this point, the frame goes to `landings`.
         let landing = Landing {
             frame,
             server: address.server(),
@@ -712,7 +712,7 @@ struct Landing<'a> {
 }
 
 impl Landing<'_> {
-    /// Nothing of the READ can land any more.
+    /// No part of the READ can still land.
     fn has_ended(self) {
         std::mem::forget(self);
     }

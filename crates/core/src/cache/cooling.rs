@@ -20,14 +20,14 @@ use std::fmt::Debug;
 
 /// The structure of cooling frames.
 pub trait Cooling: Debug + Send + Sync {
-    /// Adds a frame that holds the node `id`. If there was no room, takes out the oldest frame and
+    /// Adds a frame that holds the node `id`. If there was no room, removes the oldest frame and
     /// returns it for eviction.
     fn insert(&self, frame: FrameId, id: u64) -> Option<FrameId>;
 
-    /// Takes out the frame that holds the node `id`. Returns whether it was there.
+    /// Removes the frame that holds the node `id`. Returns whether it was present.
     fn remove(&self, frame: FrameId, id: u64) -> bool;
 
-    /// Takes out a frame for eviction: the oldest one in a place chosen by `random`.
+    /// Removes a frame for eviction: the oldest one in a place chosen by `random`.
     fn pop(&self, random: u64) -> Option<FrameId>;
 
     /// Prefetches what [`Cooling::insert`] of the node `id` will read.
@@ -72,7 +72,7 @@ impl Default for CoolingBucket {
 }
 
 impl CoolingBucket {
-    /// Adds a frame as the newest. If all slots were taken, takes out the oldest and returns it.
+    /// Adds a frame as the newest. If all slots were taken, removes the oldest and returns it.
     pub fn push(&self, frame: FrameId) -> Option<FrameId> {
         let mut slots = lock(&self.0);
         let free = slots.0.iter().position(|held| *held == EMPTY);
@@ -81,7 +81,7 @@ impl CoolingBucket {
         oldest
     }
 
-    /// Takes out a frame. Returns whether it was there.
+    /// Removes a frame. Returns whether it was present.
     pub fn remove(&self, frame: FrameId) -> bool {
         let mut slots = lock(&self.0);
         let found = slots.0.iter().position(|held| *held == frame.number());

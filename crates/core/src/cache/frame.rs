@@ -71,7 +71,7 @@ impl FrameState {
 
 const NO_PARENT: u64 = u64::MAX;
 
-/// The state of a frame beside its words.
+/// The state of a frame, apart from its words.
 #[derive(Debug)]
 struct Header {
     /// A [`FrameState`].

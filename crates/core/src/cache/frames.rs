@@ -38,7 +38,7 @@ pub struct Cache<L: Layout> {
     fresh: AtomicU64,
     /// The keys for which leaves may be cached here (C20).
     owned: Owned<OwnedKey<L>>,
-    /// Since when each dirty node has been dirty.
+    /// When each dirty node became dirty.
     ages: Ages,
     /// Turns for operations that have lost their frames too often (C23).
     turns: Turns,
@@ -50,7 +50,7 @@ pub struct Cache<L: Layout> {
 /// A node that was found, and the version of its latch at that moment.
 #[derive(Debug)]
 pub struct OptimisticRef<'a, L: Layout> {
-    /// Its frame.
+    /// The frame that holds it.
     pub frame: FrameId,
     /// Its words. Trust what you read only after validating the version ([`Self::is_valid`]).
     pub page: Page<'a, L>,
@@ -98,7 +98,7 @@ pub struct FreeFrame<'a, L: Layout> {
 }
 
 impl<'a, L: Layout> FreeFrame<'a, L> {
-    /// The frame.
+    /// The reserved frame.
     pub fn frame(&self) -> FrameId {
         self.frame
     }
@@ -204,7 +204,7 @@ impl<L: Layout> Cache<L> {
         &*self.cooling
     }
 
-    /// Since when nodes have been dirty, if they are written back by age.
+    /// When nodes became dirty, if they are written back by age.
     pub(crate) fn ages(&self) -> &Ages {
         &self.ages
     }

@@ -1,4 +1,4 @@
-//! The mapping table: which frame holds a node, or that an operation is bringing the node in.
+//! The mapping table: which frame holds a node, or whether an operation is fetching it.
 //!
 //! A bucket is one cache line with a lock and four entries; further entries go to an overflow list.
 //! The key is an opaque 64-bit id other than 0; nodes use their address.
@@ -19,8 +19,8 @@ use std::fmt;
 
 const SLOTS: usize = 4;
 const EMPTY: u64 = 0;
-/// Values from here on are marks, in two generations. In each, the lower values count offloads and
-/// the highest one is an I/O mark.
+/// Values of at least this are marks, in two generations. In each, the lower values count offloads
+/// and the highest one is an I/O mark.
 const MARKS: u32 = 0xffff_0000;
 const GENERATION: u32 = 0x8000;
 
@@ -275,9 +275,9 @@ pub(crate) struct OffloadMark<'a> {
 }
 
 impl OffloadMark<'_> {
-    /// Leaves the mark in place while a request is in flight that no other operation may meet. The
-    /// caller ends it with [`Mapping::resume`]; if the caller is dropped first, the mark stays for
-    /// good.
+    /// Leaves the mark in place while a request is in flight, so that no other operation interferes
+    /// with it. The caller ends it with [`Mapping::resume`]; if the caller is dropped first, the
+    /// mark stays forever.
     pub(crate) fn keep(self) -> u64 {
         let id = self.id;
         std::mem::forget(self);

@@ -109,12 +109,12 @@ named!(CoolingName, "map or queue", { Map: "map", Queue: "queue", });
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VictimName {
-    /// At random, but spares leaves in use.
+    /// Random frames, except leaves in use.
     #[default]
     Unused,
     /// At random, as in the paper.
     Random,
-    /// One after the other.
+    /// Frames in order, round-robin.
     Clock,
 }
 
@@ -132,7 +132,7 @@ pub enum OffloadName {
     /// None.
     #[default]
     Never,
-    /// All operations that can be: "Offload-only" in the paper.
+    /// Every operation that can be offloaded: "Offload-only" in the paper.
     Always,
     /// Operations that take less time when offloaded, as estimated from recent operations of both
     /// kinds.
@@ -206,8 +206,8 @@ impl Default for CacheOptions {
 }
 
 impl CacheOptions {
-    /// Least number of frames. With fewer, the path of one operation and the nodes of a split would
-    /// not fit.
+    /// Minimum number of frames. With fewer, the path of one operation and the nodes of a split
+    /// would not fit.
     pub const LEAST_FRAMES: u32 = 24;
 
     /// Number of frames for pages of `page_bytes` bytes.

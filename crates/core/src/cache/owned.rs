@@ -23,11 +23,11 @@ pub struct OwnedRange<K> {
 /// How much of a range of keys is owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// All of it.
+    /// All of the range.
     All,
-    /// A part of it.
+    /// Part of the range.
     Part,
-    /// Nothing of it.
+    /// None of the range.
     None,
 }
 
@@ -86,7 +86,7 @@ impl<K: Ord + Clone> OwnedRange<K> {
 #[derive(Debug)]
 pub struct Owned<K> {
     range: Mutex<OwnedRange<K>>,
-    /// How often it has changed.
+    /// Number of times the range has changed.
     changes: AtomicU64,
 }
 
@@ -106,14 +106,13 @@ impl<K: Ord + Clone> Owned<K> {
         lock(&self.range).of(low, high)
     }
 
-    /// How often the range has changed. The holder of a copy can tell by this whether the copy is
-    /// stale.
+    /// Number of times the range has changed, which shows whether a copy of it is stale.
     #[inline]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Changes the range.
+    /// Replaces the owned range.
     pub(crate) fn set(&self, range: OwnedRange<K>) {
         let mut held = lock(&self.range);
         *held = range;

@@ -1,7 +1,7 @@
 //! The replaceable decisions of a cache: which frame to cool, and whether a leaf that was READ is
 //! admitted.
 //!
-//! Each decision is a trait. Beside the default implementation there is the simplest one.
+//! Each decision is a trait. Each has a default implementation and the simplest possible one.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -16,7 +16,7 @@ pub enum Admit {
     Private,
     /// As a candidate for eviction. It stays if it is requested again in time.
     Cold,
-    /// Hot, like a node that has been in use for long.
+    /// Hot, like a node that has been in use for a long time.
     Hot,
 }
 
@@ -64,7 +64,7 @@ pub trait Victims: Debug + Send + Sync {
 }
 
 /// Any frame at random, except that a leaf marked as used loses its mark instead. Only some uses
-/// set the mark ([`super::CacheClient::mark_use`]), so a mark stands for many uses.
+/// set the mark ([`super::CacheClient::mark_use`]), so a mark means many uses.
 #[derive(Clone, Copy, Debug)]
 pub struct UnusedVictims;
 
@@ -88,7 +88,7 @@ impl Victims for RandomVictims {
     }
 }
 
-/// One frame after the other, round and round.
+/// Frames in order, round-robin.
 #[derive(Debug, Default)]
 pub struct ClockVictims {
     hand: AtomicU64,

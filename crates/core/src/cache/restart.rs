@@ -3,7 +3,7 @@
 use crate::remote::{Miss, RemoteError};
 use farleaf_fabric::{FabricError, GlobalAddr};
 
-/// Why an attempt of an operation did not succeed, and how to go on.
+/// Why an attempt at an operation did not succeed, and what to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restart {
     /// Another operation is using a node: try again after a pause.

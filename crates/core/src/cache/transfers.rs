@@ -13,7 +13,7 @@ pub(super) struct InDoubt {
     pub(super) frame: FrameId,
     pub(super) at: GlobalAddr,
     pub(super) words: Range<usize>,
-    /// Since when the words have been dirty.
+    /// When the words became dirty.
     pub(super) since_ns: u64,
 }
 

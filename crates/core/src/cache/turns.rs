@@ -1,8 +1,8 @@
-//! Turns for operations that have lost their frames again and again.
+//! Turns for operations that have repeatedly lost their frames.
 //!
 //! In a cache with fewer frames than its operations want at once, operations can evict each other's
-//! nodes so that none of them finishes. So an operation that has lost too often goes on only with a
-//! turn, and there are few turns.
+//! nodes so that none of them finishes. So an operation that has lost too often needs one of a few
+//! turns to continue.
 //!
 //! *Invariant* C23: no more turns are taken than there are. An operation that waits for a turn
 //! holds nothing that others wait for, and gets a turn eventually.

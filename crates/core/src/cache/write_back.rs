@@ -45,7 +45,7 @@ struct UnderWay<'a, F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> UnderWay<'_, F, L> {
-    /// Nothing of the WRITE can land any more.
+    /// No part of the WRITE can still land.
     fn has_ended(self) {
         std::mem::forget(self);
     }
@@ -178,7 +178,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         match self.pages().slot(at.server(), Some(at)).await {
             Ok(slot) => Ok(Some(slot)),
             Err(RemoteError::Contended { .. }) => {
-                // An entry is not needed any more if its node was merged away meanwhile.
+                // An entry is no longer needed if its node was merged away meanwhile.
                 self.pages().unpin_unless(|at| self.is_unwritten_at(at));
                 Err(Restart::Busy)
             }
@@ -307,8 +307,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         UnderWay { client: self, write: InDoubt { frame, at, words, since_ns } }
     }
 
-    /// Marks a node dirty again after its WRITE failed or has an unknown outcome, and cannot land
-    /// any more.
+    /// Marks a node dirty again after its WRITE failed or has an unknown outcome, and can no longer
+    /// land.
     async fn is_dirty_again(&self, write: &InDoubt) {
         let (page, _guard) = self.lock_frame(write.frame).await;
         self.mark_dirty(write.frame, page, write.words.clone());
@@ -335,7 +335,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let under_way = self.begin_write_back(frame, node.page, words, guard);
         // `before` is `None`: the frame has changed, so the content in the pool is unknown.
         if let Err(restart) = self.write_logged(slot, at, None, &image).await {
-            // The next attempt uses a new version, so no version is sealed with two contents (D9).
+            // The next attempt uses a new version, so that no version is sealed with two contents
+            // (D9).
             if restart == Restart::Busy {
                 self.is_dirty_again(&under_way.write).await;
                 under_way.has_ended();
@@ -347,7 +348,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// Marks the node of a failed WRITE dirty again once the WRITE cannot land any more.
+    /// Marks the node of a failed WRITE dirty again once the WRITE can no longer land.
     #[cold]
     async fn settle_write_back(
         &self,
@@ -415,7 +416,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Settles the WRITEs and READs that this endpoint has in doubt, for each memory server that
-    /// can be reached again: nothing of them can land any more, pages that were being written are
+    /// can be reached again: no part of them can still land, pages that were being written are
     /// dirty again, and frames that were being READ into are free.
     ///
     /// # Errors
@@ -448,8 +449,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Marks those of the oldest `many` frames in doubt that are on `server` dirty again: their
-    /// WRITEs cannot land any more. A frame leaves the list only after that, because this task may
-    /// be dropped at any time.
+    /// WRITEs can no longer land. A frame leaves the list only after that, because this task may be
+    /// dropped at any time.
     async fn settle_writes_to(&self, server: ServerId, many: usize) {
         let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();
         for doubt in oldest.into_iter().filter(|doubt| doubt.at.server() == server) {

@@ -53,7 +53,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             Err(error) => Err(error),
         };
         self.resume_all().await;
-        // The load is complete; that boundaries follow it is a matter of speed.
+        // The load is complete; moving the boundaries only improves performance.
         let _ = self.move_boundaries(&outcome?).await;
         Ok(order.count())
     }
@@ -86,7 +86,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Sends a request to every compute server that matters.
+    /// Sends a request to every compute server that may have a copy of the tree.
     async fn tell_all(&self, ask: &ClientRequest<L>) -> Result<(), IndexError> {
         let told = self.servers_that_matter().map(|number| self.done(number, ask));
         all(told).await.into_iter().collect()

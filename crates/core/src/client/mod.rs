@@ -41,7 +41,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 use std::rc::Rc;
 
-/// Most records of one request, so that it fits a message.
+/// Maximum number of records in one request, so that it fits a message.
 const RECORDS_TOGETHER: usize = 4096;
 
 /// Options of a client.

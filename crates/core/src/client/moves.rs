@@ -10,21 +10,22 @@ use farleaf_fabric::sync::Arc;
 use futures_util::future::{Either, select};
 use std::pin::pin;
 
-/// Longest pause before the taker of a move is asked again, in nanoseconds.
+/// Longest pause before the taker of a move is polled again, in nanoseconds.
 const LONGEST_ASK_NS: u64 = 5_000_000;
-/// For how many of these pauses the taker is asked after the giver was lost.
+/// Number of these pauses for which the taker is polled after the giver was lost.
 const LATE_ASKS: u64 = 20;
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: all keys, or
-    /// those on the far side of the boundary between leaves that is nearest to `near`. Operations
-    /// go on meanwhile; those on the moving keys wait.
+    /// those on the far side of the boundary between leaves that is nearest to `near`. Other
+    /// operations continue meanwhile; those on the moving keys wait.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the two are not neighbours, or if there is no boundary
-    /// near `near` inside the range; [`IndexError::Contended`] if other keys are moving, or if one
-    /// of the two did not do its part; then nothing has moved. [`IndexError::Indeterminate`] if
-    /// the keys may have moved. The taker's error if it does not answer; then nothing has moved.
+    /// near `near` inside the range; [`IndexError::Contended`] if other keys are moving, or if
+    /// either server did not complete its part; then nothing has moved.
+    /// [`IndexError::Indeterminate`] if the keys may have moved. The taker's error if it does not
+    /// answer; then nothing has moved.
     pub async fn move_keys(
         &self,
         from: u16,
@@ -102,8 +103,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             ));
         }
         let places = || wanted.iter().enumerate();
-        // A boundary that falls must lie above the one before it, which has fallen already or will
-        // rise; the other way round for those that rise.
+        // A boundary that moves down must stay above its predecessor, which has already moved down
+        // or will move up. Boundaries that move up are the mirror case.
         for (place, at) in places().filter(|(place, at)| **at < map.boundaries()[*place]) {
             self.move_keys(map.owners()[place], map.owners()[place + 1], Some(L::key(at))).await?;
         }

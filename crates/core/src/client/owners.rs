@@ -19,7 +19,7 @@ use std::rc::Rc;
 /// The first and the longest wait before a retry, in nanoseconds.
 pub(super) const SHORTEST_WAIT_NS: u64 = 100_000;
 const LONGEST_WAIT_NS: u64 = 50_000_000;
-/// The most operations of one call in flight.
+/// Maximum number of operations of one call in flight.
 const OPERATIONS_TOGETHER: usize = 64;
 
 /// The compute servers of a cluster. The servers of the endpoint are the compute servers, by
@@ -68,7 +68,7 @@ fn has_not_happened(error: &IndexError) -> bool {
     }
 }
 
-/// The error of a reply of another kind than was asked for.
+/// The error for a reply of an unexpected kind.
 pub(super) fn bad_reply(compute_server: u16) -> IndexError {
     IndexError::BadReply { server: ServerId::new(compute_server) }
 }
@@ -154,7 +154,7 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
 impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
     type Fabric = F;
     type Layout = L;
-    /// The owner compares its range with a map of its own.
+    /// Nothing: the owner compares its range with its own map.
     type Expected = ();
 
     fn fabric(&self) -> &F {
@@ -175,7 +175,7 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         self.fabric.charge(Work::Client).await;
     }
 
-    /// Each part is a reply of its own.
+    /// Each part of a scan is a separate reply.
     fn begin_part(&self) -> impl Future<Output = ()> {
         self.begin()
     }
@@ -220,7 +220,7 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         };
         let from = if scan.reverse { &scan.upper } else { &scan.lower };
         match self.ask_owner(owner, ask.encode(), true).await? {
-            // A part that is too long, or after which the scan is where it was, would not end well.
+            // Reject a part that is too long, or that does not advance the scan: it would loop.
             ClientResponse::Records { records, next }
                 if records.len() <= scan.limit - out.len()
                     && (!records.is_empty() || next.as_ref() != Some(from)) =>

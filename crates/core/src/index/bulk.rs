@@ -29,7 +29,7 @@ impl<K> Default for Ascending<K> {
 }
 
 impl<K: Clone + Ord> Ascending<K> {
-    /// Takes the next key.
+    /// Counts and checks the next key.
     ///
     /// # Errors
     /// [`IndexError::NotSorted`] if it is not above the previous one.

@@ -213,7 +213,7 @@ where
     });
 }
 
-/// Operations that are executed together have the outcomes of their order, also on one key.
+/// Operations that are executed together have the same outcomes as in sequence, even on one key.
 async fn random_operations_together<I, F>(index: &I, model: &mut Model, dice: &Dice<F>, space: u64)
 where
     I: RangeIndex<Key = u64, Value = u64>,
@@ -240,7 +240,7 @@ where
     }
 }
 
-/// What an operation does to the model, and answers.
+/// Applies an operation to the model and returns its answer.
 fn expected(model: &mut Model, edit: &LeafEdit<u64, u64>) -> Answer<u64> {
     let (key, found) = (edit.key, model.get(&edit.key).copied());
     let (applied, found) = match edit.action {
@@ -368,7 +368,7 @@ where
 }
 
 /// Several clients at once, each the only one to change its keys. Each sees exactly its own
-/// changes, while other clients' splits, merges and collections go on around its keys.
+/// changes, while other clients' splits, merges and collections happen around its keys.
 pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Layout<Key = u64, Value = u64>,

@@ -18,7 +18,7 @@ pub enum IndexError {
         /// The memory server without memory.
         server: ServerId,
     },
-    /// It is unknown whether the operation happened, or will.
+    /// It is unknown whether the operation has taken effect or still will.
     #[error("the operation's outcome is unknown: {0}")]
     Indeterminate(FabricError),
     /// The operation lost against concurrent operations until its retries were used up.

@@ -30,7 +30,7 @@ pub struct BalanceOptions {
     pub least_samples: u64,
     /// A server counts as overloaded above this multiple of the mean load.
     pub threshold: f64,
-    /// Once balancing has begun, it goes on until no server is above this multiple of the mean
+    /// Once balancing has begun, it continues until no server is above this multiple of the mean
     /// load.
     pub calm: f64,
     /// Loads that cannot be evened out are left alone until one has changed by more than this

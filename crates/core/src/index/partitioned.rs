@@ -99,10 +99,11 @@ pub trait PartPool<F: Fabric, L: Layout> {
     /// The memory that the index occupied before new content replaced it.
     type Former;
 
-    /// The endpoint.
+    /// The endpoint through which the index is accessed.
     fn fabric(&self) -> &F;
 
-    /// A flag to set while an operation of this endpoint is in doubt that others may wait for.
+    /// A flag to set while the outcome of an operation of this endpoint, which others may wait for,
+    /// is in doubt.
     fn doubtful(&self) -> &Cell<bool>;
 
     /// Places the nodes of bulk loads on the first `servers` memory servers only.
@@ -115,22 +116,22 @@ pub trait PartPool<F: Fabric, L: Layout> {
     /// Whether the index in the pool holds no record. Call it only while no client changes it.
     fn is_empty(&self) -> impl Future<Output = Result<bool, IndexError>>;
 
-    /// What the index occupies, to be given back once new content has replaced it.
+    /// What the index occupies, to be freed once new content has replaced it.
     fn occupied(&self) -> impl Future<Output = Result<Self::Former, IndexError>>;
 
     /// Replaces the content of the index by `built`, in a single change. Compute servers may still
     /// cache the former content.
     fn replace(&self, built: &Self::Built) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Frees what the former content occupied. Nothing may lead to it any more.
+    /// Frees what the former content occupied. Nothing may still lead to it.
     fn give_back(&self, former: Self::Former);
 
     /// Declares all clients of a compute server dead, so that others may finish or undo their
     /// changes. The caller must know that they are.
     fn declare_dead(&self, compute_server: u16) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Ends the former life of a compute server, which is fenced at all memory servers: whatever it
-    /// left half done in `range` is whole afterwards. May be repeated.
+    /// Cleans up after the previous life of a compute server, which is fenced at all memory
+    /// servers: completes whatever it left half done in `range`. May be repeated.
     fn end_former_life(
         &self,
         compute_server: u16,
@@ -153,10 +154,11 @@ pub trait BulkBuilder<L: Layout> {
         value: &L::Value,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Completes the content: on return the pool has all of it but what replaces the former one.
+    /// Completes the content: on return the pool has all of it except what [`PartPool::replace`]
+    /// writes.
     fn finish(&mut self) -> impl Future<Output = Result<Self::Built, RemoteError>>;
 
-    /// Gives everything back, before or after [`BulkBuilder::finish`].
+    /// Frees everything, before or after [`BulkBuilder::finish`].
     fn abort(self) -> impl Future<Output = ()>;
 }
 
@@ -179,7 +181,7 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     where
         Self: 'a;
 
-    /// The endpoint.
+    /// The endpoint through which the index is accessed.
     fn fabric(&self) -> &F;
 
     /// The value of `key`.
@@ -255,8 +257,8 @@ pub trait PartIndex<F: Fabric, L: Layout> {
 
     /// Releases `keys` and keeps `rest`. On success this compute server serves and holds nothing of
     /// `keys`, and the pool has all changes of them, until the returned guard is dropped. Returns
-    /// `None`, with nothing changed, if the boundary between the two is no longer one between
-    /// leaves. The caller must run one move at a time.
+    /// `None`, with nothing changed, if the boundary between the two is no longer a leaf boundary.
+    /// The caller must run one move at a time.
     ///
     /// # Errors
     /// [`RemoteError`] if something cannot be written back. Then this compute server still owns the

@@ -9,8 +9,8 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::ops::{Bound, RangeBounds};
 
-/// The most operations of one `multi_get` or `execute_all` in flight, unless a design says
-/// otherwise.
+/// Maximum number of operations of one `multi_get` or `execute_all` in flight, unless a design
+/// defines another limit.
 pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 
 /// An ordered key-value index, as one client sees it.
@@ -118,7 +118,8 @@ pub trait RangeIndex {
         }
     }
 
-    /// The most operations of one `multi_get` or `execute_all` that are in flight together.
+    /// Maximum number of operations of one `multi_get` or `execute_all` that are in flight
+    /// together.
     fn operations_together(&self) -> usize {
         OPERATIONS_TOGETHER
     }
@@ -228,7 +229,7 @@ pub struct Scan<K> {
     pub upper: Bound<K>,
     /// Whether the scan descends.
     pub reverse: bool,
-    /// The most records to return.
+    /// Maximum number of records to return.
     pub limit: usize,
 }
 

@@ -35,7 +35,7 @@ pub struct Reshaped {
     pub writes: u64,
     /// Their payload, in bytes.
     pub bytes_written: u64,
-    /// The compute servers from which and to which keys have moved; `None` for other changes.
+    /// The compute servers that released and took over keys; `None` for other changes.
     pub moved: Option<(u16, u16)>,
 }
 

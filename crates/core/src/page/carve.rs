@@ -18,7 +18,7 @@ pub struct NodeCarver {
 }
 
 impl NodeCarver {
-    /// Least alignment of a node. The address bits below it are free for use in a child word.
+    /// Minimum alignment of a node. The address bits below it are free for use in a child word.
     pub const NODE_ALIGN: u64 = 1024;
 
     /// Creates a carver without a chunk, for nodes of `page_bytes` bytes.
@@ -64,7 +64,7 @@ impl NodeCarver {
         Some(node)
     }
 
-    /// Frees a node that nothing leads to any more.
+    /// Frees a node that nothing points to.
     pub fn give_back(&mut self, node: GlobalAddr) {
         debug_assert!(!self.free.contains(&node), "C1");
         self.free.push(node);

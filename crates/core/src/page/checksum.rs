@@ -1,10 +1,10 @@
 //! Word 7 of pages that clients READ one-sided: a checksum over all other words.
 //!
 //! A READ is atomic only word by word, so no version *inside* the page proves that a copy is
-//! consistent. This sum does. Each word is first mixed with its place by a bijection. So a page
-//! that differs from a sealed one in a single word never passes, and one that differs in several
-//! words passes with probability 2^-64. Because it is a sum, it could be updated from the changed
-//! words alone.
+//! consistent. This sum does. A bijection first mixes each word with its position. So a page that
+//! differs from a sealed one in a single word never passes, and one that differs in several words
+//! passes with probability 2^-64. Because it is a sum, it could be updated from the changed words
+//! alone.
 //!
 //! Of word 0 only the version counts, because lock bit and owner change by CAS without the rest of
 //! the page.
@@ -19,7 +19,7 @@ use super::view::Page;
 /// The word with the checksum.
 const CHECKSUM_WORD: usize = 7;
 
-/// A word's contribution to the sum: for each place a bijection of the word.
+/// A word's contribution to the sum: for each position a bijection of the word.
 #[inline(always)]
 fn mix(place: usize, word: u64) -> u64 {
     let mut mixed = word.wrapping_add((place as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -28,7 +28,7 @@ fn mix(place: usize, word: u64) -> u64 {
     mixed ^ mixed >> 32
 }
 
-/// The sum over `words`, the first of which counts as place 0.
+/// The sum over `words`, the first of which is at position 0.
 #[inline]
 pub(crate) fn sum_of(words: impl Iterator<Item = u64>) -> u64 {
     words.enumerate().fold(0, |sum, (place, word)| sum.wrapping_add(mix(place, word)))

@@ -35,7 +35,7 @@ pub enum FencePosition {
     Below,
     /// Between the fences.
     Inside,
-    /// At or right of the high fence: the descent goes on at the right sibling.
+    /// At or right of the high fence: the descent continues at the right sibling.
     Beyond,
 }
 
@@ -160,8 +160,8 @@ pub type OwnedValue<L> = <<L as Layout>::Value as ToOwned>::Owned;
 ///   that covers its key.
 /// - layout.Y7. A plan depends on keys and on the sizes of values only, never on child words: a
 ///   page in a frame and its image in the pool have the same plan, and the same room.
-/// - layout.Y8. A change that is refused changes nothing. Who restructures several pages asks all
-///   of them for room before the first WRITE.
+/// - layout.Y8. A change that is refused changes nothing. A change of several pages checks that all
+///   of them have room before the first WRITE.
 pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// The keys in their borrowed form, with their order. Operations ask by reference to it; what
     /// outlives its page or message is [`OwnedKey`].
@@ -261,8 +261,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
 
     /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
-    /// Inner: the word that has the child at a slot below the capacity. Within the page, whatever it
-    /// contains.
+    /// Inner: the word that has the child at a slot below the capacity. The word lies within the
+    /// page, whatever that contains.
     fn inner_child_word(page: Page<'_, Self>, slot: usize) -> usize;
     /// Inner: the child at a slot. Null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
@@ -340,8 +340,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         fits: impl Fn(&Self::Key) -> bool,
     ) -> Option<OwnedKey<Self>>;
 
-    /// What a bulk load keeps beside a page while it fills it, from the lowest entry up. A layout
-    /// that can lay entries out only when it knows the high fence collects them here.
+    /// State that a bulk load keeps for a page while it fills the page, from the lowest entry up. A
+    /// layout that can lay entries out only when it knows the high fence collects them here.
     type Filling: Debug + Default + Send;
     /// Bulk load: adds a record to a leaf that was formatted empty. Returns `false` if the leaf has
     /// its share, which is `fill` of [`Layout::FULL`], or has no room: the record begins the next.

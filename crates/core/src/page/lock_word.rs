@@ -18,10 +18,10 @@ const VERSION_MASK: u64 = (1 << OWNER_SHIFT) - 1;
 pub struct LockWord(u64);
 
 impl LockWord {
-    /// The largest owner number. 0 is no owner.
+    /// The largest owner number. 0 means that there is none.
     pub const OWNER_LIMIT: u16 = OWNER_MASK as u16;
 
-    /// The word of these bits.
+    /// The word with these bits.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }

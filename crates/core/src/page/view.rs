@@ -133,7 +133,7 @@ impl<'a, L: Layout> Page<'a, L> {
         self.flag(DEAD)
     }
 
-    /// Whether the page is a head, which is no leaf but lists the leaves that follow.
+    /// Whether the page is a head, which is not a leaf but lists the leaves that follow.
     #[inline]
     pub fn is_head(self) -> bool {
         self.flag(HEAD)
@@ -186,7 +186,7 @@ impl<'a, L: Layout> Page<'a, L> {
         self.load(SIBLING_WORD)
     }
 
-    /// Sets the note.
+    /// Sets the cache's note about a page in a frame.
     #[inline]
     pub fn set_note(self, note: u64) {
         self.store(SIBLING_WORD, note);

@@ -37,7 +37,7 @@ fn operations<L: Layout>(ask: &ClientRequest<L>) -> usize {
     }
 }
 
-/// How many of the records can be set together: those before the first whose key is there already.
+/// Number of records that can be set together: those before the first repeated key.
 fn distinct<K: Eq, V>(records: &[(K, V)]) -> usize {
     let most = records.len().min(RECORDS_AT_ONCE);
     let is_again = |at: &usize| records[..*at].iter().any(|(key, _)| *key == records[*at].0);

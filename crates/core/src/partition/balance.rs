@@ -3,7 +3,7 @@
 //!
 //! It looks at the load of a time window and at the map, and proposes moves between neighbours, or
 //! to a compute server that owns nothing. So load spreads by diffusion. Lu et al. (DEX, §4) leave
-//! this for later.
+//! this to future work.
 //!
 //! *Invariants*
 //! - balance.B1. After a move, the busier of its two compute servers does less than the busier one
@@ -31,7 +31,7 @@ const LONGEST_PAUSE: u64 = 64;
 /// After this many attempts without a useful move, the loads are left as they are.
 const FRUITLESS: u32 = 3;
 
-/// Most proposals at a time. For each one, the balancer has to look at a leaf.
+/// Maximum number of proposals at a time. For each one, the balancer has to read a leaf.
 const MOST_PROPOSALS: usize = 4;
 
 /// A move that would even out the load of two compute servers.
@@ -43,11 +43,11 @@ pub struct Proposal<K> {
     pub to: u16,
     /// The approximate place of the new boundary.
     pub near: K,
-    /// Whether the keys below the boundary move, or else those from it on.
+    /// Whether the keys below the boundary move; otherwise those at or above it do.
     lower: bool,
 }
 
-/// The policy with its state.
+/// The balancing policy, with the history of windows and moves that it needs.
 #[derive(Clone, Debug)]
 pub struct BalancePolicy<K> {
     options: BalanceOptions,
@@ -149,7 +149,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
     }
 
     /// Proposes moves from the busiest compute server to a spare one or to a neighbour, the less
-    /// busy one first. If it cannot give keys up, goes on with the next busiest. Also returns
+    /// busy one first. If that server cannot give up keys, tries the next busiest. Also returns
     /// whether keys have to wait before they may move back.
     fn proposals(&self, map: &PartitionMap<K>, spare: Option<u16>) -> (Vec<Proposal<K>>, bool) {
         let owners = map.owners();
@@ -391,7 +391,8 @@ mod tests {
     }
 
     /// The hotspot moves to a compute server that has just received keys, which may not move back
-    /// yet. This was once taken for a load that cannot be improved, and nothing moved any more.
+    /// yet. The policy once mistook this for a load that cannot be improved, and stopped moving
+    /// keys.
     #[test]
     fn a_hotspot_that_shifts_right_after_a_move_is_spread_too() {
         for windows in 20..40 {

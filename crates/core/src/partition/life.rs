@@ -1,4 +1,4 @@
-//! Ends the former life of a compute server before the next life serves.
+//! Cleans up after the previous life of a compute server before the next life serves.
 //!
 //! *Thread safety*: private to one task.
 
@@ -8,8 +8,8 @@ use crate::page::{Layout, OwnedKey};
 use crate::rules;
 use farleaf_fabric::{Fabric, ServerId};
 
-/// Fences every former life of a compute server at all memory servers, so that none of its requests
-/// takes effect any more. Call it over an endpoint of another compute server.
+/// Fences every previous life of a compute server at all memory servers, so that none of its
+/// requests can still take effect. Call it over an endpoint of another compute server.
 ///
 /// # Errors
 /// [`IndexError`] if a memory server does not answer.
@@ -26,11 +26,11 @@ pub async fn fence_former_life<F: Fabric>(
     Ok(())
 }
 
-/// Ends the former life: completes whatever it left half done in `range`, the range that the next
-/// life owns. Where several compute servers share a process, the endpoints of all of them may have
-/// written there, and `range` is all keys. Call it over an endpoint of the compute server itself,
-/// opened after [`fence_former_life`]. If this does not run to the end, it counts as part of the
-/// life that is ended next.
+/// Cleans up after the previous life: completes whatever it left half done in `range`, the range
+/// that the next life owns. Where several compute servers share a process, the endpoints of all of
+/// them may have written there, and `range` is all keys. Call it over an endpoint of the compute
+/// server itself, opened after [`fence_former_life`]. If this does not run to the end, it counts as
+/// part of the life that is ended next.
 ///
 /// # Errors
 /// [`IndexError`] if a memory server does not answer, or if they hold no index of design `D`.

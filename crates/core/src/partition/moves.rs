@@ -18,8 +18,8 @@ use crate::page::{Layout, OwnedKey};
 use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
 
-/// How many boundaries are tried, in case leaves merge across a chosen one before the keys are
-/// given up.
+/// Number of boundaries to try, in case leaves merge across the chosen one before the keys are
+/// released.
 const ATTEMPTS: u32 = 16;
 /// Shortest and longest pause after a failed move, in nanoseconds, before keys may move again.
 /// Operations look for a new map once a millisecond.
@@ -28,8 +28,8 @@ const LONGEST_REST_NS: u64 = 100_000_000;
 
 impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: all keys, or
-    /// those on the far side of the boundary between leaves that is nearest to `near`. Operations
-    /// go on meanwhile; those on the moving keys wait.
+    /// those on the far side of the boundary between leaves that is nearest to `near`. Other
+    /// operations continue meanwhile; those on the moving keys wait.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the two are not neighbours, or if there is no boundary

@@ -24,7 +24,7 @@ use std::task::{Poll, Waker};
 /// Maximum number of requests waiting in one queue.
 const WAITING: usize = 8192;
 
-/// The most requests that a task takes together.
+/// Maximum number of requests that a task takes together.
 pub(super) const GROUP: usize = 16;
 
 /// The clients of a compute server, as its program reaches them.
@@ -32,7 +32,7 @@ pub trait Clients<L: Layout> {
     /// The destination of one answer.
     type Reply;
 
-    /// Notes that `ask` is about to be served. Returns whether its client still waits; if not, it
+    /// Records that `ask` is about to be served. Returns whether its client still waits; if not, it
     /// is answered as unavailable instead.
     fn begin(&self, ask: &ClientRequest<L>, reply: &Self::Reply) -> bool;
 
@@ -79,7 +79,7 @@ impl<L: Layout, R> Default for Queue<L, R> {
 }
 
 impl<L: Layout, R> Queue<L, R> {
-    /// Queues a request. Gives its reply back if the queue is full or closed.
+    /// Queues a request. Returns its reply if the queue is full or closed.
     #[must_use]
     pub fn push(&self, ask: ClientRequest<L>, reply: R) -> Option<R> {
         let mut waiting = lock(&self.0);
@@ -140,7 +140,7 @@ impl<L: Layout, R> Queue<L, R> {
         .await;
     }
 
-    /// Closes the queue: the tasks end. Gives back the replies of the requests that wait.
+    /// Closes the queue, which ends the tasks. Returns the replies of the waiting requests.
     pub fn close(&self) -> Vec<R> {
         let (asked, idle) = {
             let mut waiting = lock(&self.0);
@@ -172,7 +172,7 @@ impl<L: Layout, R> Queues<L, R> {
         Self { threads: (0..threads).map(|_| Queue::default()).collect(), loads: Queue::default() }
     }
 
-    /// Queues a request for the thread of this number. Gives its reply back if the queue is full or
+    /// Queues a request for the thread of this number. Returns its reply if the queue is full or
     /// closed.
     #[must_use]
     pub fn push(&self, ask: ClientRequest<L>, reply: R, thread: usize) -> Option<R> {
@@ -182,7 +182,7 @@ impl<L: Layout, R> Queues<L, R> {
         }
     }
 
-    /// Closes all queues: the tasks end. Gives back the replies of the requests that wait.
+    /// Closes all queues, which ends the tasks. Returns the replies of the waiting requests.
     pub fn close(&self) -> Vec<R> {
         let queues = self.threads.iter().chain([&self.loads]);
         queues.flat_map(Queue::close).collect()

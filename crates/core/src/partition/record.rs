@@ -76,12 +76,12 @@ pub trait MapStore<K>: Debug {
 /// Pauses between attempts to read or replace the record, in nanoseconds.
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 200_000_000;
-/// How often the record is tried before a life begins.
+/// Attempts to read or replace the record before a life begins.
 const ATTEMPTS: u32 = 100;
 
-/// Begins the next life of a compute server: ends a move in which its former life was the giver,
-/// and raises the record's version, so that no put of the former life takes effect any more (MR2).
-/// Returns the map to serve by. Call it after the former life has been fenced.
+/// Begins the next life of a compute server: ends a move in which its previous life was the giver,
+/// and raises the record's version, so that no put of the previous life can still take effect
+/// (MR2). Returns the map to serve by. Call it after the previous life has been fenced.
 ///
 /// # Errors
 /// [`IndexError::Contended`] if the record cannot be read or replaced.

@@ -85,7 +85,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> PoolOwners<D, F, L> {
         self.pool.doubtful().set(self.parts.iter().any(|part| part.index.has_doubts()));
     }
 
-    /// Does `work` and meanwhile settles what this handle has in doubt (C26). Otherwise this handle
+    /// Runs `work` and meanwhile settles what this handle has in doubt (C26). Otherwise this handle
     /// could wait for another one at one compute server while that one waits for this handle at
     /// another.
     pub(super) async fn while_settling<T>(&self, work: impl Future<Output = T>) -> T {

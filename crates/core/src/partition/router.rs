@@ -59,7 +59,7 @@ pub trait Owners: Sized {
     /// The steps before each operation.
     fn begin(&self) -> impl Future<Output = ()>;
 
-    /// The steps before each part of a scan but the first.
+    /// Runs before each part of a scan except the first.
     fn begin_part(&self) -> impl Future<Output = ()> {
         async {}
     }
@@ -119,7 +119,7 @@ pub trait Owners: Sized {
         async {}
     }
 
-    /// The most operations of one call in flight.
+    /// Maximum number of operations of one call in flight.
     fn operations_together(&self) -> usize {
         OPERATIONS_TOGETHER
     }
@@ -147,7 +147,7 @@ pub enum Unserved {
     Elsewhere(IndexError),
     /// For a reason that may pass. Nothing has happened, or it does no harm to do it again.
     Again(IndexError),
-    /// For good, or with an outcome that forbids another attempt.
+    /// Permanently, or with an outcome that forbids another attempt.
     Failed(IndexError),
 }
 
@@ -156,7 +156,7 @@ pub enum Unserved {
 pub struct Patience {
     /// The deadline of an operation, counted from its first failure.
     pub deadline_ns: u64,
-    /// How much of this must be left for another attempt.
+    /// Minimum time left before the deadline for another attempt.
     pub attempt_ns: u64,
     /// The first wait. Each one is twice as long as the one before.
     pub shortest_wait_ns: u64,
@@ -215,8 +215,8 @@ impl<O: Owners> Router<O> {
         self.route.look(|map| map.owner_of(key))
     }
 
-    /// Runs an operation at the compute server that `owner` selects, again and again until it is
-    /// served, fails, or no time is left.
+    /// Runs an operation at the compute server that `owner` selects, and retries until it is
+    /// served, fails, or runs out of time.
     pub(crate) async fn at_owner<T, W: Future<Output = Result<T, Unserved>>>(
         &self,
         owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
@@ -229,7 +229,7 @@ impl<O: Owners> Router<O> {
         }
     }
 
-    /// Goes on with an operation whose first attempt was not served.
+    /// Continues an operation whose first attempt was not served.
     #[cold]
     async fn go_on<T, W: Future<Output = Result<T, Unserved>>>(
         &self,
@@ -325,7 +325,8 @@ impl<O: Owners> Router<O> {
         all(again).await;
     }
 
-    /// Executes a few operations: all that may overlap at once, those of one owner together.
+    /// Executes a few operations, those of one owner together. Operations that may overlap run
+    /// concurrently.
     async fn execute_some(&self, edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>], ended: &[Ended<O>]) {
         let rounds = rounds(edits);
         let Some(first) = edits.first() else { return };

@@ -1,17 +1,16 @@
 //! Moves of keys between compute servers that are processes of their own.
 //!
-//! A client asks the giver to release keys ([`Worker::release`]), and meanwhile the taker, again
-//! and again, to take them over ([`Worker::take_over`]). They meet at the map record (`record.rs`):
+//! A client asks the giver to release keys ([`Worker::release`]), and meanwhile repeatedly asks the
+//! taker to take them over ([`Worker::take_over`]). They meet at the map record (`record.rs`):
 //!
 //! 1. The giver writes its changes back, chooses a boundary, releases the keys, and then puts the
 //!    pending move into the record.
 //! 2. The taker drops its old copies and puts the map of the next epoch. Then it serves the keys.
-//! 3. The giver reads the new map. If the taker does not come, the giver takes the move out of the
-//!    record and serves the keys again.
+//! 3. The giver reads the new map. If the taker does not respond, the giver removes the move from
+//!    the record and serves the keys again.
 //!
-//! The client is needed for nothing but speed: a taker that was not asked finds the pending move
-//! when it looks at the record. Whatever happened before, [`Worker::reconcile`] does what the
-//! record says.
+//! The client only speeds this up: a taker that was not asked finds the pending move when it looks
+//! at the record. Whatever happened before, [`Worker::reconcile`] does what the record says.
 //!
 //! *Thread safety*: belongs to its endpoint's thread. One thread of a compute server at a time
 //! takes part in a move or reconciles.
@@ -26,13 +25,13 @@ use crate::wire::{ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 
-/// How many boundaries are tried, in case leaves merge across a chosen one before the keys are
+/// Number of boundaries to try, in case leaves merge across the chosen one before the keys are
 /// released.
 const BOUNDARIES_TRIED: u32 = 16;
 /// How long a giver waits for the taker. Longer than a taker needs to see the record by itself, and
 /// short enough that operations on the keys end before their deadline.
 const TAKER_PATIENCE_NS: u64 = 1_500_000_000;
-/// How long a giver waits for a decision. After that the task that follows the record goes on.
+/// How long a giver waits for a decision. After that, `follow_map` continues the move.
 const DECISION_PATIENCE_NS: u64 = 3_000_000_000;
 /// Interval at which the record is read during a move: the first, and the longest.
 const SHORTEST_LOOK_NS: u64 = 500_000;
@@ -40,10 +39,10 @@ const LONGEST_LOOK_NS: u64 = 10_000_000;
 /// Interval at which the record is read while no move is known of.
 const FOLLOW_NS: u64 = 200_000_000;
 
-/// What a look at the record led to.
+/// The result of reconciling with the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reconciled {
-    /// The range and the map are those of the record, and it has no move of this server's.
+    /// The range and the map are those of the record, which has no pending move of this server.
     Settled,
     /// A move is pending, with this server as the giver.
     Waits,
@@ -52,11 +51,11 @@ enum Reconciled {
 }
 
 impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
-    /// Does what the map record says, again and again until `ended`. One task per compute server is
-    /// enough.
+    /// Repeatedly carries out what the map record says until `ended` returns true. One task per
+    /// compute server is enough.
     pub async fn follow_map(&self, ended: &dyn Fn() -> bool) {
         while !ended() {
-            // Read first: a halt does not wait for a catalog that hangs.
+            // Read before entering, so that a halt does not wait for a catalog that hangs.
             if let Some((state, version)) = self.store().read().await
                 && let Some(_moving) = self.server().begin_move()
                 && let Some(_entered) = self.server().enter()
@@ -81,7 +80,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
 
     async fn try_release(&self, to: u16, near: Option<&L::Key>) -> Result<(), IndexError> {
         let contended = IndexError::Contended { retries: 0 };
-        // Less to write back after the release, while the keys have no owner.
+        // Flush now: less remains to be written back after the release, while the keys have no
+        // owner.
         self.index().flush().await?;
         let read = self.store().read().await;
         let Some((state, version)) = read else { return Err(contended) };
@@ -112,7 +112,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             if put == Put::Changed {
                 return Err(contended); // dropping the guard restores the range
             }
-            // From here on the record decides who serves the keys.
+            // From here on, the record decides which server owns the keys.
             if !self.fabric().breaks(rules::RELEASED_BEFORE_PUT) {
                 given_up.for_good();
             }
@@ -133,7 +133,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                     false => Err(IndexError::Contended { retries: 0 }),
                 };
             }
-            // `follow_map` goes on where this ends.
+            // `follow_map` continues from here.
             if self.fabric().now_ns() - since_ns > DECISION_PATIENCE_NS {
                 return Err(IndexError::Contended { retries: 0 });
             }
@@ -220,7 +220,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         Ok(Reconciled::Settled)
     }
 
-    /// Ends a move of this server's that the taker has not ended, and serves the keys again.
+    /// Cancels a move of this server that the taker has not completed, and serves the keys again.
     async fn serve_again(
         &self,
         state: &MapState<OwnedKey<L>>,

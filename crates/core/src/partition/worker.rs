@@ -28,9 +28,9 @@ use std::fmt::{self, Debug, Formatter};
 use std::ops::Bound;
 use std::rc::Rc;
 
-/// A compute server serves again by itself after it has been halted for this long.
+/// A halted compute server resumes by itself after this time.
 const LONGEST_HALT_NS: u64 = 20_000_000_000;
-/// How much of that time must be left when a tree is replaced.
+/// Minimum remaining halt time when a tree is replaced.
 const HALT_LEFT_NS: u64 = 10_000_000_000;
 /// Drain timeout and poll interval.
 const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
@@ -96,19 +96,20 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         self.pool.fabric()
     }
 
-    /// Until `ended`, writes back nodes that have been dirty for long, if the cache has a limit on
-    /// their age, and settles what is in doubt.
+    /// Until `ended`, writes back nodes that have been dirty for a long time, if the cache has a
+    /// limit on their age, and settles what is in doubt.
     pub async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         self.part.index.write_back_by_age(ended).await;
         while !ended() {
-            // Other threads may wait for it, and this one may have no operation that settles it.
+            // Other threads may wait for what this thread has in doubt, and none of its operations
+            // may settle it.
             self.part.index.settle_some().await;
             self.fabric().sleep(SETTLE_NS).await;
         }
     }
 
-    /// Probes every memory server again and again until `ended`. One task per compute server is
-    /// enough.
+    /// Probes every memory server repeatedly until `ended` returns true. One task per compute
+    /// server is enough.
     pub async fn watch_memory_servers(&self, ended: &dyn Fn() -> bool) {
         let (fabric, detector) = (self.fabric(), self.part.server.detector());
         while !ended() {
@@ -225,7 +226,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             ClientRequest::Scan { lower, upper, reverse, limit } => {
                 self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
             }
-            // In a box, so that it does not make the futures of single operations larger.
+            // Boxed, so that it does not enlarge the futures of single operations.
             ClientRequest::UpsertAll { records } => Box::pin(self.upsert_all(&records)).await,
             ClientRequest::Flush => {
                 self.told(self.part.index.flush().await.map_err(IndexError::from))
@@ -324,7 +325,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             is_late = fabric.now_ns() >= until_ns;
             fabric.sleep(DRAIN_LOOK_NS).await;
         }
-        // Also if an operation hangs: what was acknowledged must not be lost with it.
+        // Do this even if an operation hangs, so that no acknowledged change is lost with it.
         self.part.index.flush().await?;
         match is_late {
             true => Err(IndexError::Contended { retries: 0 }),
@@ -398,8 +399,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             }
             let built = builder.finish().await?;
             self.check_halted()?;
-            // No key moves while every compute server is halted, but some may have before. A put of
-            // before may even be late: raising the version prevents it (record.MR2).
+            // No key moves while every compute server is halted, but some may have moved before. A
+            // put from before may even arrive late: raising the version makes it fail (record.MR2).
             let state = MapState { map: map.clone(), moving: None };
             match self.store.read().await {
                 Some((read, version)) if read == state => {

@@ -33,7 +33,7 @@ pub struct NodeAllocator<F: Fabric, L: Layout> {
     /// The next unused token.
     next_token: Cell<u64>,
     next_server: Cell<u16>,
-    /// [`NodeAllocator::take_anywhere`] uses this many servers, from the first on.
+    /// [`NodeAllocator::take_anywhere`] uses only this many servers, counted from the first.
     used_servers: Cell<u16>,
 }
 
@@ -47,8 +47,9 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             carvers: carvers.collect(),
             in_doubt: (0..servers).map(|_| RefCell::default()).collect(),
             resting: RefCell::default(),
-            // Unique starts in 64 bits keep the tokens of all endpoints apart, those of former
-            // lives included: a memory server still remembers the chunks that these took.
+            // Start at a unique 64-bit number, so that the tokens of all endpoints differ,
+            // including those of previous lives: a memory server still remembers the chunks
+            // allocated under them.
             next_token: Cell::new(fabric.unique()),
             // Start at a random server, so that the first nodes of many endpoints do not pile up on
             // one.
@@ -82,7 +83,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             }
             let token = self.token(server);
             let request = PoolRequest::AllocateChunk { bytes: self.chunk_bytes, token };
-            // Retries are safe: the token makes them one chunk.
+            // Retries are safe: all requests with the same token get the same chunk.
             let (at, bytes) = match self.client.ask_harmless(server, &request).await {
                 Ok(Reply::Chunk { at, bytes }) => (at, bytes),
                 Ok(_) => return Err(RemoteError::BadReply { server }),
@@ -162,7 +163,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         outcome
     }
 
-    /// Frees a node that no client can reach any more. Any endpoint may have allocated it.
+    /// Frees a node that clients can no longer reach. Any endpoint may have allocated it.
     ///
     /// # Panics
     /// If no such server exists.

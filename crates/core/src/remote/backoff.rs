@@ -2,8 +2,8 @@
 //!
 //! On a hot page the holder's WRITE and every waiting client's CAS queue at one NIC. A client that
 //! retries at once lengthens that queue and mostly fails. A client that doubles its wait without a
-//! cap loses its turn for good to clients that came later. `docs/decisions/` has the measurements
-//! behind the constants.
+//! cap starves behind clients that came later. `docs/decisions/` has the measurements behind the
+//! constants.
 
 use farleaf_fabric::Fabric;
 

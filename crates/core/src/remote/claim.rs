@@ -72,7 +72,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         self.claim_each(options, roots, async |_| Ok(())).await
     }
 
-    /// Does the same, and calls `claimed` for each server after its claim.
+    /// Like [`RpcClient::claim_all`], and calls `claimed` for each server after its claim.
     ///
     /// # Errors
     /// [`RemoteError`] if a server belongs to another index; errors of `claimed`.

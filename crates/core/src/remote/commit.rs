@@ -100,8 +100,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Like [`PageClient::commit_together`], for callers that can go on once the commit is certain
-    /// to happen, now or later.
+    /// Like [`PageClient::commit_together`], for callers that can continue once the commit is
+    /// certain to happen, now or later.
     ///
     /// # Errors
     /// [`RemoteError`] if nothing has changed, and nothing will.

@@ -50,7 +50,7 @@ impl<L: Layout> PageCopy<L> {
         self.at
     }
 
-    /// The page.
+    /// The page in this copy or image.
     #[inline]
     pub fn page(&self) -> Page<'_, L> {
         Page::new(self.buffer.words())
@@ -94,7 +94,7 @@ impl<L: Layout> Image<L> {
         Self { words: page.words().iter().map(copy).collect(), layout: PhantomData }
     }
 
-    /// The page.
+    /// The page in this copy or image.
     #[inline]
     pub fn page(&self) -> Page<'_, L> {
         Page::new(&self.words)

@@ -65,8 +65,8 @@ pub enum RemoteError {
 
 impl RemoteError {
     /// The error of an operation that has begun to change pages on `server` and could not be
-    /// brought to its end: its outcome is unknown, whatever stopped it, though the last verb may
-    /// say that it did not happen itself.
+    /// completed. Its outcome is unknown whatever stopped it, even if the last verb itself
+    /// certainly did not happen.
     pub(crate) fn after_a_change(self, server: ServerId) -> Self {
         match self {
             Self::Indeterminate(error) => Self::Indeterminate(error),

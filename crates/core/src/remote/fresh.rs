@@ -88,7 +88,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     /// Allocates a node on `server`, or on another server if that is full.
     ///
     /// # Errors
-    /// [`RemoteError::OutOfMemory`] if no server has any.
+    /// [`RemoteError::OutOfMemory`] if no server has room.
     pub async fn take_near(&mut self, server: ServerId) -> Result<FreshNode<F>, RemoteError> {
         let at = match self.pages.take_node(server).await {
             Err(RemoteError::OutOfMemory { .. }) => self.pages.take_node_anywhere().await?,

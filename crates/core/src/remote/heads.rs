@@ -12,7 +12,7 @@ use super::Image;
 use crate::page::{Layout, OwnedKey, Page};
 use farleaf_fabric::GlobalAddr;
 
-/// The most leaves that a head of `L` lists.
+/// Maximum number of leaves that a head of `L` lists.
 pub const fn head_leaves<L: Layout>() -> usize {
     L::CAPACITY
 }

@@ -118,7 +118,7 @@ impl Identity {
         }
     }
 
-    /// Frees a slot that was left in use: its entry is not needed any more.
+    /// Frees a slot that was left in use: its entry is no longer needed.
     pub(super) fn free_left(&self, slot: LeftSlot) {
         self.free(slot.server, slot.number, false);
     }
@@ -173,7 +173,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }))
     }
 
-    /// Returns a ticket under which nothing can happen any more.
+    /// Returns a ticket under which nothing can still happen.
     pub(crate) fn give_ticket(&self, ticket: Ticket) {
         self.identity.tickets.borrow_mut()[usize::from(ticket.slot)].1 = false;
     }
@@ -238,7 +238,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Frees the slots pinned for nodes that are not `needed` any more.
+    /// Frees the slots pinned for nodes that are no longer `needed`.
     pub(crate) fn unpin_unless(&self, needed: impl Fn(GlobalAddr) -> bool) {
         let pinned: Vec<_> = self.identity.pinned.borrow().iter().map(|(at, ..)| *at).collect();
         pinned.into_iter().filter(|at| !needed(*at)).for_each(|at| self.unpin(at));
@@ -259,14 +259,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// later.
     pub(crate) async fn prepare_logs(&self) {
         for number in 0..self.fabric().memory_servers() {
-            // An operation that needs this log gets the error then.
+            // An operation that needs this log will report the error.
             let _ = self.prepare_log(ServerId::new(number)).await;
         }
     }
 
-    /// A slot of this client's log on `server`, which has been prepared, for an entry about `node`
-    /// alone or, with `None`, about several nodes. Waits while all slots are in use; each is, for a
-    /// round trip or two.
+    /// Takes a slot of this client's log on `server`, which must have been prepared. The entry is
+    /// about `node`, or about several nodes if that is `None`. Waits while all slots are in use; a
+    /// slot is in use for a round trip or two.
     pub(crate) async fn slot(
         &self,
         server: ServerId,

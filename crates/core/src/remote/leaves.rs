@@ -16,14 +16,15 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::collections::VecDeque;
 use std::fmt;
 
-/// The most heads and siblings without a parent's pointer between two leaves of a walk.
+/// Maximum number of heads, and of siblings without a parent's pointer, between two leaves of a
+/// walk.
 const MAX_STEPS: usize = 64;
 
 /// A walk, and the leaves in flight for it.
 pub struct LeafStream<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     ahead: VecDeque<Ahead<F, L>>,
-    /// The most leaves that a head's list may bring into flight.
+    /// Maximum number of leaves that a head's list may bring into flight.
     window: usize,
 }
 

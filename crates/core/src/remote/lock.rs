@@ -312,7 +312,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         }
         if !self.has_doubts() {
-            // Every kept slot has a doubt, so none is needed any more.
+            // Every kept slot has a doubt, so none is needed.
             self.identity.free_kept();
         }
     }

@@ -126,7 +126,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.rpc.fabric()
     }
 
-    /// A flag to set while a user of this client has an operation in doubt that others may wait
+    /// A flag to set while a user of this client has an operation in doubt, which others may wait
     /// for.
     pub(crate) fn doubtful(&self) -> &Cell<bool> {
         &self.doubtful
@@ -443,7 +443,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.nodes.give_back(node);
     }
 
-    /// Frees a node that no page points to any more. It is reused only after the grace period (V2).
+    /// Frees a node that no page points to. It is reused only after the grace period (V2).
     pub fn retire(&self, node: GlobalAddr) {
         let rest_ns = if self.fabric().breaks(rules::FREED_NODES_REST) { 0 } else { GRACE_NS };
         self.nodes.retire(node, rest_ns);

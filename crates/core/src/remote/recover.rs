@@ -1,8 +1,8 @@
 //! Recovers pages that a dead client left locked or half written.
 //!
-//! A client that is blocked by a page for long asks memory server 0 whether the page's owner has
-//! been declared dead. If so, it fences the dead client's compute server at all memory servers, so
-//! that nothing it has posted can still land. (It skips the fence if that has been done, because
+//! A client that is blocked by a page for a long time asks memory server 0 whether the page's owner
+//! has been declared dead. If so, it fences the dead client's compute server at all memory servers,
+//! so that nothing it has posted can still land. (It skips the fence if that has been done, because
 //! the compute server may live again.) Then it looks for the page in the dead client's log. Let `t`
 //! be the version that an entry gives the page. The page belongs to the entry if its word is
 //!
@@ -50,8 +50,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.tell_dead(compute_server, false).await
     }
 
-    /// Like [`PageClient::declare_dead`], for clients that are fenced at all memory servers
-    /// already. From then on the compute server may live again.
+    /// Like [`PageClient::declare_dead`], for clients that are already fenced at all memory
+    /// servers. After this, the compute server may restart.
     pub(crate) async fn declare_fenced(&self, compute_server: u16) -> Result<(), RemoteError> {
         self.tell_dead(compute_server, true).await
     }
@@ -80,15 +80,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if self.look_after_one(at, word).await? {
             return Ok(());
         }
-        // It may wait for a page of its entry that a survivor took over, who has died too. Whoever
-        // tries again meets this page first, never that one.
+        // The page may depend on another page of its entry, which a second client took over before
+        // it died as well. Retries always find this page first, so recover the other one here.
         match self.suspect.take() {
             Some((other, word)) if other != at => self.look_after_one(other, word).await.map(drop),
             _ => Ok(()),
         }
     }
 
-    /// The same for one page alone; whether nothing is left to be done.
+    /// Like [`PageClient::look_after`], for one page only. Returns whether nothing is left to do.
     async fn look_after_one(&self, at: GlobalAddr, word: LockWord) -> Result<bool, RemoteError> {
         let owner = word.owner();
         if owner == 0 || self.identity.owner() == Some(owner) {
@@ -223,8 +223,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Pages that a dead compute server left half written without holding their locks
     /// ([`PageClient::post_logged`]), each as it was to become, upper levels first. They can
-    /// include pages that no pointer leads to any more. The compute server must be fenced at all
-    /// memory servers.
+    /// include pages that no pointer leads to. The compute server must be fenced at all memory
+    /// servers.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.

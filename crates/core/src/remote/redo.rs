@@ -24,7 +24,7 @@ use crate::page::{Layout, LockWord, Page, sum_of};
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Buffer, GlobalAddr};
 
-/// The most pages that one entry can cover.
+/// Maximum number of pages that one entry can cover.
 pub(super) const MAX_PAGES: usize = 3;
 /// Two runs are joined if at most this many unchanged words lie between them.
 const GAP_WORDS: usize = 1;

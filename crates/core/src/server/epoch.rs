@@ -87,7 +87,7 @@ impl Epochs {
         }
     }
 
-    /// Retires `node`. Nothing in the tree may point to it any more.
+    /// Retires `node`. Nothing in the tree may still point to it.
     pub fn retire(&self, node: GlobalAddr) {
         let mut retired = lock(&self.retired);
         sequentially_consistent();

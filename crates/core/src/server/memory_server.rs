@@ -76,7 +76,7 @@ pub struct MemoryServer<L: Layout> {
     /// node once.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
     /// The latest chunks allocated. A client that gets no replies repeats its requests, and would
-    /// empty the pool otherwise.
+    /// otherwise exhaust the pool.
     latest_chunks: Mutex<VecDeque<LatestChunk>>,
     /// Held while the superblock's options and root are set.
     claim: Mutex<()>,

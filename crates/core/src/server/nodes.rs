@@ -49,7 +49,7 @@ impl NodePool {
         Some(nodes)
     }
 
-    /// Frees nodes that no operation can reach any more.
+    /// Frees nodes that operations can no longer reach.
     pub fn give_back(&self, nodes: impl IntoIterator<Item = GlobalAddr>) {
         let mut inner = lock(&self.inner);
         for node in nodes {

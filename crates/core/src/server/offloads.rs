@@ -25,7 +25,7 @@ use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// The most attempts to read a leaf that other operations keep changing.
+/// Maximum number of attempts to read a leaf that other operations keep changing.
 const MOST_READS: u32 = 1024;
 
 /// The result of the last ticket of a slot.

@@ -26,7 +26,7 @@ messages! {
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
-            /// The most records to return.
+            /// Maximum number of records to return.
             limit: u32,
         },
         /// Upserts many keys. If the compute server does not own all of them when the request

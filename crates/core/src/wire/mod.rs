@@ -191,7 +191,8 @@ mod tests {
         ]
     }
 
-    /// What asks by reference and what the other side decodes are written by different code.
+    /// Requests that borrow their fields and the requests that the server decodes have separate
+    /// code.
     #[test]
     fn borrowed_requests_have_the_bytes_of_owned_ones() {
         let node = GlobalAddr::new(ServerId::new(2), 4096);

@@ -6,8 +6,8 @@ use crate::page::{Layout, LeafEdit, OwnedKey, OwnedValue, Put, Wire};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 
-/// The most offloaded changes that one client can have in flight: a memory server remembers as many
-/// for each client.
+/// Maximum number of offloaded changes that one client can have in flight. A memory server
+/// remembers this many for each client.
 pub const TICKETS: usize = 64;
 
 messages! {
@@ -38,7 +38,7 @@ messages! {
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
-            /// The most records to return.
+            /// Maximum number of records to return.
             limit: u32,
         },
         /// Make no change under this ticket from now on. Answered by the result of the change made

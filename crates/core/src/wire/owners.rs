@@ -49,8 +49,8 @@ messages! {
     }
 }
 
-/// The most clients in one [`Reply::Owners`](super::Reply::Owners): those of a compute server's
-/// last lives.
+/// Maximum number of clients in one [`Reply::Owners`](super::Reply::Owners): those of a compute
+/// server's latest lives.
 pub const DEAD_OWNERS: usize = 256;
 
 /// The number of changes that a client can log at the same time on one memory server.

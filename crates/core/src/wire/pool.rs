@@ -3,7 +3,7 @@
 use super::table::{fields, messages};
 use farleaf_fabric::GlobalAddr;
 
-/// The most nodes in one [`PoolRequest::GiveBack`].
+/// Maximum number of nodes in one [`PoolRequest::GiveBack`].
 pub const GIVE_BACK_NODES: usize = 1024;
 
 messages! {
@@ -29,7 +29,7 @@ messages! {
             /// server sets the root itself, the first leaf of its share.
             root: GlobalAddr,
         },
-        /// Returns nodes that no client can reach any more. They are handed out again as chunks.
+        /// Returns nodes that clients can no longer reach. They are handed out again as chunks.
         21 => GiveBack {
             /// The nodes, all on this server; at most [`GIVE_BACK_NODES`].
             nodes: Vec<GlobalAddr> as rest,

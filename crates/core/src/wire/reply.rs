@@ -109,7 +109,7 @@ messages! {
         /// The change would split or merge a node.
         #[error("the change would split or merge a node")]
         13 => Restructures,
-        /// No change is made under this ticket any more.
+        /// The ticket is closed: no further change is made under it.
         #[error("the ticket is closed")]
         14 => TicketClosed,
         /// All client numbers are in use, by live clients or dead ones.

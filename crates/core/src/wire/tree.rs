@@ -5,7 +5,7 @@ use crate::page::{Layout, OwnedKey, OwnedValue, Put, Wire};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
-/// The most records in one reply to a scan; a longer scan needs further requests.
+/// Maximum number of records in one reply to a scan; a longer scan needs further requests.
 pub const SCAN_REPLY_RECORDS: usize = 4096;
 
 messages! {
@@ -28,7 +28,7 @@ messages! {
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
-            /// The most records to return.
+            /// Maximum number of records to return.
             limit: u32,
         },
         /// Start a bulk load into the empty tree.
@@ -60,7 +60,7 @@ pub enum Share<K> {
         /// The first key that is not included.
         high: Option<K>,
     },
-    /// Keys with a hash that, modulo `servers`, is the server's number.
+    /// Keys whose hash modulo `servers` equals the server's number.
     Hash {
         /// The number of servers.
         servers: u16,

@@ -1,4 +1,4 @@
-//! F5 to F8, and everything beside the verbs: counters, time and randomness.
+//! F5 to F8, and everything besides the verbs: counters, time and randomness.
 
 use super::{
     REGION_BYTES, TestService, at, completes_later, fill, read, start, start_with, wait_until,

@@ -63,7 +63,7 @@ pub fn atomics_add_up<P: Provider>(provider: &P) {
                     break;
                 }
                 expected = found;
-                // Without random pauses, clients in lockstep would make each other fail for long.
+                // Without random pauses, clients in lockstep would keep making each other fail.
                 fabric.sleep(fabric.random() % 64 * (client as u64 + 1)).await;
             }
         }

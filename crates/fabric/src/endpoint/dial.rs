@@ -1,4 +1,4 @@
-//! A link that is brought up over a TCP socket: it gives a `Connection` the socket that this lacks.
+//! A link that is brought up over a TCP socket: it adds the socket to a `Connection`.
 //!
 //! *Invariants*: endpoint.K2. when the connection ends, the transport first releases all buffers;
 //! then every operation that was posted over it and has not ended, ends. endpoint.K3. the transport

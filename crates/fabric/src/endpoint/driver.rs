@@ -41,7 +41,7 @@ pub struct Looks {
     /// Whether completions appear in memory: polling then means driving the links, without a system
     /// call.
     pub in_memory: bool,
-    /// How many times timers may be due in a row before the sockets are polled anyway.
+    /// Number of consecutive times that timers may be due before the sockets are polled anyway.
     pub unheard: u32,
     /// An idle thread yields its core instead of sleeping for less than this, in nanoseconds.
     pub short_wait_ns: u64,
@@ -63,7 +63,7 @@ impl Wake for Unparker {
 pub struct Reactor<X: Transport> {
     /// The thread's epoll instance.
     pub epoll: OwnedFd,
-    /// The transport's other source of events, beside sockets.
+    /// The transport's source of events other than sockets.
     pub source: X::Source,
     pub(super) timers: Rc<Timers>,
     unparker: Arc<Unparker>,
@@ -71,7 +71,7 @@ pub struct Reactor<X: Transport> {
     events: RefCell<[epoll::Event; EVENTS]>,
     /// Number of `events` that have not been handled.
     waiting_events: Cell<usize>,
-    /// How many times timers were due since the sockets were polled.
+    /// Number of times timers were due since the sockets were last polled.
     unheard: Cell<u32>,
     /// Whether there was an event of a [`FOREIGN`] descriptor.
     foreign: Cell<bool>,

@@ -46,7 +46,7 @@ pub trait Transport: Debug + Sized + 'static {
     type Cluster: Debug + Send + Sync;
     /// The error of opening an endpoint.
     type Error: From<io::Error> + std::fmt::Display;
-    /// A source of events that a client thread waits for, beside sockets.
+    /// A source of events, other than sockets, that a client thread waits for.
     type Source: Debug;
     /// The transport's progress with an operation.
     type Progress: Debug + Default;

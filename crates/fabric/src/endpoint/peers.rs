@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 /// How clients treat a restarted server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerStarts {
-    /// As another server: its memory is not what it was.
+    /// As a new server: its memory is lost.
     Once,
     /// As the same server: clients of compute servers keep no state that a restart invalidates.
     Again,
@@ -110,7 +110,8 @@ impl Peers {
 /// the token and the servers.
 ///
 /// # Errors
-/// The operating system's error, or that of `start`, which gets the socket and the number of each.
+/// The operating system's error, or that of `start`, which receives each server's socket and
+/// number.
 pub fn start_on_loopback<S, T>(
     services: Vec<Arc<S>>,
     start: impl Fn(TcpListener, u16, Arc<S>, &Token) -> io::Result<T>,

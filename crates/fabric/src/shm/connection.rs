@@ -46,8 +46,8 @@ pub(super) struct Opened {
     pub(super) bytes: u64,
 }
 
-/// Connects, proves the token, and states the purpose of the connection. Blocks the calling thread
-/// until the deadline at the latest.
+/// Connects, proves the token, and states the purpose of the connection. Blocks the calling thread,
+/// at most until the deadline.
 pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result<Opened, ShmError> {
     let server = hello.server;
     let deadline_ns = clock.now_ns().saturating_add(hello.timeout_ns);
@@ -103,7 +103,7 @@ pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result
 pub(super) struct Reach {
     pub(super) region: Arc<Region>,
     pub(super) gate: Arc<Gate>,
-    /// How often the connection was reset.
+    /// Number of times the connection was reset.
     pub(super) resets: Cell<u64>,
 }
 
@@ -264,7 +264,7 @@ impl Link<Shm> for ShmLink {
             // Replies that arrived before the end still count.
             connection.take_replies(slots, context);
             connection.lose(slots, context);
-            // Otherwise epoll would report the end again and again.
+            // Otherwise epoll would keep reporting the end.
             let _ = epoll::delete(&context.reactor.epoll, &connection.socket);
         }
     }

@@ -87,8 +87,8 @@ fn verb<T>(
     }
 }
 
-/// How much of a READ is prefetched when it is posted. Of a longer one the copy itself keeps enough
-/// of the memory in flight, and several of them would evict each other's lines.
+/// How much of a READ is prefetched when it is posted. The copy of a longer READ keeps enough cache
+/// misses in flight by itself, and prefetches of several long READs would evict each other's lines.
 const PREFETCH_WORDS: usize = 4096 / 8;
 
 /// A READ whose address has been checked.

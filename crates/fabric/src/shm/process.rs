@@ -3,7 +3,7 @@
 //!
 //! The listening thread notices when a server is gone. It also stops endpoints at a server's
 //! request, after their compute server has been fenced (F10). This works even if the endpoints' own
-//! threads are busy elsewhere for long.
+//! threads are busy elsewhere for a long time.
 //!
 //! *Invariants*: process.P1. an endpoint's gate is registered before its first verb; it is closed
 //! from the start if the endpoint was fenced, or its server lost, before that. process.P2.
@@ -79,8 +79,8 @@ struct Asked {
     waker: Option<Waker>,
 }
 
-/// How often the listening thread yields to a verb in progress before it gives up a fence; the
-/// requester then times out. A verb takes microseconds, unless its thread is descheduled.
+/// Number of times the listening thread yields to a verb in progress before it gives up a fence;
+/// the requester then times out. A verb takes microseconds, unless its thread is descheduled.
 const PATIENCE: usize = 100_000;
 
 impl Process {

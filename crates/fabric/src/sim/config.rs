@@ -58,7 +58,7 @@ pub struct NetworkModel {
     /// Minimum time that a message occupies a port, in nanoseconds: the reciprocal of the message
     /// rate.
     pub ns_per_message: u64,
-    /// Bytes of a message on the wire beside its payload.
+    /// Bytes of a message on the wire in addition to its payload.
     pub header_bytes: u64,
     /// Time of the memory server's NIC to access its memory, in nanoseconds; one-sided verbs only.
     pub remote_access_ns: u64,
@@ -187,23 +187,23 @@ pub enum Verb {
     Call,
 }
 
-/// Some messages are delayed by themselves, which others overtake.
+/// Delays individual messages, so that others overtake them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slow {
-    /// Of which operations; of all, if none is named.
+    /// The operations whose messages are delayed; all if empty.
     pub verbs: Vec<Verb>,
-    /// Of which compute servers; of all, if none is named.
+    /// The compute servers whose messages are delayed; all if empty.
     pub compute_servers: Vec<u16>,
     /// The replies, and not the requests.
     pub replies: bool,
-    /// How often, from 0 to 1.
+    /// Share of the messages that are delayed, from 0 to 1.
     pub probability: f64,
     /// The longest delay, in nanoseconds.
     pub max_ns: u64,
 }
 
 impl Slow {
-    /// Whether it is about such a message.
+    /// Whether this delay applies to such a message.
     pub(super) fn is_about(&self, verb: Verb, compute_server: u16, reply: bool) -> bool {
         self.replies == reply
             && (self.verbs.is_empty() || self.verbs.contains(&verb))

@@ -126,7 +126,7 @@ impl<S: Calls> SimCluster<S> {
     }
 
     /// Restarts a compute server, killing it first if it is alive: clients can be opened on it
-    /// again. Nothing of its former life remains except messages in flight, until it is fenced.
+    /// again. Nothing of its previous life remains except messages in flight, until it is fenced.
     /// Call this between two runs.
     pub fn restart_compute_server(&self, server: u16) {
         self.world.borrow_mut().restart_compute_server(server);

@@ -110,7 +110,7 @@ pub(super) struct World {
     /// The count of unique numbers handed out.
     pub(super) unique: u64,
     pub(super) doom: Option<Doom>,
-    /// The fate of dead compute servers' messages in flight.
+    /// What happens to dead compute servers' messages in flight.
     last_words: LastWords,
     give_up_at_ns: u64,
     /// By compute and memory server: when the loss of all messages between the two ends.
@@ -468,8 +468,8 @@ impl World {
         }
     }
 
-    /// Whether the operation must not take effect any more: its sender has reset the connection
-    /// (F9), or is fenced (F10).
+    /// Whether the operation must no longer take effect: its sender has reset the connection (F9),
+    /// or is fenced (F10).
     fn is_void(&self, op: &Op) -> bool {
         let server = op.server.index();
         let fenced = self.memory[server].fenced.get(&op.endpoint.compute_server);
@@ -487,7 +487,7 @@ impl World {
         }
     }
 
-    /// Decides whether a dead compute server's messages stop here: at random, and for good once
+    /// Decides whether a dead compute server's messages stop here: at random, and permanently once
     /// they have.
     fn is_cut(&mut self, op: &Op) -> bool {
         let cut = match self.last_words {
@@ -603,7 +603,7 @@ impl World {
         travel_ns
     }
 
-    /// By how much an operation's request or reply is delayed by itself.
+    /// The individual delay of an operation's request or reply.
     fn slowed_ns(&mut self, op: &Op, reply: bool) -> u64 {
         if self.config.faults.slow.is_empty() {
             return 0;

@@ -28,7 +28,7 @@ pub struct TcpConfig {
     /// Limit on the payload under way over one connection, in bytes, for READs and for WRITEs each.
     /// More of it waits at the client. Payloads of at most 4 KiB do not count.
     pub window_bytes: usize,
-    /// How often a thread with only waiting tasks polls its sockets before it blocks.
+    /// Number of times a thread with only waiting tasks polls its sockets before it blocks.
     pub looks_before_waiting: u32,
     /// Runs all clients of one call on one thread instead of a thread for each.
     pub one_client_thread: bool,

@@ -104,7 +104,8 @@ impl Inbox {
         Some(std::mem::replace(&mut state.content, fresh))
     }
 
-    /// Whether the I/O thread may wait: the inbox is empty, and whoever fills it wakes the thread.
+    /// Whether the I/O thread may wait: the inbox is empty, and any thread that fills it wakes this
+    /// one.
     pub(super) fn fall_asleep(&self) -> bool {
         let mut state = lock(&self.state);
         state.asleep = state.content.is_empty();

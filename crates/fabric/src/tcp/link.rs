@@ -97,7 +97,7 @@ impl Carrier<Tcp> for Frames {
             if flow == Flow::Closed {
                 return Err(Lost);
             }
-            // The server must not run dry while this side goes on receiving.
+            // Keep the server supplied while this side keeps receiving.
             self.send(socket, slots, context)?;
             if flow != Flow::More {
                 break;
@@ -238,7 +238,7 @@ fn take_completions(
         if !window.complete(&completion) {
             return Err(Lost);
         }
-        // An operation that has ended has no slot any more.
+        // An operation that has ended no longer has a slot.
         if let Some(slot) = slots.pending(id) {
             match complete(slot, completion) {
                 Completed::InPart => {}

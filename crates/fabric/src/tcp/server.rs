@@ -9,7 +9,7 @@
 //! ([`TcpServer::prepare`]) to threads that have other work as well ([`super::Hosting`]).
 //!
 //! *Invariants*: tcp.S2. the end of a connection, whatever its cause, affects no other. tcp.S3.
-//! after `stop`, no request is carried out any more and no thread that the server started is left.
+//! after `stop`, no further request is carried out and no thread that the server started is left.
 //! listener.A1 to listener.A3 are the acceptor's.
 //!
 //! *Thread safety*: the handle is for any number of threads, a [`ServerThread`] belongs to one.

@@ -356,8 +356,8 @@ impl Antichains {
     }
 }
 
-/// Operations that a report shows before those that overlap the unexplained one, and uncertain
-/// operations that it shows.
+/// Limit on each of two groups that a report shows: operations that precede those overlapping the
+/// unexplained one, and uncertain operations.
 const SHOWN_BEFORE: usize = 6;
 
 fn report(

@@ -20,7 +20,7 @@ use std::ops::Bound;
 pub(super) enum Seen {
     /// Absent, or there with this value.
     Exactly(Option<u64>),
-    /// There, with any value.
+    /// The key is present, with any value.
     Present,
 }
 

@@ -50,7 +50,7 @@ pub(crate) enum Expect {
     Settled,
 }
 
-/// Says of a fault where it was found.
+/// Adds to a fault where it was found.
 pub(crate) fn at_the_end(fault: String) -> String {
     format!("at the end, in the pool: {fault}")
 }

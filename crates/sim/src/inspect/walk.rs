@@ -179,8 +179,8 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
         }
     }
 
-    /// Checks that `who` leads only to pages of the chain, in order of keys, and to all that it
-    /// must.
+    /// Checks that the pointers of `who` lead only to pages of the chain, in key order, and to all
+    /// pages that they must reach.
     pub(super) fn check_known(
         &self,
         known: &[Place],

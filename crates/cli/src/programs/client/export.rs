@@ -2,7 +2,7 @@
 //! read.
 //!
 //! *Invariant*: the file has all records or is unchanged: the records are written to a temporary
-//! file beside it, which is then renamed.
+//! file next to it, which is then renamed.
 
 use super::commands::print_scan;
 use super::{Abandon, Outcome, Patience, connect};

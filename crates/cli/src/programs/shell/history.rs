@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Number of lines kept.
 pub(super) const LINES: usize = 1000;
-/// A longer file is not a history.
+/// Size above which a file is rejected, because it cannot be a history.
 const MAX_BYTES: u64 = (LINES * 2 * LINE_BYTES) as u64;
 
 /// The user's file: `farleaf/history` in `$XDG_STATE_HOME`, or in `.local/state` of the home

@@ -39,7 +39,7 @@ fn table(header: &[&str], right_from: usize) -> Table {
     table
 }
 
-/// Formats how much of a compute server's cache is dirty, and since when.
+/// Formats how much of a compute server's cache is dirty, and for how long.
 fn dirt(row: &Row) -> String {
     match (row.dirty_bytes, row.dirty_ms) {
         (Some(0.0), _) => "0 B".to_owned(),

@@ -79,7 +79,7 @@ pub(super) struct Row {
     pub(super) address: String,
     /// Clients' operations on a compute server, or requests to a memory server, per second.
     pub(super) operations_per_s: Option<f64>,
-    /// The same, as the total since its counters began.
+    /// The same operations or requests, as the total since the server's counters started.
     pub(super) operations: Option<f64>,
     /// A compute server's share of all operations, from 0 to 1: of those since the previous sample,
     /// or of all so far if there were none. A memory server's share of all allocated memory.

@@ -1,4 +1,4 @@
-//! Bulk loading: records stream to the servers in batches. Each server builds its tree beside the
+//! Bulk loading: records stream to the servers in batches. Each server builds its tree next to the
 //! empty one, and publishes it when all records have arrived.
 
 use super::CoarseIndex;

@@ -1,5 +1,5 @@
-//! Background write-back: nodes that have been dirty for long are written back, so that a crash
-//! loses only recent changes.
+//! Background write-back: nodes that have been dirty for a long time are written back, so that a
+//! crash loses only recent changes.
 //!
 //! A node is written back once it has been dirty for three quarters of the limit, the oldest first;
 //! the rest of the limit is left for the WRITEs. If some node has been dirty for longer than the

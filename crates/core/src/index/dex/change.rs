@@ -83,7 +83,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 Ok(LeafOutcome::Full) => Box::pin(self.try_make_room(edit)).await.err(),
                 Err(restart) => Some(restart),
             };
-            // The memory server refused: do the operation here.
+            // The memory server refused: execute the operation here.
             if restart == Some(Restart::Here) {
                 offer = Offer::Nothing;
             }

@@ -104,7 +104,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(Some(given_up))
     }
 
-    /// Whether the boundary between `rest` and `keys` is a fence of the leaf beside it in `rest`.
+    /// Whether the boundary between `rest` and `keys` is a fence of the adjacent leaf in `rest`.
     async fn keeps_boundary(
         &self,
         keys: &OwnedRange<OwnedKey<L>>,
@@ -153,8 +153,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 frames = later;
                 if !frames.is_empty() {
                     self.settle_some().await;
-                    // No server serves these keys meanwhile: rather fail the move than wait for a
-                    // memory server that does not answer.
+                    // No server serves these keys meanwhile, so fail the move instead of waiting
+                    // for a memory server that does not answer.
                     self.client.before_retry(&mut backoff).await?;
                 }
             }

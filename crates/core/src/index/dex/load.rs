@@ -4,7 +4,7 @@
 //! *Invariants*
 //! - Z1. A leaf ends at every boundary between compute servers.
 //! - Z2. Nodes at level M and below go to one memory server until a node of level M is complete,
-//!   then to the next. Nodes above go round the servers.
+//!   then to the next. Nodes above are placed round robin.
 //! - Z3. Nothing reachable points to a node before all nodes are written.
 //!
 //! *Thread safety*: private to one task.

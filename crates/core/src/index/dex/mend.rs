@@ -1,13 +1,13 @@
 //! Recovery by the next life of a compute server: before it serves, it completes the inner nodes
-//! that its last life left half written.
+//! that its previous life left half written.
 //!
 //! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of
 //! two versions. A shared node is locked at that time, and the next client that needs it recovers
 //! it. An exclusive node has no lock; its log entry (D9) makes it whole again. No other server
-//! writes such a node. But an old entry may name a page that was freed since and given to another
-//! compute server, so only pages that the tree leads to are completed. And only pages in the range
-//! that the compute server still owns: keys were clean when they moved away, and their new owner
-//! may be writing the page.
+//! writes such a node. But an old entry may name a page that has since been freed and given to
+//! another compute server, so only pages that the tree leads to are completed. Of these, only pages
+//! in the range that the compute server still owns: keys were clean when they moved away, and their
+//! new owner may be writing the page.
 //!
 //! *Thread safety*: private to one task.
 
@@ -16,7 +16,7 @@ use crate::page::{Layout, OwnedKey, Page, Probe};
 use crate::remote::{Image, Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
-/// How often a WRITE of unknown outcome is posted again.
+/// Retries of a WRITE of unknown outcome.
 const WRITE_RETRIES: u32 = 16;
 
 /// Completes what `compute_server`, which is dead and fenced, left half written in the tree below

@@ -97,8 +97,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) }
     }
 
-    /// The neighbour's copy dates from when the node was shared. Rereads the path to it, which
-    /// differs from the path to the node itself.
+    /// Rereads the path to the neighbour, whose copy dates from the time when it was shared. That
+    /// path differs from the path to the node itself.
     async fn refresh_neighbour(&self, low: &L::Key) -> Restart {
         match self.refresh(Probe::At(low)).await {
             Ok(true) => Restart::Again,
@@ -184,7 +184,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.keep(cache.discard(right.frame, right.guard));
         drop((left.guard, parent.guard));
         if let Written::Now = written {
-            // Otherwise the pool may still lead to it.
+            // Free it only now: before that WRITE, the pool may still lead to it.
             self.free_node(freed).await;
         }
         Ok(())
@@ -276,7 +276,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.keep(cache.discard(child.frame, child.guard));
         drop(root.guard);
         if let Written::Now = written {
-            // Otherwise the pool may still lead to it.
+            // Free it only now: before that WRITE, the pool may still lead to it.
             self.free_node(freed).await;
         }
         Ok(Tidied::Nothing)

@@ -3,7 +3,7 @@
 //! Disaggregated Memory*, VLDB 2024).
 //!
 //! [`crate::partition`] tracks the owner of each key and routes each operation to it; this module
-//! is what the owner does. The tree has no sibling links: every node is reached through its
+//! implements the owner's side. The tree has no sibling links: every node is reached through its
 //! parents, and its fences tell whether it is the right one.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
@@ -89,7 +89,7 @@ pub struct DexIndex<F: Fabric, L: Layout> {
     placement: Placement,
     offload: Offloading,
     leaf_sizes: LeafSizes,
-    /// The most leaves that a scan reads together.
+    /// Maximum number of leaves that a scan reads together.
     leaves_together: u32,
     /// Single-key operations bypass the cache and descend in the pool.
     uncached: bool,
@@ -107,13 +107,13 @@ struct Attempts<'a> {
 
 /// Attempts that an operation makes before it begins to wait between them.
 const EAGER: u32 = 3;
-/// How often, and how long each time, an operation that has lost too often waits for a turn before
-/// it goes on without one.
+/// How many times, and for how long each time, an operation that has lost too often waits for a
+/// turn before it continues without one.
 const TURN_WAITS: u32 = 2_000;
 const TURN_WAIT_NS: u64 = 20_000;
 /// After this many torn reads, with the path reread in between, a page counts as damaged.
 const MOST_TORN: u32 = 3;
-/// Bound on the nodes that one operation fetches or makes on its way.
+/// Bound on the nodes that one operation fetches or creates during its descent.
 const MOST_AGAIN: u32 = 20_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
@@ -314,8 +314,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         // Nodes may wait for the commits of their parents.
         let pages = self.client.pages().settle_all().await;
         let writes = self.client.settle_transfers().await.map_err(RemoteError::from);
-        // Every call may succeed and still leave doubts, for example about a node that another task
-        // holds.
+        // Even if every call succeeds, some outcomes may stay in doubt, for example of a node that
+        // another task holds.
         let all = match self.has_doubts() {
             true => Err(RemoteError::Contended { retries: 0 }),
             false => Ok(()),

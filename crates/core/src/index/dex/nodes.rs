@@ -18,8 +18,7 @@ use std::mem::ManuallyDrop;
 #[derive(Debug)]
 pub(super) struct NewNode<'a, L: Layout> {
     node: Taken<'a, L>,
-    /// Keeps other operations from fetching the node, wherever an old copy of a shared node may
-    /// lead (D3).
+    /// Keeps other operations from fetching the node through an old copy of a shared node (D3).
     mark: IoMark<'a>,
 }
 
@@ -127,7 +126,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Takes back a node that nothing points to any more.
+    /// Takes back a node that nothing points to.
     pub(super) async fn free_node(&self, node: GlobalAddr) {
         if self.server.give_node(node) {
             let pages = self.client.pages();

@@ -3,8 +3,8 @@
 //! If an exclusive node is missing here, the pool has everything below it in its current state. Hot
 //! nodes form paths from the root (C10), so nothing below the missing node is hot, and cooling
 //! nodes are clean. The node is marked while memory servers work below it. The mark also keeps its
-//! parent hot (C19), so no other operation here gets below it meanwhile. The reply names the leaf
-//! that the memory server changed, and a copy of that leaf is dropped.
+//! parent hot (C19), so no other operation on this server descends below it meanwhile. The reply
+//! names the leaf that the memory server changed, and a copy of that leaf is dropped.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
 //! - C18. Nothing is offloaded while a hot node names no parent: it could be below the missing one.
@@ -37,7 +37,7 @@ const SEARCH_NS: u64 = 105;
 const BRINGING_PERCENT: u64 = 120;
 /// One decision in this many goes against the estimates, so that both stay fresh.
 const CONTRARY: u64 = 100;
-/// Records that a scan requests at once. No other operation gets below the node meanwhile.
+/// Records that a scan requests at a time. No other operation descends below the node meanwhile.
 const RECORDS_AT_ONCE: usize = 1024;
 /// Attempts to close a ticket before its outcome is left in doubt.
 const CLOSINGS: u32 = 8;
@@ -65,8 +65,8 @@ struct Open {
     mark: u64,
 }
 
-/// A change that has been requested. Dropping this without [`Asked::has_ended`] puts its ticket in
-/// the list of tickets to close (offload.O1).
+/// A requested change. Dropping this without [`Asked::has_ended`] adds its ticket to the list of
+/// tickets to close (offload.O1).
 #[derive(Debug)]
 struct Asked<'a> {
     open: Open,
@@ -75,7 +75,7 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Marks the request as complete: nothing happens under the ticket any more.
+    /// Marks the request as complete: nothing further happens under the ticket.
     fn has_ended(self) -> Open {
         let open = self.open;
         std::mem::forget(self);
@@ -181,7 +181,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         level: u8,
         offer: Offer,
     ) -> bool {
-        // A scan may need more leaves than the missing one.
+        // A scan may need leaves besides the missing one.
         let of_one_leaf = level == 0 && offer != Offer::Edit;
         if of_one_leaf
             || level > self.placement_level
@@ -363,8 +363,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Ok(Reply::Records { records, more }) => {
                 self.offload.scan_request_ns.add(self.fabric().now_ns().saturating_sub(asked_ns));
                 LiveCounters::count(&self.client.counters.offloads);
-                // A reply with too many records, or with none but a promise of more, would make the
-                // scan loop.
+                // A reply with too many records, or with none although it announces more, would
+                // make the scan loop.
                 if records.len() > window.limit || (more && records.is_empty()) {
                     return Err(RemoteError::BadReply { server }.into());
                 }

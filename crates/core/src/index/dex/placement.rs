@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 /// A memory server counts as nearly full from this fraction of its memory on.
 const NEARLY_FULL: f64 = 0.9;
 
-/// Another server must have at least this fraction more of its memory free; otherwise nodes had
-/// better stay together.
+/// Another server must have at least this fraction more of its memory free; otherwise it is better
+/// to keep nodes together.
 const EMPTIER: f64 = 0.05;
 
 /// Nodes placed elsewhere before the handle asks again.

@@ -76,7 +76,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
         self.pages.declare_dead(compute_server)
     }
 
-    /// Finishes the changes of shared nodes that the former life had logged, and completes the
+    /// Finishes the changes of shared nodes that the previous life had logged, and completes the
     /// exclusive inner nodes that it left half written (D9). Where several compute servers share a
     /// process, any of their endpoints may have written a node, and `range` is all keys.
     async fn end_former_life(

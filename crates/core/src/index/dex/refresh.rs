@@ -2,8 +2,8 @@
 //! §4).
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - D6. A copy never replaces a newer one. Hot children stay where they are: the new copy takes
-//!   over those that it points to; the others have no parent until an operation reaches them.
+//! - D6. A copy never replaces a newer one. Hot children stay in their frames: the new copy adopts
+//!   those that it points to; the others have no parent until an operation reaches them.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -27,9 +27,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if !node.is_valid() {
                 return Err(Restart::Busy);
             }
-            // An exclusive node is current here. But go on below it. There may be an old copy of a
-            // node that was shared: another server has split it, and what is left of it is
-            // exclusive.
+            // An exclusive node is current, but continue below it: there may be an old copy of a
+            // node that was shared until another server split it and left an exclusive half.
             if shared {
                 let copy = self.client.pages().read(Pointer::fixed(address)).await?;
                 if self.install(frame, address, copy.page(), copy.word())? {

@@ -6,8 +6,8 @@
 //! A leaf that was split or merged meanwhile ends the run, and the scan continues from there. If an
 //! inner node is missing, the scan below it can be offloaded to its memory server instead.
 //!
-//! Each leaf is read atomically, but a scan is no snapshot. It never goes back behind a position.
-//! The reads of one run have frames and marks of their own, so that none of them waits for another
+//! Each leaf is read atomically, but a scan is not a snapshot. It never returns to keys that it has
+//! passed. Each read of a run has its own frame and mark, so that none of them waits for another
 //! (C16).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
@@ -28,7 +28,7 @@ use std::ops::Bound;
 /// The records found so far.
 type Found<L> = RefCell<Records<OwnedKey<L>, OwnedValue<L>>>;
 
-/// Most records for which a scan makes room before it has found them.
+/// Maximum number of records for which a scan reserves space in advance.
 const MOST_RESERVED: usize = 1024;
 
 /// Moving average of the records per leaf, in sixteenths.
@@ -44,8 +44,8 @@ impl LeafSizes {
         self.sixteenths.set(if seen == 0 { now } else { seen - seen / 8 + now / 8 });
     }
 
-    /// Estimates the leaves needed for this many records. Errs on the low side before any leaf was
-    /// seen, and where leaves seem to be almost empty.
+    /// Estimates the leaves needed for this many records. Errs on the low side before any leaf has
+    /// been read, and where leaves seem to be almost empty.
     fn leaves<L: Layout>(&self, records: usize) -> usize {
         match self.sixteenths.get() {
             0 => 1,
@@ -63,8 +63,8 @@ struct Part<'s, L: Layout> {
     /// Locates the part's first leaf. Ascending: the leaf of this key. Descending: the leaf of the
     /// key, or of the keys just before it.
     place: Bound<OwnedKey<L>>,
-    /// Whether records before the place were scanned already. If so, never go back behind the
-    /// place, even if a leaf reaches further by now.
+    /// Whether records before the place were scanned already. If so, never return to keys before
+    /// the place, even if a leaf now reaches further.
     moved: bool,
     limit: usize,
 }
@@ -105,7 +105,7 @@ impl<L: Layout> Part<'_, L> {
         }
     }
 
-    /// Replaces the records from `had` on in `out` with those that the part finds in `leaf`.
+    /// Truncates `out` to `had` records, then appends those that the part finds in `leaf`.
     fn collect(&self, leaf: Page<'_, L>, had: usize, out: &Found<L>) -> LeafEnd<OwnedKey<L>> {
         let mut out = out.borrow_mut();
         // This may run on an inconsistent leaf first, and then again.

@@ -20,7 +20,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 /// Whether the change of a parent has reached the pool.
 #[derive(Debug)]
 pub(super) enum Written {
-    /// It has.
+    /// It has reached the pool.
     Now,
     /// Perhaps not yet, but it will: a memory server cannot be reached.
     Later,
@@ -140,7 +140,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.client.write_leaf(node.at(), page, 1..L::PAGE_WORDS).await?;
             return Ok(LockWord::from_bits(0));
         }
-        // Versions continue from the node's former life.
+        // Versions continue from the node's previous use.
         let found = self.client.pages().fresh_word(node.at()).await?;
         let image = self.client.cache().image(page);
         self.client.write_new_inner(node.at(), &image, found).await

@@ -33,12 +33,12 @@ use crate::rules;
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
-/// How often a walk polls another operation's mark before it begins again.
+/// Number of times a walk polls another operation's mark before it starts over.
 const MOST_WAITS: u32 = 10_000;
 /// Pause between two polls.
 const WAIT_NS: u64 = 100;
 
-/// Counts the changes under way on a compute server that a READ of a leaf could see half of.
+/// Counts the changes in progress on a compute server that a READ of a leaf could see partially.
 #[derive(Debug, Default)]
 pub(super) struct Unsettled {
     begun: AtomicU64,

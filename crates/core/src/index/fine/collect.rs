@@ -1,6 +1,6 @@
 //! Collection: removes deleted records, merges or evens out nodes that have become too empty, and
-//! frees nodes. Any client can run it, at once or step by step beside its other work; one client at
-//! a time is enough.
+//! frees nodes. Any client can run it, all at once or step by step alongside its other work; one
+//! client at a time is enough.
 //!
 //! *Invariants*
 //! - fine.G1. Two nodes are merged under the locks of their parent and both, taken in this order,
@@ -21,7 +21,7 @@ use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
-/// The most passes of a collection: each empties one more level.
+/// Maximum number of passes of a collection: each empties one more level.
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
 /// Children of one parent that are in flight together.
 const CHILDREN_AHEAD: usize = 16;
@@ -70,8 +70,8 @@ impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
         Ok(Some(CollectCursor { level, key: next, merged }))
     }
 
-    /// Completes a pass beside other work: collects the root, refreshes heads, gives back free
-    /// nodes.
+    /// Completes a pass that ran alongside other work: collects the root, refreshes heads, returns
+    /// free nodes.
     async fn end_pass(&self) -> Result<(), IndexError> {
         match self.pages.attempts(async || self.collect_root().await).await {
             Ok(_) | Err(RemoteError::Contended { .. }) => {}

@@ -30,7 +30,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(())
     }
 
-    /// The children of a parent of leaves, from slot `first` on.
+    /// The children of a parent of leaves, starting at slot `first`.
     fn children(parent: &PageCopy<L>, first: usize) -> Leaves<OwnedKey<L>> {
         let page = parent.page();
         (first..page.count())
@@ -119,7 +119,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     }
 
     /// Updates or removes the head behind a leaf. Called if the leaf's sibling is not the next leaf
-    /// that the parent knows; does nothing if the sibling is no head.
+    /// that the parent knows; does nothing if the sibling is not a head.
     async fn refresh_head(
         &self,
         leaf: &PageCopy<L>,

@@ -1,5 +1,6 @@
 //! Bulk loading: pages are built in private memory, left to right and level by level, and written
-//! round the memory servers, with many WRITEs in flight. Writing the root, last, publishes them.
+//! round robin to the memory servers, with many WRITEs in flight. Writing the root, last, publishes
+//! them.
 //!
 //! *Invariants*
 //! - fine.L1. Page `i` of a level is on server `i mod S`.
@@ -51,7 +52,7 @@ struct Load<'a, F: Fabric, L: Layout> {
     nodes: Vec<GlobalAddr>,
 }
 
-/// How often a WRITE of unknown outcome is posted again.
+/// Retries of a WRITE of unknown outcome.
 const WRITE_RETRIES: u32 = 16;
 
 impl<F: Fabric, L: Layout> Load<'_, F, L> {

@@ -1,5 +1,5 @@
 //! The fine-grained design: one B-link tree with its nodes spread round robin over the memory
-//! servers. Clients do everything to it one-sided.
+//! servers. Clients access it only by one-sided verbs.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
 //! Networks* (SIGMOD 2019), §4, with these differences: a checksum proves that a page was not torn

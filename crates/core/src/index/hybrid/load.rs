@@ -1,7 +1,7 @@
-//! Bulk loading: leaves are built left to right in private memory and written round the memory
-//! servers, with many WRITEs in flight. Meanwhile the servers build their trees, invisible to
-//! readers. Then the first leaf of each share takes the content that was built for it, which links
-//! it to the chain of the other leaves. Then the servers publish their trees.
+//! Bulk loading: leaves are built left to right in private memory and written round robin to the
+//! memory servers, with many WRITEs in flight. Meanwhile the servers build their trees, invisible
+//! to readers. Then the first leaf of each share takes the content that was built for it, which
+//! links it to the chain of the other leaves. Then the servers publish their trees.
 //!
 //! *Invariant*: hybrid.Z1. nothing reachable points to a loaded leaf before all of them are
 //! written.
@@ -144,7 +144,8 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         rpc.expect_done(server, &TreeRequest::LoadAppend { records }).await
     }
 
-    /// Gives the first leaves their content: all of them or, as far as can be known, none.
+    /// Writes the content of the shares' first leaves. After an error other than
+    /// [`RemoteError::Indeterminate`], none of them has its new content.
     async fn show(&self) -> Result<(), RemoteError> {
         for (number, (share, image)) in self.firsts.iter().enumerate() {
             let shown =
@@ -173,7 +174,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         for server in std::mem::take(&mut self.begun) {
             let rpc = self.index.pages.rpc();
             match rpc.expect_done(server, &TreeRequest::LoadEnd).await {
-                // Ask again: the server ends the load now, or answers that it is over.
+                // Repeat the request: the server ends the load now, or answers that it has ended.
                 Err(RemoteError::Indeterminate(_)) => {
                     match rpc.ask_harmless(server, &TreeRequest::LoadEnd).await {
                         Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => {}

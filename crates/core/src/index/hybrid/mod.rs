@@ -1,7 +1,7 @@
 //! The hybrid design: the key space is divided among the memory servers by ranges. Each server has
 //! a tree that tells where the leaves of its share begin, and clients query it by RPC. The leaves
-//! themselves go round all memory servers, and clients access them only one-sided. A lookup is one
-//! RPC and one READ.
+//! themselves are spread round robin over all memory servers, and clients access them only
+//! one-sided. A lookup is one RPC and one READ.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
 //! Networks* (SIGMOD 2019), §5. A server's tree is its ordinary one ([`crate::server::tree`]) with

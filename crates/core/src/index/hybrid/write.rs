@@ -35,7 +35,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// server that does not learn of it costs readers a step to the right, and no more.
     ///
     /// A request that may have arrived is not sent again: it could arrive twice, the second time
-    /// when the leaf is gone (Y3).
+    /// after the leaf has been removed (Y3).
     pub(super) async fn install(&self, low: &L::Key, at: GlobalAddr) {
         let at_bits = at.to_bits();
         let request = AskEdit(LeafEdit { key: low, action: Action::Upsert(&at_bits) });

@@ -15,8 +15,8 @@ pub(super) async fn try_get<I: Locate>(
     Ok(I::Layout::leaf_get(leaf.page(), key))
 }
 
-/// The values of many keys, one window at a time: other operations of the endpoint need buffers
-/// too.
+/// The values of many keys, fetched one window at a time, because other operations of the endpoint
+/// need buffers too.
 pub(super) async fn get_all<I: Locate>(
     index: &I,
     keys: &[impl Borrow<Key<I>>],

@@ -120,8 +120,8 @@ pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
     locks.try_into().map_err(|_| Miss::Restart)
 }
 
-/// Collects beside the operations of this and other clients until `stop` returns true, with a pause
-/// of `pause_ns` nanoseconds after each step.
+/// Collects alongside the operations of this and other clients until `stop` returns true, with a
+/// pause of `pause_ns` nanoseconds after each step.
 ///
 /// # Errors
 /// [`IndexError`] if a step fails for another reason than contention with other operations.

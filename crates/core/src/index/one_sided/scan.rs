@@ -1,9 +1,9 @@
 //! Scans: one leaf after another, with READs of the next leaves in flight.
 //!
 //! An ascending scan posts READs of its first leaf and of those after it that the design can name,
-//! and follows the siblings beyond them. In the other direction there are no sibling pointers: the
-//! scan reads the leaves that the design names, then locates more. It checks the keys that each
-//! leaf covers, so that it misses none, however leaves are split or merged meanwhile.
+//! and follows the siblings beyond them. A descending scan has no sibling pointers to follow: it
+//! reads the leaves that the design names, then locates more. It checks the keys that each leaf
+//! covers, so that it misses none, however leaves are split or merged meanwhile.
 
 use super::{Key, Leaf, Locate};
 use crate::index::{IndexError, Records, Scan};
@@ -13,7 +13,7 @@ use crate::rules;
 use farleaf_fabric::{Fabric, Work};
 use std::ops::Bound;
 
-/// The most leaves in flight.
+/// Maximum number of leaves in flight.
 const MOST_AHEAD: usize = 64;
 
 /// The progress of a scan.

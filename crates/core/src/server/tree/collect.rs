@@ -21,7 +21,7 @@ use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 
-/// The most passes of an explicit collection: each can empty one more level.
+/// Maximum number of passes of an explicit collection: each can empty one more level.
 const MAX_PASSES: u32 = 2 * crate::page::MAX_LEVEL as u32;
 
 /// The collection's progress.

@@ -66,7 +66,7 @@ impl<L: Layout> Tree<L> {
     }
 
     /// Moves from `found` to the node at `to`. It takes the version of `to` first and validates
-    /// `found` after that; otherwise `to` might not be a child any more.
+    /// `found` after that; otherwise `to` might no longer be a child.
     #[inline]
     pub(super) async fn hand_over<'a, C: Cpu>(
         &'a self,

@@ -1,9 +1,9 @@
 //! Single-key operations that descend together, one level at a time.
 //!
 //! A single descent waits for memory at every level. Here each operation searches its node and
-//! prefetches the child before the first operation goes on, so they wait together. Versions are
-//! coupled as in a single descent. An operation that meets anything unusual runs alone, from the
-//! root.
+//! prefetches the child before the first operation continues, so that their cache misses overlap.
+//! Versions are coupled as in a single descent. An operation that meets anything unusual runs
+//! alone, from the root.
 //!
 //! *Thread safety*: as [`Tree`].
 
@@ -14,7 +14,7 @@ use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
 use smallvec::SmallVec;
 
-/// The most operations that descend together.
+/// Maximum number of operations that descend together.
 const GROUP: usize = 32;
 
 /// How far an operation has come.

@@ -1,4 +1,4 @@
-//! Bulk loading: builds a tree from ascending records, left to right, level by level, beside the
+//! Bulk loading: builds a tree from ascending records, left to right, level by level, next to the
 //! empty tree that clients see, and publishes it at the end.
 //!
 //! *Thread safety*: a load belongs to one thread at a time. Of several concurrent loads, the first
@@ -13,7 +13,7 @@ use farleaf_fabric::{Cpu, GlobalAddr};
 /// A load in progress.
 #[derive(Debug)]
 pub struct Loader<L: Layout> {
-    /// Weight of a page.
+    /// The weight up to which pages are filled.
     fill: usize,
     /// The page under construction on each level, leaves first.
     open: Vec<(GlobalAddr, L::Filling)>,
@@ -171,7 +171,7 @@ impl<L: Layout> Tree<L> {
     /// Publishes the loaded tree in place of the empty one.
     ///
     /// # Errors
-    /// [`Refusal`] if the tree is not empty any more; the load is aborted then.
+    /// [`Refusal`] if the tree is no longer empty; the load is aborted then.
     pub async fn load_end<C: Cpu>(&self, cpu: &C, mut loader: Loader<L>) -> Result<(), Refusal> {
         let Some((top_at, _)) = loader.open.last() else { return Ok(()) };
         let top_at = *top_at;

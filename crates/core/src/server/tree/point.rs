@@ -42,7 +42,7 @@ impl<L: Layout> Tree<L> {
     /// Applies any single-key operation.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing has changed then.
+    /// [`Refusal`], and nothing has changed.
     #[inline]
     pub async fn execute<C: Cpu>(
         &self,

@@ -87,7 +87,7 @@ impl Table {
         Some(number)
     }
 
-    /// Forgets a connection; it closes when no thread uses it any more.
+    /// Forgets a connection; it closes once no thread uses it.
     pub(super) fn remove(&mut self, id: u64) {
         let Some(connection) = self.connections.remove(&id) else { return };
         let process = self.processes.iter().find(|(_, it)| it.id == id).map(|(number, _)| *number);
