@@ -261,8 +261,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
 
     /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
-    /// Inner: the word that has the child at a slot below the capacity. Within the page, whatever it
-    /// contains.
+    /// Inner: the word that has the child at a slot below the capacity. Within the page, whatever
+    /// it contains.
     fn inner_child_word(page: Page<'_, Self>, slot: usize) -> usize;
     /// Inner: the child at a slot. Null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
