@@ -6,7 +6,7 @@ use farleaf_core::client::{ClientIndex, ClientOptions};
 use farleaf_core::fabric::local::{LocalCluster, LocalConfig, LocalFabric};
 use farleaf_core::fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_core::fabric::{Call, Calls, Cluster, Cpu, Region};
-use farleaf_core::index::{IndexError, RangeIndex};
+use farleaf_core::index::{IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Answer, Fixed8};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 
@@ -149,4 +149,35 @@ fn a_group_that_is_redirected_asks_the_former_owner_once() {
     assert_eq!(found, Ok((0..KEYS).map(Some).collect()));
     let counted = (lookups.load(Ordering::Relaxed), maps.load(Ordering::Relaxed));
     assert_eq!(counted, (KEYS, 1), "lookups and maps");
+}
+
+/// A change whose reply was of another kind ended as "nothing has changed".
+#[test]
+fn a_change_with_an_invalid_reply_is_of_unknown_outcome() {
+    let ended = with_client(|_| Told::Done, async |client| client.insert(&1, &1).await);
+    assert!(matches!(ended, Err(IndexError::Indeterminate(_))), "{ended:?}");
+    let ended = with_client(|_| Told::Done, async |client| client.get(&1).await);
+    assert!(matches!(ended, Err(IndexError::BadReply { .. })), "{ended:?}");
+}
+
+/// A compute server that answered scans with nothing, and with the place where the client was, kept
+/// it busy for good; one that answered with more than asked for exceeded the caller's limit.
+#[test]
+fn a_scan_that_goes_nowhere_or_too_far_ends() {
+    for reverse in [false, true] {
+        let scan = Scan { reverse, ..Scan::range(7..=20).limit(3) };
+        let again = |ask| match ask {
+            Ask::Scan { lower, upper, reverse, .. } => {
+                let next = Some(if reverse { upper } else { lower });
+                Told::Records { records: Vec::new(), next }
+            }
+            other => unreachable!("{other:?}"),
+        };
+        let ended = with_client(again, async |client| client.scan(&scan).await);
+        assert!(matches!(ended, Err(IndexError::BadReply { .. })), "{ended:?}");
+        let records: Vec<_> = (7..11).map(|key| (key, key)).collect();
+        let many = move |_| Told::Records { records: records.clone(), next: None };
+        let ended = with_client(many, async |client| client.scan(&scan).await);
+        assert!(matches!(ended, Err(IndexError::BadReply { .. })), "{ended:?}");
+    }
 }

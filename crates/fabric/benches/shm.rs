@@ -9,14 +9,19 @@
 //! the cost of a READ besides waiting for memory.
 //!
 //! `cargo bench -p farleaf-fabric --bench shm -- [ROUNDS]`
+//!
+//! `cargo bench -p farleaf-fabric --bench shm -- transfers [ROUNDS]`: READs and WRITEs of 64 KiB to
+//! 1 MiB, of which 1 to 16 are posted together, and how the total throughput of 16 compares with
+//! the best of 1, 2 and 4.
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmServer, ShmServerConfig};
-use farleaf_fabric::sync::{AtomicU64, Ordering};
-use farleaf_fabric::{Cluster, Fabric, GlobalAddr, ServerId};
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_fabric::{Buffer, Cluster, Fabric, GlobalAddr, Region, ServerId};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
@@ -136,6 +141,9 @@ fn main() {
         word.store(if is_last { 0 } else { index }, Ordering::Relaxed);
     }
 
+    if std::env::args().any(|arg| arg == "transfers") {
+        return transfers(&cluster, rounds);
+    }
     let mut samples: [[Vec<f64>; NAMES.len()]; ORDERS.len()] = Default::default();
     let mut calls = Vec::new();
     for round in 0..rounds {
@@ -233,6 +241,61 @@ fn one_round(
         ns_since(started)
     });
     record(4, ns);
+}
+
+/// Measures large READs and WRITEs.
+fn transfers(cluster: &ShmCluster, rounds: u64) {
+    const DEPTHS: [usize; 4] = [1, 2, 4, 16];
+    const SIZES: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
+    const BYTES: usize = 64 << 20;
+    let memory = Arc::new(Region::new(16 << 20).expect("memory for buffers"));
+    memory.words().iter().for_each(|word| word.store(1, Ordering::Relaxed));
+    let mut samples: [[[Vec<f64>; DEPTHS.len()]; SIZES.len()]; 2] = Default::default();
+    for _ in 0..rounds {
+        for (verb, samples) in samples.iter_mut().enumerate() {
+            for (bytes, samples) in SIZES.into_iter().zip(samples) {
+                for (depth, samples) in DEPTHS.into_iter().zip(samples) {
+                    let words = bytes / 8;
+                    let memory = &memory;
+                    let ns = cluster.run_one(|fabric| async move {
+                        // The same buffers whatever the depth, so that they are as cold.
+                        let buffer = |n| Buffer::over(Arc::clone(memory), n * words, words);
+                        let mut buffers: VecDeque<_> = (0..16).map(buffer).collect();
+                        let mut posted = Vec::with_capacity(depth);
+                        let started = Instant::now();
+                        for _ in 0..BYTES / bytes / depth {
+                            for buffer in buffers.drain(..depth) {
+                                let places = (REGION_BYTES / bytes) as u64;
+                                let place = fabric.random() % places * bytes as u64;
+                                let at = GlobalAddr::new(SERVER, place);
+                                posted.push(match verb {
+                                    0 => fabric.read(at, buffer),
+                                    _ => fabric.write(at, buffer),
+                                });
+                            }
+                            for op in posted.drain(..) {
+                                buffers.push_back(op.await.expect("it is served"));
+                            }
+                        }
+                        ns_since(started)
+                    });
+                    samples.push(BYTES as f64 / ns);
+                }
+            }
+        }
+    }
+    println!(
+        "{rounds} rounds, GB/s with {DEPTHS:?} posted together; 16 over the best of the others"
+    );
+    for (verb, samples) in ["READ", "WRITE"].into_iter().zip(&mut samples) {
+        for (bytes, samples) in SIZES.into_iter().zip(samples) {
+            let [one, two, four, sixteen] = samples.each_mut().map(|samples| median(samples));
+            let ratio = sixteen / one.max(two).max(four);
+            println!(
+                "{verb:5} of {bytes:7} B: {one:6.2} {two:6.2} {four:6.2} {sixteen:6.2}  {ratio:.2}"
+            );
+        }
+    }
 }
 
 /// Duration of a call, in nanoseconds.

@@ -84,6 +84,11 @@ fn tcp_with_more_threads_that_look_before_they_wait() {
 }
 
 #[test]
+fn tcp_with_a_window_of_one_piece() {
+    conformance::run(&TcpConfig { window_bytes: 0, ..TcpConfig::default() });
+}
+
+#[test]
 fn tcp_with_threads_that_each_accept() {
     let server =
         TcpServerConfig { io_threads: 3, each_thread_accepts: true, ..TcpServerConfig::default() };

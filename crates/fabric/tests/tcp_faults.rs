@@ -3,6 +3,8 @@
 //! connections.
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
 
+mod proxy;
+
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::{Role, Token};
@@ -15,8 +17,8 @@ use farleaf_fabric::{
     Buffer, Call, Calls, Cluster, Cpu, Fabric, FabricError, GlobalAddr, Message, Provider, Region,
     ReplySink, ServerId, Uncertainty,
 };
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use proxy::over_proxy;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
@@ -78,112 +80,6 @@ async fn word(fabric: &TcpFabric, offset: u64) -> Result<u64, FabricError> {
 /// The number of free scratch buffers.
 fn free_buffers(fabric: &TcpFabric) -> usize {
     (0..).map_while(|_| fabric.buffer(8).ok()).collect::<Vec<_>>().len()
-}
-
-/// A proxy between clients and a server.
-struct Proxy {
-    address: SocketAddr,
-    state: Arc<ProxyState>,
-}
-
-#[derive(Default)]
-struct ProxyState {
-    inner: Mutex<ProxyInner>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct ProxyInner {
-    /// Both ends of each connection, in the order in which they were accepted.
-    connections: Vec<(TcpStream, TcpStream)>,
-    /// Connections with a lower number forward nothing to the server.
-    held_before: usize,
-    /// Number of bytes being held.
-    holding: usize,
-}
-
-impl Proxy {
-    fn start(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        let state = Arc::new(ProxyState::default());
-        let accepting = Arc::clone(&state);
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let Ok(client) = client else { return };
-                let Ok(server) = TcpStream::connect(server) else { continue };
-                client.set_nodelay(true).unwrap();
-                server.set_nodelay(true).unwrap();
-                let ends = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                let mut inner = accepting.inner.lock().unwrap();
-                let number = inner.connections.len();
-                inner.connections.push(ends);
-                drop(inner);
-                let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                let state = Arc::clone(&accepting);
-                std::thread::spawn(move || forward(from, to, &state, Some(number)));
-                let state = Arc::clone(&accepting);
-                std::thread::spawn(move || forward(server, client, &state, None));
-            }
-        });
-        Self { address, state }
-    }
-
-    /// Holds back what clients send over the existing connections.
-    fn hold(&self) {
-        let mut inner = self.state.inner.lock().unwrap();
-        inner.held_before = inner.connections.len();
-    }
-
-    /// Waits until the proxy holds bytes.
-    fn wait_until_holding(&self) {
-        let inner = self.state.inner.lock().unwrap();
-        let nothing = |inner: &mut ProxyInner| inner.holding == 0;
-        let waited = self.state.changed.wait_timeout_while(inner, Duration::from_secs(30), nothing);
-        assert!(waited.unwrap().0.holding > 0, "nothing was sent");
-    }
-
-    /// Forwards what was held back.
-    fn release(&self) {
-        self.state.inner.lock().unwrap().held_before = 0;
-        self.state.changed.notify_all();
-    }
-
-    /// Cuts every connection, on both sides.
-    fn cut(&self) {
-        for (client, server) in self.state.inner.lock().unwrap().connections.drain(..) {
-            let _ = client.shutdown(Shutdown::Both);
-            let _ = server.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-fn forward(mut from: TcpStream, mut to: TcpStream, state: &ProxyState, number: Option<usize>) {
-    let mut bytes = vec![0; 65_536];
-    loop {
-        let count = from.read(&mut bytes).unwrap_or(0);
-        if let Some(number) = number {
-            let mut inner = state.inner.lock().unwrap();
-            inner.holding += count;
-            state.changed.notify_all();
-            // Hold back the end of a connection too, so that the server notices it last.
-            while number < inner.held_before {
-                inner = state.changed.wait(inner).unwrap();
-            }
-            inner.holding -= count;
-        }
-        if count == 0 || to.write_all(&bytes[..count]).is_err() {
-            let _ = to.shutdown(Shutdown::Write);
-            return;
-        }
-    }
-}
-
-/// Connects a client through a proxy.
-fn over_proxy(server: &TcpServer, token: &Token, config: TcpConfig) -> (Proxy, TcpCluster) {
-    let proxy = Proxy::start(server.local_address());
-    let cluster = TcpCluster::connect(vec![proxy.address], token, config);
-    (proxy, cluster)
 }
 
 #[test]

@@ -190,9 +190,16 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<OwnedValue<L>>, Unserved> {
         let ask = ClientRequest::<L>::encode_edit(edit);
-        match self.ask_owner(owner, ask, !edit.changes()).await? {
-            ClientResponse::Edited(answer) => Ok(answer),
-            _ => Err(Unserved::Failed(bad_reply(owner))),
+        match self.ask_owner(owner, ask, !edit.changes()).await {
+            Ok(ClientResponse::Edited(answer)) => Ok(answer),
+            // The change may have been made before the reply went wrong.
+            Ok(_) | Err(Unserved::Failed(IndexError::BadReply { .. })) if edit.changes() => {
+                let (server, why) = (ServerId::new(owner), Uncertainty::NotKnownThere);
+                let error = FabricError::Indeterminate { server, why };
+                Err(Unserved::Failed(IndexError::Indeterminate(error)))
+            }
+            Ok(_) => Err(Unserved::Failed(bad_reply(owner))),
+            Err(unserved) => Err(unserved),
         }
     }
 
@@ -211,8 +218,13 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
             reverse: scan.reverse,
             limit: (scan.limit - out.len()).min(SCAN_REPLY_RECORDS) as u32,
         };
+        let from = if scan.reverse { &scan.upper } else { &scan.lower };
         match self.ask_owner(owner, ask.encode(), true).await? {
-            ClientResponse::Records { records, next } => {
+            // A part that is too long, or after which the scan is where it was, would not end well.
+            ClientResponse::Records { records, next }
+                if records.len() <= scan.limit - out.len()
+                    && (!records.is_empty() || next.as_ref() != Some(from)) =>
+            {
                 out.extend(records);
                 Ok(next)
             }

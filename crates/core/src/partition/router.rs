@@ -328,6 +328,13 @@ impl<O: Owners> Router<O> {
     /// Executes a few operations: all that may overlap at once, those of one owner together.
     async fn execute_some(&self, edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>], ended: &[Ended<O>]) {
         let rounds = rounds(edits);
+        let Some(first) = edits.first() else { return };
+        let owner = self.owner_of(first.key);
+        let is_owner = |edit: &LeafEdit<&KeyOf<O>, _>| self.owner_of(edit.key) == owner;
+        if rounds.iter().all(|round| *round == 0) && edits.iter().all(is_owner) {
+            let ended: SmallVec<[_; OPERATIONS_TOGETHER]> = ended.iter().collect();
+            return self.execute_at(owner, edits, &ended).await;
+        }
         let mut places: SmallVec<[(usize, u16, usize); OPERATIONS_TOGETHER]> = rounds
             .iter()
             .enumerate()

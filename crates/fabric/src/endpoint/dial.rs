@@ -140,6 +140,11 @@ impl<W> Dialled<W> {
         Self { connection: Connection::new(server), wire, socket: None, gather: Gather::default() }
     }
 
+    /// The transport's part of it.
+    pub(crate) fn wire_mut(&mut self) -> &mut W {
+        &mut self.wire
+    }
+
     fn lost(&self) -> FabricError {
         lost(self.connection.server())
     }

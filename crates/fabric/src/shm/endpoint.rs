@@ -87,6 +87,10 @@ fn verb<T>(
     }
 }
 
+/// How much of a READ is prefetched when it is posted. Of a longer one the copy itself keeps enough
+/// of the memory in flight, and several of them would evict each other's lines.
+const PREFETCH_WORDS: usize = 4096 / 8;
+
 /// A READ whose address has been checked.
 #[derive(Debug)]
 pub struct PostedRead {
@@ -192,7 +196,7 @@ impl Transport for Shm {
     fn read(endpoint: &Shared, at: GlobalAddr, into: Buffer) -> ShmOp<Buffer> {
         match memory(endpoint, at, into.bytes()) {
             Ok((reach, words)) => {
-                prefetch(words);
+                prefetch(&words[..words.len().min(PREFETCH_WORDS)]);
                 endpoint.resources.enter();
                 let (resets, endpoint) = (reach.resets.get(), Rc::clone(endpoint));
                 let read = PostedRead { into: Some(into), at, endpoint, resets };

@@ -25,6 +25,9 @@ pub struct TcpConfig {
     pub connect_timeout_ns: u64,
     /// Limit on an endpoint's operations in flight.
     pub depth: usize,
+    /// Limit on the payload under way over one connection, in bytes, for READs and for WRITEs each.
+    /// More of it waits at the client. Payloads of at most 4 KiB do not count.
+    pub window_bytes: usize,
     /// How often a thread with only waiting tasks polls its sockets before it blocks.
     pub looks_before_waiting: u32,
     /// Runs all clients of one call on one thread instead of a thread for each.
@@ -43,6 +46,7 @@ impl Default for TcpConfig {
             timeout_ns: 5_000_000_000,
             connect_timeout_ns: 2_000_000_000,
             depth: 256,
+            window_bytes: 512 * 1024,
             looks_before_waiting: 0,
             one_client_thread: false,
             seed: 1,

@@ -65,7 +65,8 @@ impl Transport for Tcp {
         _: Identity,
         _: u64,
     ) -> io::Result<(Self, Vec<Dialled<Frames>>)> {
-        let link = |server| Dialled::new(ServerId::new(server), Frames::default());
+        let window_bytes = shared.config.window_bytes;
+        let link = |server| Dialled::new(ServerId::new(server), Frames::new(window_bytes));
         let links = (0..shared.peers.count()).map(link).collect();
         Ok((Self { shared: Arc::clone(shared) }, links))
     }
@@ -97,7 +98,15 @@ impl Transport for Tcp {
     }
 
     fn breaks_off(&self, slot: &Slot<Progress>) -> bool {
-        !slot.progress.is_sent
+        !(slot.progress.is_sent || slot.progress.is_aside)
+    }
+
+    /// Sends what waits for the window too, as far as the sockets accept it.
+    fn linger(endpoint: &Inner<Self>) {
+        for link in &mut endpoint.core.borrow_mut().links {
+            link.wire_mut().lift_window();
+        }
+        endpoint.drive();
     }
 
     async fn reset(endpoint: &Rc<Inner<Self>>, server: ServerId) -> Result<(), FabricError> {

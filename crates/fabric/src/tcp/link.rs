@@ -1,14 +1,21 @@
 //! The frames on an endpoint's connection to one server.
 //!
 //! Posting only queues an operation. The queue is sent when all tasks of the endpoint wait, or when
-//! it gets long. Frames are sent in the order in which operations were posted (endpoint.K3).
+//! it gets long. Frames are sent in the order in which operations were posted (endpoint.K3), but a
+//! READ that the window has no room for steps aside.
+//!
+//! *Invariants*: link.L1. no operation overtakes a WRITE, whatever either waits for (F3). link.L2.
+//! READs that have stepped aside are sent in their order, before any later READ that counts for the
+//! window (window.B3): so later ones cannot starve them. Others do overtake them. link.L3. whenever
+//! completions make room, what waits for it is sent.
 //!
 //! *Thread safety*: an endpoint's thread.
 
 use super::endpoint::Tcp;
 use super::frame::{Completion, Decoded, decode_completion};
-use super::op::{Completed, Progress, complete, encode};
+use super::op::{Completed, Encoded, Progress, complete, encode};
 use super::queue::{ByteQueue, Flow};
+use super::window::{SMALL_BYTES, Window};
 use crate::endpoint::dial::{Carrier, Lost, Ready};
 use crate::endpoint::{Body, LinkContext};
 use rustix::event::epoll::EventFlags;
@@ -17,8 +24,9 @@ use std::net::TcpStream;
 
 type Slots = crate::endpoint::Slots<Progress>;
 
-/// Size of the buffer for received completions, and of that for outgoing requests.
-const QUEUE_BYTES: usize = 256 * 1024;
+/// Size of the buffer for received completions, and of that for outgoing requests: as much as the
+/// window lets arrive at once, by default.
+const QUEUE_BYTES: usize = 512 * 1024;
 /// Limit on receives in one visit, so that a server that keeps sending does not monopolize the
 /// thread.
 const RECEIVES: usize = 8;
@@ -28,12 +36,17 @@ const SEND_AT_BYTES: usize = 64 * 1024;
 const FRAME_BYTES: usize = 40;
 
 /// The operations to be sent to a server, and the bytes received from it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Frames {
     /// Incoming and outgoing bytes. Allocated when the connection first opens.
     queues: Option<Box<(ByteQueue, ByteQueue)>>,
     /// Operations with frames still to be encoded, in posting order.
     to_send: VecDeque<u64>,
+    /// READs that wait for the window, in posting order; everything in `to_send` was posted later.
+    aside: VecDeque<u64>,
+    /// The payload under way, and the limit on it for each direction.
+    window: Window,
+    window_bytes: usize,
     /// Estimated size of the queued frames, in bytes.
     unsent_bytes: usize,
     /// Whether it waits for the socket to become writable.
@@ -58,7 +71,7 @@ impl Carrier<Tcp> for Frames {
     }
 
     fn has_work(&self) -> bool {
-        !self.to_send.is_empty()
+        !self.to_send.is_empty() || !self.aside.is_empty()
     }
 
     fn welcomed(&mut self, _: &mut TcpStream, _: &LinkContext<'_, Tcp>) -> Result<Ready, Lost> {
@@ -66,6 +79,7 @@ impl Carrier<Tcp> for Frames {
         let queues = self.queues.get_or_insert_with(fresh);
         queues.0.clear();
         queues.1.clear();
+        self.window.clear();
         self.is_blocked = false;
         Ok(Ready::Now)
     }
@@ -76,14 +90,17 @@ impl Carrier<Tcp> for Frames {
         slots: &mut Slots,
         context: &LinkContext<'_, Tcp>,
     ) -> Result<(), Lost> {
-        let Some((incoming, _)) = self.queues.as_deref_mut() else { return Ok(()) };
         for _ in 0..RECEIVES {
+            let Some((incoming, _)) = self.queues.as_deref_mut() else { return Ok(()) };
             let flow = incoming.receive(socket);
-            take_completions(incoming, slots, context)?;
-            match flow {
-                Flow::Closed => return Err(Lost),
-                Flow::More => {}
-                Flow::Drained | Flow::Blocked => break,
+            take_completions(incoming, &mut self.window, slots, context)?;
+            if flow == Flow::Closed {
+                return Err(Lost);
+            }
+            // The server must not run dry while this side goes on receiving.
+            self.send(socket, slots, context)?;
+            if flow != Flow::More {
+                break;
             }
         }
         match self.is_blocked {
@@ -99,7 +116,7 @@ impl Carrier<Tcp> for Frames {
         slots: &mut Slots,
         context: &LinkContext<'_, Tcp>,
     ) -> Result<(), Lost> {
-        if self.to_send.is_empty() || self.is_blocked {
+        if self.is_blocked || !Carrier::<Tcp>::has_work(self) {
             return Ok(());
         }
         self.push(socket, slots, context)
@@ -107,29 +124,45 @@ impl Carrier<Tcp> for Frames {
 
     fn clear(&mut self) {
         self.to_send.clear();
+        self.aside.clear();
+        self.window.clear();
         self.unsent_bytes = 0;
     }
 }
 
 impl Frames {
-    /// Encodes frames and sends them, until all are sent or the socket blocks.
+    /// Nothing to be sent, on a connection that is not open yet.
+    pub(super) fn new(window_bytes: usize) -> Self {
+        Self {
+            queues: None,
+            to_send: VecDeque::new(),
+            aside: VecDeque::new(),
+            window: Window::default(),
+            window_bytes,
+            unsent_bytes: 0,
+            is_blocked: false,
+        }
+    }
+
+    /// From now on, nothing waits for the window.
+    pub(super) fn lift_window(&mut self) {
+        self.window_bytes = usize::MAX;
+    }
+
+    /// Encodes frames and sends them, until all are sent, the rest waits for the window, or the
+    /// socket blocks.
     fn push(
         &mut self,
         socket: &mut TcpStream,
         slots: &mut Slots,
         context: &LinkContext<'_, Tcp>,
     ) -> Result<(), Lost> {
-        let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Ok(()) };
         self.unsent_bytes = 0;
         let flow = loop {
-            while let Some(&id) = self.to_send.front() {
-                if slots.pending(id).is_some_and(|slot| !encode(slot, id, outgoing)) {
-                    break;
-                }
-                self.to_send.pop_front();
-            }
+            let encoded = self.encode(slots);
+            let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Ok(()) };
             match outgoing.send(socket) {
-                Flow::Drained if !self.to_send.is_empty() => {}
+                Flow::Drained if encoded == Encoded::NoSpace => {}
                 flow => break flow,
             }
         };
@@ -147,11 +180,52 @@ impl Frames {
         };
         context.watch_for(socket, flags).map_err(|_| Lost)
     }
+
+    /// Encodes frames as far as there is space and room for them.
+    fn encode(&mut self, slots: &mut Slots) -> Encoded {
+        let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Encoded::NoRoom };
+        let (window, window_bytes) = (&mut self.window, self.window_bytes);
+        while let Some(&id) = self.aside.front() {
+            let encoded = slots
+                .pending(id)
+                .map_or(Encoded::Whole, |slot| encode(slot, id, outgoing, window, window_bytes));
+            match encoded {
+                Encoded::Whole => self.aside.pop_front(),
+                Encoded::NoSpace => return encoded,
+                Encoded::NoRoom => break,
+            };
+        }
+        while let Some(&id) = self.to_send.front() {
+            if let Some(slot) = slots.pending(id) {
+                let is_read = matches!(slot.body, Body::Read { .. });
+                let encoded = match !self.aside.is_empty() && counts(&slot.body) {
+                    true => Encoded::NoRoom,
+                    false => encode(slot, id, outgoing, window, window_bytes),
+                };
+                match encoded {
+                    Encoded::Whole => {}
+                    Encoded::NoRoom if is_read => {
+                        slot.progress.is_aside = true;
+                        self.aside.push_back(id);
+                    }
+                    encoded => return encoded,
+                }
+            }
+            self.to_send.pop_front();
+        }
+        Encoded::Whole
+    }
+}
+
+/// Whether the window limits the operation.
+fn counts(body: &Body) -> bool {
+    matches!(body, Body::Read { into, .. } if into.bytes() > SMALL_BYTES)
 }
 
 /// Takes all complete completions. Returns [`Lost`] if the server violates the protocol.
 fn take_completions(
     incoming: &mut ByteQueue,
+    window: &mut Window,
     slots: &mut Slots,
     context: &LinkContext<'_, Tcp>,
 ) -> Result<(), Lost> {
@@ -161,6 +235,9 @@ fn take_completions(
             Decoded::Incomplete => return Ok(()),
             Decoded::Malformed => return Err(Lost),
         };
+        if !window.complete(&completion) {
+            return Err(Lost);
+        }
         // An operation that has ended has no slot any more.
         if let Some(slot) = slots.pending(id) {
             match complete(slot, completion) {

@@ -20,6 +20,7 @@ mod op;
 mod queue;
 mod served;
 mod server;
+mod window;
 
 pub use cluster::{TcpCluster, TcpConfig};
 pub use endpoint::{Tcp, TcpDriver, TcpFabric, TcpOp};

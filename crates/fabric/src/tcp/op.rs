@@ -6,6 +6,7 @@ use super::frame::{
     Completion, Kind, NotDone, PIECE_BYTES, Piece, Request, write_frame, write_frame_bytes,
 };
 use super::queue::ByteQueue;
+use super::window::Window;
 use crate::endpoint::{Body, Slot};
 use crate::region::{load_bytes, store_bytes};
 use crate::{Buffer, FabricError, GlobalAddr, ServerId, Uncertainty};
@@ -28,6 +29,8 @@ pub struct Progress {
     arrived: usize,
     /// Whether all of its frames have been encoded.
     pub(super) is_sent: bool,
+    /// Whether it is a READ that has waited for the window. Nothing waits for it in turn.
+    pub(super) is_aside: bool,
 }
 
 impl Progress {
@@ -37,8 +40,25 @@ impl Progress {
     }
 }
 
-/// Encodes frames while there is room; returns whether all have been encoded.
-pub(super) fn encode(slot: &mut Slot<Progress>, id: u64, outgoing: &mut ByteQueue) -> bool {
+/// How far the frames of an operation are encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoded {
+    /// All of them.
+    Whole,
+    /// The queue has no space for the next one.
+    NoSpace,
+    /// The window has no room for the next one.
+    NoRoom,
+}
+
+/// Encodes frames while there is space for them and room in the window.
+pub(super) fn encode(
+    slot: &mut Slot<Progress>,
+    id: u64,
+    outgoing: &mut ByteQueue,
+    window: &mut Window,
+    window_bytes: usize,
+) -> Encoded {
     let progress = &mut slot.progress;
     loop {
         let sent = progress.sent;
@@ -50,9 +70,13 @@ pub(super) fn encode(slot: &mut Slot<Progress>, id: u64, outgoing: &mut ByteQueu
             Body::Write { at, from } => {
                 let piece = piece(*at, from);
                 let (length, bytes) = (piece.length as usize, from.bytes());
-                if outgoing.space() < write_frame_bytes(length) {
-                    return false;
+                if !window.writes.has_room(length, window_bytes) {
+                    return Encoded::NoRoom;
                 }
+                if outgoing.space() < write_frame_bytes(length) {
+                    return Encoded::NoSpace;
+                }
+                window.writes.add(length);
                 let first = sent / 8;
                 let frame = outgoing.push(write_frame_bytes(length));
                 let words = &from.words()[first..first + length / 8];
@@ -60,13 +84,17 @@ pub(super) fn encode(slot: &mut Slot<Progress>, id: u64, outgoing: &mut ByteQueu
                 progress.sent += length;
                 if progress.sent == bytes {
                     progress.is_sent = true;
-                    return true;
+                    return Encoded::Whole;
                 }
                 continue;
             }
             Body::Read { at, into } => {
                 let piece = piece(*at, into);
-                (Request::Read(piece), piece.length as usize, into.bytes())
+                let length = piece.length as usize;
+                if !window.reads.has_room(length, window_bytes) {
+                    return Encoded::NoRoom;
+                }
+                (Request::Read(piece), length, into.bytes())
             }
             Body::CompareSwap { at, expected, new } => {
                 (Request::CompareSwap { at: *at, expected: *expected, new: *new }, 0, 0)
@@ -76,16 +104,19 @@ pub(super) fn encode(slot: &mut Slot<Progress>, id: u64, outgoing: &mut ByteQueu
             Body::Fence { compute_server } => {
                 (Request::Fence { compute_server: *compute_server }, 0, 0)
             }
-            Body::Found(_) | Body::Taken => return true,
+            Body::Found(_) | Body::Taken => return Encoded::Whole,
         };
         if outgoing.space() < request.frame_bytes() {
-            return false;
+            return Encoded::NoSpace;
+        }
+        if matches!(request, Request::Read(_)) {
+            window.reads.add(piece);
         }
         request.encode(id, outgoing.push(request.frame_bytes()));
         progress.sent += piece;
         if progress.sent == whole {
             progress.is_sent = true;
-            return true;
+            return Encoded::Whole;
         }
     }
 }

@@ -27,9 +27,9 @@ use std::collections::VecDeque;
 use std::net::TcpStream;
 
 /// Size of a connection's request buffer: the longest frame, and many short ones.
-const INCOMING_BYTES: usize = 256 * 1024;
+const INCOMING_BYTES: usize = 512 * 1024;
 /// Size of a connection's answer buffer.
-const OUTGOING_BYTES: usize = 256 * 1024;
+const OUTGOING_BYTES: usize = 512 * 1024;
 const _: () = assert!(MAX_FRAME_BYTES <= INCOMING_BYTES / 2 + HEADER_BYTES);
 
 /// State that the connections of a server share.

@@ -88,7 +88,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 offer = Offer::Nothing;
             }
             let attempts = attempts.get_or_insert_with(|| self.attempts());
-            self.after(attempts, restart.unwrap_or(Restart::Again), probe).await?;
+            let restart = restart.unwrap_or(Restart::Again);
+            Box::pin(self.after(attempts, restart, probe)).await?;
         }
     }
 

@@ -5,6 +5,9 @@
 //!   trusted. A frame is never unmapped, so a stale pointer meets a changed version, other fences,
 //!   or another level.
 //!
+//! What happens rarely is boxed: a future's size counts wherever it is moved, and these are most of
+//! it.
+//!
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
@@ -162,7 +165,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     return Ok(LeafLocation::Elsewhere { parent: node, slot, address });
                 }
                 Child::Elsewhere(address) => {
-                    self.client.bring_inner(node, slot, address, probe).await?;
+                    Box::pin(self.client.bring_inner(node, slot, address, probe)).await?;
                 }
             }
             level -= 1;
@@ -239,11 +242,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         probe: Probe<'_, L::Key>,
         read: impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, RemoteError> {
-        let first = self.try_read_leaf(probe, &read).await;
-        let mut restart = match first {
-            Ok(value) => return Ok(value),
-            Err(restart) => restart,
-        };
+        match self.try_read_leaf(probe, &read).await {
+            Ok(value) => Ok(value),
+            Err(restart) => Box::pin(self.read_leaf_again(probe, read, restart)).await,
+        }
+    }
+
+    #[cold]
+    async fn read_leaf_again<T>(
+        &self,
+        probe: Probe<'_, L::Key>,
+        read: impl Fn(Page<'_, L>) -> T,
+        mut restart: Restart,
+    ) -> Result<T, RemoteError> {
         let mut attempts = self.attempts();
         loop {
             self.after(&mut attempts, restart, probe).await?;

@@ -1,0 +1,135 @@
+//! A bound on the payload under way over a connection, for each direction: bytes of WRITEs that are
+//! sent and not acknowledged, and bytes of READs that are requested and have not arrived.
+//!
+//! What is under way lies in the socket buffers of both sides. Beyond the size of a processor's
+//! cache, every further byte there makes each of its copies slower, and no transfer faster.
+//!
+//! *Invariants*: window.B1. a piece that counts goes when it fits, or alone: so a piece larger than
+//! the window goes too. window.B2. each READ and WRITE frame has one entry, in the order of the
+//! frames. A server completes the frames of either kind in their order (served.V4), so the oldest
+//! entry is that of the next completion, whether or not its operation still has a slot. window.B3.
+//! pieces of at most [`SMALL_BYTES`] neither count nor wait.
+//!
+//! *Thread safety*: an endpoint's thread.
+
+use super::frame::{Completion, Kind};
+use std::collections::VecDeque;
+
+/// Largest piece that does not count, in bytes. The depth of an endpoint bounds what these have
+/// under way; and a page or a record must not wait for a bulk transfer.
+pub(super) const SMALL_BYTES: usize = 4096;
+
+/// Pieces in one direction.
+#[derive(Debug, Default)]
+pub(super) struct Way {
+    /// What each piece under way counts, in the order in which they were sent.
+    pieces: VecDeque<u32>,
+    /// The sum of `pieces`.
+    bytes: usize,
+}
+
+impl Way {
+    /// Whether a piece may be sent now.
+    #[inline]
+    pub(super) fn has_room(&self, piece_bytes: usize, window_bytes: usize) -> bool {
+        piece_bytes <= SMALL_BYTES
+            || self.bytes == 0
+            || self.bytes.saturating_add(piece_bytes) <= window_bytes
+    }
+
+    /// Records that a piece is sent.
+    #[inline]
+    pub(super) fn add(&mut self, piece_bytes: usize) {
+        let counted = if piece_bytes <= SMALL_BYTES { 0 } else { piece_bytes };
+        self.pieces.push_back(counted as u32);
+        self.bytes += counted;
+    }
+
+    /// Records the oldest piece's completion; returns whether there was one.
+    #[inline]
+    fn complete(&mut self) -> bool {
+        let Some(counted) = self.pieces.pop_front() else { return false };
+        self.bytes -= counted as usize;
+        true
+    }
+
+    fn clear(&mut self) {
+        self.pieces.clear();
+        self.bytes = 0;
+    }
+}
+
+/// The payload under way over one connection.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    pub(super) reads: Way,
+    pub(super) writes: Way,
+}
+
+impl Window {
+    /// Records a completion; returns whether it completes anything that was sent.
+    #[inline]
+    pub(super) fn complete(&mut self, completion: &Completion<'_>) -> bool {
+        match completion {
+            Completion::Read(_) | Completion::NotDone(Kind::Read, _) => self.reads.complete(),
+            Completion::Written | Completion::NotDone(Kind::Write, _) => self.writes.complete(),
+            _ => true,
+        }
+    }
+
+    /// Forgets everything: the connection has ended.
+    pub(super) fn clear(&mut self) {
+        self.reads.clear();
+        self.writes.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::frame::NotDone;
+
+    const WINDOW: usize = 100_000;
+
+    #[test]
+    fn pieces_go_while_they_fit_or_alone() {
+        let mut way = Way::default();
+        assert!(way.has_room(60_000, WINDOW));
+        way.add(60_000);
+        assert!(way.has_room(40_000, WINDOW));
+        assert!(!way.has_room(40_008, WINDOW));
+        assert!(way.complete());
+        assert!(way.has_room(WINDOW + 8, WINDOW), "a larger one goes alone");
+        way.add(WINDOW + 8);
+        assert!(!way.has_room(SMALL_BYTES + 8, WINDOW));
+        assert!(way.has_room(SMALL_BYTES, WINDOW));
+    }
+
+    #[test]
+    fn small_pieces_neither_count_nor_wait() {
+        let mut way = Way::default();
+        for _ in 0..1000 {
+            assert!(way.has_room(SMALL_BYTES, 0));
+            way.add(SMALL_BYTES);
+        }
+        assert!(way.has_room(60_000, 0));
+        way.add(60_000);
+        assert!(!way.has_room(60_000, 0));
+        (0..1000).for_each(|_| assert!(way.complete()));
+        assert!(!way.has_room(60_000, 0), "the large one is still under way");
+        assert!(way.complete() && way.has_room(60_000, 0));
+    }
+
+    #[test]
+    fn directions_are_independent_and_refusals_count() {
+        let mut window = Window::default();
+        assert!(!window.complete(&Completion::Written), "nothing was sent");
+        window.writes.add(60_000);
+        window.reads.add(60_000);
+        assert!(window.complete(&Completion::NotDone(Kind::Write, NotDone::Unaligned)));
+        assert!(window.writes.has_room(60_000, 0) && !window.reads.has_room(60_000, 0));
+        assert!(window.complete(&Completion::Swapped(1)) && !window.reads.has_room(60_000, 0));
+        assert!(window.complete(&Completion::Read(&[])) && window.reads.has_room(60_000, 0));
+        assert!(!window.complete(&Completion::Read(&[])));
+    }
+}
