@@ -1,10 +1,10 @@
 //! Single-key operations that descend together, one level at a time.
 //!
 //! A single descent waits for memory at every level: the child's lines are not in the processor's
-//! caches. Here each operation takes one step and prefetches what the next step reads, and only then
-//! does the first operation go on. So the operations wait together, and they ask for the lines that
-//! they need alone: a header first, then the keys, then one child word. Leaves that are not hot are
-//! fetched together.
+//! caches. Here each operation takes one step and prefetches what the next step reads, and only
+//! then does the first operation go on. So the operations wait together, and they ask for the
+//! lines that they need alone: a header first, then the keys, then one child word. Leaves that are
+//! not hot are fetched together.
 //!
 //! D5 holds for each operation at each level, as in `descend.rs`. An operation that meets anything
 //! unusual runs alone, from the root.
