@@ -169,7 +169,8 @@ fn split<const W: usize>(
     let half = if record.0 < &separator[..] { left } else { right };
     assert!(pending.add_to(half), "Y6");
     Bytes::<W>::split_link(left, separator, at(2));
-    (check(left), check(right));
+    check(left);
+    check(right);
     assert_eq!(
         (Bytes::<W>::high(left).as_ref(), &Bytes::<W>::low(right)),
         (Some(separator), separator)
@@ -336,7 +337,8 @@ fn inner_is_a_map<const W: usize>(keys: &[Vec<u8>], probes: &[Vec<u8>]) {
     let both = || [children(page), children(right)].concat();
     assert_eq!(both(), model.clone().into_iter().collect::<Vec<_>>());
     while page.count() > 1 {
-        (check(page), check(right));
+        check(page);
+        check(right);
         let slot = page.count() - 1;
         model.remove(&Bytes::<W>::inner_key(page, slot));
         Bytes::<W>::inner_remove(page, slot);
@@ -617,4 +619,37 @@ fn records_take_the_bytes_they_should() {
         println!("{name}: {bytes:.1} bytes a record, {table} in the table");
         assert!(bytes <= table * 1.05, "{name}: {bytes} instead of {table}");
     }
+}
+
+/// Strings like URLs: the pages of the toolchain's documentation. Where it is not installed, this
+/// says so.
+#[test]
+fn paths_take_the_bytes_they_should() {
+    let sysroot = std::process::Command::new("rustc").args(["--print", "sysroot"]).output();
+    let sysroot = sysroot.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let root = std::path::PathBuf::from(sysroot.unwrap_or_default()).join("share/doc/rust/html");
+    let (mut folders, mut paths) = (vec![root.clone()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if path.extension().is_some_and(|kind| kind == "html") => {
+                    let path = path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+                    paths.push(format!("/rust/html/{path}").into_bytes());
+                }
+                false => {}
+            }
+        }
+    }
+    if paths.len() < 10_000 {
+        return println!("skipped: the toolchain's documentation is not at {}", root.display());
+    }
+    paths.sort_unstable();
+    let length = paths.iter().map(Vec::len).sum::<usize>() as f64 / paths.len() as f64;
+    let records: Vec<_> = paths.into_iter().map(|path| (path, vec![1; 8])).collect();
+    let bytes = bytes_per_record::<128>(&records, 0.7);
+    let count = records.len();
+    println!("{count} paths of {length:.1} B to 8 B: {bytes:.1} bytes a record, 60.3 in the table");
+    assert!(bytes <= 60.3 * 1.05, "{bytes}");
 }
