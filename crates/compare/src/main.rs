@@ -229,11 +229,11 @@ type Entry<'a> = (&'a dyn Contender, u16);
 /// The entries of a round: each contender with single operations and, where supported, with groups.
 fn entries<'a>(arguments: &Arguments, contenders: &'a [Box<dyn Contender>]) -> Vec<Entry<'a>> {
     let batches = || [1].into_iter().chain(arguments.batch.iter().copied().filter(|n| *n > 1));
-    let of = |contender: &'a Box<dyn Contender>| {
+    let of = |contender: &'a dyn Contender| {
         let batches = batches().filter(|batch| *batch == 1 || contender.has_groups());
-        batches.map(|batch| (&**contender, batch))
+        batches.map(move |batch| (contender, batch))
     };
-    contenders.iter().flat_map(of).collect()
+    contenders.iter().map(AsRef::as_ref).flat_map(of).collect()
 }
 
 /// Runs all rounds and returns the samples of each entry.
