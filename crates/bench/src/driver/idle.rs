@@ -4,7 +4,6 @@
 
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use farleaf_core::page::{Answer, LeafEdit};
-use std::borrow::Borrow;
 
 /// Every operation succeeds immediately, and every key is present.
 #[derive(Debug)]
@@ -29,10 +28,6 @@ impl RangeIndex for Idle {
         let applied =
             |edit: &LeafEdit<&u64, &u64>| Answer { applied: true, found: Some(*edit.key) };
         edits.iter().map(|edit| Ok(applied(edit))).collect()
-    }
-
-    async fn multi_get<Q: Borrow<u64>>(&self, keys: &[Q]) -> Result<Vec<Option<u64>>, IndexError> {
-        Ok(keys.iter().map(|key| Some(*key.borrow())).collect())
     }
 
     async fn scan(&self, _scan: &Scan<u64>) -> Result<Records<u64, u64>, IndexError> {

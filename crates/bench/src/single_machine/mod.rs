@@ -30,7 +30,6 @@ use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::{Refusal, Usage};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, ServerId, Work};
-use std::borrow::Borrow;
 use std::ops::Bound;
 
 /// The single machine as an index [`Design`].
@@ -217,16 +216,6 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
             let near = if rest.reverse { &mut rest.upper } else { &mut rest.lower };
             *near = Bound::Excluded(last.clone());
         }
-    }
-
-    async fn multi_get<Q: Borrow<L::Key>>(
-        &self,
-        keys: &[Q],
-    ) -> Result<Vec<Option<OwnedValue<L>>>, IndexError> {
-        let lookup = |key| LeafEdit { key, action: Action::Get };
-        let edits: Vec<_> = keys.iter().map(|key| lookup(key.borrow())).collect();
-        let answers = self.execute_all(&edits).await.into_iter();
-        answers.map(|answer| answer.map(|answer| answer.found)).collect()
     }
 
     async fn execute_all(

@@ -131,13 +131,11 @@ pub trait RangeIndex {
         keys: &[Q],
     ) -> impl Future<Output = Result<Vec<Option<Owned<Self::Value>>>, IndexError>> {
         async {
-            let mut values = Vec::with_capacity(keys.len());
-            for together in keys.chunks(self.operations_together().max(1)) {
-                for value in all(together.iter().map(|key| self.get(key.borrow()))).await {
-                    values.push(value?);
-                }
-            }
-            Ok(values)
+            let lookup = |key| LeafEdit { key, action: Action::Get };
+            let edits: SmallVec<[_; OPERATIONS_TOGETHER]> =
+                keys.iter().map(|key| lookup(key.borrow())).collect();
+            let answers = self.execute_all(&edits).await.into_iter();
+            answers.map(|answer| answer.map(|answer| answer.found)).collect()
         }
     }
 

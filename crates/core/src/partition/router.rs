@@ -18,7 +18,7 @@
 use super::{PartitionMap, Route};
 use crate::cache::OwnedRange;
 use crate::index::{
-    Action, Answer, IndexError, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, Records, Scan, rounds,
+    Answer, IndexError, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, Records, Scan, rounds,
 };
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::together::all;
@@ -391,17 +391,6 @@ impl<O: Owners> RangeIndex for Router<O> {
     ) -> Result<Answer<OwnedValueOf<O>>, IndexError> {
         self.owners.begin().await;
         self.at_owner(|map| map.owner_of(edit.key), |owner| self.owners.execute(owner, edit)).await
-    }
-
-    async fn multi_get<Q: std::borrow::Borrow<KeyOf<O>>>(
-        &self,
-        keys: &[Q],
-    ) -> Result<Vec<Option<OwnedValueOf<O>>>, IndexError> {
-        let lookup = |key| LeafEdit { key, action: Action::Get };
-        let keys = keys.iter().map(|key| std::borrow::Borrow::<KeyOf<O>>::borrow(key));
-        let edits: SmallVec<[_; OPERATIONS_TOGETHER]> = keys.map(lookup).collect();
-        let answers = self.execute_all(&edits).await.into_iter();
-        answers.map(|answer| answer.map(|answer| answer.found)).collect()
     }
 
     async fn execute_all(
