@@ -60,11 +60,11 @@ fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
     }
 }
 
-fn every_workload(provider: &impl Provider) -> Vec<Measurement> {
+fn every_workload(provider: &impl Provider, batch: usize) -> Vec<Measurement> {
     let keys = KeySpace::spread(20_000);
     let mut testbed = testbed(provider, &keys, 64 << 20);
     let measure = |mix: &Mix| {
-        let run = run_of(mix, &keys, Amount::Operations(10_001));
+        let run = Run { batch, ..run_of(mix, &keys, Amount::Operations(10_001)) };
         let before = testbed.records();
         let measured = testbed.measure(&run, &|_| ()).unwrap();
         assert_eq!((measured.operations, measured.errors), (10_001, 0), "{}", mix.name);
@@ -80,9 +80,15 @@ fn every_workload(provider: &impl Provider) -> Vec<Measurement> {
 
 #[test]
 fn every_workload_finds_what_it_asks_for() {
-    let local = every_workload(&LocalConfig::default());
-    let simulated = every_workload(&SimConfig::default());
-    for (mix, both) in NAMED_MIXES.iter().zip(local.iter().zip(&simulated)) {
+    for batch in [1, 16] {
+        let local = every_workload(&LocalConfig::default(), batch);
+        let simulated = every_workload(&SimConfig::default(), batch);
+        check_rpcs(&local, &simulated);
+    }
+}
+
+fn check_rpcs(local: &[Measurement], simulated: &[Measurement]) {
+    for (mix, both) in NAMED_MIXES.iter().zip(local.iter().zip(simulated)) {
         for measured in [both.0, both.1] {
             let rpcs = measured.counters.rpcs;
             match &*mix.name {
@@ -97,6 +103,21 @@ fn every_workload_finds_what_it_asks_for() {
             assert_eq!(measured.counters.reads + measured.counters.writes, 0);
         }
     }
+}
+
+#[test]
+fn operations_of_one_call_are_in_flight_together() {
+    let keys = KeySpace::spread(20_000);
+    let measure = |batch| {
+        let amount = Amount::Operations(10_000);
+        let run = Run { batch, ..run_of(&Mix::named("ycsb-a").unwrap(), &keys, amount) };
+        let measured = testbed(&SimConfig::default(), &keys, 64 << 20).measure(&run, &|_| ());
+        let measured = measured.unwrap();
+        assert_eq!((measured.operations, measured.counters.rpcs), (10_000, 10_000));
+        measured.elapsed_ns
+    };
+    let (alone, together) = (measure(1), measure(16));
+    assert!(together * 2 < alone, "{together} {alone}: virtual time");
 }
 
 #[test]
