@@ -119,6 +119,7 @@ rules! {
     LOSER_DIRTY: "leaves_loser_clean", "D2", "The node that loses keys is marked dirty, to be written back later.";
     SHARED_NOT_MERGED: "merges_shared_nodes", "D3", "Shared nodes are never merged.";
     NEWER_STAYS: "replaces_newer_copies", "D6", "A copy of a node never replaces a newer one.";
+    LEAVES_STAY: "replaces_leaves", "D6", "A copy of an inner node never replaces a leaf that has taken over its page.";
     STRAYS_TRIMMED: "keeps_strays", "D7", "Keys outside a node's slot in its parent are removed when the node is fetched.";
     STAMPS_CHECKED: "believes_torn_leaves", "D8", "A leaf is rejected if its stamp does not match.";
     INNER_NODES_LOGGED: "skips_entries", "D9", "An exclusive inner node is written to the pool after its log entry.";

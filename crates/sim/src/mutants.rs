@@ -214,6 +214,7 @@ pub const MUTANTS: &[Mutant] = &[
     seen("leaves_loser_clean", &["random-dex-slow"]),
     seen("merges_shared_nodes", &["random-dex-slow"]),
     seen("replaces_newer_copies", &["random-dex-slow"]),
+    seen("replaces_leaves", &["dex-moves-slow-reads"]),
     seen("keeps_strays", &["canary-dex-kept-strays"]),
     seen("believes_torn_leaves", &["canary-dex-believed-torn-leaf"]),
     seen("skips_entries", &["canary-dex-unlogged-inner-node"]),

@@ -2,8 +2,9 @@
 //! §4).
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - D6. A copy never replaces a newer one. Hot children stay in their frames: the new copy adopts
-//!   those that it points to; the others have no parent until an operation reaches them.
+//! - D6. A copy never replaces a newer one, nor a leaf that has taken over its page. Hot children
+//!   stay in their frames: the new copy adopts those that it points to; the others have no parent
+//!   until an operation reaches them.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -63,6 +64,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let node = cache.seen(frame).ok_or(Restart::Busy)?;
         let _guard = node.lock().ok_or(Restart::Busy)?;
         if node.page.address() != address || !cache.is_held(frame) {
+            return Err(Restart::Busy);
+        }
+        // While the copy was on its way, its node may have been freed here, and its page allocated
+        // again. An inner node continues the versions of its page, but a leaf has none. The root is
+        // never a leaf.
+        if node.page.level() == 0 && !self.fabric().breaks(rules::LEAVES_STAY) {
             return Err(Restart::Busy);
         }
         let held = LockWord::from_bits(cache.arena().remote_word(frame));
