@@ -102,7 +102,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) -> Result<LeafOutcome<Answer<OwnedValue<L>>>, Restart> {
         if self.uncached
             && let Some(outcome) =
-                Box::pin(self.change_in_pool(probe, |page| edit.apply(page))).await?
+                Box::pin(self.change_in_pool(probe, &|page| edit.apply(page))).await?
         {
             return Ok(outcome);
         }
