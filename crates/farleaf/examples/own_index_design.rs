@@ -64,9 +64,9 @@ impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
         &self,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
-        let (mut order, mut batch) = (Ascending::default(), Vec::new());
+        let (mut order, mut batch) = (Ascending::<L>::default(), Vec::new());
         for (key, value) in records {
-            order.take(&key)?;
+            order.take(&key, &value)?;
             batch.push((key, value));
             if batch.len() == BATCH_RECORDS {
                 let records = std::mem::take(&mut batch);

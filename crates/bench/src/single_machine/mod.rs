@@ -157,9 +157,9 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
     ) -> Result<u64, IndexError> {
         let tree = self.machine.tree();
         let mut batch: Records<OwnedKey<L>, OwnedValue<L>> = Vec::with_capacity(BATCH_RECORDS);
-        let mut order = Ascending::default();
+        let mut order = Ascending::<L>::default();
         for (key, value) in records {
-            order.take(&key)?;
+            order.take(&key, &value)?;
             batch.push((key, value));
             if batch.len() == BATCH_RECORDS {
                 tree.load_append(loader, &batch).map_err(refused)?;

@@ -5,10 +5,10 @@ use super::CoarseIndex;
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::RemoteError;
-use crate::wire::{Refusal, Reply, Request, TreeRequest};
+use crate::wire::{RecordRoom, Refusal, Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
 
-/// Records in one message.
+/// Records in one message, if they are small.
 const BATCH_RECORDS: usize = 2048;
 
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
@@ -54,20 +54,23 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         &self,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
-        let mut batches: Vec<Vec<(OwnedKey<L>, OwnedValue<L>)>> =
-            self.map.servers().map(|_| Vec::with_capacity(BATCH_RECORDS)).collect();
-        let mut order = Ascending::default();
+        let room = RecordRoom::for_records(BATCH_RECORDS);
+        let mut batches: Vec<(Vec<(OwnedKey<L>, OwnedValue<L>)>, RecordRoom)> =
+            self.map.servers().map(|_| (Vec::with_capacity(BATCH_RECORDS), room)).collect();
+        let mut order = Ascending::<L>::default();
         for (key, value) in records {
-            order.take(&key)?;
+            order.take(&key, &value)?;
             let server = self.map.server_of::<L>(L::key(&key));
-            let batch = &mut batches[server.index()];
-            batch.push((key, value));
-            if batch.len() == BATCH_RECORDS {
+            let (batch, left) = &mut batches[server.index()];
+            if !left.takes::<L>(L::key(&key), L::value(&value)) {
                 self.load_batch(server, batch).await?;
+                *left = room;
+                left.takes::<L>(L::key(&key), L::value(&value));
             }
+            batch.push((key, value));
         }
         for server in self.map.servers() {
-            let batch = &mut batches[server.index()];
+            let (batch, _) = &mut batches[server.index()];
             if !batch.is_empty() {
                 self.load_batch(server, batch).await?;
             }
