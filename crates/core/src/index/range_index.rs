@@ -266,7 +266,7 @@ impl<K> Scan<K> {
     /// # Errors
     /// [`IndexError::KeyTooLong`] if no page can.
     #[inline]
-    pub(crate) fn check<L: Layout>(&self) -> Result<(), IndexError>
+    pub fn check<L: Layout>(&self) -> Result<(), IndexError>
     where
         K: Borrow<L::Key>,
     {

@@ -138,7 +138,7 @@ impl<const WORDS: usize> Named for Bytes<WORDS> {
         // Short ones are more frequent.
         let spread = spread(name);
         let most = Self::LONGEST_NAMED_VALUE - width + 1;
-        let length = width + (spread / 4 % most >> (2 * (spread % 4)));
+        let length = width + ((spread / 4 % most) >> (2 * (spread % 4)));
         match width {
             1 => repeated(&[name as u8; NAME_BYTES], length),
             _ => repeated(&name.to_le_bytes(), length),
@@ -167,7 +167,8 @@ mod tests {
     }
 
     fn check<const W: usize>() {
-        let (mut keys, mut key_lengths, mut value_lengths) = (Vec::new(), 0, 0);
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        let (mut key_lengths, mut value_lengths) = (0, 0);
         let mut values = BTreeSet::new();
         let mut shared = 0;
         for name in names() {
@@ -207,8 +208,7 @@ mod tests {
     fn a_mixture_has_no_name() {
         type B = Bytes<128>;
         let long = |name: &u64| B::value_named(*name).len() >= 32;
-        let values: Vec<_> =
-            (1_000..20_000).filter(long).take(60).map(|name| B::value_named(name)).collect();
+        let values: Vec<_> = (1_000..20_000).filter(long).take(60).map(B::value_named).collect();
         assert_eq!(values.len(), 60);
         for (one, other) in values.iter().zip(&values[1..]) {
             for cut in (8..one.len().min(other.len())).step_by(8) {
