@@ -4,6 +4,7 @@
 //! *Thread safety*: that of the index.
 
 use super::{Answer, Exchange, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan};
+use crate::cache::CacheCounters;
 use crate::page::{Action, Named, OwnedKey, OwnedValue};
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -144,6 +145,10 @@ impl<L: Named, I: IndexAdmin<Key = L::Key, Value = L::Value>> IndexAdmin for ByN
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
         self.index.declare_dead(compute_server).await
+    }
+
+    fn cache_counters(&self) -> CacheCounters {
+        self.index.cache_counters()
     }
 
     fn compute_server_of(&self, key: &u64) -> Option<u16> {
