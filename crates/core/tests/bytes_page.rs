@@ -209,7 +209,9 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
         let before = owned.words();
         let mut refused = None;
         match &change {
-            Change::Insert(key, value) if inside(key) && Bytes::<W>::accepts(key, value) => {
+            Change::Insert(key, value)
+                if inside(key) && Bytes::<W>::check_record(key, value).is_ok() =>
+            {
                 let room = Bytes::<W>::leaf_has_room(page, key, value);
                 match Bytes::<W>::leaf_insert(page, key, value) {
                     LeafInsert::Inserted => {
@@ -223,7 +225,9 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
                     }
                 }
             }
-            Change::Replace(key, value) if inside(key) && Bytes::<W>::accepts(key, value) => {
+            Change::Replace(key, value)
+                if inside(key) && Bytes::<W>::check_record(key, value).is_ok() =>
+            {
                 let room = Bytes::<W>::leaf_has_room(page, key, value);
                 match Bytes::<W>::leaf_replace(page, key, value) {
                     LeafReplace::Replaced(words) => {

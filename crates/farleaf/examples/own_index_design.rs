@@ -13,7 +13,9 @@ use farleaf_core::index::{
 use farleaf_core::page::{Action, Fixed8, Layout, OwnedKey, OwnedValue};
 use farleaf_core::remote::RpcClient;
 use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::wire::{AskEdit, Refusal, Reply, SCAN_REPLY_RECORDS, Share, TreeRequest};
+use farleaf_core::wire::{
+    AskEdit, RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, Share, TreeRequest,
+};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Fabric, ServerId};
 use std::ops::Bound;
@@ -64,14 +66,17 @@ impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
         &self,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
-        let (mut order, mut batch) = (Ascending::default(), Vec::new());
+        let (mut order, mut batch) = (Ascending::<L>::default(), Vec::new());
+        let mut room = RecordRoom::for_records(BATCH_RECORDS);
         for (key, value) in records {
-            order.take(&key)?;
-            batch.push((key, value));
-            if batch.len() == BATCH_RECORDS {
+            order.take(&key, &value)?;
+            if !room.takes::<L>(L::key(&key), L::value(&value)) {
                 let records = std::mem::take(&mut batch);
                 self.client.expect_done(SERVER, &TreeRequest::LoadAppend { records }).await?;
+                room = RecordRoom::for_records(BATCH_RECORDS);
+                room.takes::<L>(L::key(&key), L::value(&value));
             }
+            batch.push((key, value));
         }
         let last = TreeRequest::LoadAppend { records: batch };
         self.client.expect_done(SERVER, &last).await?;
@@ -86,6 +91,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
     type Value = L::Value;
 
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
+        L::check_key(key)?;
         let lookup = AskEdit(LeafEdit { key, action: Action::Get });
         match self.client.ask_harmless(SERVER, &lookup).await? {
             Reply::Value(value) => Ok(value),
@@ -97,6 +103,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+        edit.check::<L>()?;
         // `ask` does not repeat a change of unknown outcome; it ends as indeterminate.
         let reply = self.client.ask(SERVER, &AskEdit(edit)).await?;
         reply.answer_to(edit).ok_or(BAD_REPLY)
@@ -106,6 +113,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
         &self,
         scan: &Scan<OwnedKey<L>>,
     ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+        scan.check::<L>()?;
         let (mut found, mut rest) = (Records::new(), scan.clone());
         while found.len() < scan.limit {
             let limit = (scan.limit - found.len()).min(SCAN_REPLY_RECORDS) as u32;

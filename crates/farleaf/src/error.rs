@@ -103,6 +103,8 @@ impl From<IndexError> for Error {
             IndexError::Contended { .. } => Self::Contended,
             IndexError::InvalidArgument(_)
             | IndexError::NotSorted { .. }
+            | IndexError::KeyTooLong { .. }
+            | IndexError::ValueTooLong { .. }
             | IndexError::Refused { refusal: Refusal::NotEmpty, .. } => Self::Invalid,
             IndexError::Damaged { .. }
             | IndexError::BadReply { .. }

@@ -12,8 +12,8 @@ use crate::history::{Action, Outcome, Recorder, Ticket};
 use crate::scenario::{ErrorKind, LoadSpec, Scenario};
 use crate::workload::{self, Stream};
 use farleaf_core::cache::CacheCounters;
-use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Layout;
+use farleaf_core::index::{ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::page::{Layout, Named};
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
@@ -251,7 +251,7 @@ impl Board {
         compute: &De::Compute,
     ) -> Option<De::Index<F>>
     where
-        L: Layout<Key = u64, Value = u64>,
+        L: Layout,
         De: Design<L>,
         F: Fabric,
     {
@@ -321,7 +321,7 @@ pub(crate) async fn client<L, De, F>(
     seed: u64,
     (number, first): (usize, usize),
 ) where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     De: Design<L>,
     F: Fabric,
 {
@@ -335,6 +335,7 @@ pub(crate) async fn client<L, De, F>(
     let operations = scenario.workload.operations_per_client.div_ceil(handles);
     for _ in 0..handles {
         let Some(index) = board.open::<L, De, F>(&fabric, compute).await else { return };
+        let index = ByName::<L, _>::new(index);
         if scenario.cluster.in_groups {
             drive_in_groups(&fabric, &index, board, &mut streams, operations).await;
         } else {
@@ -426,7 +427,7 @@ pub(crate) async fn observer<L, De, F>(
     number: u32,
     deaths: &[Death],
 ) where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     De: Design<L>,
     F: Fabric,
 {
@@ -435,6 +436,7 @@ pub(crate) async fn observer<L, De, F>(
         board.report("the observer cannot open the index".to_owned());
         return board.let_clients_begin();
     };
+    let index = ByName::<L, _>::new(index);
     load(&fabric, &index, board, scenario, number).await;
     board.let_clients_begin();
     let mut undeclared: Vec<&Death> = deaths.iter().collect();

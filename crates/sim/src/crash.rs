@@ -23,7 +23,7 @@ use crate::workload::{self, Stream};
 use farleaf_core::cache::OwnedRange;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Layout, clipped};
+use farleaf_core::page::{Layout, Named, clipped};
 use farleaf_core::partition::{ComputePool, end_former_life, fence_former_life};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::{LastWords, SimCluster, SimControl};
@@ -67,7 +67,7 @@ struct Run<'a, L: Layout> {
 /// Runs all rounds and adds their histories to `board`.
 pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named<Key = u64, Value = u64>,
 {
     let spec = scenario.crash.as_ref().ok_or("this scenario has no [crash]")?;
     let options = dex_options::<L>(scenario)?;
@@ -143,7 +143,7 @@ where
     if found.damaged.is_empty() { run.settle(&cluster, &pool) } else { Ok(()) }
 }
 
-fn restarted<L: Layout<Key = u64, Value = u64>>(
+fn restarted<L: Named<Key = u64, Value = u64>>(
     pool: &ComputePool<Dex, L>,
     dead: impl Fn(u16) -> bool,
 ) -> Result<Arc<ComputePool<Dex, L>>, String> {
@@ -154,7 +154,7 @@ fn restarted<L: Layout<Key = u64, Value = u64>>(
 
 /// A client that asks only for keys of its compute server and does everything through that server's
 /// endpoint.
-async fn own_client<L: Layout<Key = u64, Value = u64>>(
+async fn own_client<L: Named<Key = u64, Value = u64>>(
     fabric: impl Fabric,
     pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
@@ -225,7 +225,7 @@ fn is_some_key_within(scan: &Scan<u64>) -> bool {
 }
 
 /// Writes back by age on a compute server, if the scenario asks for it.
-async fn write_back<L: Layout<Key = u64, Value = u64>>(
+async fn write_back<L: Named<Key = u64, Value = u64>>(
     fabric: impl Fabric,
     pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
@@ -236,7 +236,7 @@ async fn write_back<L: Layout<Key = u64, Value = u64>>(
     ended.unwrap_or_else(|error| board.report(format!("cannot write back by age: {error}")));
 }
 
-impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
+impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
     /// Streams of operations in a round, including the keeper's.
     fn streams(&self) -> u32 {
         let cluster = &self.scenario.cluster;

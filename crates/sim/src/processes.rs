@@ -22,7 +22,7 @@ use crate::workload;
 use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{BalanceOptions, Design, IndexError, RangeIndex, Reshaped, Scan};
-use farleaf_core::page::Layout;
+use farleaf_core::page::{Layout, Named};
 use farleaf_core::partition::{
     Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queues, Worker,
     begin_life, end_former_life, fence_former_life,
@@ -302,7 +302,7 @@ struct DeployedCompute {
     options: ClientOptions,
 }
 
-impl<L: Layout<Key = u64, Value = u64>> Design<L> for Deployed {
+impl<L: Named<Key = u64, Value = u64>> Design<L> for Deployed {
     const NAME: &'static str = "deployed";
     type Options = ();
     type Compute = DeployedCompute;
@@ -344,7 +344,7 @@ pub(crate) fn play<L>(
     board: &Board,
 ) -> Result<(), String>
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named<Key = u64, Value = u64>,
 {
     let options = dex_options::<L>(scenario)?;
     let memory: Servers<L> = start::<L, Dex>(scenario, &options)?;
@@ -383,7 +383,7 @@ where
     run.look_at_the_end(&cluster, &inspector)
 }
 
-impl<L: Layout<Key = u64, Value = u64>> Run<'_, L> {
+impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
     fn memory_servers(&self) -> u16 {
         self.scenario.cluster.memory_servers
     }

@@ -10,7 +10,7 @@
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{
     ClusterSpec, CrashSpec, DeathSpec, DesignSpec, DistributionSpec, ErrorKind, FaultSpec,
-    LoadSpec, NetworkSpec, OutageSpec, PartitioningSpec, Scenario, Weights, WorkloadSpec,
+    KeysSpec, LoadSpec, NetworkSpec, OutageSpec, PartitioningSpec, Scenario, Weights, WorkloadSpec,
 };
 use crate::workload;
 use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
@@ -111,6 +111,7 @@ fn cluster(dice: &mut Dice, is_dex: bool) -> ClusterSpec {
         in_flight_per_client: dice.of(&[1, 2, 5]),
         in_groups: false,
         handles_per_client: dice.of(&[1, 1, 3, 8]),
+        keys: KeysSpec::U64,
         page_words: dice.of(&[16, 16, 16, 24, 24, 40, 128]),
         pool_bytes: 8 << 20,
         chunk_bytes: dice.of(&[4_096, 16_384, 65_536]),

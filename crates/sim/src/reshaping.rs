@@ -7,7 +7,7 @@ use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
-use farleaf_core::page::Layout;
+use farleaf_core::page::Named;
 use farleaf_core::partition::ComputePool;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) async fn mover<L, F>(
     scenario: &Scenario,
     (seed, which): (u64, u64),
 ) where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named<Key = u64, Value = u64>,
     F: Fabric,
 {
     let DesignSpec::Dex { moves, .. } = scenario.design else { return };
@@ -62,7 +62,7 @@ pub(crate) async fn grower<L, F>(
     scenario: &Scenario,
     seed: u64,
 ) where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named<Key = u64, Value = u64>,
     F: Fabric,
 {
     let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
@@ -85,7 +85,7 @@ pub(crate) async fn balancer<L, F>(
     board: &Board,
     scenario: &Scenario,
 ) where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named<Key = u64, Value = u64>,
     F: Fabric,
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };

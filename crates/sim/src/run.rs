@@ -14,7 +14,7 @@ use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool, at_the_end};
 use crate::processes;
 use crate::reshaping::{balancer, grower, mover};
-use crate::scenario::{DesignSpec, ErrorKind, Scenario};
+use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{coarse_options, dex_options, fine_options, hybrid_options, sim_config, start};
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
@@ -23,7 +23,7 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Fixed8, Layout};
+use farleaf_core::page::{Bytes, Fixed8, Named};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
@@ -141,22 +141,35 @@ fn run_and_count(
 
 /// Selects the code for the scenario's page size. A checked scenario has a supported one.
 fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
-    match scenario.cluster.page_words {
-        16 => play_design::<Fixed8<16>>(scenario, seed, board),
-        24 => play_design::<Fixed8<24>>(scenario, seed, board),
-        40 => play_design::<Fixed8<40>>(scenario, seed, board),
-        128 => play_design::<Fixed8<128>>(scenario, seed, board),
-        words => Err(format!("unsupported page size: {words} words")),
+    match (scenario.cluster.keys, scenario.cluster.page_words) {
+        (KeysSpec::Bytes, 64) => play_bytes::<Bytes<64>>(scenario, seed, board),
+        (KeysSpec::Bytes, 128) => play_bytes::<Bytes<128>>(scenario, seed, board),
+        (KeysSpec::U64, 16) => play_design::<Fixed8<16>>(scenario, seed, board),
+        (KeysSpec::U64, 24) => play_design::<Fixed8<24>>(scenario, seed, board),
+        (KeysSpec::U64, 40) => play_design::<Fixed8<40>>(scenario, seed, board),
+        (KeysSpec::U64, 128) => play_design::<Fixed8<128>>(scenario, seed, board),
+        (_, words) => Err(format!("unsupported page size: {words} words")),
+    }
+}
+
+/// Runs a scenario over byte strings, of a design that takes them.
+fn play_bytes<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+    match &scenario.design {
+        DesignSpec::Coarse { partitioning } => {
+            let options = coarse_options::<L>(scenario, *partitioning);
+            play_on::<L, Coarse>(scenario, seed, board, &options)
+        }
+        _ => Err("the design does not run on byte strings".to_owned()),
     }
 }
 
 fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named<Key = u64, Value = u64>,
 {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
-            let options = coarse_options(scenario, *partitioning);
+            let options = coarse_options::<L>(scenario, *partitioning);
             play_on::<L, Coarse>(scenario, seed, board, &options)
         }
         DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
@@ -178,7 +191,7 @@ fn play_on<L, De>(
     options: &De::Options,
 ) -> Result<(), String>
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     De: Design<L>,
 {
     let servers = start::<L, De>(scenario, options)?;
@@ -196,7 +209,7 @@ where
 /// Runs a scenario of DEX and inspects its tree during the run and at the end.
 fn play_dex<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named<Key = u64, Value = u64>,
 {
     if scenario.crash.is_some() {
         return crash::play::<L>(scenario, seed, board);
@@ -262,7 +275,7 @@ fn simulate<L, De, B>(
     (others, beside): (usize, B),
 ) -> SimCluster<MemoryServer<L>>
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     De: Design<L>,
     B: AsyncFn(<SimCluster<MemoryServer<L>> as Cluster>::Fabric, usize) + Sync,
 {

@@ -13,6 +13,10 @@ use thiserror::Error;
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
     (
+        "canary-bytes-skipped-validation",
+        include_str!("../scenarios/canary-bytes-skipped-validation.toml"),
+    ),
+    (
         "canary-dex-believed-torn-leaf",
         include_str!("../scenarios/canary-dex-believed-torn-leaf.toml"),
     ),
@@ -37,6 +41,9 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ),
     ("canary-skipped-validation", include_str!("../scenarios/canary-skipped-validation.toml")),
     ("coarse-bulk", include_str!("../scenarios/coarse-bulk.toml")),
+    ("coarse-bytes-churn", include_str!("../scenarios/coarse-bytes-churn.toml")),
+    ("coarse-bytes-faults", include_str!("../scenarios/coarse-bytes-faults.toml")),
+    ("coarse-bytes-long-scans", include_str!("../scenarios/coarse-bytes-long-scans.toml")),
     ("coarse-churn", include_str!("../scenarios/coarse-churn.toml")),
     ("coarse-client-dies", include_str!("../scenarios/coarse-client-dies.toml")),
     ("coarse-faults", include_str!("../scenarios/coarse-faults.toml")),
@@ -154,6 +161,8 @@ pub const SCENARIOS: &[(&str, &str)] = &[
 
 /// Page sizes that scenarios can choose, in words. Code is compiled for each.
 pub const PAGE_WORDS: &[usize] = &[16, 24, 40, 128];
+/// Page sizes of scenarios over byte strings.
+pub const BYTES_PAGE_WORDS: &[usize] = &[64, 128];
 
 /// Why a scenario cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -320,12 +329,26 @@ pub struct ClusterSpec {
     /// Handles that each client opens and closes in sequence.
     #[serde(default = "one")]
     pub handles_per_client: u16,
-    /// Words per page, one of [`PAGE_WORDS`].
+    /// What keys and values are.
+    #[serde(default)]
+    pub keys: KeysSpec,
+    /// Words per page, one of [`PAGE_WORDS`], or of [`BYTES_PAGE_WORDS`] for byte strings.
     pub page_words: usize,
     /// Bytes of each memory server's pool.
     pub pool_bytes: usize,
     /// Bytes of the chunks that memory servers allocate from it.
     pub chunk_bytes: u64,
+}
+
+/// What the keys and values of a scenario are. Histories have their names in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeysSpec {
+    /// Numbers.
+    #[default]
+    U64,
+    /// Byte strings of different lengths.
+    Bytes,
 }
 
 fn one() -> u16 {
@@ -748,8 +771,15 @@ impl Scenario {
 
     pub(crate) fn check(&self) -> Result<(), String> {
         let (cluster, workload, faults) = (&self.cluster, &self.workload, &self.faults);
-        if !PAGE_WORDS.contains(&cluster.page_words) {
-            return Err(format!("page_words must be one of {PAGE_WORDS:?}"));
+        let sizes = match cluster.keys {
+            KeysSpec::U64 => PAGE_WORDS,
+            KeysSpec::Bytes => BYTES_PAGE_WORDS,
+        };
+        if !sizes.contains(&cluster.page_words) {
+            return Err(format!("page_words must be one of {sizes:?}"));
+        }
+        if cluster.keys == KeysSpec::Bytes && !matches!(self.design, DesignSpec::Coarse { .. }) {
+            return Err("only the coarse design takes keys = \"bytes\"".to_owned());
         }
         let positive = [
             ("memory_servers", u64::from(cluster.memory_servers)),

@@ -11,7 +11,7 @@ use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::hybrid::HybridOptions;
 use farleaf_core::index::{BalanceOptions, Design, IndexError};
-use farleaf_core::page::Layout;
+use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::LONGEST_MOVE_NS;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
@@ -20,15 +20,16 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
 use rand::RngExt;
 
-pub(crate) fn coarse_options(
+pub(crate) fn coarse_options<L: Named>(
     scenario: &Scenario,
     partitioning: PartitioningSpec,
-) -> CoarseOptions<u64> {
+) -> CoarseOptions<OwnedKey<L>> {
     let servers = scenario.cluster.memory_servers;
     let partitioning = match partitioning {
         PartitioningSpec::Hash => Partitioning::Hash,
         PartitioningSpec::Range => {
-            Partitioning::Range { boundaries: workload::boundaries(&scenario.workload, servers) }
+            let names = workload::boundaries(&scenario.workload, servers);
+            Partitioning::Range { boundaries: names.into_iter().map(L::key_named).collect() }
         }
     };
     CoarseOptions { partitioning }
@@ -103,7 +104,7 @@ pub(crate) type Servers<L> = Vec<Arc<MemoryServer<L>>>;
 /// Starts the memory servers and creates the empty index on them.
 pub(crate) fn start<L, De>(scenario: &Scenario, options: &De::Options) -> Result<Servers<L>, String>
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Layout,
     De: Design<L>,
 {
     let cluster = &scenario.cluster;

@@ -157,9 +157,9 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
     ) -> Result<u64, IndexError> {
         let tree = self.machine.tree();
         let mut batch: Records<OwnedKey<L>, OwnedValue<L>> = Vec::with_capacity(BATCH_RECORDS);
-        let mut order = Ascending::default();
+        let mut order = Ascending::<L>::default();
         for (key, value) in records {
-            order.take(&key)?;
+            order.take(&key, &value)?;
             batch.push((key, value));
             if batch.len() == BATCH_RECORDS {
                 tree.load_append(loader, &batch).map_err(refused)?;
@@ -177,6 +177,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
 
     #[inline]
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
+        L::check_key(key)?;
         self.begin().await.get(&self.cpu, key).await.map_err(refused)
     }
 
@@ -185,6 +186,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+        edit.check::<L>()?;
         let tree = self.begin().await;
         let answer = tree.execute(&self.cpu, edit).await.map_err(refused)?;
         if edit.action == Action::Remove {
@@ -199,6 +201,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         &self,
         scan: &Scan<OwnedKey<L>>,
     ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+        scan.check::<L>()?;
         let tree = self.begin().await;
         let mut rest = scan.clone();
         let mut records = Records::new();
@@ -222,6 +225,13 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
     ) -> Vec<Result<Answer<OwnedValue<L>>, IndexError>> {
+        if edits.iter().any(|edit| edit.check::<L>().is_err()) {
+            let mut answers = Vec::with_capacity(edits.len());
+            for edit in edits {
+                answers.push(self.execute(*edit).await);
+            }
+            return answers;
+        }
         for _ in edits {
             self.begin().await; // each operation is a client's work
         }

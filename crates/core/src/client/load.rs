@@ -5,7 +5,7 @@ use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::together::all;
-use crate::wire::{ClientRequest, ClientResponse, ErrorCode, Refusal};
+use crate::wire::{ClientRequest, ClientResponse, ErrorCode, RecordRoom, Refusal};
 use farleaf_fabric::{Fabric, ServerId};
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
@@ -31,15 +31,18 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         builder: u16,
     ) -> Result<u64, IndexError> {
-        let mut order = Ascending::default();
+        let mut order = Ascending::<L>::default();
         let mut together = Vec::with_capacity(RECORDS_TOGETHER);
+        let mut room = RecordRoom::for_records(RECORDS_TOGETHER);
         for (key, value) in records {
-            order.take(&key)?;
-            together.push((key, value));
-            if together.len() == RECORDS_TOGETHER {
+            order.take(&key, &value)?;
+            if !room.takes::<L>(L::key(&key), L::value(&value)) {
                 let records = std::mem::take(&mut together);
                 self.done(builder, &ClientRequest::LoadAppend { records }).await?;
+                room = RecordRoom::for_records(RECORDS_TOGETHER);
+                room.takes::<L>(L::key(&key), L::value(&value));
             }
+            together.push((key, value));
         }
         if !together.is_empty() {
             self.done(builder, &ClientRequest::LoadAppend { records: together }).await?;

@@ -36,12 +36,12 @@ use crate::index::{IndexAdmin, IndexError};
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::partition::{PartitionMap, Router, Unserved};
 use crate::together::all;
-use crate::wire::{ClientRequest, ClientResponse};
+use crate::wire::{ClientRequest, ClientResponse, RecordRoom};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 use std::rc::Rc;
 
-/// Maximum number of records in one request, so that it fits a message.
+/// Maximum number of records in one request, if they are small, so that it fits a message.
 const RECORDS_TOGETHER: usize = 4096;
 
 /// Options of a client.
@@ -128,23 +128,34 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         &self,
         mut records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<(), IndexError> {
+        for (key, value) in &records {
+            L::check_record(L::key(key), L::value(value))?;
+        }
         let mut attempts = self.attempts();
         while !records.is_empty() {
             // Group them by owner; the owners set theirs concurrently. What does not fit the
             // request to its owner waits for the next one, so that the order is kept.
             let map = self.map();
-            let mut parts: Vec<(u16, Vec<_>)> = Vec::new();
+            let mut parts: Vec<(u16, RecordRoom, Vec<_>)> = Vec::new();
             let mut rest = Vec::new();
             for (key, value) in records.drain(..) {
                 let owner = map.owner_of(L::key(&key));
-                match parts.iter_mut().find(|(other, _)| *other == owner) {
-                    Some((_, part)) if part.len() >= RECORDS_TOGETHER => rest.push((key, value)),
-                    Some((_, part)) => part.push((key, value)),
-                    None => parts.push((owner, vec![(key, value)])),
+                let at = match parts.iter().position(|(other, ..)| *other == owner) {
+                    Some(at) => at,
+                    None => {
+                        let room = RecordRoom::for_records(RECORDS_TOGETHER);
+                        parts.push((owner, room, Vec::new()));
+                        parts.len() - 1
+                    }
+                };
+                let (_, room, part) = &mut parts[at];
+                match room.takes::<L>(L::key(&key), L::value(&value)) {
+                    true => part.push((key, value)),
+                    false => rest.push((key, value)),
                 }
             }
             // Setting a key twice has the same effect as setting it once.
-            let asked = parts.into_iter().map(async |(owner, records)| {
+            let asked = parts.into_iter().map(async |(owner, _, records)| {
                 let ask = ClientRequest::<L>::UpsertAll { records };
                 let outcome = self.owners().ask_owner(owner, ask.encode(), true).await;
                 (owner, ask, outcome)

@@ -3,6 +3,7 @@
 //! *Thread safety*: plain values.
 
 use super::IndexError;
+use crate::page::{Layout, OwnedKey, OwnedValue};
 
 /// Checks the fill of pages, a fraction.
 ///
@@ -15,25 +16,28 @@ pub fn check_fill(fill: f64) -> Result<(), IndexError> {
     }
 }
 
-/// Counts the records of a load, and checks that they ascend strictly.
+/// Counts the records of a load, and checks that each can be in a page and that they ascend
+/// strictly.
 #[derive(Debug)]
-pub struct Ascending<K> {
-    last: Option<K>,
+pub struct Ascending<L: Layout> {
+    last: Option<OwnedKey<L>>,
     count: u64,
 }
 
-impl<K> Default for Ascending<K> {
+impl<L: Layout> Default for Ascending<L> {
     fn default() -> Self {
         Self { last: None, count: 0 }
     }
 }
 
-impl<K: Clone + Ord> Ascending<K> {
-    /// Counts and checks the next key.
+impl<L: Layout> Ascending<L> {
+    /// Counts and checks the next record.
     ///
     /// # Errors
-    /// [`IndexError::NotSorted`] if it is not above the previous one.
-    pub fn take(&mut self, key: &K) -> Result<(), IndexError> {
+    /// [`IndexError::NotSorted`] if its key is not above the previous one;
+    /// [`IndexError::KeyTooLong`] or [`IndexError::ValueTooLong`] if no page can hold it.
+    pub fn take(&mut self, key: &OwnedKey<L>, value: &OwnedValue<L>) -> Result<(), IndexError> {
+        L::check_record(L::key(key), L::value(value))?;
         if self.last.as_ref().is_some_and(|last| last >= key) {
             return Err(IndexError::NotSorted { position: self.count });
         }
@@ -42,7 +46,7 @@ impl<K: Clone + Ord> Ascending<K> {
         Ok(())
     }
 
-    /// The number of keys taken.
+    /// The number of records taken.
     pub fn count(&self) -> u64 {
         self.count
     }

@@ -2,10 +2,12 @@
 //!
 //! A design's tests call [`run`] with a provider and the design's options; the checks panic where
 //! the index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys
-//! make a tree of many levels.
+//! make a tree of many levels. The model knows keys and values by their names ([`Named`]).
 
-use super::{Action, Answer, Design, Exchange, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan};
-use crate::page::Layout;
+use super::{
+    Action, Answer, ByName, Design, Exchange, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan,
+};
+use crate::page::{Layout, Named};
 use crate::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
@@ -80,7 +82,7 @@ impl<P: Provider, O: Clone> Setup<'_, P, O> {
 /// If one fails.
 pub fn run<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     D: Design<L>,
     P: Provider,
 {
@@ -92,8 +94,11 @@ where
     concurrent_counters::<L, D, P>(setup);
 }
 
-async fn open<L: Layout, D: Design<L>, F: Fabric>(fabric: F, compute: &D::Compute) -> D::Index<F> {
-    D::open(fabric, compute).await.expect("the index opens")
+async fn open<L: Named, D: Design<L>, F: Fabric>(
+    fabric: F,
+    compute: &D::Compute,
+) -> ByName<L, D::Index<F>> {
+    ByName::new(D::open(fabric, compute).await.expect("the index opens"))
 }
 
 fn compute<L: Layout, D: Design<L>>(options: &D::Options) -> D::Compute {
@@ -103,7 +108,7 @@ fn compute<L: Layout, D: Design<L>>(options: &D::Options) -> D::Compute {
 /// An index is created once, and cannot be opened before that.
 pub fn opening<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     D: Design<L>,
     P: Provider,
 {
@@ -171,7 +176,7 @@ async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: 
 /// One client runs random operations, including the extreme keys and values.
 pub fn single_operations<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     D: Design<L>,
     P: Provider,
 {
@@ -291,7 +296,7 @@ fn model_scan(model: &Model, scan: &Scan<u64>) -> Vec<(u64, u64)> {
 /// Scans with every kind of bound, both directions, limits, and empty and crossed ranges.
 pub fn scans<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     D: Design<L>,
     P: Provider,
 {
@@ -332,7 +337,7 @@ where
 /// Bulk loading: contents, order, and rejected loads that leave the index as it was.
 pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     D: Design<L>,
     P: Provider,
 {
@@ -371,7 +376,7 @@ where
 /// changes, while other clients' splits, merges and collections happen around its keys.
 pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     D: Design<L>,
     P: Provider,
 {
@@ -408,7 +413,7 @@ where
 /// Several clients at once on the same few keys: every compare-exchange counts exactly once.
 pub fn concurrent_counters<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Layout<Key = u64, Value = u64>,
+    L: Named,
     D: Design<L>,
     P: Provider,
 {

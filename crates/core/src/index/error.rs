@@ -1,6 +1,6 @@
 //! Errors of index operations.
 
-use crate::page::SuperblockError;
+use crate::page::{SuperblockError, TooLong};
 use crate::remote::{BadShares, RemoteError};
 use crate::wire::{ErrorCode, Refusal};
 use farleaf_fabric::{FabricError, GlobalAddr, ServerId};
@@ -66,6 +66,22 @@ pub enum IndexError {
         /// The offending record, counted from 0.
         position: u64,
     },
+    /// No page of the index can hold the key.
+    #[error("{}", TooLong::Key { bytes: *bytes, most: *most })]
+    KeyTooLong {
+        /// The key's length.
+        bytes: usize,
+        /// The longest key.
+        most: usize,
+    },
+    /// No page of the index can hold the value beside its key.
+    #[error("{}", TooLong::Value { bytes: *bytes, most: *most })]
+    ValueTooLong {
+        /// The value's length.
+        bytes: usize,
+        /// The longest value of the same key.
+        most: usize,
+    },
     /// Another compute server owns the key.
     #[error("compute server {owner} owns the key, as of epoch {epoch} of the partition map")]
     NotOwner {
@@ -121,6 +137,15 @@ impl From<RemoteError> for IndexError {
 impl From<FabricError> for IndexError {
     fn from(error: FabricError) -> Self {
         RemoteError::from(error).into()
+    }
+}
+
+impl From<TooLong> for IndexError {
+    fn from(error: TooLong) -> Self {
+        match error {
+            TooLong::Key { bytes, most } => Self::KeyTooLong { bytes, most },
+            TooLong::Value { bytes, most } => Self::ValueTooLong { bytes, most },
+        }
     }
 }
 

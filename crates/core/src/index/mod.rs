@@ -2,6 +2,7 @@
 
 mod admin;
 mod bulk;
+mod by_name;
 pub mod coarse;
 pub mod conformance;
 mod design;
@@ -19,6 +20,7 @@ mod reshape;
 pub use crate::page::{Action, Answer, LeafEdit};
 pub use admin::{Background, IndexAdmin};
 pub use bulk::{Ascending, check_fill};
+pub use by_name::ByName;
 pub use design::Design;
 pub use error::IndexError;
 pub use memory_use::MemoryUse;

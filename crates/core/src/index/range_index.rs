@@ -1,7 +1,7 @@
 //! The trait common to all index designs.
 
 use super::IndexError;
-use crate::page::{Action, Answer, LeafEdit};
+use crate::page::{Action, Answer, Layout, LeafEdit};
 use crate::together::all;
 use smallvec::{SmallVec, smallvec};
 use std::borrow::Borrow;
@@ -20,6 +20,9 @@ pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 /// was. Of keys that are added, removed or changed meanwhile it sees some state. An operation that
 /// ends in [`IndexError::Indeterminate`] may have happened, and may still happen later; with any
 /// other error it has not and will not.
+///
+/// A key or a value that no page can hold ends in [`IndexError::KeyTooLong`] or
+/// [`IndexError::ValueTooLong`], whatever the operation; so does a scan with such a bound.
 ///
 /// A design implements `get`, `execute`, `scan`, `bulk_load` and `flush`; the rest follows from
 /// these. Operator functions are in [`super::IndexAdmin`].
@@ -254,6 +257,25 @@ impl<K: Clone> Scan<K> {
     pub fn limit(mut self, limit: usize) -> Self {
         self.limit = limit;
         self
+    }
+}
+
+impl<K> Scan<K> {
+    /// Whether a page can hold the keys that bound the scan.
+    ///
+    /// # Errors
+    /// [`IndexError::KeyTooLong`] if no page can.
+    #[inline]
+    pub fn check<L: Layout>(&self) -> Result<(), IndexError>
+    where
+        K: Borrow<L::Key>,
+    {
+        for bound in [&self.lower, &self.upper] {
+            if let Bound::Included(key) | Bound::Excluded(key) = bound {
+                L::check_key(key.borrow())?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 //! *Thread safety*: plain functions. The caller holds the leaf.
 
 use super::layout::{Entry, Layout, LeafInsert, LeafReplace, OwnedValue};
+use super::limits::TooLong;
 use super::view::Page;
 use super::weight::is_sparse;
 use std::borrow::Borrow;
@@ -118,6 +119,24 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
         matches!(self.action, Action::Remove) && {
             let record = L::record_weight(page, self.key);
             record > 0 && is_sparse::<L>(L::weight(page).saturating_sub(record))
+        }
+    }
+
+    /// Whether a page can hold the key and the values.
+    ///
+    /// # Errors
+    /// [`TooLong`] if no page can.
+    #[inline]
+    pub fn check<L: Layout<Key = K, Value = V>>(&self) -> Result<(), TooLong> {
+        match self.action {
+            Action::Get | Action::Remove => L::check_key(self.key),
+            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
+                L::check_record(self.key, value)
+            }
+            Action::CompareExchange(expected, new) => {
+                L::check_record(self.key, expected)?;
+                L::check_record(self.key, new)
+            }
         }
     }
 

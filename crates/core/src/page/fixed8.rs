@@ -178,12 +178,23 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     const CAPACITY: usize = Self::CHECKED_CAPACITY;
     const FULL: usize = Self::CHECKED_CAPACITY;
     const FORMAT: u8 = 1;
+    const MOST_MESSAGE_BYTES: usize = 16;
 
     /// Nothing: entries go into the page at once.
     type Filling = ();
 
     fn min_key() -> u64 {
         0
+    }
+
+    #[inline]
+    fn key_bytes(_key: &u64) -> usize {
+        8
+    }
+
+    #[inline]
+    fn value_bytes(_value: &u64) -> usize {
+        8
     }
 
     #[inline]

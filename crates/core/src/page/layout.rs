@@ -1,6 +1,7 @@
 //! The interface of a page layout. Indexes and servers are generic over it, so another kind of keys
 //! and values takes only another implementation of [`Layout`].
 
+use super::limits::TooLong;
 use super::view::Page;
 use farleaf_fabric::{GlobalAddr, Message};
 use std::borrow::Borrow;
@@ -131,6 +132,14 @@ pub fn lies_within<K: ?Sized + Ord>(keys: (&K, Option<&K>), others: (&K, Option<
 pub trait Put {
     /// Appends the value to a message.
     fn put(&self, to: &mut Message);
+    /// Appends several values.
+    #[inline]
+    fn put_each(values: &[Self], to: &mut Message)
+    where
+        Self: Sized,
+    {
+        values.iter().for_each(|value| value.put(to));
+    }
 }
 
 /// A type that can be a field of a message.
@@ -138,6 +147,17 @@ pub trait Wire: Put + Sized {
     /// Takes a value off the front of a message, or returns `None` if there is none. The bytes may
     /// be arbitrary: this never panics and never allocates more than the message is long.
     fn take(from: &mut &[u8]) -> Option<Self>;
+    /// Takes several values off the front.
+    #[inline]
+    fn take_each(count: usize, from: &mut &[u8]) -> Option<Vec<Self>> {
+        // Bound the allocation: the count may be wrong.
+        let room = from.len() / size_of::<Self>().max(1);
+        let mut list = Vec::with_capacity(count.min(room));
+        for _ in 0..count {
+            list.push(Self::take(from)?);
+        }
+        Some(list)
+    }
 }
 
 /// A key of layout `L` in its owned form.
@@ -191,9 +211,17 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     const FULL: usize;
     /// Number of the format, stored in every page and superblock.
     const FORMAT: u8;
+    /// The most bytes of a record in a message.
+    const MOST_MESSAGE_BYTES: usize;
 
     /// The smallest key.
     fn min_key() -> OwnedKey<Self>;
+
+    /// A key that divides leaves: above `below`, and not above `above`.
+    #[inline]
+    fn separator(_below: &Self::Key, above: &Self::Key) -> OwnedKey<Self> {
+        above.to_owned()
+    }
 
     /// The borrowed form of a key.
     #[inline]
@@ -206,6 +234,27 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn value(owned: &OwnedValue<Self>) -> &Self::Value {
         owned.borrow()
     }
+
+    /// Whether a page can hold the key.
+    ///
+    /// # Errors
+    /// [`TooLong`] if no page can.
+    #[inline]
+    fn check_key(_key: &Self::Key) -> Result<(), TooLong> {
+        Ok(())
+    }
+    /// Whether a page can hold the record.
+    ///
+    /// # Errors
+    /// [`TooLong`] if no page can, for the length of its key or of its value.
+    #[inline]
+    fn check_record(_key: &Self::Key, _value: &Self::Value) -> Result<(), TooLong> {
+        Ok(())
+    }
+    /// The bytes of a key in a message.
+    fn key_bytes(key: &Self::Key) -> usize;
+    /// The bytes of a value in a message.
+    fn value_bytes(value: &Self::Value) -> usize;
 
     /// A hash of the key that spreads over all 64 bits.
     fn hash(key: &Self::Key) -> u64;

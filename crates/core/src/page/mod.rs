@@ -11,7 +11,9 @@ mod edit;
 mod fixed8;
 mod latch;
 mod layout;
+mod limits;
 mod lock_word;
+mod named;
 mod stubborn;
 mod superblock;
 mod view;
@@ -28,7 +30,9 @@ pub use layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, OwnedKey, OwnedValue, Probe, Put,
     ScanWindow, SplitPlan, Wire, clipped, lies_within,
 };
+pub use limits::TooLong;
 pub use lock_word::LockWord;
+pub use named::Named;
 pub use stubborn::Stubborn;
 pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};

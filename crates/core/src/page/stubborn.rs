@@ -51,11 +51,20 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
     const CAPACITY: usize = Fixed8::<WORDS>::CAPACITY;
     const FULL: usize = Fixed8::<WORDS>::FULL;
     const FORMAT: u8 = Fixed8::<WORDS>::FORMAT;
+    const MOST_MESSAGE_BYTES: usize = Fixed8::<WORDS>::MOST_MESSAGE_BYTES;
 
     type Filling = ();
 
     fn min_key() -> u64 {
         Fixed8::<WORDS>::min_key()
+    }
+
+    fn key_bytes(key: &u64) -> usize {
+        Fixed8::<WORDS>::key_bytes(key)
+    }
+
+    fn value_bytes(value: &u64) -> usize {
+        Fixed8::<WORDS>::value_bytes(value)
     }
 
     fn hash(key: &u64) -> u64 {

@@ -95,8 +95,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
 
     /// Answers operations on single keys.
     async fn answer_group<C: Clients<L>>(&self, taken: &mut Taken<L, C::Reply>, clients: &C) {
-        let unavailable =
-            |reply| clients.answer(reply, ClientResponse::Error(ErrorCode::Unavailable));
+        let no = |reply, code| clients.answer(reply, ClientResponse::Error(code));
         for _ in taken.iter() {
             self.fabric().charge(Work::Client).await;
         }
@@ -109,6 +108,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                 && entered.is_some()
                 && (can_change || !ask.is_change());
             match ask {
+                ask if ask.check().is_err() => no(reply, ErrorCode::Malformed),
                 ClientRequest::Edit(edit) if is_served => match self.refusal(L::key(&edit.key)) {
                     Some(refusal) => clients.answer(reply, refusal),
                     None => {
@@ -116,7 +116,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                         replies.push(Cell::new(Some(reply)));
                     }
                 },
-                _ => unavailable(reply),
+                _ => no(reply, ErrorCode::Unavailable),
             }
         }
         let edits: SmallVec<[_; GROUP]> = edits.iter().map(LeafEdit::as_ref).collect();

@@ -43,9 +43,9 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         let mut builder = pool.builder(fill, boundaries);
         let is_shown = Cell::new(false);
         let outcome = async {
-            let mut order = Ascending::default();
+            let mut order = Ascending::<L>::default();
             for (key, value) in records {
-                order.take(&key)?;
+                order.take(&key, &value)?;
                 builder.append(L::key(&key), L::value(&value)).await?;
             }
             self.check_empty().await?;

@@ -354,6 +354,19 @@ impl<O: Owners> Router<O> {
         }
     }
 
+    /// Executes operations one after the other, some of which no page can serve.
+    #[cold]
+    async fn execute_in_turn(
+        &self,
+        edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
+    ) -> Vec<Result<Answer<OwnedValueOf<O>>, IndexError>> {
+        let mut answers = Vec::with_capacity(edits.len());
+        for edit in edits {
+            answers.push(self.execute(*edit).await);
+        }
+        answers
+    }
+
     /// Runs one part of a scan at the owner of the keys where it begins.
     async fn scan_part(
         &self,
@@ -381,6 +394,7 @@ impl<O: Owners> RangeIndex for Router<O> {
 
     #[inline]
     async fn get(&self, key: &KeyOf<O>) -> Result<Option<OwnedValueOf<O>>, IndexError> {
+        O::Layout::check_key(key)?;
         self.owners.begin().await;
         self.at_owner(|map| map.owner_of(key), |owner| self.owners.get(owner, key)).await
     }
@@ -389,6 +403,7 @@ impl<O: Owners> RangeIndex for Router<O> {
         &self,
         edit: LeafEdit<&KeyOf<O>, &ValueOf<O>>,
     ) -> Result<Answer<OwnedValueOf<O>>, IndexError> {
+        edit.check::<O::Layout>()?;
         self.owners.begin().await;
         self.at_owner(|map| map.owner_of(edit.key), |owner| self.owners.execute(owner, edit)).await
     }
@@ -397,6 +412,9 @@ impl<O: Owners> RangeIndex for Router<O> {
         &self,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
     ) -> Vec<Result<Answer<OwnedValueOf<O>>, IndexError>> {
+        if edits.iter().any(|edit| edit.check::<O::Layout>().is_err()) {
+            return Box::pin(self.execute_in_turn(edits)).await;
+        }
         let ended: Vec<Ended<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
         let together = self.operations_together().max(1);
         for (edits, ended) in edits.chunks(together).zip(ended.chunks(together)) {
@@ -413,6 +431,7 @@ impl<O: Owners> RangeIndex for Router<O> {
         &self,
         scan: &Scan<OwnedKeyOf<O>>,
     ) -> Result<Records<OwnedKeyOf<O>, OwnedValueOf<O>>, IndexError> {
+        scan.check::<O::Layout>()?;
         self.owners.begin().await;
         let mut records = Records::new();
         let mut rest = scan.clone();

@@ -19,10 +19,11 @@ use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::remote::{ROOT_SERVER, RemoteError};
 use crate::together::all;
 use crate::wire::{
-    ClientRequest, ClientResponse, ErrorCode, PoolRequest, Refusal, Request, SCAN_REPLY_RECORDS,
+    ClientRequest, ClientResponse, ErrorCode, PoolRequest, RecordRoom, Refusal, Request,
+    SCAN_REPLY_RECORDS,
 };
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, ServerId, Work};
+use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId, Work};
 use std::cell::Cell;
 use std::fmt::{self, Debug, Formatter};
 use std::ops::Bound;
@@ -59,8 +60,21 @@ pub(super) fn error_code(error: &IndexError) -> ErrorCode {
         IndexError::Fabric(_) => ErrorCode::NoMemoryServer,
         IndexError::Refused { refusal: Refusal::NotEmpty, .. } => ErrorCode::NotEmpty,
         IndexError::NotSorted { .. } => ErrorCode::NotSorted,
-        IndexError::InvalidArgument(_) => ErrorCode::Malformed,
+        IndexError::InvalidArgument(_)
+        | IndexError::KeyTooLong { .. }
+        | IndexError::ValueTooLong { .. } => ErrorCode::Malformed,
         _ => ErrorCode::Damaged,
+    }
+}
+
+/// Drops every second key until the rest fits a message.
+fn thin_out<L: Layout>(keys: &mut Vec<OwnedKey<L>>) {
+    while keys.iter().map(|key| L::key_bytes(L::key(key))).sum::<usize>() > MAX_MESSAGE_BYTES / 2 {
+        let mut is_kept = false;
+        keys.retain(|_| {
+            is_kept = !is_kept;
+            is_kept
+        });
     }
 }
 
@@ -180,6 +194,9 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     /// for [`Worker::load`].
     pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         self.fabric().charge(Work::Client).await;
+        if ask.check().is_err() {
+            return ClientResponse::Error(ErrorCode::Malformed);
+        }
         match ask {
             ClientRequest::Map => return self.map_told(),
             ClientRequest::Halt => return self.told(self.halt().await),
@@ -240,7 +257,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             }
             ClientRequest::TakeOver { from } => self.take_over(from).await,
             ClientRequest::Samples => {
-                let Load { samples, keys } = self.server().samples().take();
+                let Load { samples, mut keys } = self.server().samples().take();
+                thin_out::<L>(&mut keys);
                 ClientResponse::Samples { samples, keys }
             }
             ClientRequest::Fences { key } => match self.part.index.fences(L::key(&key)).await {
@@ -294,21 +312,38 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         if owner != me {
             return ClientResponse::NotOwner { owner, epoch: map.epoch() };
         }
-        scan.limit = scan.limit.min(SCAN_REPLY_RECORDS);
+        let mut room = RecordRoom::for_records(SCAN_REPLY_RECORDS);
+        let (most, step) = (scan.limit.min(SCAN_REPLY_RECORDS), room.records_of_any_size::<L>());
         let mut records = Records::new();
-        let range = match self.part.index.scan(&scan, &mut records).await {
-            Ok(range) if range == map.range_of(me) => range,
-            // The range belongs to a map that this thread has not seen yet.
-            Ok(_) | Err(RemoteError::Moved) => {
-                return ClientResponse::Error(ErrorCode::Unavailable);
+        // Steps, so that little more is collected than the reply takes.
+        loop {
+            let had = records.len();
+            scan.limit = most.min(had + step);
+            let range = match self.part.index.scan(&scan, &mut records).await {
+                Ok(range) if range == map.range_of(me) => range,
+                // The range belongs to a map that this thread has not seen yet.
+                Ok(_) | Err(RemoteError::Moved) => {
+                    return ClientResponse::Error(ErrorCode::Unavailable);
+                }
+                Err(error) => return self.no(&error.into()),
+            };
+            let is_cut = room.cut::<L>(&mut records, had);
+            let last = match records.last() {
+                Some((last, _)) if is_cut || records.len() >= scan.limit => last.clone(),
+                _ => {
+                    let next = behind(&scan, range, &L::min_key());
+                    return ClientResponse::Records { records, next };
+                }
+            };
+            let next = Bound::Excluded(last);
+            if is_cut || records.len() >= most {
+                return ClientResponse::Records { records, next: Some(next) };
             }
-            Err(error) => return self.no(&error.into()),
-        };
-        let next = match records.last() {
-            Some((last, _)) if records.len() >= scan.limit => Some(Bound::Excluded(last.clone())),
-            _ => behind(&scan, range, &L::min_key()),
-        };
-        ClientResponse::Records { records, next }
+            match scan.reverse {
+                true => scan.upper = next,
+                false => scan.lower = next,
+            }
+        }
     }
 
     /// Stops serving, waits for the operations in flight, and writes everything back.
@@ -390,10 +425,10 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         let boundaries = map.boundaries().to_vec();
         let mut builder = self.pool.builder(fill, boundaries);
         let outcome = async {
-            let mut order = Ascending::default();
+            let mut order = Ascending::<L>::default();
             while let Some(records) = next().await? {
                 for (key, value) in records {
-                    order.take(&key)?;
+                    order.take(&key, &value)?;
                     builder.append(L::key(&key), L::value(&value)).await?;
                 }
             }

@@ -416,8 +416,8 @@ impl<L: Layout> RpcService for MemoryServer<L> {
     #[inline]
     async fn handle<C: Cpu>(&self, cpu: &C, client: u16, request: &[u8], reply: &mut Message) {
         let answer = match Request::decode(request) {
-            Some(request) => self.answer(cpu, client, request).await,
-            None => Err(Refusal::Malformed),
+            Some(request) if request.check().is_ok() => self.answer(cpu, client, request).await,
+            _ => Err(Refusal::Malformed),
         };
         answer.unwrap_or_else(Reply::Refused).encode(reply);
     }

@@ -19,7 +19,7 @@ use crate::page::{
     ScanWindow, clipped, narrowed, slot_range,
 };
 use crate::rules;
-use crate::wire::{Refusal, Reply, SCAN_REPLY_RECORDS, Ticket};
+use crate::wire::{RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, Ticket};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use std::collections::BTreeMap;
@@ -197,6 +197,7 @@ impl<L: Layout> Offloads<L> {
         let top = page_at(node).ok_or(Refusal::NotHere)?;
         let (low, high) = (L::low(top), L::high(top));
         let mut records = Vec::new();
+        let mut room = RecordRoom::for_records(SCAN_REPLY_RECORDS);
         // The next leaf to read: the one that covers this key, or the one before it.
         let mut place = match (reverse, &lower, &upper) {
             (false, Bound::Included(key) | Bound::Excluded(key), _) if *key > low => {
@@ -233,7 +234,7 @@ impl<L: Layout> Offloads<L> {
                 return Err(Refusal::Damaged); // D8
             }
             cpu.charge(Work::CopyRecords((records.len() - had) as u32)).await;
-            let full = records.len() >= limit;
+            let full = room.cut::<L>(&mut records, had) || records.len() >= limit;
             let asked = ScanWindow { lower: wanted.0, upper: wanted.1, reverse, limit };
             let next = match reverse {
                 false => keys.1.filter(|end| high.as_ref().is_none_or(|high| end < high)),

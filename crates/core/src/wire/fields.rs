@@ -6,7 +6,7 @@
 //! *Thread safety*: plain functions.
 
 use super::table::fields;
-use crate::page::{Action, Answer, LeafEdit, Put, Wire};
+use crate::page::{Action, Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, Wire};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 
@@ -30,7 +30,35 @@ macro_rules! integers {
     };
 }
 
-integers!(u8, u16, u32, u64);
+integers!(u16, u32, u64);
+
+impl Put for u8 {
+    #[inline]
+    fn put(&self, to: &mut Message) {
+        to.push(*self);
+    }
+
+    #[inline]
+    fn put_each(values: &[Self], to: &mut Message) {
+        to.extend_from_slice(values);
+    }
+}
+
+impl Wire for u8 {
+    #[inline]
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        let (byte, rest) = from.split_first()?;
+        *from = rest;
+        Some(*byte)
+    }
+
+    #[inline]
+    fn take_each(count: usize, from: &mut &[u8]) -> Option<Vec<Self>> {
+        let (bytes, rest) = from.split_at_checked(count)?;
+        *from = rest;
+        Some(bytes.to_vec())
+    }
+}
 
 impl<T: ?Sized + Put> Put for &T {
     #[inline]
@@ -130,7 +158,7 @@ impl<K: Wire, V: Wire> Wire for (K, V) {
 impl<T: Put> Put for [T] {
     fn put(&self, to: &mut Message) {
         u32::try_from(self.len()).unwrap_or(u32::MAX).put(to);
-        self.iter().for_each(|item| item.put(to));
+        T::put_each(self, to);
     }
 }
 
@@ -142,18 +170,8 @@ impl<T: Put> Put for Vec<T> {
 
 impl<T: Wire> Wire for Vec<T> {
     fn take(from: &mut &[u8]) -> Option<Self> {
-        take_list(u32::take(from)? as usize, from)
+        T::take_each(u32::take(from)? as usize, from)
     }
-}
-
-fn take_list<T: Wire>(count: usize, from: &mut &[u8]) -> Option<Vec<T>> {
-    // Bound the allocation: the count may be wrong.
-    let room = from.len() / size_of::<T>().max(1);
-    let mut list = Vec::with_capacity(count.min(room));
-    for _ in 0..count {
-        list.push(T::take(from)?);
-    }
-    Some(list)
 }
 
 /// A short list: its length as a `u16`, then the items.
@@ -162,11 +180,11 @@ pub(super) mod short {
 
     pub(in crate::wire) fn put<T: Put>(list: &[T], to: &mut Message) {
         u16::try_from(list.len()).unwrap_or(u16::MAX).put(to);
-        list.iter().for_each(|item| item.put(to));
+        T::put_each(list, to);
     }
 
     pub(in crate::wire) fn take<T: Wire>(from: &mut &[u8]) -> Option<Vec<T>> {
-        take_list(u16::take(from)?.into(), from)
+        T::take_each(u16::take(from)?.into(), from)
     }
 }
 
@@ -185,6 +203,23 @@ pub(super) mod rest {
         }
         Some(list)
     }
+}
+
+/// Whether a page can hold the keys that bound a range.
+pub(super) fn check_bounds<L: Layout>(bounds: [&Bound<OwnedKey<L>>; 2]) -> Result<(), TooLong> {
+    for bound in bounds {
+        if let Bound::Included(key) | Bound::Excluded(key) = bound {
+            L::check_key(L::key(key))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a page can hold each record.
+pub(super) fn check_records<L: Layout>(
+    records: &[(OwnedKey<L>, OwnedValue<L>)],
+) -> Result<(), TooLong> {
+    records.iter().try_for_each(|(key, value)| L::check_record(L::key(key), L::value(value)))
 }
 
 fields!(Answer<V> { applied, found });

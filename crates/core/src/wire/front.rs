@@ -6,8 +6,9 @@
 //!
 //! *Thread safety*: plain values.
 
+use super::fields::{check_bounds, check_records};
 use super::table::{Table, messages};
-use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put};
+use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
@@ -186,6 +187,25 @@ messages! {
 }
 
 impl<L: Layout> ClientRequest<L> {
+    /// Whether a page can hold the keys and values of the request. Decoding accepts any length.
+    ///
+    /// # Errors
+    /// [`TooLong`] if no page can.
+    #[inline]
+    pub fn check(&self) -> Result<(), TooLong> {
+        match self {
+            Self::Edit(edit) => edit.as_ref().check::<L>(),
+            Self::UpsertAll { records } | Self::LoadAppend { records } => {
+                check_records::<L>(records)
+            }
+            Self::Scan { lower, upper, .. } => check_bounds::<L>([lower, upper]),
+            Self::Release { near: Some(key), .. } | Self::Fences { key } => {
+                L::check_key(L::key(key))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the request may change the index, or promises that changes are on the memory
     /// servers.
     pub fn is_change(&self) -> bool {

@@ -17,6 +17,7 @@ mod offload;
 mod owners;
 mod pool;
 mod reply;
+mod room;
 mod table;
 mod tree;
 
@@ -25,11 +26,12 @@ pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
 pub use pool::{GIVE_BACK_NODES, PoolRequest, Usage};
 pub use reply::{Refusal, Reply};
+pub use room::RecordRoom;
 pub use tree::{SCAN_REPLY_RECORDS, Share, TreeRequest};
 
-use crate::page::{Fixed8, Layout, LeafEdit, OwnedKey, OwnedValue, Put, Wire};
+use crate::page::{Fixed8, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, Wire};
 use farleaf_fabric::Message;
-use fields::{ACTIONS, put_edit, take_edit};
+use fields::{ACTIONS, check_bounds, put_edit, take_edit};
 use table::{Table, are_distinct};
 
 /// A request to a memory server, by the part of the server that answers it. Each part has its own
@@ -96,6 +98,24 @@ impl<L: Layout> Wire for Request<L> {
 }
 
 impl<L: Layout> Request<L> {
+    /// Whether a page can hold the keys and values of the request. Decoding accepts any length.
+    ///
+    /// # Errors
+    /// [`TooLong`] if no page can.
+    #[inline]
+    pub fn check(&self) -> Result<(), TooLong> {
+        match self {
+            Self::Edit(edit) | Self::Offload(OffloadRequest::Edit { edit, .. }) => {
+                edit.as_ref().check::<L>()
+            }
+            Self::Tree(request) => request.check(),
+            Self::Offload(OffloadRequest::Scan { lower, upper, .. }) => {
+                check_bounds::<L>([lower, upper])
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The request as a message.
     #[inline]
     pub fn encode(&self) -> Message {

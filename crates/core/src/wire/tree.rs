@@ -1,11 +1,15 @@
 //! Requests to a memory server's own tree, apart from edits.
 
+use super::fields::{check_bounds, check_records};
 use super::table::messages;
-use crate::page::{Layout, OwnedKey, OwnedValue, Put, Wire};
+use crate::page::{Layout, OwnedKey, OwnedValue, Put, TooLong, Wire};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
-/// Maximum number of records in one reply to a scan; a longer scan needs further requests.
+/// Maximum number of records in one reply to a scan, if they are small ([`RecordRoom`]); a longer
+/// scan needs further requests.
+///
+/// [`RecordRoom`]: super::RecordRoom
 pub const SCAN_REPLY_RECORDS: usize = 4096;
 
 messages! {
@@ -47,6 +51,21 @@ messages! {
         13 => LoadAbort,
         /// Collects deleted records; answered after a whole pass.
         14 => Collect,
+    }
+}
+
+impl<L: Layout> TreeRequest<L> {
+    /// Whether a page can hold the keys and values of the request.
+    pub(super) fn check(&self) -> Result<(), TooLong> {
+        match self {
+            Self::Create { share: Share::Range { low, high } } => {
+                L::check_key(L::key(low))?;
+                high.as_ref().map_or(Ok(()), |high| L::check_key(L::key(high)))
+            }
+            Self::Scan { lower, upper, .. } => check_bounds::<L>([lower, upper]),
+            Self::LoadAppend { records } => check_records::<L>(records),
+            _ => Ok(()),
+        }
     }
 }
 

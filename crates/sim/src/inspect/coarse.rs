@@ -7,23 +7,23 @@
 
 use super::walk::{Access, Stop, Walk, records};
 use super::{Expect, Records};
-use farleaf_core::page::{Layout, Superblock};
+use farleaf_core::page::{Named, Page, Superblock};
 use farleaf_fabric::{Region, RpcService};
 
-impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
+impl<'a, L: Named> Walk<'a, L> {
     /// The records of all trees, ordered by key.
     pub(super) fn coarse(&mut self) -> Result<Records, Stop> {
         let mut all = Vec::new();
         for number in 0..self.pool.servers.len() {
-            all.extend(self.tree_of(number)?.unwrap_or_default());
+            all.extend(records(&self.tree_of(number)?.unwrap_or_default())?);
         }
         // Under hash partitioning, each server has keys from the whole key space.
         all.sort_unstable();
         Ok(all)
     }
 
-    /// The records of a memory server's tree, or `None` if a page on the way is held.
-    pub(super) fn tree_of(&mut self, number: usize) -> Result<Option<Records>, Stop> {
+    /// The leaves of a memory server's tree, or `None` if a page on the way is held.
+    pub(super) fn tree_of(&mut self, number: usize) -> Result<Option<Vec<Page<'a, L>>>, Stop> {
         let server = &self.pool.servers[number];
         let root = Superblock::root(&Region::words(server.region())[..Superblock::WORDS]);
         let met_before = self.met.len();
@@ -37,6 +37,6 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
             let fault = format!("the tree of server {number} has {taken} nodes, {found} are there");
             return Err(Stop::Wrong(fault));
         }
-        Ok(Some(records(&leaves)))
+        Ok(Some(leaves))
     }
 }

@@ -9,27 +9,30 @@
 //! *Invariants once everything is written back*, unless a crash came before: fences equal what the
 //! parents say, keys lie within them, and no node is reachable twice.
 
-use super::walk::{Stop, Walk};
+use super::walk::{Stop, Walk, named};
 use super::{Expect, Records};
-use farleaf_core::page::{Layout, ScanWindow, Superblock};
+use farleaf_core::page::{Named, OwnedKey, ScanWindow, Superblock};
 use farleaf_fabric::{GlobalAddr, RpcService};
 use std::ops::Bound;
 
-impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
+/// A node to visit: its address, its level if known, and the keys routed to it.
+type Routed<L> = (GlobalAddr, Option<u8>, OwnedKey<L>, Option<OwnedKey<L>>);
+
+impl<L: Named> Walk<'_, L> {
     /// Inspects the whole tree and returns the records of all leaves that parents lead to.
     pub(super) fn dex(&mut self) -> Result<Records, Stop> {
         let (pool, expect) = (self.pool, self.expect);
         let mut records = Vec::new();
         if pool.doomed.contains(&0) {
-            return Ok(records);
+            return Ok(Records::new());
         }
         let superblock = &pool.servers[0].region().words()[..Superblock::WORDS];
         let root = Superblock::root(superblock);
-        // Nodes to visit, leftmost last: the address, the level if known, and the keys routed to
-        // it.
-        let mut left: Vec<(GlobalAddr, Option<u8>, u64, Option<u64>)> = vec![(root, None, 0, None)];
+        // Leftmost last.
+        let mut left: Vec<Routed<L>> = vec![(root, None, L::min_key(), None)];
         while let Some((at, level, low, high)) = left.pop() {
-            let path = || format!("the node at {at:?}, asked for the keys from {low} to {high:?}");
+            let path =
+                || format!("the node at {at:?}, asked for the keys from {low:?} to {high:?}");
             let page = pool.page(at).map_err(|error| format!("{}: {error}", path()))?;
             if pool.doomed.contains(&at.server().number()) {
                 continue;
@@ -57,17 +60,21 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
             let fences = (L::low(page), L::high(page));
             // A leaf has no checksum, so half a WRITE may have changed one of the two words of an
             // infinite fence.
-            let end = fences.1.filter(|end| *end != u64::MAX || expect != Expect::WellFormed);
-            let covers = fences.0 <= low && end.is_none_or(|end| high.is_some_and(|h| h <= end));
-            if !covers || (expect == Expect::Exact && fences != (low, high)) {
+            let is_half = |end: &OwnedKey<L>| {
+                expect == Expect::WellFormed && L::name_of_key(L::key(end)) == Some(u64::MAX)
+            };
+            let end = fences.1.as_ref().filter(|end| !is_half(end));
+            let ends = |end| high.as_ref().is_some_and(|high| high <= end);
+            let covers = fences.0 <= low && end.is_none_or(ends);
+            if !covers || (expect == Expect::Exact && fences != (low.clone(), high.clone())) {
                 return wrong(format!("its fences are {fences:?}"));
             }
             if page.level() == 0 {
                 if expect != Expect::WellFormed && !page.stamp_fits() {
                     return wrong("its stamp does not match".to_owned());
                 }
-                let upper = high.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-                let lower = Bound::Included(&low);
+                let upper = high.as_ref().map_or(Bound::Unbounded, Bound::Excluded).map(L::key);
+                let lower = Bound::Included(L::key(&low));
                 let window = ScanWindow { lower, upper, reverse: false, limit: usize::MAX };
                 let found = L::leaf_collect(page, &window, &mut records);
                 if expect == Expect::Exact && found != page.live_count() {
@@ -76,17 +83,17 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
                 continue;
             }
             for slot in (0..page.count()).rev() {
-                let from = L::inner_key(page, slot).max(low);
+                let from = L::inner_key(page, slot).max(low.clone());
                 let next = (slot + 1 < page.count()).then(|| L::inner_key(page, slot + 1));
-                let to = match (next, high) {
-                    (Some(next), Some(high)) => Some(next.min(high)),
-                    (next, high) => next.or(high),
+                let to = match (next, &high) {
+                    (Some(next), Some(high)) => Some(next.min(high.clone())),
+                    (next, high) => next.or_else(|| high.clone()),
                 };
-                if to.is_none_or(|to| from < to) {
+                if to.as_ref().is_none_or(|to| from < *to) {
                     left.push((L::inner_child(page, slot), Some(page.level() - 1), from, to));
                 }
             }
         }
-        Ok(records)
+        named::<L>(records)
     }
 }

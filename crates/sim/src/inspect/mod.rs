@@ -22,8 +22,8 @@ mod walk;
 use crate::client::Board;
 use crate::scenario::{DesignSpec, ErrorKind, Scenario};
 use crate::workload;
-use farleaf_core::index::{Design, RangeIndex, Scan};
-use farleaf_core::page::{Layout, NodeCarver, Page};
+use farleaf_core::index::{ByName, Design, RangeIndex, Scan};
+use farleaf_core::page::{Layout, Named, NodeCarver, OwnedKey, Page};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
@@ -35,7 +35,7 @@ use walk::{Stop, Walk};
 /// Longest time between two inspections, in nanoseconds; it grows with the length of the run.
 const MAX_PAUSE_NS: u64 = 20_000;
 
-/// Records as (key, value), ordered by key.
+/// Records as (key, value) by their names, ordered by key.
 type Records = Vec<(u64, u64)>;
 
 /// The state that an inspection expects.
@@ -61,7 +61,7 @@ pub(crate) struct Pool<L: Layout> {
     design: DesignSpec,
     /// Lower bounds of the memory servers' key ranges, except the first; meaningful under range
     /// partitioning.
-    boundaries: Vec<u64>,
+    boundaries: Vec<OwnedKey<L>>,
     /// Memory servers that may be dead; the inspector ignores their nodes.
     doomed: BTreeSet<u16>,
     /// Whether compute servers die and may leave pages locked that no client has used since.
@@ -74,16 +74,17 @@ pub(crate) struct Pool<L: Layout> {
     last_words_ns: u64,
 }
 
-impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
+impl<L: Named> Pool<L> {
     pub(crate) fn new(servers: &[Arc<MemoryServer<L>>], scenario: &Scenario) -> Self {
         let (faults, allowed) = (&scenario.faults, &scenario.allowed_errors);
         let deaths = faults.kill_memory_server.iter().chain(&faults.restart_memory_server);
         let doomed: BTreeSet<u16> = deaths.map(|death| death.server).collect();
         let clients_die = !faults.kill_compute_server.is_empty();
+        let boundaries = workload::boundaries(&scenario.workload, servers.len() as u16);
         Self {
             servers: servers.to_vec(),
             design: scenario.design.clone(),
-            boundaries: workload::boundaries(&scenario.workload, servers.len() as u16),
+            boundaries: boundaries.into_iter().map(L::key_named).collect(),
             clients_die,
             tells_all: !clients_die && doomed.is_empty() && allowed.is_empty(),
             last_words_ns: match clients_die {
@@ -158,7 +159,8 @@ impl<L: Layout<Key = u64, Value = u64>> Pool<L> {
                 // that arrives.
                 fabric.sleep(self.last_words_ns).await;
             }
-            De::open(fabric, compute).await?.scan(&Scan::range(..)).await
+            let index = ByName::<L, _>::new(De::open(fabric, compute).await?);
+            index.scan(&Scan::range(..)).await
         });
         let records = match scanned.pop().flatten() {
             Some(Ok(records)) => records,

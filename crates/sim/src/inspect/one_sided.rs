@@ -11,15 +11,15 @@
 //! that begins at its key, even while the leaf is locked, because a change takes the record out
 //! first.
 
-use super::walk::{Access, Place, Stop, Walk, records};
+use super::walk::{Access, Place, Stop, Walk, records, unnamed};
 use super::{Expect, Records};
-use farleaf_core::page::{Layout, Page, Superblock};
+use farleaf_core::page::{Named, OwnedKey, Page, Superblock};
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
 
-impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
+impl<L: Named> Walk<'_, L> {
     pub(super) fn fine(&mut self) -> Result<Records, Stop> {
         let root = Superblock::root(self.superblock(0));
-        Ok(records(&self.leaves(root, Access::OneSided)?))
+        records(&self.leaves(root, Access::OneSided)?)
     }
 
     fn superblock(&self, server: usize) -> &[farleaf_fabric::sync::AtomicU64] {
@@ -33,20 +33,20 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
         let place = |leaf: &Page<'_, L>| (L::low(*leaf), leaf.address());
         let missing = firsts.iter().find(|first| !leaves.iter().any(|leaf| place(leaf) == **first));
         if let Some((low, at)) = missing {
-            let fault = format!("the first leaf of a share at {at:?} does not begin at {low}");
+            let fault = format!("the first leaf of a share at {at:?} does not begin at {low:?}");
             return Err(Stop::Wrong(fault));
         }
         // If a tree could not be inspected, the other trees do not know all leaves.
-        let Some(mut known) = named else { return Ok(records(&leaves)) };
+        let Some(mut known) = named else { return records(&leaves) };
         known.extend(firsts);
         known.sort_unstable();
         self.check_known(&known, &leaves, "a memory server")?;
-        Ok(records(&leaves))
+        records(&leaves)
     }
 
     /// The first leaves of the shares, which no record names.
-    fn firsts(&self) -> Result<Vec<Place>, Stop> {
-        let lows = std::iter::once(0).chain(self.pool.boundaries.iter().copied());
+    fn firsts(&self) -> Result<Vec<Place<L>>, Stop> {
+        let lows = std::iter::once(L::min_key()).chain(self.pool.boundaries.iter().cloned());
         let firsts = (0..self.pool.servers.len()).map(|server| {
             Superblock::read::<L>(self.superblock(server)).map(|found| found.first_leaf)
         });
@@ -57,26 +57,32 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
 
     /// The leaves that the servers' trees name (Y3), or `None` if one of the trees is being
     /// changed.
-    fn named(&mut self) -> Result<Option<Vec<Place>>, Stop> {
+    fn named(&mut self) -> Result<Option<Vec<Place<L>>>, Stop> {
         let mut named = Some(Vec::new());
         for server in 0..self.pool.servers.len() {
-            let records = self.tree_of(server)?;
-            for (key, at) in records.iter().flatten() {
-                if self.pool.boundaries.partition_point(|low| low <= key) != server {
-                    return Err(Stop::Wrong(format!("server {server} names a leaf from {key} on")));
+            let Some(leaves) = self.tree_of(server)? else {
+                named = None;
+                continue;
+            };
+            for (key, value) in unnamed(&leaves) {
+                if self.pool.boundaries.partition_point(|low| *low <= key) != server {
+                    let fault = format!("server {server} names a leaf from {key:?} on");
+                    return Err(Stop::Wrong(fault));
                 }
-                self.check_named(*key, GlobalAddr::from_bits(*at))?;
+                // The value is an address.
+                let at = L::name_of_value(L::value(&value)).map(GlobalAddr::from_bits);
+                let at = at.ok_or_else(|| format!("server {server} has no address for {key:?}"))?;
+                self.check_named(&key, at)?;
+                if let Some(all) = &mut named {
+                    all.push((key, at));
+                }
             }
-            named = named.zip(records).map(|(mut all, records)| {
-                all.extend(records.into_iter().map(|(key, at)| (key, GlobalAddr::from_bits(at))));
-                all
-            });
         }
         Ok(named)
     }
 
     /// Checks Y3, even for a leaf that is locked.
-    fn check_named(&self, key: u64, at: GlobalAddr) -> Result<(), Stop> {
+    fn check_named(&self, key: &OwnedKey<L>, at: GlobalAddr) -> Result<(), Stop> {
         let page = self.pool.page(at)?;
         let is_half_written = self.expect == Expect::WellFormed && !page.is_of_one_piece();
         if is_half_written || self.pool.doomed.contains(&at.server().number()) {
@@ -87,10 +93,10 @@ impl<L: Layout<Key = u64, Value = u64>> Walk<'_, L> {
             _ if page.address() != at => "has another address in its header",
             _ if page.is_dead() => "is dead",
             _ if page.level() > 0 || page.is_head() => "is not a leaf",
-            _ if L::low(page) != key => "does not begin there",
+            _ if L::low(page) != *key => "does not begin there",
             _ => return Ok(()),
         };
-        let fault = format!("a memory server leads from {key} to {at:?}, which {what}: {page:?}");
+        let fault = format!("a memory server leads from {key:?} to {at:?}, which {what}: {page:?}");
         Err(Stop::Wrong(fault))
     }
 }

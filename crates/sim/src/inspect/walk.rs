@@ -7,7 +7,7 @@
 //! without faults there is no such page.
 
 use super::{Expect, Pool, Records};
-use farleaf_core::page::{Layout, MAX_LEVEL, Page, ScanWindow};
+use farleaf_core::page::{Layout, MAX_LEVEL, Named, OwnedKey, OwnedValue, Page, ScanWindow};
 use farleaf_fabric::GlobalAddr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -49,9 +49,9 @@ pub(super) struct Walk<'a, L: Layout> {
 }
 
 /// A page's low fence and its address.
-pub(super) type Place = (u64, GlobalAddr);
+pub(super) type Place<L> = (OwnedKey<L>, GlobalAddr);
 
-impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
+impl<'a, L: Named> Walk<'a, L> {
     pub(super) fn new(pool: &'a Pool<L>, expect: Expect) -> Self {
         let out_of_use = pool.servers.iter().flat_map(|server| server.nodes_out_of_use());
         let given_out = pool.servers.iter().map(|server| server.usage().allocated_bytes);
@@ -110,17 +110,17 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
         access: Access,
     ) -> Result<Vec<Page<'a, L>>, Stop> {
         let mut pages: Vec<Page<'a, L>> = Vec::new();
-        let (mut at, mut low, mut from) = (first, 0, GlobalAddr::NULL);
+        let (mut at, mut low, mut from) = (first, L::min_key(), GlobalAddr::NULL);
         loop {
             let page = self.page(at, access).map_err(|stop| match stop {
                 Stop::Held => Stop::Held,
-                Stop::Wrong(fault) => {
-                    Stop::Wrong(format!("on level {level}, after {from:?}, from {low} on: {fault}"))
-                }
+                Stop::Wrong(fault) => Stop::Wrong(format!(
+                    "on level {level}, after {from:?}, from {low:?} on: {fault}"
+                )),
             })?;
             let wrong = |what: String| {
                 Err(Stop::Wrong(format!(
-                    "the node at {at:?}, on level {level} from {low} on: {what}"
+                    "the node at {at:?}, on level {level} from {low:?} on: {what}"
                 )))
             };
             if !self.met.insert(at) {
@@ -132,14 +132,14 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
             let (begin, end) = (L::low(page), L::high(page));
             if page.is_head() {
                 let may_be_here = access == Access::OneSided && level == 0 && !pages.is_empty();
-                if !may_be_here || (begin, end) != (low, Some(low)) {
-                    return wrong(format!("it is a head with the fences {begin} and {end:?}"));
+                if !may_be_here || begin != low || end != Some(low.clone()) {
+                    return wrong(format!("it is a head with the fences {begin:?} and {end:?}"));
                 }
                 (from, at) = (at, page.sibling());
                 continue;
             }
-            if begin != low || end.is_some_and(|end| end <= begin) {
-                return wrong(format!("its fences are {begin} and {end:?}"));
+            if begin != low || end.as_ref().is_some_and(|end| *end <= begin) {
+                return wrong(format!("its fences are {begin:?} and {end:?}"));
             }
             if let Err(fault) = check_entries(page) {
                 return wrong(fault);
@@ -167,7 +167,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
         if level > MAX_LEVEL {
             return Err(Stop::Wrong(format!("the root at {root:?} is on level {level}")));
         }
-        let mut known = vec![(0, root)];
+        let mut known = vec![(L::min_key(), root)];
         loop {
             let chain = self.chain(known[0].1, level, access)?;
             self.check_known(&known, &chain, "a parent")?;
@@ -183,7 +183,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
     /// pages that they must reach.
     pub(super) fn check_known(
         &self,
-        known: &[Place],
+        known: &[Place<L>],
         chain: &[Page<'_, L>],
         who: &str,
     ) -> Result<(), Stop> {
@@ -196,7 +196,7 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
             if number == 0 || (self.expect != Expect::WellFormed && self.pool.tells_all) {
                 let (low, at) = place;
                 return Err(Stop::Wrong(format!(
-                    "{who} has no entry for {low}, which should lead to {at:?}"
+                    "{who} has no entry for {low:?}, which should lead to {at:?}"
                 )));
             }
         }
@@ -205,11 +205,11 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
             Some((key, at)) => {
                 let what = self.pool.page(*at).map(|page| match page.is_dead() {
                     true => "is dead".to_owned(),
-                    false => format!("begins at {} on level {}", L::low(page), page.level()),
+                    false => format!("begins at {:?} on level {}", L::low(page), page.level()),
                 });
                 let what = what.unwrap_or_else(|fault| fault);
                 let from =
-                    format!("{who} leads from {key} to {at:?}, which is not in the chain there");
+                    format!("{who} leads from {key:?} to {at:?}, which is not in the chain there");
                 Err(Stop::Wrong(format!("{from}: it {what}")))
             }
         }
@@ -217,39 +217,58 @@ impl<'a, L: Layout<Key = u64, Value = u64>> Walk<'a, L> {
 }
 
 /// The entries of an inner page.
-fn children<L: Layout<Key = u64>>(page: Page<'_, L>) -> impl Iterator<Item = Place> + '_ {
+fn children<L: Layout>(page: Page<'_, L>) -> impl Iterator<Item = Place<L>> + '_ {
     (0..page.count()).map(move |slot| (L::inner_key(page, slot), L::inner_child(page, slot)))
 }
 
-pub(super) fn records<L: Layout<Key = u64, Value = u64>>(leaves: &[Page<'_, L>]) -> Records {
+/// The records of leaves as they are. The keys of a server's tree in the hybrid design are fences
+/// of leaves, and have no names.
+pub(super) fn unnamed<L: Layout>(leaves: &[Page<'_, L>]) -> Vec<(OwnedKey<L>, OwnedValue<L>)> {
+    let everything = ScanWindow {
+        lower: Bound::Unbounded,
+        upper: Bound::Unbounded,
+        reverse: false,
+        limit: usize::MAX,
+    };
     let mut records = Vec::new();
     for leaf in leaves {
-        L::leaf_collect(*leaf, &EVERYTHING, &mut records);
+        L::leaf_collect(*leaf, &everything, &mut records);
     }
     records
 }
 
-const EVERYTHING: ScanWindow<'_, u64> = ScanWindow {
-    lower: Bound::Unbounded,
-    upper: Bound::Unbounded,
-    reverse: false,
-    limit: usize::MAX,
-};
+/// The records of leaves by their names.
+pub(super) fn records<L: Named>(leaves: &[Page<'_, L>]) -> Result<Records, Stop> {
+    named::<L>(unnamed(leaves))
+}
+
+/// Records by their names.
+pub(super) fn named<L: Named>(records: Vec<(OwnedKey<L>, OwnedValue<L>)>) -> Result<Records, Stop> {
+    let name = |(key, value): (OwnedKey<L>, OwnedValue<L>)| {
+        let names = (L::name_of_key(L::key(&key)), L::name_of_value(L::value(&value)));
+        match names {
+            (Some(key), Some(value)) => Ok((key, value)),
+            _ => Err(Stop::Wrong(format!("no client has set {key:?} to {value:?}"))),
+        }
+    };
+    records.into_iter().map(name).collect()
+}
 
 /// Checks P3, P4 and P5 of the page format.
-fn check_entries<L: Layout<Key = u64, Value = u64>>(page: Page<'_, L>) -> Result<(), String> {
-    let keys: Vec<u64> = match page.level() {
-        0 => records(&[page]).into_iter().map(|(key, _)| key).collect(),
+fn check_entries<L: Layout>(page: Page<'_, L>) -> Result<(), String> {
+    let keys: Vec<OwnedKey<L>> = match page.level() {
+        0 => unnamed(&[page]).into_iter().map(|(key, _)| key).collect(),
         _ => children(page).map(|(key, _)| key).collect(),
     };
-    let is_within = |key: &u64| *key >= L::low(page) && L::high(page).is_none_or(|end| *key < end);
+    let (low, high) = (L::low(page), L::high(page));
+    let is_within = |key: &OwnedKey<L>| *key >= low && high.as_ref().is_none_or(|end| key < end);
     if !keys.is_sorted_by(|one, next| one < next) || !keys.iter().all(is_within) {
-        return Err(format!("its keys are {keys:?}, its high fence {:?}", L::high(page)));
+        return Err(format!("its keys are {keys:?}, its high fence {high:?}"));
     }
     if page.level() == 0 && keys.len() != page.live_count() {
         return Err("it marks missing records as deleted".to_owned());
     }
-    if page.level() > 0 && keys.first() != Some(&L::low(page)) {
+    if page.level() > 0 && keys.first() != Some(&low) {
         return Err(format!("its first child begins at {:?}", keys.first()));
     }
     Ok(())

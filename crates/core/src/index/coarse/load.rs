@@ -5,11 +5,23 @@ use super::CoarseIndex;
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::RemoteError;
-use crate::wire::{Refusal, Reply, Request, TreeRequest};
+use crate::wire::{RecordRoom, Refusal, Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
 
-/// Records in one message.
+/// Records in one message, if they are small.
 const BATCH_RECORDS: usize = 2048;
+
+/// Records for one server, and the room that is left in their message.
+struct Batch<L: Layout> {
+    records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
+    room: RecordRoom,
+}
+
+impl<L: Layout> Default for Batch<L> {
+    fn default() -> Self {
+        Self { records: Vec::new(), room: RecordRoom::for_records(BATCH_RECORDS) }
+    }
+}
 
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     pub(super) async fn load_all(
@@ -54,21 +66,21 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         &self,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
-        let mut batches: Vec<Vec<(OwnedKey<L>, OwnedValue<L>)>> =
-            self.map.servers().map(|_| Vec::with_capacity(BATCH_RECORDS)).collect();
-        let mut order = Ascending::default();
+        let mut batches: Vec<Batch<L>> = self.map.servers().map(|_| Batch::default()).collect();
+        let mut order = Ascending::<L>::default();
         for (key, value) in records {
-            order.take(&key)?;
+            order.take(&key, &value)?;
             let server = self.map.server_of::<L>(L::key(&key));
             let batch = &mut batches[server.index()];
-            batch.push((key, value));
-            if batch.len() == BATCH_RECORDS {
+            if !batch.room.takes::<L>(L::key(&key), L::value(&value)) {
                 self.load_batch(server, batch).await?;
+                batch.room.takes::<L>(L::key(&key), L::value(&value));
             }
+            batch.records.push((key, value));
         }
         for server in self.map.servers() {
             let batch = &mut batches[server.index()];
-            if !batch.is_empty() {
+            if !batch.records.is_empty() {
                 self.load_batch(server, batch).await?;
             }
         }
@@ -76,16 +88,13 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     }
 
     /// Sends a batch and empties it.
-    async fn load_batch(
-        &self,
-        server: ServerId,
-        batch: &mut Vec<(OwnedKey<L>, OwnedValue<L>)>,
-    ) -> Result<(), IndexError> {
-        let request = Request::from(TreeRequest::LoadAppend { records: std::mem::take(batch) });
+    async fn load_batch(&self, server: ServerId, batch: &mut Batch<L>) -> Result<(), IndexError> {
+        let records = std::mem::take(&mut batch.records);
+        let request = Request::from(TreeRequest::LoadAppend { records });
         let reply = self.client.ask(server, &request).await?;
         if let Request::Tree(TreeRequest::LoadAppend { records }) = request {
-            *batch = records;
-            batch.clear();
+            *batch = Batch { records, ..Batch::default() };
+            batch.records.clear();
         }
         if matches!(reply, Reply::Done) { Ok(()) } else { Err(IndexError::BadReply { server }) }
     }

@@ -100,6 +100,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
 
     #[inline]
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
+        L::check_key(key)?;
         let server = self.map.server_of::<L>(key);
         match self.client.ask_harmless(server, &lookup(key)).await? {
             Reply::Value(value) => Ok(value),
@@ -114,6 +115,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
         if !edit.changes() {
             return Ok(Answer::from_lookup(self.get(edit.key).await?));
         }
+        edit.check::<L>()?;
         let server = self.map.server_of::<L>(edit.key);
         let reply = self.client.ask(server, &AskEdit(edit)).await?;
         reply.answer_to(edit).ok_or(IndexError::BadReply { server })
@@ -130,6 +132,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
         &self,
         keys: &[Q],
     ) -> Result<Vec<Option<OwnedValue<L>>>, IndexError> {
+        keys.iter().try_for_each(|key| L::check_key(key.borrow()))?;
         let mut values = Vec::with_capacity(keys.len());
         for window in keys.chunks(self.client.fabric().depth().max(1)) {
             self.client.fabric().charge(Work::Client).await;

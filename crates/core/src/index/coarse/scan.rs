@@ -54,6 +54,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         &self,
         scan: &Scan<OwnedKey<L>>,
     ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+        scan.check::<L>()?;
         match &self.map {
             ShareMap::Hash { servers } => self.scan_merged(scan, usize::from(*servers)).await,
             ShareMap::Range { .. } => self.scan_in_turn(scan).await,

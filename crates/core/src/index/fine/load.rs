@@ -276,9 +276,9 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             nodes: Vec::new(),
         };
         let outcome = async {
-            let mut order = Ascending::default();
+            let mut order = Ascending::<L>::default();
             for (key, value) in records {
-                order.take(&key)?;
+                order.take(&key, &value)?;
                 load.append(L::key(&key), L::value(&value)).await?;
             }
             if let Some(top) = load.finish().await? {

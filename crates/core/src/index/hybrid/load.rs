@@ -221,9 +221,9 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             begun: Vec::new(),
         };
         let outcome = async {
-            let mut order = Ascending::default();
+            let mut order = Ascending::<L>::default();
             for (key, value) in records {
-                order.take(&key)?;
+                order.take(&key, &value)?;
                 load.append(L::key(&key), value).await?;
             }
             load.end_share().await?;

@@ -140,6 +140,7 @@ impl<I: Locate> RangeIndex for I {
     type Value = Value<I>;
 
     async fn get(&self, key: &Key<I>) -> Result<Option<OwnedValue<I::Layout>>, IndexError> {
+        I::Layout::check_key(key)?;
         Ok(self.pages().attempts(async || change::try_get(self, key).await).await?)
     }
 
@@ -148,24 +149,28 @@ impl<I: Locate> RangeIndex for I {
         edit: LeafEdit<&Key<I>, &Value<I>>,
     ) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {
         match edit.changes() {
-            true => change::change(self, edit).await,
+            true => {
+                edit.check::<I::Layout>()?;
+                change::change(self, edit).await
+            }
             false => Ok(Answer::from_lookup(self.get(edit.key).await?)),
         }
     }
 
-    fn scan(
+    async fn scan(
         &self,
         scan: &Scan<OwnedKey<I::Layout>>,
-    ) -> impl Future<Output = Result<Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError>>
-    {
-        scan::scan_all(self, scan)
+    ) -> Result<Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
+        scan.check::<I::Layout>()?;
+        scan::scan_all(self, scan).await
     }
 
-    fn multi_get<Q: Borrow<Key<I>>>(
+    async fn multi_get<Q: Borrow<Key<I>>>(
         &self,
         keys: &[Q],
-    ) -> impl Future<Output = Result<Vec<Option<OwnedValue<I::Layout>>>, IndexError>> {
-        change::get_all(self, keys)
+    ) -> Result<Vec<Option<OwnedValue<I::Layout>>>, IndexError> {
+        keys.iter().try_for_each(|key| I::Layout::check_key(key.borrow()))?;
+        change::get_all(self, keys).await
     }
 
     fn bulk_load(

@@ -3,16 +3,22 @@
 //! *Thread safety*: that of [`crate::page::Page`].
 
 use super::content::{Content, Fences, is_inner, store_record};
-use super::plan::{divide, halves};
-use super::slots::{Bytes, Front, Heap, Slot, View, entry_words, head_of, record_words};
+use super::plan::{divide, halves, shortest};
+use super::slots::{
+    Bytes, Front, HEAD_BYTES, Heap, Slot, View, entry_words, head_of, record_words,
+};
 use crate::page::checksum::chained_sum;
 use crate::page::layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
+use crate::page::limits::TooLong;
 use crate::page::view::{HEADER_WORDS, META_WORD, SELF_WORD};
 use farleaf_fabric::GlobalAddr;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
+
+/// Bytes of a string's length in a message.
+const LENGTH_BYTES: usize = size_of::<u32>();
 
 /// Where a record goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +50,9 @@ impl OwnFences {
 }
 
 impl<const WORDS: usize> Bytes<WORDS> {
+    /// Words that a bulk load fills: the high fence, known only at the end, needs some.
+    const MOST_FILL: usize = Self::FULL - Self::MAX_KEY / 8;
+
     /// Words that deleted entries take.
     fn deleted_entry_words(page: View<'_, WORDS>, front: Front, heap: Heap) -> usize {
         if heap.deleted == 0 {
@@ -232,11 +241,40 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     const CAPACITY: usize = Self::SLOTS;
     const FULL: usize = WORDS - HEADER_WORDS;
     const FORMAT: u8 = 2;
+    /// Two lengths, and what a page can hold. The key's head is in the slot.
+    const MOST_MESSAGE_BYTES: usize = 2 * LENGTH_BYTES + HEAD_BYTES + (Self::MOST_WORDS - 1) * 8;
 
     type Filling = ();
 
     fn min_key() -> Vec<u8> {
         Vec::new()
+    }
+
+    fn separator(below: &[u8], above: &[u8]) -> Vec<u8> {
+        shortest(below, above).to_vec()
+    }
+
+    #[inline]
+    fn check_key(key: &[u8]) -> Result<(), TooLong> {
+        let (bytes, most) = (key.len(), Self::MAX_KEY);
+        if bytes <= most { Ok(()) } else { Err(TooLong::Key { bytes, most }) }
+    }
+
+    #[inline]
+    fn check_record(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
+        Self::check_key(key)?;
+        let (bytes, most) = (value.len(), Self::longest_value_beside(key.len()));
+        if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
+    }
+
+    #[inline]
+    fn key_bytes(key: &[u8]) -> usize {
+        LENGTH_BYTES + key.len()
+    }
+
+    #[inline]
+    fn value_bytes(value: &[u8]) -> usize {
+        LENGTH_BYTES + value.len()
     }
 
     fn hash(key: &[u8]) -> u64 {
@@ -355,7 +393,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         {
             return LeafInsert::Exists;
         }
-        if !Self::accepts(key, value) {
+        if Self::check_record(key, value).is_err() {
             return LeafInsert::Full;
         }
         let Some(suffix) = Self::suffix_of(page, front, key) else { return LeafInsert::Full };
@@ -369,7 +407,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         let front = Front::of(page);
         let Some((number, _)) = Self::live_slot(page, key) else { return LeafReplace::Absent };
         let Some(suffix) = Self::suffix_of(page, front, key) else { return LeafReplace::Absent };
-        if !Self::accepts(key, value) {
+        if Self::check_record(key, value).is_err() {
             return LeafReplace::Full;
         }
         match Self::put(page, Ok(number), (key, suffix), value) {
@@ -381,7 +419,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     fn leaf_has_room(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> bool {
         let front = Front::of(page);
         let at = Self::find(page, front, key);
-        Self::accepts(key, value)
+        Self::check_record(key, value).is_ok()
             && Self::suffix_of(page, front, key).is_some_and(|suffix| {
                 Self::room_for(page, at, value.len(), suffix.len()) != Room::Nowhere
             })
@@ -650,6 +688,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         (key, value): (&[u8], &[u8]),
         fill: usize,
     ) -> bool {
+        let fill = fill.min(Self::MOST_FILL);
         (page.count() == 0 || Self::used(page) + entry_words(value.len(), key.len()) <= fill)
             && Self::leaf_insert(page, key, value) == LeafInsert::Inserted
     }
@@ -661,12 +700,13 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         fill: usize,
     ) -> bool {
         // An inner page needs two children, whatever their size, or levels would have no end.
+        let fill = fill.min(Self::MOST_FILL);
         (page.count() < 2 || Self::used(page) + entry_words(8, key.len()) <= fill)
             && Self::inner_insert(page, key, child)
     }
 
     fn is_filled(_filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {
-        Self::used(page) >= fill
+        Self::used(page) >= fill.min(Self::MOST_FILL)
     }
 
     fn fill_end(_filling: (), page: View<'_, WORDS>, high: Option<&[u8]>) {

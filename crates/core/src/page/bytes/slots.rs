@@ -37,11 +37,11 @@ impl<const WORDS: usize> Bytes<WORDS> {
     pub(super) const SLOTS: usize = WORDS - HEADER_WORDS;
     const MASK: usize = WORDS - 1;
 
-    /// Whether a record of these lengths can be in a page. Longer keys are refused for good.
-    pub fn accepts(key: &[u8], value: &[u8]) -> bool {
-        key.len() <= Self::MAX_KEY
-            && value.len() <= LONGEST_VALUE
-            && entry_words(value.len(), key.len()) <= Self::MOST_WORDS
+    /// Most bytes of a value beside a key of this length: the record must fit a third of a page,
+    /// even if nothing of the key is cut off.
+    pub const fn longest_value_beside(key: usize) -> usize {
+        let most = (Self::MOST_WORDS - 1) * 8 - key.saturating_sub(HEAD_BYTES);
+        if most < LONGEST_VALUE { most } else { LONGEST_VALUE }
     }
 
     #[inline]

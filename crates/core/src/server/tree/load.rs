@@ -63,7 +63,11 @@ impl<L: Layout> Tree<L> {
             let fill = loader.fill;
             let (leaf, filling) = self.load_page(loader, 0)?;
             if !L::fill_leaf(filling, leaf, record, fill) {
-                self.load_next(loader, L::key(key))?;
+                let low = match &loader.last {
+                    Some(last) => L::separator(L::key(last), L::key(key)),
+                    None => return Err(Refusal::Damaged), // an empty leaf takes any record
+                };
+                self.load_next(loader, L::key(&low))?;
                 let (leaf, filling) = self.load_page(loader, 0)?;
                 if !L::fill_leaf(filling, leaf, record, fill) {
                     return Err(Refusal::Damaged);

@@ -3,7 +3,7 @@
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
 use crate::page::{Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
-use crate::wire::{Refusal, SCAN_REPLY_RECORDS};
+use crate::wire::{RecordRoom, Refusal, SCAN_REPLY_RECORDS};
 use farleaf_fabric::{Cpu, Work};
 use std::ops::Bound;
 
@@ -25,7 +25,8 @@ struct Progress<L: Layout> {
 }
 
 impl<L: Layout> Tree<L> {
-    /// Up to `limit` records between the bounds, and whether there may be more.
+    /// Up to `limit` records between the bounds, as many as one reply takes, and whether there may
+    /// be more.
     ///
     /// # Errors
     /// [`Refusal`] if there is no tree, or the operation lost too often to concurrent ones.
@@ -51,7 +52,9 @@ impl<L: Layout> Tree<L> {
             return Ok((progress.out, false));
         }
         let mut known: Option<Found<'_, L>> = None;
+        let mut room = RecordRoom::for_records(SCAN_REPLY_RECORDS);
         loop {
+            let had = progress.out.len();
             let near = if reverse { progress.upper.clone() } else { progress.lower.clone() };
             let probe = match (near.as_ref().map(L::key), reverse) {
                 (Bound::Unbounded, false) => Probe::At(L::key(&min)),
@@ -62,7 +65,7 @@ impl<L: Layout> Tree<L> {
             let part =
                 restarting!(self, cpu, self.scan_leaf(cpu, probe, known.take(), &mut progress))?;
             // Check the limit first: it may have cut the last leaf short.
-            if progress.out.len() >= limit {
+            if room.cut::<L>(&mut progress.out, had) || progress.out.len() >= limit {
                 return Ok((progress.out, true));
             }
             let Some(rest) = part.rest else { return Ok((progress.out, false)) };

@@ -1,0 +1,26 @@
+//! The limits of keys and values.
+//!
+//! *Thread safety*: plain values.
+
+use thiserror::Error;
+
+/// A key or a value that no page can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum TooLong {
+    /// The key.
+    #[error("the key has {bytes} bytes, and keys can have at most {most}")]
+    Key {
+        /// Its length.
+        bytes: usize,
+        /// The longest key.
+        most: usize,
+    },
+    /// The value. A record is in one page, so a longer key leaves less for the value.
+    #[error("the value has {bytes} bytes, and a value of this key can have at most {most}")]
+    Value {
+        /// Its length.
+        bytes: usize,
+        /// The longest value of the same key.
+        most: usize,
+    },
+}
