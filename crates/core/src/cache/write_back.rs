@@ -145,14 +145,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         };
         for _ in 0..WRITE_RETRIES {
             let posted = self.pages().post_logged(&slot, at, before.map(Image::page), image);
-            let Ok([entry, page]) = posted else { break };
+            let Ok((entry, page)) = posted else { break };
             // Pin the slot now, so that it is pinned even if this future is dropped.
             if !self.fabric().breaks(rules::SLOTS_PINNED) {
                 slot.pin(at);
             }
-            let (entry, page) = (entry.await, page.await);
-            match entry.and(page) {
-                Ok(_) => {
+            let (entry, page) = (entry.done().await, page.await);
+            match entry.and(page.map(drop)) {
+                Ok(()) => {
                     slot.is_done();
                     self.pages().unpin(at);
                     return Ok(());

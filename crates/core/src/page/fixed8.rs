@@ -187,6 +187,16 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
+    fn value_of_address(at: GlobalAddr) -> u64 {
+        at.to_bits()
+    }
+
+    #[inline]
+    fn address_of_value(value: &u64) -> GlobalAddr {
+        GlobalAddr::from_bits(*value)
+    }
+
+    #[inline]
     fn hash(key: &u64) -> u64 {
         // The finaliser of MurmurHash3, a bijection in which every output bit depends on every
         // input bit.

@@ -207,6 +207,12 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         owned.borrow()
     }
 
+    /// A value that holds an address. The trees of the hybrid design map keys to leaves.
+    fn value_of_address(at: GlobalAddr) -> OwnedValue<Self>;
+    /// The address in a value. Any value has one; whether a node is there is for the reader of the
+    /// node to find out.
+    fn address_of_value(value: &Self::Value) -> GlobalAddr;
+
     /// A hash of the key that spreads over all 64 bits.
     fn hash(key: &Self::Key) -> u64;
 

@@ -58,6 +58,14 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Fixed8::<WORDS>::min_key()
     }
 
+    fn value_of_address(at: GlobalAddr) -> u64 {
+        Fixed8::<WORDS>::value_of_address(at)
+    }
+
+    fn address_of_value(value: &u64) -> GlobalAddr {
+        Fixed8::<WORDS>::address_of_value(value)
+    }
+
     fn hash(key: &u64) -> u64 {
         Fixed8::<WORDS>::hash(key)
     }

@@ -272,7 +272,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             };
             for slot in 0..LOG_SLOTS {
                 let bytes = log_slot_bytes::<L>();
-                let slot = self.read_words(at.plus(slot * bytes), bytes as usize).await?;
+                let slot = self.read_pieces(at.plus(slot * bytes), bytes as usize / 8).await?;
                 entries.extend(Redo::decode(&slot).filter(|entry| entry.owner == owner));
             }
         }
@@ -313,7 +313,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         slot.keep = true;
         let hold = self.doubt(hold);
         let logs = !self.fabric().breaks(rules::SURVIVORS_LOG);
-        if logs && self.post_write(slot.at, words.into_iter()).await?.await.is_err() {
+        let log = async || {
+            self.post_pieces(slot.at, &words).await?.done().await.map_err(RemoteError::from)
+        };
+        if logs && log().await.is_err() {
             // Nothing has changed yet. The reset keeps a late WRITE from overwriting another entry
             // in this slot.
             self.fabric().reset(redo.at.server()).await?;

@@ -239,6 +239,17 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         Vec::new()
     }
 
+    fn value_of_address(at: GlobalAddr) -> Vec<u8> {
+        at.to_bits().to_le_bytes().to_vec()
+    }
+
+    /// Null for a value of another length.
+    fn address_of_value(value: &[u8]) -> GlobalAddr {
+        value.try_into().map_or(GlobalAddr::NULL, |bytes| {
+            GlobalAddr::from_bits(u64::from_le_bytes(bytes))
+        })
+    }
+
     fn hash(key: &[u8]) -> u64 {
         let chunks = key.chunks(8).map(|chunk| {
             let mut padded = [0; 8];
