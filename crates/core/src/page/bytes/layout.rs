@@ -44,6 +44,9 @@ impl OwnFences {
 }
 
 impl<const WORDS: usize> Bytes<WORDS> {
+    /// Words that a bulk load fills: the high fence, known only at the end, needs some.
+    const MOST_FILL: usize = Self::FULL - Self::MAX_KEY / 8;
+
     /// Words that deleted entries take.
     fn deleted_entry_words(page: View<'_, WORDS>, front: Front, heap: Heap) -> usize {
         if heap.deleted == 0 {
@@ -661,6 +664,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         (key, value): (&[u8], &[u8]),
         fill: usize,
     ) -> bool {
+        let fill = fill.min(Self::MOST_FILL);
         (page.count() == 0 || Self::used(page) + entry_words(value.len(), key.len()) <= fill)
             && Self::leaf_insert(page, key, value) == LeafInsert::Inserted
     }
@@ -672,12 +676,13 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         fill: usize,
     ) -> bool {
         // An inner page needs two children, whatever their size, or levels would have no end.
+        let fill = fill.min(Self::MOST_FILL);
         (page.count() < 2 || Self::used(page) + entry_words(8, key.len()) <= fill)
             && Self::inner_insert(page, key, child)
     }
 
     fn is_filled(_filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {
-        Self::used(page) >= fill
+        Self::used(page) >= fill.min(Self::MOST_FILL)
     }
 
     fn fill_end(_filling: (), page: View<'_, WORDS>, high: Option<&[u8]>) {
