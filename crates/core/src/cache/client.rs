@@ -478,11 +478,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             LiveCounters::count(&self.counters.write_throughs);
             // If entries were trimmed, write the whole page.
             let words = match is_clean(page) {
-                true => self.to_write(words.clone()),
-                false => 1..L::PAGE_WORDS,
+                true => self.to_write(*words),
+                false => (1..L::PAGE_WORDS).into(),
             };
             mark_clean(page);
-            let written = Box::pin(self.write_leaf(address, page, words.clone())).await;
+            let written = Box::pin(self.write_leaf(address, page, words)).await;
             if let Err(restart) = written {
                 // The change exists only in this frame, so the leaf stays, dirty.
                 self.mark_dirty(free.frame(), page, words);

@@ -2,6 +2,7 @@
 //! and values takes only another implementation of [`Layout`].
 
 use super::view::Page;
+use super::words::Words;
 use farleaf_fabric::{GlobalAddr, Message};
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -42,19 +43,26 @@ pub enum FencePosition {
 /// Outcome of an insertion into a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafInsert {
-    /// The record was added.
-    Inserted,
+    /// The record was added. No other words have changed.
+    Inserted(Words),
     /// The key is present already. The leaf is unchanged.
     Exists,
     /// There is no room, even without the deleted records. The leaf is unchanged.
     Full,
 }
 
+impl LeafInsert {
+    /// Whether the record was added.
+    pub fn is_inserted(self) -> bool {
+        matches!(self, Self::Inserted(_))
+    }
+}
+
 /// Outcome of replacing a value in a leaf.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafReplace {
-    /// The value was replaced. Only words in this range have changed.
-    Replaced(Range<usize>),
+    /// The value was replaced. No other words have changed.
+    Replaced(Words),
     /// The key is absent. The leaf is unchanged.
     Absent,
     /// There is no room for the new value. The leaf is unchanged.
@@ -189,6 +197,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     const CAPACITY: usize;
     /// Weight of a full page, in the unit of [`Layout::weight`].
     const FULL: usize;
+    /// Whether records are in a heap, apart from what names them ([`Words::heap`]).
+    const HAS_HEAP: bool;
     /// Number of the format, stored in every page and superblock.
     const FORMAT: u8;
 
@@ -256,8 +266,6 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Leaf: the words that can hold the record of `key`, whatever the leaf's content. A READ must
     /// fetch these to answer for the key.
     fn record_window(key: &Self::Key) -> Range<usize>;
-    /// Leaf: a range that includes every word that [`Layout::leaf_insert`] has changed in the page.
-    fn inserted_words(page: Page<'_, Self>) -> Range<usize>;
     /// Leaf: a range that includes every word that [`Layout::leaf_delete`] has changed in the page.
     fn deleted_words(page: Page<'_, Self>) -> Range<usize>;
 
@@ -396,7 +404,7 @@ impl<L: Layout> Entry<L> {
                 match L::leaf_replace(page, key, value) {
                     LeafReplace::Replaced(_) => true,
                     LeafReplace::Full => false,
-                    LeafReplace::Absent => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
+                    LeafReplace::Absent => L::leaf_insert(page, key, value).is_inserted(),
                 }
             }
             Self::Child(key, child) => L::inner_insert(page, L::key(key), *child),

@@ -50,6 +50,7 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
     const PAGE_WORDS: usize = WORDS;
     const CAPACITY: usize = Fixed8::<WORDS>::CAPACITY;
     const FULL: usize = Fixed8::<WORDS>::FULL;
+    const HAS_HEAP: bool = false;
     const FORMAT: u8 = Fixed8::<WORDS>::FORMAT;
 
     type Filling = ();
@@ -130,10 +131,6 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
 
     fn record_window(key: &u64) -> Range<usize> {
         Fixed8::<WORDS>::record_window(key)
-    }
-
-    fn inserted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
-        Fixed8::inserted_words(plain(page))
     }
 
     fn deleted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {

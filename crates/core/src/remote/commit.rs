@@ -19,12 +19,14 @@
 //!   kept with the content of its pages, and finished later ([`PageClient::settle_doubts`]).
 
 use super::identity::{LeftSlot, Slot};
-use super::pieces::Pieces;
+use super::pieces::{Pieces, pieces};
 use super::redo::{MAX_PAGES, Redo, RedoPage};
 use super::{Image, Locked, PageClient, PageCopy, RemoteError};
 use crate::page::{Layout, LockWord, Page};
 use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
+use smallvec::SmallVec;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// A page that this client holds, with its content before and after the change.
@@ -212,7 +214,41 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         };
         let owner = after.page().lock_word().owner();
         let words = Redo { owner, pages: vec![redo] }.words();
-        self.post_pieces_and_page((slot.at, &words), (at, after))
+        // Get all buffers before the first post: no other verb may come between the WRITEs.
+        let buffer = |piece: &Range<usize>| self.fabric().buffer(piece.len() * 8);
+        let buffers = pieces(words.len()).map(|piece| Ok((buffer(&piece)?, piece)));
+        let buffers = buffers.collect::<Result<SmallVec<[_; 1]>, FabricError>>()?;
+        let page = self.fabric().buffer(Self::PAGE_BYTES)?;
+        page.copy_from(after.words());
+        let mut entry = Pieces::none();
+        for (buffer, piece) in buffers.into_iter().rev() {
+            entry.post(self.fabric(), (slot.at, &words), piece, buffer); // R4
+        }
+        Ok((entry, self.fabric().write(at, page)))
+    }
+
+    /// Posts a WRITE of `words`. Waits for buffers.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if no buffer becomes free, or an earlier piece failed.
+    pub(super) async fn post_pieces(
+        &self,
+        at: GlobalAddr,
+        words: &[u64],
+    ) -> Result<Pieces<F>, RemoteError> {
+        let mut posted = Pieces::none();
+        for piece in pieces(words.len()).rev() {
+            let bytes = piece.len() * 8;
+            let buffer = match self.fabric().buffer(bytes) {
+                Ok(buffer) => buffer,
+                Err(_) => {
+                    std::mem::replace(&mut posted, Pieces::none()).done().await?; // R5
+                    self.buffer(bytes).await?
+                }
+            };
+            posted.post(self.fabric(), (at, words), piece, buffer);
+        }
+        Ok(posted)
     }
 
     /// Posts the WRITE of the log entry.

@@ -9,8 +9,6 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::{Image, PageClient, RemoteError};
-use crate::page::Layout;
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr};
 use std::ops::Range;
 
@@ -23,109 +21,40 @@ pub(super) fn pieces(words: usize) -> impl DoubleEndedIterator<Item = Range<usiz
 
 /// A WRITE in flight, in one or several pieces.
 pub(crate) struct Pieces<F: Fabric> {
+    /// Without an allocation as long as there is only one piece.
     earlier: Vec<F::Op<Buffer>>,
-    last: F::Op<Buffer>,
+    last: Option<F::Op<Buffer>>,
 }
 
 impl<F: Fabric> Pieces<F> {
+    /// Nothing posted.
+    pub(super) fn none() -> Self {
+        Self { earlier: Vec::new(), last: None }
+    }
+
+    /// Posts the WRITE of a piece of `words`, which begin at `at`.
+    pub(super) fn post(
+        &mut self,
+        fabric: &F,
+        (at, words): (GlobalAddr, &[u64]),
+        piece: Range<usize>,
+        buffer: Buffer,
+    ) {
+        let place = at.plus(piece.start as u64 * 8);
+        words[piece].iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
+        self.earlier.extend(self.last.replace(fabric.write(place, buffer)));
+    }
+
     /// Waits for all pieces.
     ///
     /// # Errors
     /// The first error.
     pub(crate) async fn done(self) -> Result<(), FabricError> {
-        let outcome = wait_for::<F>(self.earlier).await;
-        outcome.and(self.last.await.map(drop))
-    }
-}
-
-async fn wait_for<F: Fabric>(posted: Vec<F::Op<Buffer>>) -> Result<(), FabricError> {
-    let mut outcome = Ok(());
-    for operation in posted {
-        outcome = outcome.and(operation.await.map(drop));
-    }
-    outcome
-}
-
-fn fill(buffer: &Buffer, words: &[u64]) {
-    words.iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
-}
-
-impl<F: Fabric, L: Layout> PageClient<F, L> {
-    fn post_piece(&self, at: GlobalAddr, first: usize, piece: Buffer) -> F::Op<Buffer> {
-        self.fabric().write(at.plus(first as u64 * 8), piece)
-    }
-
-    /// Posts a WRITE of `words`, at least one. Waits for buffers.
-    ///
-    /// # Errors
-    /// [`RemoteError`] if no buffer becomes free, or an earlier piece failed.
-    pub(super) async fn post_pieces(
-        &self,
-        at: GlobalAddr,
-        words: &[u64],
-    ) -> Result<Pieces<F>, RemoteError> {
-        let mut earlier = Vec::new();
-        for piece in pieces(words.len()).rev() {
-            let bytes = piece.len() * 8;
-            let buffer = match self.fabric().buffer(bytes) {
-                Ok(buffer) => buffer,
-                Err(_) => {
-                    wait_for::<F>(std::mem::take(&mut earlier)).await?; // R5
-                    self.buffer(bytes).await?
-                }
-            };
-            fill(&buffer, &words[piece.clone()]);
-            let posted = self.post_piece(at, piece.start, buffer);
-            if piece.start == 0 {
-                return Ok(Pieces { earlier, last: posted });
-            }
-            earlier.push(posted);
+        let mut outcome = Ok(());
+        for operation in self.earlier.into_iter().chain(self.last) {
+            outcome = outcome.and(operation.await.map(drop));
         }
-        Err(FabricError::NoBuffer { bytes: 0 }.into())
-    }
-
-    /// Posts a WRITE of `words`, at least one, and then one of `page` to `page_at`, with no other
-    /// verb between them.
-    ///
-    /// # Errors
-    /// [`FabricError`] if there are no buffers for all of them; nothing is posted then.
-    pub(super) fn post_pieces_and_page(
-        &self,
-        (at, words): (GlobalAddr, &[u64]),
-        (page_at, page): (GlobalAddr, &Image<L>),
-    ) -> Result<(Pieces<F>, F::Op<Buffer>), FabricError> {
-        // Get all buffers before the first post.
-        let first = pieces(words.len()).next().unwrap_or_default();
-        let others: Vec<_> = pieces(words.len())
-            .skip(1)
-            .map(|piece| Ok((self.fabric().buffer(piece.len() * 8)?, piece)))
-            .collect::<Result<_, FabricError>>()?;
-        let last = self.fabric().buffer(first.len() * 8)?;
-        let image = self.fabric().buffer(Self::PAGE_BYTES)?;
-        let post = |(buffer, piece): (Buffer, Range<usize>)| {
-            fill(&buffer, &words[piece.clone()]);
-            self.post_piece(at, piece.start, buffer)
-        };
-        let earlier = others.into_iter().rev().map(post).collect();
-        fill(&last, &words[first]);
-        let last = self.post_piece(at, 0, last);
-        image.copy_from(page.words());
-        Ok((Pieces { earlier, last }, self.fabric().write(page_at, image)))
-    }
-
-    /// `words` words at `at`, piece by piece. Retries if the outcome is unknown.
-    pub(super) async fn read_pieces(
-        &self,
-        at: GlobalAddr,
-        words: usize,
-    ) -> Result<Vec<u64>, RemoteError> {
-        let mut found = Vec::with_capacity(words);
-        for piece in pieces(words) {
-            let place = at.plus(piece.start as u64 * 8);
-            let buffer = self.read_words(place, piece.len() * 8).await?;
-            found.extend((0..piece.len()).map(|index| buffer.get(index)));
-        }
-        Ok(found)
+        outcome
     }
 }
 

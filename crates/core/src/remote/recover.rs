@@ -23,6 +23,7 @@
 use super::commit::{Committed, Rewrite};
 use super::identity::REGISTRAR;
 use super::pages::READ_RETRIES;
+use super::pieces::pieces;
 use super::redo::{Redo, RedoPage};
 use super::{Image, Miss, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
@@ -259,6 +260,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         pages.sort_by_key(|(_, image)| std::cmp::Reverse(image.page().level()));
         Ok(pages)
+    }
+
+    /// `words` words at `at`, piece by piece. Nothing may be writing them.
+    async fn read_pieces(&self, at: GlobalAddr, words: usize) -> Result<Vec<u64>, RemoteError> {
+        let mut found = Vec::with_capacity(words);
+        for piece in pieces(words) {
+            let place = at.plus(piece.start as u64 * 8);
+            let buffer = self.read_words(place, piece.len() * 8).await?;
+            found.extend((0..piece.len()).map(|index| buffer.get(index)));
+        }
+        Ok(found)
     }
 
     /// All whole entries in a client's log, on all memory servers.

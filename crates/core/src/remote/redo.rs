@@ -23,8 +23,8 @@
 
 use super::Image;
 use crate::page::{Layout, LockWord, Page, sum_of};
-use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::sync::Ordering;
 
 /// Maximum number of pages that one entry can cover.
 pub(super) const MAX_PAGES: usize = 3;

@@ -7,8 +7,8 @@ use super::op::{Body, Op, SimOp};
 use super::world::{Clock, Shared, World};
 use crate::access::check_alignment;
 use crate::{
-    BUFFER_BYTES, Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
-    Rule, ServerId, Uncertainty, Work,
+    BUFFER_BYTES, Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES,
+    Message, Rule, ServerId, Uncertainty, Work,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

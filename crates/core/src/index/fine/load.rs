@@ -9,7 +9,9 @@
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, LockWord, OwnedKey, OwnedValue, filled_weight};
-use crate::remote::{Change, Image, Miss, PageClient, RemoteError, head_leaves, list_leaf, open_head};
+use crate::remote::{
+    Change, Image, Miss, PageClient, RemoteError, head_leaves, list_leaf, open_head,
+};
 use crate::wire::Refusal;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use std::collections::VecDeque;
@@ -185,7 +187,8 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let ends_parent = self.levels.get(1).is_some_and(|(open, _)| is_full(open));
         let since = if ends_parent { 2 * self.leaves_since_head } else { self.leaves_since_head };
         let head_is_full = self.head.as_ref().is_some_and(|head| head.full);
-        let wants_head = self.leaves_per_head > 0 && (since >= self.leaves_per_head || head_is_full);
+        let wants_head =
+            self.leaves_per_head > 0 && (since >= self.leaves_per_head || head_is_full);
         let mut link = None;
         if wants_head {
             self.close_head().await?;

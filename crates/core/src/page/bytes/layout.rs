@@ -4,12 +4,15 @@
 
 use super::content::{Content, Fences, is_inner, store_record};
 use super::plan::{divide, halves};
-use super::slots::{Bytes, Front, Heap, Slot, View, entry_words, head_of, record_words};
+use super::slots::{
+    Bytes, FRONT_WORD, Front, HEAP_WORD, Heap, Slot, View, entry_words, head_of, record_words,
+};
 use crate::page::checksum::chained_sum;
 use crate::page::layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
 use crate::page::view::{HEADER_WORDS, META_WORD, SELF_WORD};
+use crate::page::words::Words;
 use farleaf_fabric::GlobalAddr;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
@@ -77,9 +80,8 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Ok(number) => (0, Some(Slot::at(page, front.first, number))),
             Err(_) => (1, None),
         };
-        if let Some(old) = old
-            && needed <= old.words()
-        {
+        let same = |old: Slot| old.value == value && old.suffix == suffix;
+        if let Some(old) = old.filter(|old| same(*old)) {
             return Room::InPlace(old.record);
         }
         if page.count() + slots > Self::SLOTS {
@@ -87,6 +89,9 @@ impl<const WORDS: usize> Bytes<WORDS> {
         }
         if heap.top.saturating_sub(front.first + page.count()) >= needed + slots {
             return Room::OnTop;
+        }
+        if let Some(old) = old.filter(|old| needed <= old.words()) {
+            return Room::InPlace(old.record);
         }
         let freed = old.filter(|old| !old.deleted).map_or(0, |old| 1 + old.words());
         match HEADER_WORDS + Self::used(page) + needed < WORDS + freed {
@@ -101,7 +106,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         at: Result<usize, usize>,
         (key, suffix): (&[u8], &[u8]),
         value: &[u8],
-    ) -> Option<Range<usize>> {
+    ) -> Option<Words> {
         let needed = record_words(value.len(), suffix.len());
         let record = match Self::room_for(page, at, value.len(), suffix.len()) {
             Room::Nowhere => return None,
@@ -109,21 +114,21 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Room::InPlace(record) => record,
             Room::OnTop => Heap::of(page).top - needed,
         };
-        let (front, mut heap) = (Front::of(page), Heap::of(page));
+        let (front_of, mut heap) = (Front::of(page), Heap::of(page));
         let number = at.unwrap_or_else(|place| place);
-        let place = front.first + number;
-        let (mut begin, mut end) = (record, record + needed);
+        let place = front_of.first + number;
+        let mut front = 0..0;
         store_record(page, record, value, suffix);
         match at {
             Ok(_) => {
-                let old = Slot::at(page, front.first, number);
+                let old = Slot::at(page, front_of.first, number);
                 // The words that the old record had, and the new one does not have.
                 heap.garbage +=
                     if record == old.record { old.words() - needed } else { old.words() };
                 heap.deleted -= usize::from(old.deleted);
             }
             Err(_) => {
-                for above in (place..front.first + page.count()).rev() {
+                for above in (place..front_of.first + page.count()).rev() {
                     page.store(above + 1, page.load(above));
                 }
                 page.set_count(page.count() + 1);
@@ -135,9 +140,12 @@ impl<const WORDS: usize> Bytes<WORDS> {
         if page.load(place) != slot.to_word() || at.is_err() {
             page.store(place, slot.to_word());
             heap.store(page);
-            (begin, end) = (HEADER_WORDS.min(begin).min(3), end.max(place + 1));
+            // The count, the heap, and slots up to this one or the last one.
+            front = HEAP_WORD..at.map_or(front_of.first + page.count(), |_| place + 1);
+        } else if needed == 0 {
+            front = place..place + 1; // some word must stand for the change
         }
-        Some(begin..end)
+        Some(Words::new(&front, &(record..record + needed)))
     }
 
     /// Lays the page out anew, with the entry.
@@ -146,7 +154,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         at: Result<usize, usize>,
         key: &[u8],
         value: &[u8],
-    ) -> Option<Range<usize>> {
+    ) -> Option<Words> {
         let fences = OwnFences::of(page);
         let mut content = Content::of(page);
         match at {
@@ -154,7 +162,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Err(place) => content.splice(place, 0, key, value),
         }
         content.drop_deleted();
-        content.lay_out(0..content.len(), fences.as_ref(), page).then_some(2..WORDS)
+        content.lay_out(0..content.len(), fences.as_ref(), page).then(|| (FRONT_WORD..WORDS).into())
     }
 
     /// Lays a page out anew with other fences. Deleted entries go if there is no room for them.
@@ -234,6 +242,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     const PAGE_WORDS: usize = WORDS;
     const CAPACITY: usize = Self::SLOTS;
     const FULL: usize = WORDS - HEADER_WORDS;
+    const HAS_HEAP: bool = true;
     const FORMAT: u8 = 2;
 
     type Filling = ();
@@ -248,9 +257,9 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     /// Null for a value of another length.
     fn address_of_value(value: &[u8]) -> GlobalAddr {
-        value.try_into().map_or(GlobalAddr::NULL, |bytes| {
-            GlobalAddr::from_bits(u64::from_le_bytes(bytes))
-        })
+        value
+            .try_into()
+            .map_or(GlobalAddr::NULL, |bytes| GlobalAddr::from_bits(u64::from_le_bytes(bytes)))
     }
 
     fn hash(key: &[u8]) -> u64 {
@@ -374,7 +383,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         }
         let Some(suffix) = Self::suffix_of(page, front, key) else { return LeafInsert::Full };
         match Self::put(page, at, (key, suffix), value) {
-            Some(_) => LeafInsert::Inserted,
+            Some(words) => LeafInsert::Inserted(words),
             None => LeafInsert::Full,
         }
     }
@@ -426,10 +435,6 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn record_window(_key: &[u8]) -> Range<usize> {
         HEADER_WORDS..WORDS
-    }
-
-    fn inserted_words(_page: View<'_, WORDS>) -> Range<usize> {
-        2..WORDS
     }
 
     fn deleted_words(page: View<'_, WORDS>) -> Range<usize> {
@@ -666,7 +671,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     ) -> bool {
         let fill = fill.min(Self::MOST_FILL);
         (page.count() == 0 || Self::used(page) + entry_words(value.len(), key.len()) <= fill)
-            && Self::leaf_insert(page, key, value) == LeafInsert::Inserted
+            && Self::leaf_insert(page, key, value).is_inserted()
     }
 
     fn fill_inner(
