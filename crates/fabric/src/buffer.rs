@@ -13,6 +13,9 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
+/// Size of an endpoint's largest scratch buffer, in bytes.
+pub const BUFFER_BYTES: usize = 4096;
+
 /// A part of registered memory, a whole number of words.
 pub struct Buffer {
     memory: Arc<Region>,

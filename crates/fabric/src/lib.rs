@@ -48,7 +48,7 @@ mod verbs;
 mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
-pub use buffer::{Buffer, BufferPool};
+pub use buffer::{BUFFER_BYTES, Buffer, BufferPool};
 pub use calls::{Answers, Call, Calls, ReplySink, Ticket};
 pub use cluster::{ClientTask, Cluster, Provider};
 pub use counters::{CounterSnapshot, Counters};

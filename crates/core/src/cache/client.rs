@@ -17,13 +17,12 @@ use super::{
     Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Ownership, Restart,
     is_clean, mark_clean,
 };
-use crate::page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, slot_range};
+use crate::page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, Words, slot_range};
 use crate::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::rc::Rc;
 
 /// Every this many attempts (about 1.5 ms), an operation probes the unreachable memory servers, in
@@ -467,7 +466,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let free = self.read_marked_leaf(free, (address, keys), probe).await?;
         let outcome = work(free.page());
         let changed = match &outcome {
-            LeafOutcome::Changed { words, .. } => Some(words.clone()),
+            LeafOutcome::Changed { words, .. } => Some(*words),
             LeafOutcome::Nothing(_) | LeafOutcome::Full => None,
         };
         let is_full = matches!(outcome, LeafOutcome::Full);
@@ -501,7 +500,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &'a self,
         (free, mark): (FreeFrame<'a, L>, IoMark<'a>),
         below: Option<(OptimisticRef<'_, L>, usize)>,
-        changed: Option<Range<usize>>,
+        changed: Option<Words>,
         is_full: bool,
     ) {
         let page = free.page();
@@ -510,10 +509,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             // If entries were trimmed, write the whole page.
             let words = match is_clean(page) {
                 true => self.to_write(words),
-                false => 1..L::PAGE_WORDS,
+                false => (1..L::PAGE_WORDS).into(),
             };
             mark_clean(page);
-            let written = Box::pin(self.write_leaf(page.address(), page, words.clone())).await;
+            let written = Box::pin(self.write_leaf(page.address(), page, words)).await;
             if let Err(restart) = written {
                 // The change exists only in this frame, so the leaf stays, dirty.
                 self.mark_dirty(free.frame(), page, words);

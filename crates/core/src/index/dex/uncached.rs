@@ -147,7 +147,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let work = |page: Page<'_, L>| {
             let outcome = edit(page);
             if let LeafOutcome::Changed { words, .. } = &outcome
-                && words.len() > 1
+                && !words.is_one_word()
             {
                 change = Some(unsettled.begin());
             }
