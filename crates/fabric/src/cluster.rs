@@ -44,8 +44,9 @@ pub trait Cluster {
         results.into_iter().map(|mut result| lock(&mut result).take()).collect()
     }
 
-    /// Runs the clients that `start` creates, one per element of `compute_servers`, from an endpoint
-    /// and their number. This is what providers implement: it is compiled once for all clients.
+    /// Runs the clients that `start` creates, one per element of `compute_servers`, each from its
+    /// endpoint and its number. This is what providers implement: it is compiled once for all
+    /// clients.
     fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
