@@ -31,7 +31,7 @@ fn play<const W: usize>(data: &[u8]) {
         let page = if separator.is_some_and(|low| key >= low) { right } else { left };
         match step[0] % 8 {
             0..=2 => match Fixed8::<W>::leaf_insert(page, &key, &value) {
-                LeafInsert::Inserted => assert_eq!(model.insert(key, value), None),
+                LeafInsert::Inserted(_) => assert_eq!(model.insert(key, value), None),
                 LeafInsert::Exists => assert!(model.contains_key(&key)),
                 LeafInsert::Full => {
                     assert_eq!(page.live_count(), Fixed8::<W>::CAPACITY);

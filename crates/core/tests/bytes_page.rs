@@ -3,7 +3,7 @@
 
 use farleaf_core::page::{
     Bytes, Entry, FencePosition, Layout, LeafInsert, LeafReplace, Page, Probe, ScanWindow,
-    SplitPlan,
+    SplitPlan, Words,
 };
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -200,6 +200,25 @@ fn clone(page: &OwnedPage) -> Vec<AtomicU64> {
     page.words().into_iter().map(AtomicU64::new).collect()
 }
 
+/// What a change says it has touched, it has; and if only the new words of the heap have reached the
+/// pool, the page there is still the old one (bytes.Y9).
+fn check_words<const W: usize>(before: &[u64], after: &[u64], words: Words) {
+    let differs = |index: &usize| before[*index] != after[*index];
+    assert!((0..W).filter(differs).all(|index| words.contains(index)));
+    assert!(!words.is_empty());
+    let (heap, _) = words.writes();
+    let top = (before[3] >> 48) as usize;
+    // A record without other room takes the place of the old one.
+    if let Some(heap) = heap.filter(|heap| heap.start < top) {
+        let page = |words: &[u64]| OwnedPage(words.iter().copied().map(AtomicU64::new).collect());
+        let (old, between) = (page(before), page(before));
+        for index in heap {
+            between.0[index].store(after[index], Ordering::Relaxed);
+        }
+        assert_eq!(all(between.page::<W>(), false), all(old.page::<W>(), false), "Y9");
+    }
+}
+
 fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
     let mut owned = OwnedPage::leaf::<W>(&[], None);
     let mut model = Records::new();
@@ -214,8 +233,9 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
             {
                 let room = Bytes::<W>::leaf_has_room(page, key, value);
                 match Bytes::<W>::leaf_insert(page, key, value) {
-                    LeafInsert::Inserted => {
+                    LeafInsert::Inserted(words) => {
                         assert!(room, "asking beforehand says the same");
+                        check_words::<W>(&before, &owned.words(), words);
                         assert_eq!(model.insert(key.clone(), value.clone()), None);
                     }
                     LeafInsert::Exists => assert!(model.contains_key(key)),
@@ -232,9 +252,7 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
                 match Bytes::<W>::leaf_replace(page, key, value) {
                     LeafReplace::Replaced(words) => {
                         assert!(room);
-                        let after = owned.words();
-                        let differs = |index: &usize| before[*index] != after[*index];
-                        assert!((0..W).filter(differs).all(|index| words.contains(&index)));
+                        check_words::<W>(&before, &owned.words(), words);
                         assert!(model.insert(key.clone(), value.clone()).is_some());
                     }
                     LeafReplace::Absent => assert!(!model.contains_key(key)),
@@ -380,7 +398,7 @@ fn trimmed<const W: usize>(changes: Vec<Change>, low: &[u8], high: &[u8]) {
     let fits = || {
         let owned = OwnedPage::leaf::<W>(low, Some(high));
         let insert = |(key, value): &(Vec<u8>, Vec<u8>)| {
-            Bytes::<W>::leaf_insert(owned.page(), key, value) == LeafInsert::Inserted
+            Bytes::<W>::leaf_insert(owned.page(), key, value).is_inserted()
         };
         expected.iter().all(insert)
     };
@@ -424,7 +442,7 @@ fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) 
     let _ = (Bytes::<W>::weight(page), Bytes::<W>::record_weight(page, key));
     let _ = (Bytes::<W>::is_full(page), Bytes::<W>::leaf_sum(page));
     let _ = (Bytes::<W>::leaf_has_room(page, key, other), Bytes::<W>::inner_has_room(page, key));
-    let _ = (Bytes::<W>::inserted_words(page), Bytes::<W>::deleted_words(page));
+    let _ = Bytes::<W>::deleted_words(page);
     let _ = Bytes::<W>::fits_merged(page, page);
     let pending = Entry::Record(key.to_vec(), other.to_vec());
     for pending in [None, Some(&pending)] {
@@ -527,8 +545,8 @@ fn too_long_keys_and_values_are_refused() {
     assert_eq!(Bytes::<128>::leaf_insert(page, &[7; 129], b""), LeafInsert::Full);
     assert_eq!(Bytes::<128>::leaf_insert(page, b"k", &[7; 300]), LeafInsert::Full);
     assert_eq!(owned.words(), before);
-    assert_eq!(Bytes::<128>::leaf_insert(page, &[7; 128], b""), LeafInsert::Inserted);
-    assert_eq!(Bytes::<128>::leaf_insert(page, b"", b""), LeafInsert::Inserted);
+    assert!(Bytes::<128>::leaf_insert(page, &[7; 128], b"").is_inserted());
+    assert!(Bytes::<128>::leaf_insert(page, b"", b"").is_inserted());
     assert_eq!(Bytes::<128>::leaf_get(page, b""), Some(vec![]));
     assert_eq!(Bytes::<128>::leaf_get(page, &[7; 128]), Some(vec![]));
 }
@@ -538,13 +556,15 @@ fn a_value_of_eight_bytes_is_replaced_by_one_store() {
     let owned = OwnedPage::leaf::<128>(b"user/0001", Some(b"user/0002"));
     let page = owned.page::<128>();
     let key = b"user/0001/with-a-long-tail";
-    assert_eq!(Bytes::<128>::leaf_insert(page, key, &[1; 8]), LeafInsert::Inserted);
+    assert!(Bytes::<128>::leaf_insert(page, key, &[1; 8]).is_inserted());
     let before = owned.words();
     let replaced = Bytes::<128>::leaf_replace(page, key, &[2; 8]);
     let after = owned.words();
     let changed: Vec<usize> = (0..128).filter(|index| before[*index] != after[*index]).collect();
     assert_eq!(changed.len(), 1);
-    assert!(matches!(replaced, LeafReplace::Replaced(words) if words.contains(&changed[0])));
+    let words = Words::new(&(0..0), &(changed[0]..changed[0] + 1));
+    assert_eq!(replaced, LeafReplace::Replaced(words));
+    assert!(words.is_one_word());
 }
 
 /// Bytes a record takes in pages of `W` words, all levels, if each page is filled to `fill`.
@@ -560,7 +580,7 @@ fn bytes_per_record<const W: usize>(records: &[(Vec<u8>, Vec<u8>)], fill: f64) -
         let page = owned.page::<W>();
         page.format_empty(at(1), level, low, high);
         let added = entries.iter().all(|(key, value)| match level {
-            0 => Bytes::<W>::leaf_insert(page, key, value) == LeafInsert::Inserted,
+            0 => Bytes::<W>::leaf_insert(page, key, value).is_inserted(),
             _ => Bytes::<W>::inner_insert(page, key, at(3)),
         });
         added && Bytes::<W>::weight(page) <= most

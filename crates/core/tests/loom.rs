@@ -7,7 +7,7 @@ use farleaf_core::cache::{
     Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping,
     OwnedRange, Swip,
 };
-use farleaf_core::page::{FencePosition, Fixed8, Latch, Layout, LeafInsert, Page, Probe};
+use farleaf_core::page::{FencePosition, Fixed8, Latch, Layout, Page, Probe};
 use farleaf_core::server::Epochs;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -74,7 +74,7 @@ fn tiny_leaf(records: &[(u64, u64)]) -> Arc<[AtomicU64; 16]> {
     let page = Page::<Tiny>::new(&shared[..]);
     page.format_empty(GlobalAddr::new(ServerId::new(0), 1024), 0, &0, None);
     for (key, value) in records {
-        assert_eq!(Tiny::leaf_insert(page, key, value), LeafInsert::Inserted);
+        assert!(Tiny::leaf_insert(page, key, value).is_inserted());
     }
     shared
 }
@@ -91,7 +91,7 @@ fn a_lookup_beside_an_insertion() {
             let page = Page::<Tiny>::new(&writer[..]);
             let version = page.latch().optimistic().unwrap();
             let _guard = page.latch().try_lock(version, 1).unwrap();
-            assert_eq!(Tiny::leaf_insert(page, &5, &3), LeafInsert::Inserted);
+            assert!(Tiny::leaf_insert(page, &5, &3).is_inserted());
         });
         let page = Page::<Tiny>::new(&shared[..]);
         if let Some(version) = page.latch().optimistic() {
@@ -327,7 +327,7 @@ fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
     let mark = cache.mapping().begin_io(ROOT, || true).unwrap();
     let root = cache.publish_root(root, mark);
     left.page().format_empty(at(LEFT), 0, &0, Some(&50));
-    assert_eq!(Tiny::leaf_insert(left.page(), &10, &1), LeafInsert::Inserted);
+    assert!(Tiny::leaf_insert(left.page(), &10, &1).is_inserted());
     let mark = cache.mapping().begin_io(LEFT, || true).unwrap();
     let frame = left.frame();
     assert!(cache.publish_hot(left, mark, cache.seen(root).unwrap(), 0).is_ok());
@@ -351,7 +351,7 @@ fn a_descent_beside_an_eviction() {
             let parent = theirs.seen(root).unwrap();
             let mark = theirs.mapping().begin_io(RIGHT, || parent.is_valid()).unwrap();
             free.page().format_empty(at(RIGHT), 0, &50, None);
-            assert_eq!(Tiny::leaf_insert(free.page(), &60, &2), LeafInsert::Inserted);
+            assert!(Tiny::leaf_insert(free.page(), &60, &2).is_inserted());
             assert!(theirs.publish_hot(free, mark, parent, 1).is_ok());
         });
         if let Some(parent) = cache.seen(root) {

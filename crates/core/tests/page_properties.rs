@@ -55,7 +55,7 @@ fn apply<const W: usize>(page: Page<'_, Fixed8<W>>, model: &mut Model, change: &
         Change::Insert(key, value) => {
             let there = model.contains_key(&key);
             match Fixed8::<W>::leaf_insert(page, &key, &value) {
-                LeafInsert::Inserted => assert_eq!(model.insert(key, value), None),
+                LeafInsert::Inserted(_) => assert_eq!(model.insert(key, value), None),
                 LeafInsert::Exists => assert!(there),
                 LeafInsert::Full => {
                     assert!(!there);

@@ -8,7 +8,7 @@ use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::page::{Layout, LeafInsert, LeafReplace, Page, Stubborn};
+use farleaf_core::page::{Layout, LeafReplace, Page, Stubborn};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
@@ -130,7 +130,7 @@ fn it_refuses_often_and_changes_nothing_then() {
             let (leaf_before, inner_before) = (words(leaf), words(inner));
             let (has_room, inserted) =
                 (Tiny::leaf_has_room(leaf, &key, &1), Tiny::leaf_insert(leaf, &key, &1));
-            assert_eq!(has_room, inserted == LeafInsert::Inserted);
+            assert_eq!(has_room, inserted.is_inserted());
             let (inner_room, there) =
                 (Tiny::inner_has_room(inner, &key), Tiny::inner_insert(inner, &key, at(key + 3)));
             assert_eq!(inner_room, there);

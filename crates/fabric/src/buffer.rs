@@ -13,6 +13,9 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
+/// Size of an endpoint's largest scratch buffer, in bytes.
+pub const BUFFER_BYTES: usize = 4096;
+
 /// A part of registered memory, a whole number of words.
 pub struct Buffer {
     memory: Arc<Region>,
@@ -27,6 +30,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If the words are not all inside `memory`.
+    #[inline]
     pub fn over(memory: Arc<Region>, first_word: usize, words: usize) -> Self {
         assert!(
             first_word.checked_add(words).is_some_and(|end| end <= memory.words().len()),
@@ -119,6 +123,7 @@ impl BufferPool {
 
     /// A buffer of `bytes` bytes with unspecified content. `None` if `bytes` is not a positive
     /// multiple of 8 or is larger than a slot, or if no slot is free.
+    #[inline]
     pub fn take(&self, bytes: usize) -> Option<Buffer> {
         let words = bytes / 8;
         if words == 0 || !bytes.is_multiple_of(8) || words > self.0.slot_words {

@@ -1,8 +1,12 @@
 //! Starting a cluster and running clients on it, the same for every provider.
 
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex, lock};
 use crate::{Fabric, RpcService, ServerId};
 use std::future::Future;
+use std::pin::Pin;
+
+/// A client of [`Cluster::run`], to be polled on the thread that started it.
+pub type ClientTask<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Creates clusters: a provider with its settings.
 pub trait Provider {
@@ -30,7 +34,23 @@ pub trait Cluster {
     ) -> Vec<Option<T>>
     where
         T: Send,
-        Fut: Future<Output = T>;
+        Fut: Future<Output = T>,
+    {
+        let results: Vec<_> = compute_servers.iter().map(|_| Mutex::new(None)).collect();
+        self.run_clients(compute_servers, &|fabric, number| {
+            let (client, result) = (body(fabric, number), &results[number]);
+            Box::pin(async move { *lock(result) = Some(client.await) })
+        });
+        results.into_iter().map(|mut result| lock(&mut result).take()).collect()
+    }
+
+    /// Runs the clients that `start` creates, one per element of `compute_servers`, from an endpoint
+    /// and their number. This is what providers implement: it is compiled once for all clients.
+    fn run_clients<'a>(
+        &self,
+        compute_servers: &[u16],
+        start: &'a (dyn Fn(Self::Fabric, usize) -> ClientTask<'a> + Sync),
+    );
 
     /// Runs one client on compute server 0.
     ///

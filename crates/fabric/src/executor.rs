@@ -194,7 +194,8 @@ impl<'a> Executor<'a> {
         self.spawn_boxed(group, Box::pin(future));
     }
 
-    fn spawn_boxed(&mut self, group: u32, future: Pin<Box<dyn Future<Output = ()> + 'a>>) {
+    /// As [`Executor::spawn`], for a future that is boxed already.
+    pub fn spawn_boxed(&mut self, group: u32, future: Pin<Box<dyn Future<Output = ()> + 'a>>) {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.tasks.push(None);
             self.tasks.len() - 1
@@ -268,17 +269,17 @@ impl<'a> Executor<'a> {
     /// Runs until no task is left of the groups selected by `groups`; returns `false` if the rest
     /// can make no further progress. Tasks of other groups run meanwhile, and stay as they are.
     pub fn run_groups(&mut self, groups: impl Fn(u32) -> bool, driver: &impl Driver) -> bool {
-        self.run_while(driver, |executor| {
+        self.run_while(driver, &|executor| {
             executor.tasks.iter().flatten().any(|task| groups(task.group))
         })
     }
 
     /// Runs until no task is left; returns `false` if the rest can make no further progress.
     pub fn run(&mut self, driver: &impl Driver) -> bool {
-        self.run_while(driver, |executor| executor.live > 0)
+        self.run_while(driver, &|executor| executor.live > 0)
     }
 
-    fn run_while(&mut self, driver: &impl Driver, go_on: impl Fn(&Self) -> bool) -> bool {
+    fn run_while(&mut self, driver: &dyn Driver, go_on: &dyn Fn(&Self) -> bool) -> bool {
         lock_std(&self.queue.state).unparker = driver.unparker();
         let mut ended = true;
         loop {
@@ -314,7 +315,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Carries out the driver's requests; returns whether tasks may have been killed.
-    fn serve(&mut self, driver: &impl Driver) -> bool {
+    fn serve(&mut self, driver: &dyn Driver) -> bool {
         let Some(requests) = driver.requests() else { return false };
         let killed = !requests.kill.is_empty();
         for group in requests.kill {
@@ -355,7 +356,7 @@ impl<'a> Executor<'a> {
         false
     }
 
-    fn idle(&self, ns: u64, driver: &impl Driver) {
+    fn idle(&self, ns: u64, driver: &dyn Driver) {
         let mut state = lock_std(&self.queue.state);
         if state.unparker.is_some() {
             if state.tasks.is_empty() {

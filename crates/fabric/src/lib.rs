@@ -48,9 +48,9 @@ mod verbs;
 mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
-pub use buffer::{Buffer, BufferPool};
+pub use buffer::{BUFFER_BYTES, Buffer, BufferPool};
 pub use calls::{Answers, Call, Calls, ReplySink, Ticket};
-pub use cluster::{Cluster, Provider};
+pub use cluster::{ClientTask, Cluster, Provider};
 pub use counters::{CounterSnapshot, Counters};
 pub use error::{FabricError, Uncertainty};
 pub use message::{MAX_MESSAGE_BYTES, Message};

@@ -5,16 +5,13 @@
 
 use crate::handshake::{Role, draw_epoch};
 use crate::timers::Timers;
-use crate::{Buffer, BufferPool, Counters, FabricError, RegionError};
+use crate::{BUFFER_BYTES, Buffer, BufferPool, Counters, FabricError, RegionError};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
-
-/// Size of the largest scratch buffer, in bytes.
-const BUFFER_BYTES: usize = 4096;
 
 /// Settings of a cluster's endpoints.
 #[derive(Clone, Copy, Debug)]

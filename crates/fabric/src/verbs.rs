@@ -74,7 +74,8 @@ pub trait Fabric: Clone + 'static {
         compute_server: u16,
     ) -> impl Future<Output = Result<(), FabricError>>;
 
-    /// A scratch buffer of `bytes` bytes from the endpoint's registered memory.
+    /// A scratch buffer of `bytes` bytes, at most [`BUFFER_BYTES`](crate::BUFFER_BYTES), from the
+    /// endpoint's registered memory.
     ///
     /// # Errors
     /// [`FabricError::NoBuffer`] if the size is not a positive multiple of 8, or no buffer is free.

@@ -13,7 +13,7 @@ use farleaf_core::page::Fixed8;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::handshake::Role;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
-use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
+use farleaf_fabric::{ClientTask, Cluster, Provider, RpcService, ServerId};
 use rustix::process::Signal;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,16 +57,12 @@ impl Provider for Processes {
 impl Cluster for Running {
     type Fabric = TcpFabric;
 
-    fn run<T, Fut>(
+    fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        body: impl Fn(TcpFabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        self.clients.run(compute_servers, body)
+        start: &'a (dyn Fn(TcpFabric, usize) -> ClientTask<'a> + Sync),
+    ) {
+        self.clients.run_clients(compute_servers, start);
     }
 
     fn kill_memory_server(&self, _server: ServerId) {

@@ -18,7 +18,7 @@ use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServerConfig};
-use farleaf_fabric::{Cluster, Fabric, Provider, RpcService, ServerId};
+use farleaf_fabric::{ClientTask, Cluster, Fabric, Provider, RpcService, ServerId};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -159,16 +159,12 @@ impl Drop for TiersCluster {
 impl Cluster for TiersCluster {
     type Fabric = TcpFabric;
 
-    fn run<T, Fut>(
+    fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        body: impl Fn(TcpFabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        self.clients.run(compute_servers, body)
+        start: &'a (dyn Fn(TcpFabric, usize) -> ClientTask<'a> + Sync),
+    ) {
+        self.clients.run_clients(compute_servers, start);
     }
 
     fn kill_memory_server(&self, _server: ServerId) {

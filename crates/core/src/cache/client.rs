@@ -17,7 +17,7 @@ use super::{
     Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Ownership, Restart,
     is_clean, mark_clean,
 };
-use crate::page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, slot_range};
+use crate::page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, Words, slot_range};
 use crate::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
@@ -461,6 +461,25 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Restart> {
+        // The parts before and after `work` are functions of their own, so that they are compiled
+        // once.
+        let free = self.read_marked_leaf(free, (address, keys), probe).await?;
+        let outcome = work(free.page());
+        let changed = match &outcome {
+            LeafOutcome::Changed { words, .. } => Some(*words),
+            LeafOutcome::Nothing(_) | LeafOutcome::Full => None,
+        };
+        let is_full = matches!(outcome, LeafOutcome::Full);
+        self.admit_marked_leaf((free, mark), below, changed, is_full).await;
+        Ok(outcome)
+    }
+
+    async fn read_marked_leaf<'a>(
+        &'a self,
+        free: FreeFrame<'a, L>,
+        (address, keys): (GlobalAddr, &OwnedRange<OwnedKey<L>>),
+        probe: Probe<'_, L::Key>,
+    ) -> Result<FreeFrame<'a, L>, Restart> {
         let free = self.read_into(free, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
         let page = free.page();
@@ -473,16 +492,27 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if L::reach(page, probe) != FencePosition::Inside && !self.fabric().breaks(rules::FENCES) {
             return Err(Restart::Refresh);
         }
-        let outcome = work(page);
-        if let LeafOutcome::Changed { words, .. } = &outcome {
+        Ok(free)
+    }
+
+    /// Writes the `changed` words of a leaf through, and admits it.
+    async fn admit_marked_leaf<'a>(
+        &'a self,
+        (free, mark): (FreeFrame<'a, L>, IoMark<'a>),
+        below: Option<(OptimisticRef<'_, L>, usize)>,
+        changed: Option<Words>,
+        is_full: bool,
+    ) {
+        let page = free.page();
+        if let Some(words) = changed {
             LiveCounters::count(&self.counters.write_throughs);
             // If entries were trimmed, write the whole page.
             let words = match is_clean(page) {
-                true => self.to_write(words.clone()),
-                false => 1..L::PAGE_WORDS,
+                true => self.to_write(words),
+                false => (1..L::PAGE_WORDS).into(),
             };
             mark_clean(page);
-            let written = Box::pin(self.write_leaf(address, page, words.clone())).await;
+            let written = Box::pin(self.write_leaf(page.address(), page, words)).await;
             if let Err(restart) = written {
                 // The change exists only in this frame, so the leaf stays, dirty.
                 self.mark_dirty(free.frame(), page, words);
@@ -496,10 +526,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             Admit::Cold if self.cache.is_filling() => Admit::Hot,
             admit => admit,
         };
-        match (admit, &outcome, below) {
+        match (admit, is_full, below) {
             _ if !is_clean(page) => self.admit_dirty(free, mark, below),
             // The split that follows needs the leaf.
-            (Admit::Private, LeafOutcome::Full, _) | (Admit::Cold, ..) | (Admit::Hot, _, None) => {
+            (Admit::Private, true, _) | (Admit::Cold, ..) | (Admit::Hot, _, None) => {
                 self.admit_cold(free, mark).await;
             }
             (Admit::Private, ..) => {
@@ -512,7 +542,6 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 }
             }
         }
-        Ok(outcome)
     }
 
     /// Admits a dirty node: it must be hot (C11), with or without a parent.

@@ -3,8 +3,8 @@
 //! *Thread safety*: plain values.
 
 use super::FrameId;
+use crate::page::Words;
 use farleaf_fabric::GlobalAddr;
-use std::ops::Range;
 
 /// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as
 /// being written.
@@ -12,7 +12,7 @@ use std::ops::Range;
 pub(super) struct InDoubt {
     pub(super) frame: FrameId,
     pub(super) at: GlobalAddr,
-    pub(super) words: Range<usize>,
+    pub(super) words: Words,
     /// When the words became dirty.
     pub(super) since_ns: u64,
 }

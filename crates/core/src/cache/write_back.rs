@@ -13,9 +13,10 @@
 //!   own parent leads to it. While the WRITE or the commit of their parent is unfinished, both
 //!   count as being written.
 //!
-//! A leaf is written as the range of words that changed, with its stamp if that range contains keys
-//! (D8). An inner node is written whole and sealed, after a log entry unless nothing leads to it
-//! yet (D9).
+//! A leaf is written as the ranges of words that changed, with its stamp if they contain keys (D8):
+//! by one WRITE, or by one of the heap and one of the front, in this order (bytes.Y9).
+//! An inner node is written whole and sealed, after a log entry unless nothing leads to it yet
+//! (D9).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -24,7 +25,7 @@ use super::{
     CacheClient, FrameId, LiveCounters, Mapped, Restart, WriteBackName, dirty_words, is_clean,
     mark_clean, mark_dirty,
 };
-use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD};
+use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD, Words};
 use crate::remote::{Image, LogSlot, RemoteError, Settling};
 use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
@@ -36,6 +37,25 @@ const WRITE_RETRIES: u32 = 16;
 /// First and longest pause between attempts to settle transfers in doubt, in nanoseconds.
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
+
+/// The WRITEs of words of a leaf.
+struct PostedWords<F: Fabric> {
+    /// Those of the heap, if they are far from the others.
+    heap: Option<F::Op<Buffer>>,
+    words: F::Op<Buffer>,
+}
+
+impl<F: Fabric> PostedWords<F> {
+    /// Waits for all of them.
+    async fn done(self) -> Result<(), FabricError> {
+        let heap = match self.heap {
+            Some(heap) => heap.await.map(drop),
+            None => Ok(()),
+        };
+        let words = self.words.await.map(drop);
+        heap.and(words)
+    }
+}
 
 /// A WRITE of a frame in flight. If this is dropped before the WRITE has ended, the WRITE is in
 /// doubt (C15).
@@ -83,6 +103,29 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(buffer)
     }
 
+    /// Posts the WRITEs of words of a leaf in one doorbell, those of the heap before those that
+    /// refer to them (bytes.Y9). `None`, with nothing posted, if the endpoint has no buffers left.
+    fn post_words(
+        &self,
+        at: GlobalAddr,
+        page: Page<'_, L>,
+        words: Words,
+    ) -> Option<PostedWords<F>> {
+        let (heap, words) = words.writes();
+        let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
+        let Some(heap) = heap else {
+            let buffer = self.copy_out(page, words.clone())?;
+            return Some(PostedWords {
+                heap: None,
+                words: self.fabric().write(place(&words), buffer),
+            });
+        };
+        let buffers = (self.copy_out(page, heap.clone())?, self.copy_out(page, words.clone())?);
+        let heap = self.fabric().write(place(&heap), buffers.0);
+        let words = self.fabric().write(place(&words), buffers.1);
+        Some(PostedWords { heap: Some(heap), words })
+    }
+
     /// WRITEs words of a leaf that no other thread can change meanwhile.
     ///
     /// # Errors
@@ -91,10 +134,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &self,
         at: GlobalAddr,
         page: Page<'_, L>,
-        words: Range<usize>,
+        words: impl Into<Words>,
     ) -> Result<(), Restart> {
-        let place = at.plus(words.start as u64 * 8);
-        self.write_to_the_end(place, || self.copy_out(page, words.clone())).await
+        let words = words.into();
+        for _ in 0..WRITE_RETRIES {
+            let posted = self.post_words(at, page, words).ok_or(Restart::Busy)?;
+            match posted.done().await {
+                Ok(()) => return Ok(()),
+                Err(error) => self.before_rewrite(at, error).await?,
+            }
+        }
+        Err(Restart::Busy)
     }
 
     /// WRITEs an inner node that nothing leads to yet. Its version follows `found`, the word 0
@@ -145,14 +195,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         };
         for _ in 0..WRITE_RETRIES {
             let posted = self.pages().post_logged(&slot, at, before.map(Image::page), image);
-            let Ok([entry, page]) = posted else { break };
+            let Ok((entry, page)) = posted else { break };
             // Pin the slot now, so that it is pinned even if this future is dropped.
             if !self.fabric().breaks(rules::SLOTS_PINNED) {
                 slot.pin(at);
             }
-            let (entry, page) = (entry.await, page.await);
-            match entry.and(page) {
-                Ok(_) => {
+            let (entry, page) = (entry.done().await, page.await);
+            match entry.and(page.map(drop)) {
+                Ok(()) => {
                     slot.is_done();
                     self.pages().unpin(at);
                     return Ok(());
@@ -229,19 +279,19 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// The words to write if `words` have changed.
     #[inline]
-    pub(super) fn to_write(&self, words: Range<usize>) -> Range<usize> {
+    pub(super) fn to_write(&self, words: Words) -> Words {
         match self.cache.options().write_back {
             WriteBackName::Words => words,
-            WriteBackName::Pages => 1..L::PAGE_WORDS,
+            WriteBackName::Pages => (1..L::PAGE_WORDS).into(),
         }
     }
 
     /// Adds `words` of a node in a frame to those that the pool does not have. Call it under the
     /// frame's latch.
     #[inline]
-    pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: Range<usize>) {
+    pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: impl Into<Words>) {
         let was_clean = is_clean(page);
-        mark_dirty(page, self.to_write(words));
+        mark_dirty(page, self.to_write(words.into()));
         let ages = self.cache.ages();
         let forgets = self.fabric().breaks(rules::AGES_NOTED);
         if was_clean && ages.limit_ns() > 0 && !forgets {
@@ -267,12 +317,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(frame, node.page)?;
-        let buffer = self.copy_out(node.page, words.clone()).ok_or(Restart::Busy)?;
         // Posted under the latch, awaited without it: `writing` keeps the node here (C14).
-        let posted = self.fabric().write(at.plus(words.start as u64 * 8), buffer);
+        let posted = self.post_words(at, node.page, words).ok_or(Restart::Busy)?;
         let under_way = self.begin_write_back(frame, node.page, words, guard);
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
-            && let Err(error) = posted.await
+            && let Err(error) = posted.done().await
         {
             self.settle_write_back(under_way, &error).await?;
             return Err(Restart::Busy);
@@ -283,7 +332,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// The dirty words of a latched node, if it can be written back now.
-    fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<Range<usize>, Restart> {
+    fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<Words, Restart> {
         let words = dirty_words(page);
         let writing = self.cache.arena().is_writing(frame)
             && !self.fabric().breaks(rules::ONE_WRITE_AT_A_TIME);
@@ -296,7 +345,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &'a self,
         frame: FrameId,
         page: Page<'_, L>,
-        words: Range<usize>,
+        words: Words,
         guard: Exclusive<'_>,
     ) -> UnderWay<'a, F, L> {
         let (at, since_ns) = (page.address(), self.cache.ages().since_ns(frame));
@@ -311,7 +360,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// land.
     async fn is_dirty_again(&self, write: &InDoubt) {
         let (page, _guard) = self.lock_frame(write.frame).await;
-        self.mark_dirty(write.frame, page, write.words.clone());
+        self.mark_dirty(write.frame, page, write.words);
         self.cache.ages().note_again(write.frame, write.since_ns);
         self.cache.arena().set_writing(write.frame, false);
     }
@@ -371,7 +420,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(crate) fn may_land(&self, frame: FrameId, page: Page<'_, L>) {
         if !self.fabric().breaks(rules::FAILED_WRITES_KEPT) {
             self.cache.arena().set_writing(frame, true);
-            let (at, words) = (page.address(), 1..L::PAGE_WORDS);
+            let (at, words) = (page.address(), (1..L::PAGE_WORDS).into());
             let since_ns = self.cache.ages().since_ns(frame);
             self.doubt(InDoubt { frame, at, words, since_ns });
         }

@@ -7,8 +7,8 @@ use super::layout::{Entry, Layout, LeafInsert, LeafReplace, OwnedValue};
 use super::limits::TooLong;
 use super::view::Page;
 use super::weight::is_sparse;
+use super::words::Words;
 use std::borrow::Borrow;
-use std::ops::Range;
 
 /// An operation on one key. While it runs it borrows its key and values; in a message it owns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +54,8 @@ pub enum LeafOutcome<T> {
     Changed {
         /// The result of the operation.
         answer: T,
-        /// A range that includes every changed word.
-        words: Range<usize>,
+        /// No other words have changed.
+        words: Words,
         /// The leaf has so few records left that it should be merged.
         sparse: bool,
     },
@@ -194,7 +194,7 @@ impl<V> Answer<V> {
     }
 }
 
-fn changed<V>(words: Range<usize>, sparse: bool) -> LeafOutcome<Answer<V>> {
+fn changed<V>(words: Words, sparse: bool) -> LeafOutcome<Answer<V>> {
     LeafOutcome::Changed { answer: Answer::from_change(true), words, sparse }
 }
 
@@ -208,7 +208,7 @@ fn insert<L: Layout>(
     value: &L::Value,
 ) -> LeafOutcome<Answer<OwnedValue<L>>> {
     match L::leaf_insert(page, key, value) {
-        LeafInsert::Inserted => changed(L::inserted_words(page), false),
+        LeafInsert::Inserted(words) => changed(words, false),
         LeafInsert::Exists => nothing(),
         LeafInsert::Full => LeafOutcome::Full,
     }
@@ -231,5 +231,5 @@ fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<Owne
     if !L::leaf_delete(page, key) {
         return nothing();
     }
-    changed(L::deleted_words(page), is_sparse::<L>(L::weight(page)))
+    changed(L::deleted_words(page).into(), is_sparse::<L>(L::weight(page)))
 }

@@ -18,6 +18,7 @@ use super::layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
 use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
+use super::words::Words;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Ordering;
 use std::ops::{Bound, Range};
@@ -47,6 +48,12 @@ impl<const WORDS: usize> Fixed8<WORDS> {
     #[inline]
     fn record_value(page: View<'_, WORDS>, slot: usize) -> u64 {
         page.load(HEADER_WORDS + 2 * slot + 1)
+    }
+
+    /// The count, the deleted bits, and all entries.
+    #[inline]
+    fn inserted_words(page: View<'_, WORDS>) -> Words {
+        (META_WORD..HEADER_WORDS + 2 * page.count()).into()
     }
 
     fn set_record(page: View<'_, WORDS>, slot: usize, key: u64, value: u64) {
@@ -177,6 +184,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     const PAGE_WORDS: usize = WORDS;
     const CAPACITY: usize = Self::CHECKED_CAPACITY;
     const FULL: usize = Self::CHECKED_CAPACITY;
+    const HAS_HEAP: bool = false;
     const FORMAT: u8 = 1;
     const MOST_MESSAGE_BYTES: usize = 16;
 
@@ -195,6 +203,16 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     #[inline]
     fn value_bytes(_value: &u64) -> usize {
         8
+    }
+
+    #[inline]
+    fn value_of_address(at: GlobalAddr) -> u64 {
+        at.to_bits()
+    }
+
+    #[inline]
+    fn address_of_value(value: &u64) -> GlobalAddr {
+        GlobalAddr::from_bits(*value)
     }
 
     #[inline]
@@ -285,7 +303,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
             }
             Self::set_record(page, slot, *key, *value);
             Self::set_deleted(page, slot, false);
-            return LeafInsert::Inserted;
+            return LeafInsert::Inserted(Self::inserted_words(page));
         }
         if page.count() == Self::CAPACITY {
             if Self::leaf_compact(page) == 0 {
@@ -303,7 +321,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         page.store(DELETED_WORD, below | (deleted ^ below) << 1);
         Self::set_record(page, slot, *key, *value);
         page.set_count(count + 1);
-        LeafInsert::Inserted
+        LeafInsert::Inserted(Self::inserted_words(page))
     }
 
     #[inline]
@@ -312,7 +330,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
             Some(slot) if !Self::is_deleted(page, slot) => {
                 let word = HEADER_WORDS + 2 * slot + 1;
                 page.store(word, *value);
-                LeafReplace::Replaced(word..word + 1)
+                LeafReplace::Replaced((word..word + 1).into())
             }
             _ => LeafReplace::Absent,
         }
@@ -352,11 +370,6 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     fn record_window(_key: &u64) -> Range<usize> {
         HEADER_WORDS..WORDS
-    }
-
-    fn inserted_words(page: View<'_, WORDS>) -> Range<usize> {
-        // The count, the deleted bits, and all entries.
-        META_WORD..HEADER_WORDS + 2 * page.count()
     }
 
     fn deleted_words(_page: View<'_, WORDS>) -> Range<usize> {
@@ -563,7 +576,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         (key, value): (&u64, &u64),
         fill: usize,
     ) -> bool {
-        page.count() < fill && Self::leaf_insert(page, key, value) == LeafInsert::Inserted
+        page.count() < fill && Self::leaf_insert(page, key, value).is_inserted()
     }
 
     fn fill_inner(

@@ -3,6 +3,7 @@
 
 use super::limits::TooLong;
 use super::view::Page;
+use super::words::Words;
 use farleaf_fabric::{GlobalAddr, Message};
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -43,19 +44,26 @@ pub enum FencePosition {
 /// Outcome of an insertion into a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafInsert {
-    /// The record was added.
-    Inserted,
+    /// The record was added. No other words have changed.
+    Inserted(Words),
     /// The key is present already. The leaf is unchanged.
     Exists,
     /// There is no room, even without the deleted records. The leaf is unchanged.
     Full,
 }
 
+impl LeafInsert {
+    /// Whether the record was added.
+    pub fn is_inserted(self) -> bool {
+        matches!(self, Self::Inserted(_))
+    }
+}
+
 /// Outcome of replacing a value in a leaf.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafReplace {
-    /// The value was replaced. Only words in this range have changed.
-    Replaced(Range<usize>),
+    /// The value was replaced. No other words have changed.
+    Replaced(Words),
     /// The key is absent. The leaf is unchanged.
     Absent,
     /// There is no room for the new value. The leaf is unchanged.
@@ -209,6 +217,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     const CAPACITY: usize;
     /// Weight of a full page, in the unit of [`Layout::weight`].
     const FULL: usize;
+    /// Whether records are in a heap, apart from what names them ([`Words::heap`]).
+    const HAS_HEAP: bool;
     /// Number of the format, stored in every page and superblock.
     const FORMAT: u8;
     /// The most bytes of a record in a message.
@@ -255,6 +265,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn key_bytes(key: &Self::Key) -> usize;
     /// The bytes of a value in a message.
     fn value_bytes(value: &Self::Value) -> usize;
+    /// A value that holds an address. The trees of the hybrid design map keys to leaves.
+    fn value_of_address(at: GlobalAddr) -> OwnedValue<Self>;
+    /// The address in a value. Any value has one; whether a node is there is for the reader of the
+    /// node to find out.
+    fn address_of_value(value: &Self::Value) -> GlobalAddr;
 
     /// A hash of the key that spreads over all 64 bits.
     fn hash(key: &Self::Key) -> u64;
@@ -299,8 +314,6 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Leaf: the words that can hold the record of `key`, whatever the leaf's content. A READ must
     /// fetch these to answer for the key.
     fn record_window(key: &Self::Key) -> Range<usize>;
-    /// Leaf: a range that includes every word that [`Layout::leaf_insert`] has changed in the page.
-    fn inserted_words(page: Page<'_, Self>) -> Range<usize>;
     /// Leaf: a range that includes every word that [`Layout::leaf_delete`] has changed in the page.
     fn deleted_words(page: Page<'_, Self>) -> Range<usize>;
 
@@ -439,7 +452,7 @@ impl<L: Layout> Entry<L> {
                 match L::leaf_replace(page, key, value) {
                     LeafReplace::Replaced(_) => true,
                     LeafReplace::Full => false,
-                    LeafReplace::Absent => L::leaf_insert(page, key, value) == LeafInsert::Inserted,
+                    LeafReplace::Absent => L::leaf_insert(page, key, value).is_inserted(),
                 }
             }
             Self::Child(key, child) => L::inner_insert(page, L::key(key), *child),

@@ -19,6 +19,7 @@ mod superblock;
 mod view;
 mod walk;
 mod weight;
+mod words;
 
 pub use bytes::Bytes;
 pub use carve::NodeCarver;
@@ -39,3 +40,4 @@ pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
 pub(crate) use view::{MARK_WORD, SIBLING_WORD};
 pub use walk::{Step, narrowed, slot_range, step};
 pub use weight::{are_too_empty, filled_weight, is_sparse};
+pub use words::Words;

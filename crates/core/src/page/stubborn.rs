@@ -50,6 +50,7 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
     const PAGE_WORDS: usize = WORDS;
     const CAPACITY: usize = Fixed8::<WORDS>::CAPACITY;
     const FULL: usize = Fixed8::<WORDS>::FULL;
+    const HAS_HEAP: bool = false;
     const FORMAT: u8 = Fixed8::<WORDS>::FORMAT;
     const MOST_MESSAGE_BYTES: usize = Fixed8::<WORDS>::MOST_MESSAGE_BYTES;
 
@@ -65,6 +66,14 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
 
     fn value_bytes(value: &u64) -> usize {
         Fixed8::<WORDS>::value_bytes(value)
+    }
+
+    fn value_of_address(at: GlobalAddr) -> u64 {
+        Fixed8::<WORDS>::value_of_address(at)
+    }
+
+    fn address_of_value(value: &u64) -> GlobalAddr {
+        Fixed8::<WORDS>::address_of_value(value)
     }
 
     fn hash(key: &u64) -> u64 {
@@ -131,10 +140,6 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
 
     fn record_window(key: &u64) -> Range<usize> {
         Fixed8::<WORDS>::record_window(key)
-    }
-
-    fn inserted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
-        Fixed8::inserted_words(plain(page))
     }
 
     fn deleted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {

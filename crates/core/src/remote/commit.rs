@@ -19,11 +19,14 @@
 //!   kept with the content of its pages, and finished later ([`PageClient::settle_doubts`]).
 
 use super::identity::{LeftSlot, Slot};
+use super::pieces::{Pieces, pieces};
 use super::redo::{MAX_PAGES, Redo, RedoPage};
 use super::{Image, Locked, PageClient, PageCopy, RemoteError};
 use crate::page::{Layout, LockWord, Page};
 use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
+use smallvec::SmallVec;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// A page that this client holds, with its content before and after the change.
@@ -172,7 +175,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let entry = self.post_entry(slot, rewrites).await?;
         if let [only] = rewrites {
             let posted = self.post_unlock(only.at, &only.after).await;
-            let entry = entry.await;
+            let entry = entry.done().await;
             let [body, word] = posted?;
             let (body, word) = (body.await, word.await);
             entry?;
@@ -183,7 +186,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if self.fabric().breaks(rules::ENTRIES_AWAITED) {
             drop(entry);
         } else {
-            entry.await?;
+            entry.done().await?;
         }
         for page in rewrites {
             self.write_unlock(page.at, &page.after).await?;
@@ -197,26 +200,55 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// known.
     ///
     /// # Errors
-    /// [`FabricError`] if no buffers are free.
+    /// [`FabricError`] if too few buffers are free; nothing is posted then.
     pub(crate) fn post_logged(
         &self,
         slot: &Slot<'_>,
         at: GlobalAddr,
         before: Option<Page<'_, L>>,
         after: &Image<L>,
-    ) -> Result<[F::Op<Buffer>; 2], FabricError> {
+    ) -> Result<(Pieces<F>, F::Op<Buffer>), FabricError> {
         let redo = match before {
             Some(before) => RedoPage::between(at, before, after.page()),
             None => RedoPage::whole(at, after.page()),
         };
         let owner = after.page().lock_word().owner();
         let words = Redo { owner, pages: vec![redo] }.words();
-        // Get both buffers before the first post: no other verb may come between the two WRITEs.
-        let entry = self.fabric().buffer(words.len() * 8)?;
+        // Get all buffers before the first post: no other verb may come between the WRITEs.
+        let buffer = |piece: &Range<usize>| self.fabric().buffer(piece.len() * 8);
+        let buffers = pieces(words.len()).map(|piece| Ok((buffer(&piece)?, piece)));
+        let buffers = buffers.collect::<Result<SmallVec<[_; 1]>, FabricError>>()?;
         let page = self.fabric().buffer(Self::PAGE_BYTES)?;
-        words.into_iter().enumerate().for_each(|(index, word)| entry.set(index, word));
         page.copy_from(after.words());
-        Ok([self.fabric().write(slot.at, entry), self.fabric().write(at, page)])
+        let mut entry = Pieces::none();
+        for (buffer, piece) in buffers.into_iter().rev() {
+            entry.post(self.fabric(), (slot.at, &words), piece, buffer); // R4
+        }
+        Ok((entry, self.fabric().write(at, page)))
+    }
+
+    /// Posts a WRITE of `words`. Waits for buffers.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if no buffer becomes free, or an earlier piece failed.
+    pub(super) async fn post_pieces(
+        &self,
+        at: GlobalAddr,
+        words: &[u64],
+    ) -> Result<Pieces<F>, RemoteError> {
+        let mut posted = Pieces::none();
+        for piece in pieces(words.len()).rev() {
+            let bytes = piece.len() * 8;
+            let buffer = match self.fabric().buffer(bytes) {
+                Ok(buffer) => buffer,
+                Err(_) => {
+                    std::mem::replace(&mut posted, Pieces::none()).done().await?; // R5
+                    self.buffer(bytes).await?
+                }
+            };
+            posted.post(self.fabric(), (at, words), piece, buffer);
+        }
+        Ok(posted)
     }
 
     /// Posts the WRITE of the log entry.
@@ -224,10 +256,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         slot: GlobalAddr,
         rewrites: &[Rewrite<L>],
-    ) -> Result<F::Op<Buffer>, RemoteError> {
+    ) -> Result<Pieces<F>, RemoteError> {
         let owner = rewrites[0].held.owner();
         let pages = rewrites.iter().map(|page| page.redo.clone()).collect();
         let words = Redo { owner, pages }.words();
-        self.post_write(slot, words.into_iter()).await
+        self.post_pieces(slot, &words).await
     }
 }

@@ -12,25 +12,39 @@ use super::Image;
 use crate::page::{Layout, OwnedKey, Page};
 use farleaf_fabric::GlobalAddr;
 
-/// Maximum number of leaves that a head of `L` lists.
+/// Maximum number of leaves that a head of `L` lists. If their low keys are long, it has room for
+/// fewer.
 pub const fn head_leaves<L: Layout>() -> usize {
     L::CAPACITY
 }
 
+/// A head at `at` that stands before the leaf at `leaf`, which begins at `low`, and lists that one.
+pub(crate) fn open_head<L: Layout>(at: GlobalAddr, low: &L::Key, leaf: GlobalAddr) -> Image<L> {
+    let image = Image::<L>::empty();
+    image.page().format_empty(at, 0, low, Some(low));
+    image.page().set_sibling(leaf);
+    image.page().set_head();
+    // A head whose list is empty does no harm.
+    let _ = list_leaf(image.page(), low, leaf);
+    image
+}
+
+/// Adds the next leaf to the list of a head. Returns `false` if it has no room.
+#[must_use]
+pub(crate) fn list_leaf<L: Layout>(head: Page<'_, L>, low: &L::Key, leaf: GlobalAddr) -> bool {
+    L::inner_insert(head, low, leaf)
+}
+
 /// A head at `at` that stands before the first of `leaves`, each given by its low key and address.
-/// It lists the first [`head_leaves`] of them, or as
-/// many as it has room for.
+/// It lists the first [`head_leaves`] of them, or as many as it has room for.
 ///
 /// # Panics
 /// If `leaves` is empty.
 pub fn head_image<L: Layout>(at: GlobalAddr, leaves: &[(OwnedKey<L>, GlobalAddr)]) -> Image<L> {
-    let image = Image::<L>::empty();
-    let (low, next) = leaves.first().expect("a head stands before a leaf");
-    image.page().format_empty(at, 0, L::key(low), Some(L::key(low)));
-    image.page().set_sibling(*next);
-    image.page().set_head();
-    for (low, leaf) in leaves.iter().take(head_leaves::<L>()) {
-        if !L::inner_insert(image.page(), L::key(low), *leaf) {
+    let ((low, leaf), others) = leaves.split_first().expect("a head stands before a leaf");
+    let image = open_head(at, L::key(low), *leaf);
+    for (low, leaf) in others {
+        if !list_leaf(image.page(), L::key(low), *leaf) {
             break;
         }
     }

@@ -23,6 +23,7 @@
 use super::commit::{Committed, Rewrite};
 use super::identity::REGISTRAR;
 use super::pages::READ_RETRIES;
+use super::pieces::pieces;
 use super::redo::{Redo, RedoPage};
 use super::{Image, Miss, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
@@ -261,6 +262,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(pages)
     }
 
+    /// `words` words at `at`, piece by piece. Nothing may be writing them.
+    async fn read_pieces(&self, at: GlobalAddr, words: usize) -> Result<Vec<u64>, RemoteError> {
+        let mut found = Vec::with_capacity(words);
+        for piece in pieces(words) {
+            let place = at.plus(piece.start as u64 * 8);
+            let buffer = self.read_words(place, piece.len() * 8).await?;
+            found.extend((0..piece.len()).map(|index| buffer.get(index)));
+        }
+        Ok(found)
+    }
+
     /// All whole entries in a client's log, on all memory servers.
     async fn log_entries(&self, owner: u16) -> Result<Vec<Redo>, RemoteError> {
         let mut entries = Vec::new();
@@ -272,7 +284,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             };
             for slot in 0..LOG_SLOTS {
                 let bytes = log_slot_bytes::<L>();
-                let slot = self.read_words(at.plus(slot * bytes), bytes as usize).await?;
+                let slot = self.read_pieces(at.plus(slot * bytes), bytes as usize / 8).await?;
                 entries.extend(Redo::decode(&slot).filter(|entry| entry.owner == owner));
             }
         }
@@ -313,7 +325,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         slot.keep = true;
         let hold = self.doubt(hold);
         let logs = !self.fabric().breaks(rules::SURVIVORS_LOG);
-        if logs && self.post_write(slot.at, words.into_iter()).await?.await.is_err() {
+        let log = async || {
+            self.post_pieces(slot.at, &words).await?.done().await.map_err(RemoteError::from)
+        };
+        if logs && log().await.is_err() {
             // Nothing has changed yet. The reset keeps a late WRITE from overwriting another entry
             // in this slot.
             self.fabric().reset(redo.at.server()).await?;

@@ -17,12 +17,14 @@
 //! - R3. Its pages are in the order in which they must be written: those that lose keys before
 //!   those that gain them.
 //!
+//! An entry that is larger than an endpoint's buffer is written in pieces (`pieces.rs`).
+//!
 //! *Thread safety*: plain values.
 
 use super::Image;
 use crate::page::{Layout, LockWord, Page, sum_of};
+use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Ordering;
-use farleaf_fabric::{Buffer, GlobalAddr};
 
 /// Maximum number of pages that one entry can cover.
 pub(super) const MAX_PAGES: usize = 3;
@@ -116,12 +118,12 @@ impl Redo {
     }
 
     /// The entry in a slot, if it is whole.
-    pub(super) fn decode(slot: &Buffer) -> Option<Self> {
-        let word = |index: usize| slot.words().get(index).map(|word| word.load(Ordering::Relaxed));
+    pub(super) fn decode(slot: &[u64]) -> Option<Self> {
+        let word = |index: usize| slot.get(index).copied();
         let head = word(1)?;
         let (owner, count) = ((head >> 48) as u16, (head >> 32) as u16 as usize);
         let length = (head >> 16) as u16 as usize;
-        if length < 2 || length > slot.words().len() || count > MAX_PAGES {
+        if length < 2 || length > slot.len() || count > MAX_PAGES {
             return None;
         }
         if word(0)? != sum_of((1..length).filter_map(word)) ^ SALT {

@@ -55,7 +55,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         }
         // Rewriting the entry is safe: it overwrites itself with the same words.
-        self.post_entry(slot, rewrites).await?.await?;
+        self.post_entry(slot, rewrites).await?.done().await?;
         for page in rewrites {
             self.finish_page(page).await?;
         }

@@ -100,8 +100,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             L::key(&low),
             high.as_ref().map(L::key),
         );
-        L::inner_insert(root.page(), L::key(&low), nodes[0]);
-        L::inner_insert(root.page(), L::key(&separator), nodes[1]);
+        let linked = L::inner_insert(root.page(), L::key(&low), nodes[0])
+            && L::inner_insert(root.page(), L::key(&separator), nodes[1]);
+        if !linked {
+            return Err(self.without_room(locked).await);
+        }
         let fresh = [(nodes[0], fresh[0], &left), (nodes[1], fresh[1], &right)];
         let change = Change::new(locked, copy, root);
         Ok(self.commit_with_fresh(&fresh, change).await?)

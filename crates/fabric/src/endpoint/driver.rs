@@ -15,11 +15,10 @@ use crate::executor::{Driver, Progress, Requests};
 use crate::sync::Arc;
 use crate::timers::Timers;
 use crate::wake::WakeFd;
-use crate::{Cluster, ServerId};
+use crate::{ClientTask, Cluster, ServerId};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
-use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
@@ -320,24 +319,20 @@ impl<C: EndpointCluster> Cluster for C {
 
     /// # Panics
     /// If a thread gets no file descriptors, or an endpoint cannot be opened.
-    fn run<T, Fut>(
+    fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
+        start: &'a (dyn Fn(Self::Fabric, usize) -> ClientTask<'a> + Sync),
+    ) {
         let shared = self.shared();
-        run_on_threads(compute_servers, self.has_one_client_thread(), |clients| {
+        run_on_threads(compute_servers, self.has_one_client_thread(), &|clients| {
             let driver = EndpointDriver::new(shared);
             let driver = driver.expect("a client thread gets its file descriptors");
             let open = |compute_server, number| {
                 driver.open(compute_server, number).expect("an endpoint can be opened")
             };
-            run_here(&driver, clients, open, &body)
-        })
+            run_here(&driver, clients, open, start);
+        });
     }
 
     fn kill_memory_server(&self, server: ServerId) {

@@ -243,6 +243,7 @@ impl<S: Calls> Fabric for LocalFabric<S> {
         self.reset(server).await
     }
 
+    #[inline]
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
         self.endpoint.resources.buffer(bytes)
     }

@@ -18,9 +18,8 @@ use crate::clock::Clock;
 use crate::executor::{Driver, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::timers::Timers;
-use crate::{Calls, Cluster, Provider, RpcService, ServerId};
+use crate::{Calls, ClientTask, Cluster, Provider, RpcService, ServerId};
 use endpoint::Shared;
-use std::future::Future;
 use std::rc::Rc;
 use threads::ServerThreads;
 
@@ -111,21 +110,17 @@ impl<S: Calls> LocalCluster<S> {
 impl<S: Calls> Cluster for LocalCluster<S> {
     type Fabric = LocalFabric<S>;
 
-    fn run<T, Fut>(
+    fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
-        run_on_threads(compute_servers, self.shared.config.one_client_thread, |clients| {
+        start: &'a (dyn Fn(Self::Fabric, usize) -> ClientTask<'a> + Sync),
+    ) {
+        run_on_threads(compute_servers, self.shared.config.one_client_thread, &|clients| {
             let driver = self.driver();
             let give_way = clients.len() > 1;
             let open = |compute_server, number| driver.endpoint(compute_server, number, give_way);
-            run_here(&driver, clients, open, &body)
-        })
+            run_here(&driver, clients, open, start);
+        });
     }
 
     fn kill_memory_server(&self, server: ServerId) {

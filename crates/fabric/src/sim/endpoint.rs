@@ -7,16 +7,13 @@ use super::op::{Body, Op, SimOp};
 use super::world::{Clock, Shared, World};
 use crate::access::check_alignment;
 use crate::{
-    Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
-    Rule, ServerId, Uncertainty, Work,
+    BUFFER_BYTES, Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES,
+    Message, Rule, ServerId, Uncertainty, Work,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-
-/// Size of the largest scratch buffer, in bytes.
-const BUFFER_BYTES: usize = 4096;
 
 /// The state that an endpoint and its operations share.
 #[derive(Debug)]

@@ -30,9 +30,8 @@ pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};
 
 use crate::executor::{BoxTask, Driver, Executor, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use crate::{Calls, Cluster, Provider, RpcService, ServerId};
+use crate::{Calls, ClientTask, Cluster, Provider, RpcService, ServerId};
 use std::cell::RefCell;
-use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -139,17 +138,12 @@ impl<S: Calls> Cluster for SimCluster<S> {
     /// # Panics
     /// If clients are left and nothing can ever wake them, or if they run beyond
     /// [`SimConfig::give_up_after_ns`].
-    fn run<T, Fut>(
+    fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
-    ) -> Vec<Option<T>>
-    where
-        T: Send,
-        Fut: Future<Output = T>,
-    {
+        start: &'a (dyn Fn(Self::Fabric, usize) -> ClientTask<'a> + Sync),
+    ) {
         let driver = SimDriver { world: &self.world, control: &self.control, cores: &self.cores };
-        let results: Vec<_> = compute_servers.iter().map(|_| RefCell::new(None)).collect();
         let mut executor = Executor::new();
         // Handle servers killed between two runs.
         drop(driver.requests());
@@ -159,15 +153,12 @@ impl<S: Calls> Cluster for SimCluster<S> {
                 executor.spawn(Group::Memory(server).number(), core.clone());
             }
         }
-        for (number, (server, result)) in compute_servers.iter().zip(&results).enumerate() {
+        for (number, server) in compute_servers.iter().enumerate() {
             if !self.world.borrow_mut().compute_server(*server).alive {
                 continue;
             }
-            let future = body(SimFabric::new(&self.world, *server), number);
-            executor.spawn(Group::Compute(*server).number(), async move {
-                let value = future.await;
-                *result.borrow_mut() = Some(value);
-            });
+            let client = start(SimFabric::new(&self.world, *server), number);
+            executor.spawn_boxed(Group::Compute(*server).number(), client);
         }
         let ended = executor.run_groups(|group| group < Group::FIRST_MEMORY, &driver);
         assert!(
@@ -175,8 +166,6 @@ impl<S: Calls> Cluster for SimCluster<S> {
             "deadlock at {} ns of virtual time: no event can wake the remaining clients",
             self.now_ns()
         );
-        drop(executor);
-        results.into_iter().map(RefCell::into_inner).collect()
     }
 
     fn kill_memory_server(&self, server: ServerId) {

@@ -102,7 +102,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) -> Result<LeafOutcome<Answer<OwnedValue<L>>>, Restart> {
         if self.uncached
             && let Some(outcome) =
-                Box::pin(self.change_in_pool(probe, |page| edit.apply(page))).await?
+                Box::pin(self.change_in_pool(probe, &|page| edit.apply(page))).await?
         {
             return Ok(outcome);
         }
@@ -126,7 +126,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     let guard = leaf.lock().ok_or(Restart::Busy)?;
                     let outcome = edit.apply(leaf.page);
                     if let LeafOutcome::Changed { words, .. } = &outcome {
-                        self.client.mark_dirty(leaf.frame, leaf.page, words.clone());
+                        self.client.mark_dirty(leaf.frame, leaf.page, *words);
                     }
                     drop(guard);
                     outcome

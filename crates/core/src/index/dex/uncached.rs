@@ -122,7 +122,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         read: &impl Fn(Page<'_, L>) -> T,
     ) -> Result<Option<T>, Restart> {
         let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
-        match self.change_in_pool(probe, work).await? {
+        match self.change_in_pool(probe, &work).await? {
             Some(LeafOutcome::Nothing(value) | LeafOutcome::Changed { answer: value, .. }) => {
                 Ok(Some(value))
             }
@@ -135,7 +135,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn change_in_pool<T>(
         &self,
         probe: Probe<'_, L::Key>,
-        edit: impl Fn(Page<'_, L>) -> LeafOutcome<T>,
+        edit: &dyn Fn(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<Option<LeafOutcome<T>>, Restart> {
         let unsettled = self.server.unsettled();
         let merged = unsettled.merged();
@@ -147,7 +147,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let work = |page: Page<'_, L>| {
             let outcome = edit(page);
             if let LeafOutcome::Changed { words, .. } = &outcome
-                && words.len() > 1
+                && !words.is_one_word()
             {
                 change = Some(unsettled.begin());
             }

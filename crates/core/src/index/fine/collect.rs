@@ -167,9 +167,10 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         };
         match &separator {
             None => L::inner_remove(above.page(), slot + 1),
-            Some(separator) => {
-                L::inner_set_key(above.page(), slot + 1, L::key(separator));
+            Some(separator) if !L::inner_set_key(above.page(), slot + 1, L::key(separator)) => {
+                return Ok(Pair::Untouched); // `join` has asked, so this does not happen
             }
+            Some(_) => {}
         }
         let [parent_lock, left_lock, right_lock] =
             lock_all(&self.pages, [parent, left, right]).await?;

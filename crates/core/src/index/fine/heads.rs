@@ -11,6 +11,14 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 /// Leaves, each with its low key and address.
 type Leaves<K> = Vec<(K, GlobalAddr)>;
 
+/// What a walk has seen of the last head.
+struct Since {
+    /// The leaves after it so far.
+    leaves: usize,
+    /// How many leaves it has room for, if that is known.
+    listed: usize,
+}
+
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// Walks along the leaves once: adds missing heads, removes heads that are too close together,
     /// and rewrites those with an outdated list.
@@ -19,7 +27,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             return Ok(());
         }
         let mut key = Some(L::min_key());
-        let mut since = 0;
+        let mut since = Since { leaves: 0, listed: head_leaves::<L>() };
         while let Some(from) = key {
             let mut from = from;
             key = self
@@ -39,15 +47,14 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     }
 
     /// Refreshes the heads behind the leaf of `key` and behind those after it below the same
-    /// parent. `since` is the number of leaves between the last head and that leaf. Returns where
-    /// to continue.
+    /// parent. `since` is about the head before that leaf. Returns where to continue.
     ///
     /// `key` and `since` record the progress of an attempt: over a slow network the parent's
     /// pointers grow too old before all of its leaves have been read.
     async fn refresh_below(
         &self,
         key: &mut OwnedKey<L>,
-        since: &mut usize,
+        since: &mut Since,
     ) -> Result<Option<OwnedKey<L>>, Miss> {
         let root = self.pages.read(self.root_pointer()).await?;
         if root.page().level() == 0 {
@@ -64,12 +71,13 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 children.extend(Self::children(&next, 0));
             }
         }
-        let every = usize::from(self.options.leaves_per_head).min(head_leaves::<L>());
+        let usual = usize::from(self.options.leaves_per_head).min(head_leaves::<L>());
         for number in L::inner_slot(parent.page(), Probe::At(L::key(key)))..own {
             // The list after the last leaf of the last parent would be empty.
             let following = &children[number + 1..];
-            let listed = &following[..following.len().min(every)];
-            let leaves = *since + 1;
+            let listed = &following[..following.len().min(usual)];
+            let leaves = since.leaves + 1;
+            let every = usual.min(since.listed);
             let due = leaves >= every || (number + 1 == own && 2 * leaves >= every);
             let wanted = due && !listed.is_empty();
             let pointer = parent.pointer(children[number].1);
@@ -81,7 +89,10 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             } else if !next_is_known && !leaf.page().sibling().is_null() {
                 self.refresh_head(&leaf, listed, wanted).await?;
             }
-            *since = if wanted { 0 } else { leaves };
+            *since = match wanted {
+                true => Since { leaves: 0, listed: room_for::<L>(listed) },
+                false => Since { leaves, ..*since },
+            };
             if let Some((low, _)) = children[..own].get(number + 1) {
                 *key = low.clone();
             }
@@ -138,15 +149,26 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if listed.first() != Some(&first) {
             return Ok(()); // between the two is a leaf that the parent does not know yet
         }
+        let wanted = head_image::<L>(head.at(), listed);
         let same = |slot: usize| {
             L::inner_key(page, slot) == listed[slot].0
                 && L::inner_child(page, slot) == listed[slot].1
         };
-        if page.count() == listed.len() && (0..listed.len()).all(same) {
+        let count = wanted.page().count();
+        if page.count() == count && (0..count).all(same) {
             return Ok(());
         }
         let image = Image::of(page);
-        image.page().copy_content(head_image::<L>(head.at(), listed).page());
+        image.page().copy_content(wanted.page());
         self.pages.replace(&head, image).await
+    }
+}
+
+/// How many leaves a head has room for that is to list these. If it has room for all of them, it
+/// may have room for more.
+fn room_for<L: Layout>(leaves: &[(OwnedKey<L>, GlobalAddr)]) -> usize {
+    match head_image::<L>(GlobalAddr::NULL, leaves).page().count() {
+        all if all == leaves.len() => head_leaves::<L>(),
+        some => some,
     }
 }

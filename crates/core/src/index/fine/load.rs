@@ -9,7 +9,9 @@
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, LockWord, OwnedKey, OwnedValue, filled_weight};
-use crate::remote::{Change, Image, Miss, PageClient, RemoteError, head_image, head_leaves};
+use crate::remote::{
+    Change, Image, Miss, PageClient, RemoteError, head_leaves, list_leaf, open_head,
+};
 use crate::wire::Refusal;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use std::collections::VecDeque;
@@ -23,11 +25,23 @@ struct Open<F: Fabric, L: Layout> {
     filling: L::Filling,
 }
 
-/// A head under construction, with the leaves after it.
+/// A head under construction.
 struct OpenHead<F: Fabric, L: Layout> {
     at: GlobalAddr,
     fresh: F::Op<Buffer>,
-    leaves: Vec<(OwnedKey<L>, GlobalAddr)>,
+    /// `None` before the leaf after it is known.
+    image: Option<Image<L>>,
+    /// It had no room for the last leaf.
+    full: bool,
+}
+
+impl<F: Fabric, L: Layout> OpenHead<F, L> {
+    fn list(&mut self, low: &L::Key, leaf: GlobalAddr) {
+        match &self.image {
+            Some(image) => self.full = self.full || !list_leaf(image.page(), low, leaf),
+            None => self.image = Some(open_head(self.at, low, leaf)),
+        }
+    }
 }
 
 /// A WRITE in flight, and its content.
@@ -77,7 +91,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         if level == 0 {
             self.leaves_since_head += 1;
             if let Some(head) = &mut self.head {
-                head.leaves.push((low.to_owned(), at));
+                head.list(low, at);
             }
         }
         match self.levels.get_mut(level) {
@@ -172,14 +186,16 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         };
         let ends_parent = self.levels.get(1).is_some_and(|(open, _)| is_full(open));
         let since = if ends_parent { 2 * self.leaves_since_head } else { self.leaves_since_head };
-        let wants_head = self.leaves_per_head > 0 && since >= self.leaves_per_head;
+        let head_is_full = self.head.as_ref().is_some_and(|head| head.full);
+        let wants_head =
+            self.leaves_per_head > 0 && (since >= self.leaves_per_head || head_is_full);
         let mut link = None;
         if wants_head {
             self.close_head().await?;
             let number = self.levels[0].1;
             let (at, fresh) = self.node(number).await?;
             self.levels[0].1 += 1;
-            self.head = Some(OpenHead { at, fresh, leaves: Vec::new() });
+            self.head = Some(OpenHead { at, fresh, image: None, full: false });
             self.leaves_since_head = 0;
             link = Some(at);
         }
@@ -209,8 +225,9 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     }
 
     async fn close_head(&mut self) -> Result<(), RemoteError> {
-        let Some(OpenHead { at, fresh, leaves }) = self.head.take() else { return Ok(()) };
-        let image = head_image::<L>(at, &leaves);
+        let Some(OpenHead { at, fresh, image: Some(image), .. }) = self.head.take() else {
+            return Ok(());
+        };
         self.close(at, fresh, image).await
     }
 

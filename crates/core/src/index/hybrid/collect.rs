@@ -26,7 +26,7 @@ use std::ops::Bound;
 /// Leaves that are read together.
 const LEAVES_AHEAD: usize = 16;
 
-impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
+impl<F: Fabric, L: Layout> Collect for HybridIndex<F, L> {
     async fn collect_all(&self) -> Result<(), IndexError> {
         self.pages.settle_doubts().await;
         self.install_pending().await;
@@ -60,7 +60,7 @@ impl<F: Fabric, L: Layout<Value = u64>> Collect for HybridIndex<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
+impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// Collects the leaf of `key` and the leaves after it that the server names in the same reply.
     /// Returns where to continue. `key` records the progress of an attempt.
     async fn collect_from(&self, key: &mut OwnedKey<L>) -> Result<Option<OwnedKey<L>>, Miss> {
@@ -168,7 +168,7 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         let rpc = self.pages.rpc();
         let request = |action| AskEdit(LeafEdit { key: low, action });
         match rpc.ask_harmless(server, &request(Action::Get)).await? {
-            Reply::Value(Some(at)) if at == leaf.at().to_bits() => {}
+            Reply::Value(Some(at)) if L::address_of_value(L::value(&at)) == leaf.at() => {}
             Reply::Value(_) => return Ok(false),
             _ => return Err(RemoteError::BadReply { server }),
         }

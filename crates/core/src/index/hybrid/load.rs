@@ -8,13 +8,16 @@
 
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
+use crate::page::{Layout, OwnedKey, OwnedValue, Probe, Put, filled_weight};
 use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, RemoteError};
 use crate::wire::{Refusal, Request, TreeRequest};
-use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
+use farleaf_fabric::{
+    Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message, ServerId, Uncertainty,
+};
 
-/// Records in one message.
+/// Records in one message, and their bytes.
 const BATCH_RECORDS: usize = 2048;
+const BATCH_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
 /// A leaf under construction: the existing first leaf of its share, or a new one.
 struct Open<F: Fabric, L: Layout> {
@@ -36,21 +39,23 @@ struct Load<'a, F: Fabric, L: Layout> {
     firsts: Vec<(usize, Image<L>)>,
     /// The low ends and addresses of leaves of the current share that its server has not been sent
     /// yet.
-    batch: Vec<(OwnedKey<L>, u64)>,
+    batch: Vec<(OwnedKey<L>, OwnedValue<L>)>,
+    /// Bytes of the batch in a message.
+    batch_bytes: usize,
     /// Servers that are building trees.
     begun: Vec<ServerId>,
 }
 
-impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
+impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
     fn part(&self, share: usize) -> &'a Part<OwnedKey<L>> {
         &self.index.parts[share]
     }
 
-    async fn append(&mut self, key: &L::Key, value: u64) -> Result<(), RemoteError> {
+    async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
         let share = self.index.server_of(Probe::At(key)).index();
         match &self.open {
             Some(open) if open.share == share => {
-                if self.add((key, &value)) {
+                if self.add((key, value)) {
                     return Ok(());
                 }
                 self.next_leaf(key).await?;
@@ -68,7 +73,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
                 self.open = Some(Open { share, node: None, image, filling });
             }
         }
-        match self.add((key, &value)) {
+        match self.add((key, value)) {
             true => Ok(()),
             false => Err(RemoteError::Contended { retries: 0 }),
         }
@@ -89,10 +94,15 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
         full.image.page().set_sibling(node.at());
         let high = self.part(full.share).high.as_ref();
         let image = empty_leaf::<L>(node.at(), low, high.map(L::key), GlobalAddr::NULL);
-        self.batch.push((low.to_owned(), node.at().to_bits()));
+        let value = L::value_of_address(node.at());
+        let mut encoded = Message::new();
+        low.put(&mut encoded);
+        value.put(&mut encoded);
+        self.batch_bytes += encoded.len();
+        self.batch.push((low.to_owned(), value));
         let filling = L::Filling::default();
         self.open = Some(Open { share: full.share, node: Some(node), image, filling });
-        if self.batch.len() == BATCH_RECORDS {
+        if self.batch.len() == BATCH_RECORDS || self.batch_bytes > BATCH_BYTES {
             self.send_batch(full.share).await?;
         }
         self.close(full, Some(low)).await
@@ -141,6 +151,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
             }
         }
         let records = std::mem::take(&mut self.batch);
+        self.batch_bytes = 0;
         rpc.expect_done(server, &TreeRequest::LoadAppend { records }).await
     }
 
@@ -199,7 +210,7 @@ impl<'a, F: Fabric, L: Layout<Value = u64>> Load<'a, F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
+impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     pub(super) async fn load_records(
         &self,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
@@ -218,13 +229,14 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
             open: None,
             firsts: Vec::new(),
             batch: Vec::new(),
+            batch_bytes: 0,
             begun: Vec::new(),
         };
         let outcome = async {
             let mut order = Ascending::<L>::default();
             for (key, value) in records {
                 order.take(&key, &value)?;
-                load.append(L::key(&key), value).await?;
+                load.append(L::key(&key), L::value(&value)).await?;
             }
             load.end_share().await?;
             load.writer.finish().await?;

@@ -37,7 +37,7 @@ pub(super) struct Asked<F: Fabric, L: Layout> {
     operation: F::Op<Message>,
 }
 
-impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
+impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// The memory server of the share that covers the probe.
     pub(super) fn server_of(&self, probe: Probe<'_, L::Key>) -> ServerId {
         let at_or_below = match probe {
@@ -98,7 +98,10 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
         let Reply::Records { records, more } = reply else {
             return Err(RemoteError::BadReply { server });
         };
-        let pointer = |(low, at)| (low, Pointer { at: GlobalAddr::from_bits(at), since_ns });
+        let pointer = |(low, at)| {
+            let at = L::address_of_value(L::value(&at));
+            (low, Pointer { at, since_ns })
+        };
         Ok(Named { leaves: records.into_iter().map(pointer).collect(), more })
     }
 
@@ -139,7 +142,7 @@ impl<K> Following<K> {
     }
 }
 
-impl<F: Fabric, L: Layout<Value = u64>> Locate for HybridIndex<F, L> {
+impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
     type Fabric = F;
     type Layout = L;
     type Ahead = Following<OwnedKey<L>>;

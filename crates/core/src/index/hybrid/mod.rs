@@ -6,9 +6,9 @@
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
 //! Networks* (SIGMOD 2019), §5. A server's tree is its ordinary one ([`crate::server::tree`]) with
 //! records `lowest key of a leaf → the leaf's address`. The RPC that finds a leaf is a descending
-//! scan of one record. For that, values are words: `L::Value = u64`. The first leaf of a share has
-//! no record: the superblock names it, and a scan that finds nothing leads to it. Instead of head
-//! nodes, one RPC names many leaves to come.
+//! scan of one record. The address is a value of the layout ([`Layout::value_of_address`]). The
+//! first leaf of a share has no record: the superblock names it, and a scan that finds nothing
+//! leads to it. Instead of head nodes, one RPC names many leaves to come.
 //!
 //! *Invariants*
 //! - Y1. Following siblings from the first leaf of the first share reaches every record at every
@@ -45,7 +45,7 @@ use std::cell::RefCell;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hybrid;
 
-impl<L: Layout<Value = u64>> Design<L> for Hybrid {
+impl<L: Layout> Design<L> for Hybrid {
     const NAME: &'static str = "hybrid";
     type Options = HybridOptions<OwnedKey<L>>;
     type Compute = ();
@@ -148,7 +148,7 @@ pub struct HybridIndex<F: Fabric, L: Layout> {
     pending: RefCell<Vec<(OwnedKey<L>, GlobalAddr)>>,
 }
 
-impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
+impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// The client for the leaf pages, for tests and tools.
     pub fn pages(&self) -> &PageClient<F, L> {
         &self.pages

@@ -6,7 +6,7 @@ use crate::remote::{Miss, PageCopy, RemoteError};
 use crate::wire::AskEdit;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
-impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
+impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     pub(super) async fn split_leaf(
         &self,
         full: &PageCopy<L>,
@@ -37,8 +37,8 @@ impl<F: Fabric, L: Layout<Value = u64>> HybridIndex<F, L> {
     /// A request that may have arrived is not sent again: it could arrive twice, the second time
     /// after the leaf has been removed (Y3).
     pub(super) async fn install(&self, low: &L::Key, at: GlobalAddr) {
-        let at_bits = at.to_bits();
-        let request = AskEdit(LeafEdit { key: low, action: Action::Upsert(&at_bits) });
+        let value = L::value_of_address(at);
+        let request = AskEdit(LeafEdit { key: low, action: Action::Upsert(L::value(&value)) });
         match self.pages.rpc().expect_done(self.server_of(Probe::At(low)), &request).await {
             Ok(()) | Err(RemoteError::Indeterminate(_)) => {}
             Err(_) => self.pending.borrow_mut().push((low.to_owned(), at)),

@@ -5,7 +5,8 @@
 use super::content::{Content, Fences, is_inner, store_record};
 use super::plan::{divide, halves, shortest};
 use super::slots::{
-    Bytes, Front, HEAD_BYTES, Heap, Slot, View, entry_words, head_of, record_words,
+    Bytes, FRONT_WORD, Front, HEAD_BYTES, HEAP_WORD, Heap, Slot, View, entry_words, head_of,
+    record_words,
 };
 use crate::page::checksum::chained_sum;
 use crate::page::layout::{
@@ -13,6 +14,7 @@ use crate::page::layout::{
 };
 use crate::page::limits::TooLong;
 use crate::page::view::{HEADER_WORDS, META_WORD, SELF_WORD};
+use crate::page::words::Words;
 use farleaf_fabric::GlobalAddr;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
@@ -83,9 +85,8 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Ok(number) => (0, Some(Slot::at(page, front.first, number))),
             Err(_) => (1, None),
         };
-        if let Some(old) = old
-            && needed <= old.words()
-        {
+        let same = |old: Slot| old.value == value && old.suffix == suffix;
+        if let Some(old) = old.filter(|old| same(*old)) {
             return Room::InPlace(old.record);
         }
         if page.count() + slots > Self::SLOTS {
@@ -93,6 +94,9 @@ impl<const WORDS: usize> Bytes<WORDS> {
         }
         if heap.top.saturating_sub(front.first + page.count()) >= needed + slots {
             return Room::OnTop;
+        }
+        if let Some(old) = old.filter(|old| needed <= old.words()) {
+            return Room::InPlace(old.record);
         }
         let freed = old.filter(|old| !old.deleted).map_or(0, |old| 1 + old.words());
         match HEADER_WORDS + Self::used(page) + needed < WORDS + freed {
@@ -107,7 +111,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         at: Result<usize, usize>,
         (key, suffix): (&[u8], &[u8]),
         value: &[u8],
-    ) -> Option<Range<usize>> {
+    ) -> Option<Words> {
         let needed = record_words(value.len(), suffix.len());
         let record = match Self::room_for(page, at, value.len(), suffix.len()) {
             Room::Nowhere => return None,
@@ -115,21 +119,21 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Room::InPlace(record) => record,
             Room::OnTop => Heap::of(page).top - needed,
         };
-        let (front, mut heap) = (Front::of(page), Heap::of(page));
+        let (front_of, mut heap) = (Front::of(page), Heap::of(page));
         let number = at.unwrap_or_else(|place| place);
-        let place = front.first + number;
-        let (mut begin, mut end) = (record, record + needed);
+        let place = front_of.first + number;
+        let mut front = 0..0;
         store_record(page, record, value, suffix);
         match at {
             Ok(_) => {
-                let old = Slot::at(page, front.first, number);
+                let old = Slot::at(page, front_of.first, number);
                 // The words that the old record had, and the new one does not have.
                 heap.garbage +=
                     if record == old.record { old.words() - needed } else { old.words() };
                 heap.deleted -= usize::from(old.deleted);
             }
             Err(_) => {
-                for above in (place..front.first + page.count()).rev() {
+                for above in (place..front_of.first + page.count()).rev() {
                     page.store(above + 1, page.load(above));
                 }
                 page.set_count(page.count() + 1);
@@ -141,9 +145,12 @@ impl<const WORDS: usize> Bytes<WORDS> {
         if page.load(place) != slot.to_word() || at.is_err() {
             page.store(place, slot.to_word());
             heap.store(page);
-            (begin, end) = (HEADER_WORDS.min(begin).min(3), end.max(place + 1));
+            // The count, the heap, and slots up to this one or the last one.
+            front = HEAP_WORD..at.map_or(front_of.first + page.count(), |_| place + 1);
+        } else if needed == 0 {
+            front = place..place + 1; // some word must stand for the change
         }
-        Some(begin..end)
+        Some(Words::new(&front, &(record..record + needed)))
     }
 
     /// Lays the page out anew, with the entry.
@@ -152,7 +159,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         at: Result<usize, usize>,
         key: &[u8],
         value: &[u8],
-    ) -> Option<Range<usize>> {
+    ) -> Option<Words> {
         let fences = OwnFences::of(page);
         let mut content = Content::of(page);
         match at {
@@ -160,7 +167,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Err(place) => content.splice(place, 0, key, value),
         }
         content.drop_deleted();
-        content.lay_out(0..content.len(), fences.as_ref(), page).then_some(2..WORDS)
+        content.lay_out(0..content.len(), fences.as_ref(), page).then(|| (FRONT_WORD..WORDS).into())
     }
 
     /// Lays a page out anew with other fences. Deleted entries go if there is no room for them.
@@ -240,6 +247,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     const PAGE_WORDS: usize = WORDS;
     const CAPACITY: usize = Self::SLOTS;
     const FULL: usize = WORDS - HEADER_WORDS;
+    const HAS_HEAP: bool = true;
     const FORMAT: u8 = 2;
     /// Two lengths, and what a page can hold. The key's head is in the slot.
     const MOST_MESSAGE_BYTES: usize = 2 * LENGTH_BYTES + HEAD_BYTES + (Self::MOST_WORDS - 1) * 8;
@@ -275,6 +283,17 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     #[inline]
     fn value_bytes(value: &[u8]) -> usize {
         LENGTH_BYTES + value.len()
+    }
+
+    fn value_of_address(at: GlobalAddr) -> Vec<u8> {
+        at.to_bits().to_le_bytes().to_vec()
+    }
+
+    /// Null for a value of another length.
+    fn address_of_value(value: &[u8]) -> GlobalAddr {
+        value
+            .try_into()
+            .map_or(GlobalAddr::NULL, |bytes| GlobalAddr::from_bits(u64::from_le_bytes(bytes)))
     }
 
     fn hash(key: &[u8]) -> u64 {
@@ -398,7 +417,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         }
         let Some(suffix) = Self::suffix_of(page, front, key) else { return LeafInsert::Full };
         match Self::put(page, at, (key, suffix), value) {
-            Some(_) => LeafInsert::Inserted,
+            Some(words) => LeafInsert::Inserted(words),
             None => LeafInsert::Full,
         }
     }
@@ -450,10 +469,6 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn record_window(_key: &[u8]) -> Range<usize> {
         HEADER_WORDS..WORDS
-    }
-
-    fn inserted_words(_page: View<'_, WORDS>) -> Range<usize> {
-        2..WORDS
     }
 
     fn deleted_words(page: View<'_, WORDS>) -> Range<usize> {
@@ -690,7 +705,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     ) -> bool {
         let fill = fill.min(Self::MOST_FILL);
         (page.count() == 0 || Self::used(page) + entry_words(value.len(), key.len()) <= fill)
-            && Self::leaf_insert(page, key, value) == LeafInsert::Inserted
+            && Self::leaf_insert(page, key, value).is_inserted()
     }
 
     fn fill_inner(

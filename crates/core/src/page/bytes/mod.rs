@@ -33,9 +33,11 @@
 //! - bytes.Y7. A separator of leaves is the shortest string above the left neighbour and not above
 //!   the right one. Plans depend on keys and lengths only (layout.Y7).
 //! - bytes.Y8. A change that finds no room changes nothing (layout.Y8).
-//! - bytes.Y9. A new record goes to words of the heap that no slot refers to.
-//! - bytes.Y10. If the new record needs no more words, it takes the place of the old one. Garbage
-//!   is reclaimed when an entry needs it.
+//! - bytes.Y9. A new record goes to words of the heap that no slot refers to, and these words are
+//!   WRITTEN before the front of the page ([`super::Words::writes`]). So between the two, the
+//!   pool has the page as it was.
+//! - bytes.Y10. A record of the same lengths takes the place of the old one, and so does a smaller
+//!   one if there is no other room. Garbage is reclaimed when an entry needs it.
 //!
 //! After LeanStore's `BTreeNode` (prefix, heads, separators) and Bf-Tree's leaf nodes (8-byte
 //! slots).

@@ -13,9 +13,9 @@ pub struct Bytes<const WORDS: usize = 128>;
 pub(super) type View<'a, const WORDS: usize> = Page<'a, Bytes<WORDS>>;
 
 /// Word 2.
-const FRONT_WORD: usize = LOW_WORD;
+pub(super) const FRONT_WORD: usize = LOW_WORD;
 /// Word 3.
-const HEAP_WORD: usize = HIGH_WORD;
+pub(super) const HEAP_WORD: usize = HIGH_WORD;
 /// The byte of a page where its low fence begins.
 const FENCE_BYTE: usize = HEADER_WORDS * 8;
 

@@ -4,7 +4,6 @@
 //!
 //! Counts of remote operations are exact: the local fabric completes at once, and there is only one
 //! client.
-#![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_core::index::conformance::Setup;

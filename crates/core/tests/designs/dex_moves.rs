@@ -1,7 +1,6 @@
 //! What moving keys and adding memory servers promise beyond correctness, which the simulator's
 //! scenarios check: how long a move takes in simulated time, which operations it disturbs, and
 //! where new nodes go.
-#![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::cache::{AdmissionName, CacheOptions};
 use farleaf_core::index::conformance::Setup;

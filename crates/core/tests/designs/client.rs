@@ -1,6 +1,5 @@
 //! A client in front of compute servers that answer as each test demands: what it makes of their
 //! answers, and which requests it sends.
-#![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::client::{ClientIndex, ClientOptions};
 use farleaf_core::fabric::local::{LocalCluster, LocalConfig, LocalFabric};

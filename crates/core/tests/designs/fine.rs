@@ -1,7 +1,6 @@
 //! What the fine-grained design promises beyond the suite of all designs: its network cost, its
 //! behavior without memory, that it does not leak, and that a client that dies half-way through a
 //! change harms no other client.
-#![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
@@ -584,7 +583,7 @@ const WINDOWS: [(u64, u64); 7] = [
     (2_000, 2_000_000),
 ];
 
-/// `cargo test -p farleaf-core --test fine -- --ignored --nocapture back_off` prints the
+/// `cargo test -p farleaf-core --test designs -- --ignored --nocapture back_off` prints the
 /// experiment.
 #[test]
 #[ignore = "prints figures and checks nothing"]

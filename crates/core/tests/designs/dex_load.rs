@@ -1,5 +1,4 @@
 //! A bulk load of DEX beside threads that work in the background.
-#![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::cache::{CacheOptions, FrameId};
 use farleaf_core::index::conformance::Setup;

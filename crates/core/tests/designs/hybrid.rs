@@ -1,7 +1,6 @@
 //! What the hybrid design promises beyond the suite of all designs: its network cost, its behavior
 //! without memory, that it does not leak, and that a client that dies half-way through a change
 //! harms no other client.
-#![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::Setup;

@@ -1,0 +1,140 @@
+//! READs and WRITEs of more words than an endpoint's buffer holds, in pieces. Log entries need
+//! them: one about several pages of 2 or 4 KB is larger than a buffer.
+//!
+//! *Invariants*
+//! - R4. The piece with word 0 is posted last, so it takes effect last (contract F3). An entry's
+//!   word 0 is the checksum of all other words: a client that dies between two pieces leaves a slot
+//!   that holds no entry, or still the one before.
+//! - R5. A wait for a buffer holds none.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr};
+use std::ops::Range;
+
+/// The pieces of `words` words, the one with word 0 first.
+pub(super) fn pieces(words: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    const PIECE_WORDS: usize = BUFFER_BYTES / 8;
+    (0..words.div_ceil(PIECE_WORDS))
+        .map(move |number| number * PIECE_WORDS..((number + 1) * PIECE_WORDS).min(words))
+}
+
+/// A WRITE in flight, in one or several pieces.
+pub(crate) struct Pieces<F: Fabric> {
+    /// Without an allocation as long as there is only one piece.
+    earlier: Vec<F::Op<Buffer>>,
+    last: Option<F::Op<Buffer>>,
+}
+
+impl<F: Fabric> Pieces<F> {
+    /// Nothing posted.
+    pub(super) fn none() -> Self {
+        Self { earlier: Vec::new(), last: None }
+    }
+
+    /// Posts the WRITE of a piece of `words`, which begin at `at`.
+    pub(super) fn post(
+        &mut self,
+        fabric: &F,
+        (at, words): (GlobalAddr, &[u64]),
+        piece: Range<usize>,
+        buffer: Buffer,
+    ) {
+        let place = at.plus(piece.start as u64 * 8);
+        words[piece].iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
+        self.earlier.extend(self.last.replace(fabric.write(place, buffer)));
+    }
+
+    /// Waits for all pieces.
+    ///
+    /// # Errors
+    /// The first error.
+    pub(crate) async fn done(self) -> Result<(), FabricError> {
+        let mut outcome = Ok(());
+        for operation in self.earlier.into_iter().chain(self.last) {
+            outcome = outcome.and(operation.await.map(drop));
+        }
+        outcome
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::super::Image;
+    use super::super::redo::{MAX_PAGES, Redo, RedoPage};
+    use super::pieces;
+    use crate::page::{Bytes, LockWord};
+    use crate::wire::log_slot_bytes;
+    use farleaf_fabric::sync::Ordering;
+    use farleaf_fabric::{BUFFER_BYTES, GlobalAddr, ServerId};
+
+    type Large = Bytes<512>;
+
+    #[test]
+    fn pieces_fit_a_buffer_and_cover_all_words() {
+        for words in [1, 2, 511, 512, 513, 1024, 1025, 1568] {
+            let mut next = 0;
+            for piece in pieces(words) {
+                assert_eq!(piece.start, next);
+                assert!(!piece.is_empty() && piece.len() * 8 <= BUFFER_BYTES);
+                next = piece.end;
+            }
+            assert_eq!(next, words);
+        }
+    }
+
+    /// The largest entry there is, with words drawn from `seed`.
+    fn largest(mut seed: u64) -> Redo {
+        let page = |number: u64| {
+            let (image, at) = (Image::<Large>::empty(), number * 4096);
+            let at = GlobalAddr::new(ServerId::new(1), at);
+            image.page().format_empty(at, 0, b"", None);
+            for word in &image.words()[8..] {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                word.store(seed, Ordering::Relaxed);
+            }
+            image.page().seal(LockWord::from_bits(0).next_by(3));
+            RedoPage::whole(at, image.page())
+        };
+        Redo { owner: 3, pages: (1..=MAX_PAGES as u64).map(page).collect() }
+    }
+
+    /// A client dies after any of the WRITEs of an entry, or within one, of which any words may
+    /// have landed.
+    #[test]
+    fn a_death_between_two_pieces_leaves_no_entry() {
+        let (before, after) = (largest(1), largest(2));
+        let (old, new) = (before.words(), after.words());
+        let mut slot = vec![0; log_slot_bytes::<Large>() as usize / 8];
+        slot[..old.len()].copy_from_slice(&old);
+        assert_eq!(Redo::decode(&slot).as_ref(), Some(&before));
+        let posted: Vec<_> = pieces(new.len()).rev().collect();
+        assert_eq!(posted.len(), 4, "three pages and their positions");
+        for piece in posted {
+            for kept in 1..piece.len().min(64) {
+                let mut torn = slot.clone();
+                let landed = piece.clone().filter(|word| word % (kept + 1) != 0);
+                landed.for_each(|word| torn[word] = new[word]);
+                assert_eq!(Redo::decode(&torn), None, "{kept} of {piece:?}");
+            }
+            let last = piece.start == 0;
+            slot[piece.clone()].copy_from_slice(&new[piece]);
+            assert_eq!(Redo::decode(&slot).is_some(), last);
+        }
+        assert_eq!(Redo::decode(&slot).as_ref(), Some(&after));
+    }
+
+    /// The entry before was shorter, and is whole as long as none of its words is overwritten.
+    #[test]
+    fn the_words_behind_a_short_entry_do_not_matter() {
+        let before = Redo { owner: 3, pages: largest(1).pages[..1].to_vec() };
+        let (old, new) = (before.words(), largest(2).words());
+        let mut slot = vec![0; log_slot_bytes::<Large>() as usize / 8];
+        slot[..old.len()].copy_from_slice(&old);
+        let beyond = pieces(new.len()).rev().filter(|piece| piece.start >= old.len());
+        for piece in beyond {
+            slot[piece.clone()].copy_from_slice(&new[piece]);
+            assert_eq!(Redo::decode(&slot).as_ref(), Some(&before));
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! The designs with one-sided leaves on byte strings: their contents against `BTreeMap`, and a
+//! client that dies at any of its WRITEs. Pages of 2 and 4 KB have log entries of several pieces,
+//! so some of these deaths are between two pieces of an entry.
+#![cfg(not(any(loom, shuttle)))]
+
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
+use farleaf_core::page::Bytes;
+use farleaf_core::server::MemoryServerConfig;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
+use farleaf_fabric::{Cluster, Fabric, Provider};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Mutex;
+
+type Key = Vec<u8>;
+type Model = BTreeMap<Key, Vec<u8>>;
+
+fn server() -> MemoryServerConfig {
+    MemoryServerConfig { pool_bytes: 32 << 20, chunk_bytes: 1 << 16, ..Default::default() }
+}
+
+fn fine<P: Provider>(provider: &P) -> Setup<'_, P, FineOptions> {
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 30 };
+    Setup { provider, options, memory_servers: 3, server: server() }
+}
+
+/// The middle share begins within the keys that share a long prefix.
+fn hybrid<P: Provider>(provider: &P) -> Setup<'_, P, HybridOptions<Key>> {
+    let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
+    let options =
+        HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
+    Setup { provider, options, memory_servers: 3, server: server() }
+}
+
+fn long_prefix(tail: &[u8]) -> Key {
+    [b"https://example.org/a/path/that/all/of/them/share/", tail].concat()
+}
+
+/// A key of client `client`: empty for the first one, or as long as may be, or one of many that
+/// share a prefix, or short.
+fn key(number: u64, client: usize, most: usize) -> Key {
+    let end = client as u8;
+    match number % 16 {
+        0 if number == 0 && client == 0 => Vec::new(),
+        0 | 1 => {
+            let mut long = vec![b'p'; most - 9];
+            long.extend(number.to_be_bytes());
+            long.push(end);
+            long
+        }
+        2..=4 => vec![(number / 16) as u8, (number % 16) as u8, end],
+        _ => {
+            let mut key = long_prefix(format!("key-{number:010}").as_bytes());
+            key.push(end);
+            key
+        }
+    }
+}
+
+/// A value that shows any mixture: one byte, repeated.
+fn value(random: u64, most: u64) -> Vec<u8> {
+    let length = match random % 4 {
+        0 => 8,
+        1 => random / 4 % 32,
+        _ => random / 4 % most,
+    };
+    vec![(random >> 32) as u8; length as usize]
+}
+
+fn is_whole(value: &[u8]) -> bool {
+    value.windows(2).all(|pair| pair[0] == pair[1])
+}
+
+/// One operation on a random key of this client, compared with the model.
+async fn step<F: Fabric, I: RangeIndex<Key = [u8], Value = [u8]>>(
+    fabric: &F,
+    index: &I,
+    model: &mut Model,
+    (client, space, most_key, most_value): (usize, u64, usize, u64),
+) {
+    let key = key(fabric.random() % space, client, most_key);
+    let new = value(fabric.random(), most_value);
+    let held = model.get(&key).cloned();
+    match fabric.random() % 8 {
+        0 => {
+            assert_eq!(index.insert(&key, &new).await.unwrap(), held.is_none());
+            model.entry(key).or_insert(new);
+        }
+        1 => {
+            assert_eq!(index.update(&key, &new).await.unwrap(), held.is_some());
+            model.entry(key).and_modify(|value| *value = new);
+        }
+        2 => {
+            assert_eq!(index.remove(&key).await.unwrap(), held.is_some());
+            model.remove(&key);
+        }
+        3 => {
+            let expected = held.clone().unwrap_or_else(|| b"absent".to_vec());
+            let outcome = index.compare_exchange(&key, &expected, &new).await.unwrap();
+            match held {
+                Some(_) => {
+                    assert_eq!(outcome, Exchange::Exchanged);
+                    model.insert(key, new);
+                }
+                None => assert_eq!(outcome, Exchange::Differs(None)),
+            }
+        }
+        4 => assert_eq!(index.get(&key).await.unwrap(), held),
+        5 => {
+            let scan = Scan::range(key.clone()..).limit((fabric.random() % 40) as usize);
+            let own = |(found, _): &(Key, Vec<u8>)| {
+                found.is_empty() && client == 0 || found.last() == Some(&(client as u8))
+            };
+            let found = index.scan(&scan).await.unwrap();
+            assert!(found.iter().all(|(_, value)| is_whole(value)));
+            assert!(found.is_sorted_by(|a, b| a.0 < b.0));
+            // What lies between the own keys is from other clients.
+            let Some((last, _)) = found.last().cloned() else { return };
+            let expected: Vec<_> = model
+                .range((Bound::Included(key), Bound::Included(last)))
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect();
+            assert_eq!(found.into_iter().filter(own).collect::<Vec<_>>(), expected);
+        }
+        _ => {
+            index.upsert(&key, &new).await.unwrap();
+            model.insert(key, new);
+        }
+    }
+}
+
+async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &Model) {
+    let expected: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected);
+    let mut down = index.scan(&Scan::range(..).reverse()).await.unwrap();
+    down.reverse();
+    assert_eq!(down, expected);
+    let keys: Vec<Key> = model.keys().cloned().collect();
+    let found = index.multi_get(&keys).await.unwrap();
+    assert!(found.into_iter().eq(model.values().cloned().map(Some)));
+}
+
+/// Several clients, each with its own keys between those of the others.
+fn random_operations<const W: usize, D, P>(setup: &Setup<'_, P, D::Options>, operations: usize)
+where
+    D: Design<Bytes<W>, Compute = ()>,
+    P: Provider,
+{
+    let cluster = setup.with_index::<Bytes<W>, D>();
+    let limits = (Bytes::<W>::MAX_KEY, W as u64 * 2 / 3);
+    let models = cluster.run(&[0, 0, 1, 2], |fabric, client| async move {
+        let index = D::open(fabric.clone(), &()).await.unwrap();
+        let mut model = Model::new();
+        for number in 0..operations {
+            step(&fabric, &index, &mut model, (client, 800, limits.0, limits.1)).await;
+            if client == 3 && number % 200 == 199 {
+                index.collect().await.unwrap();
+            }
+        }
+        model
+    });
+    let mut model: Model = models.into_iter().flatten().flatten().collect();
+    let model = &Mutex::new(&mut model);
+    cluster.run_one(|fabric| async move {
+        let index = D::open(fabric.clone(), &()).await.unwrap();
+        let mut model = model.lock().unwrap();
+        check(&index, &model).await;
+        index.collect().await.unwrap();
+        check(&index, &model).await;
+        let gone: Vec<_> = model.keys().filter(|key| key.len() % 8 != 0).cloned().collect();
+        for key in gone {
+            assert!(index.remove(&key).await.unwrap());
+            model.remove(&key);
+        }
+        index.collect().await.unwrap();
+        check(&index, &model).await;
+    });
+}
+
+fn loads<const W: usize, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    D: Design<Bytes<W>, Compute = ()>,
+    P: Provider,
+{
+    for fill in [0.5, 1.0] {
+        let cluster = setup.with_index::<Bytes<W>, D>();
+        cluster.run_one(|fabric| async move {
+            let index = D::open(fabric.clone(), &()).await.unwrap();
+            let mut model = Model::new();
+            for number in 0..4_000 {
+                let value = value(fabric.random(), W as u64 * 2 / 3);
+                model.insert(key(number, 0, Bytes::<W>::MAX_KEY), value);
+            }
+            let loaded = index.bulk_load(model.clone().into_iter(), fill).await.unwrap();
+            assert_eq!(loaded, model.len() as u64);
+            check(&index, &model).await;
+            for _ in 0..500 {
+                let limits = (0, 4_000, Bytes::<W>::MAX_KEY, W as u64 * 2 / 3);
+                step(&fabric, &index, &mut model, limits).await;
+            }
+            index.collect().await.unwrap();
+            check(&index, &model).await;
+        });
+    }
+}
+
+fn rough(seed: u64) -> SimConfig {
+    let faults = Faults::rough();
+    SimConfig { seed, faults, give_up_after_ns: 20_000_000_000, ..SimConfig::default() }
+}
+
+#[test]
+fn fine_locally() {
+    let provider = LocalConfig::default();
+    random_operations::<128, Fine, _>(&fine(&provider), 3_000);
+    random_operations::<256, Fine, _>(&fine(&provider), 3_000);
+    random_operations::<512, Fine, _>(&fine(&provider), 3_000);
+    loads::<128, Fine, _>(&fine(&provider));
+    loads::<512, Fine, _>(&fine(&provider));
+}
+
+#[test]
+fn fine_simulated() {
+    for seed in 0..2 {
+        random_operations::<128, Fine, _>(&fine(&rough(seed)), 800);
+        random_operations::<256, Fine, _>(&fine(&rough(seed)), 800);
+    }
+    loads::<128, Fine, _>(&fine(&rough(7)));
+}
+
+#[test]
+fn hybrid_locally() {
+    let provider = LocalConfig::default();
+    random_operations::<128, Hybrid, _>(&hybrid(&provider), 3_000);
+    random_operations::<256, Hybrid, _>(&hybrid(&provider), 3_000);
+    random_operations::<512, Hybrid, _>(&hybrid(&provider), 3_000);
+    loads::<128, Hybrid, _>(&hybrid(&provider));
+    loads::<512, Hybrid, _>(&hybrid(&provider));
+}
+
+#[test]
+fn hybrid_simulated() {
+    for seed in 0..2 {
+        random_operations::<128, Hybrid, _>(&hybrid(&rough(seed)), 800);
+        random_operations::<256, Hybrid, _>(&hybrid(&rough(seed)), 800);
+    }
+    loads::<128, Hybrid, _>(&hybrid(&rough(7)));
+}
+
+/// The keys that a client has changed before it dies, and the change that was in flight.
+#[derive(Debug, Default)]
+struct Known {
+    model: Model,
+    in_flight: Option<(Key, Option<Vec<u8>>)>,
+}
+
+/// A client that loads, empties and collects an index, and dies at its WRITE number `write`.
+/// Returns whether it lived to the end.
+fn dying<const W: usize, D, O>(options: O, write: u64, last_words: LastWords) -> bool
+where
+    D: Design<Bytes<W>, Compute = (), Options = O>,
+    O: Clone + Sync,
+{
+    let provider = rough(write);
+    let setup = Setup { provider: &provider, options, memory_servers: 2, server: server() };
+    let cluster = setup.with_index::<Bytes<W>, D>();
+    let known = &Mutex::new(Known::default());
+    cluster.kill_compute_servers_at_write(vec![1], write, last_words);
+    cluster.run(&[1], |fabric, _| async move {
+        let index = D::open(fabric.clone(), &()).await.unwrap();
+        let change = async |key: Key, value: Option<Vec<u8>>| {
+            known.lock().unwrap().in_flight = Some((key.clone(), value.clone()));
+            match &value {
+                Some(value) => index.upsert(&key, value).await.unwrap(),
+                None => drop(index.remove(&key).await.unwrap()),
+            }
+            let mut known = known.lock().unwrap();
+            known.in_flight = None;
+            match value {
+                Some(value) => drop(known.model.insert(key, value)),
+                None => drop(known.model.remove(&key)),
+            }
+        };
+        for number in 0..40 {
+            let key = key(number * 7 % 40, 0, Bytes::<W>::MAX_KEY);
+            change(key, Some(vec![number as u8; W / 2])).await;
+        }
+        // Longer values take other places, shorter ones are replaced in place.
+        for number in 0..40 {
+            let length = if number % 2 == 0 { W / 2 + 64 } else { 40 };
+            let key = key(number, 0, Bytes::<W>::MAX_KEY);
+            change(key, Some(vec![number as u8 + 100; length])).await;
+        }
+        for number in (0..40).filter(|number| number % 3 != 0) {
+            change(key(number, 0, Bytes::<W>::MAX_KEY), None).await;
+        }
+        index.collect().await.unwrap();
+    });
+    let lived = cluster.call_off_death().is_some();
+    cluster.run(&[2], |fabric, _| async move {
+        let index = D::open(fabric.clone(), &()).await.unwrap();
+        index.declare_dead(1).await.unwrap();
+        let Known { model, in_flight } = &*known.lock().unwrap();
+        for round in 0..2 {
+            let found: Model = index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
+            for number in 0..40 {
+                let key = key(number, 0, Bytes::<W>::MAX_KEY);
+                let is_right = |held: Option<&Vec<u8>>| {
+                    held == model.get(&key)
+                        || in_flight.as_ref().is_some_and(|(on_its_way, value)| {
+                            *on_its_way == key && held == value.as_ref()
+                        })
+                };
+                let got = index.get(&key).await.unwrap();
+                assert!(is_right(found.get(&key)), "{write}, {last_words:?}: {key:?}");
+                assert!(is_right(got.as_ref()), "{write}, {last_words:?}: {key:?}");
+                if round == 1 {
+                    // Whatever the dead client had locked can be changed.
+                    index.upsert(&key, &[9; 20]).await.unwrap();
+                }
+            }
+            index.collect().await.unwrap();
+        }
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 40);
+    });
+    lived
+}
+
+fn deaths<const W: usize, D, O>(options: &O, step: usize)
+where
+    D: Design<Bytes<W>, Compute = (), Options = O>,
+    O: Clone + Sync,
+{
+    for write in (0..).step_by(step) {
+        let mut lived = true;
+        for last_words in [LastWords::None, LastWords::Some, LastWords::All] {
+            lived &= dying::<W, D, O>(options.clone(), write, last_words);
+        }
+        if lived {
+            assert!(write > 300, "{write}");
+            return;
+        }
+    }
+}
+
+#[test]
+fn fine_survives_a_death_at_any_write() {
+    deaths::<256, Fine, _>(&FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 }, 1);
+    deaths::<512, Fine, _>(&FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 }, 3);
+}
+
+#[test]
+fn hybrid_survives_a_death_at_any_write() {
+    let options = || HybridOptions {
+        chunk_nodes_log2: 4,
+        ..HybridOptions::with_boundaries(vec![long_prefix(b"key-0000000020")])
+    };
+    deaths::<256, Hybrid, _>(&options(), 2);
+    deaths::<512, Hybrid, _>(&options(), 5);
+}

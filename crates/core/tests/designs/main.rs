@@ -1,0 +1,13 @@
+//! What each design promises beyond the suite of all designs (`conformance.rs`).
+//!
+//! One program, because each test program compiles the designs that it uses anew.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod client;
+mod coarse;
+mod dex;
+mod dex_load;
+mod dex_moves;
+mod fine;
+mod hybrid;
