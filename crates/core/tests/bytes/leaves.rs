@@ -1,7 +1,6 @@
 //! The designs with one-sided leaves on byte strings: their contents against `BTreeMap`, and a
 //! client that dies at any of its WRITEs. Pages of 2 and 4 KB have log entries of several pieces,
 //! so some of these deaths are between two pieces of an entry.
-#![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::fine::{Fine, FineOptions};
