@@ -166,7 +166,7 @@ where
     let model = &Mutex::new(&mut model);
     cluster.run_one(|fabric| async move {
         let index = D::open(fabric.clone(), &()).await.unwrap();
-        let mut model = model.lock().unwrap();
+        let mut model = Model::clone(&model.lock().unwrap());
         check(&index, &model).await;
         index.collect().await.unwrap();
         check(&index, &model).await;
@@ -251,7 +251,7 @@ fn hybrid_simulated() {
 }
 
 /// The keys that a client has changed before it dies, and the change that was in flight.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Known {
     model: Model,
     in_flight: Option<(Key, Option<Vec<u8>>)>,
@@ -303,7 +303,7 @@ where
     cluster.run(&[2], |fabric, _| async move {
         let index = D::open(fabric.clone(), &()).await.unwrap();
         index.declare_dead(1).await.unwrap();
-        let Known { model, in_flight } = &*known.lock().unwrap();
+        let Known { model, in_flight } = &known.lock().unwrap().clone();
         for round in 0..2 {
             let found: Model = index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
             for number in 0..40 {
