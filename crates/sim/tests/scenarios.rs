@@ -47,6 +47,17 @@ fn every_scenario_holds_and_most_operations_are_answered() {
     }
 }
 
+/// Byte strings differ in their lengths from run to run, so they take more seeds than numbers.
+#[test]
+fn scenarios_over_byte_strings_hold() {
+    for name in plain().filter(|name| name.contains("-bytes-")) {
+        let scenario = Scenario::registered(name).unwrap();
+        for seed in 100..130 {
+            assert_eq!(run_seed(&scenario, seed).outcome, RunOutcome::Ok, "{name}, seed {seed}");
+        }
+    }
+}
+
 /// Seeds that once showed a bug, with a description of the bug.
 const ONCE_WRONG: [(&str, u64, &str); 13] = [
     (

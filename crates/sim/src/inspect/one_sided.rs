@@ -69,9 +69,7 @@ impl<L: Named> Walk<'_, L> {
                     let fault = format!("server {server} names a leaf from {key:?} on");
                     return Err(Stop::Wrong(fault));
                 }
-                // The value is an address.
-                let at = L::name_of_value(L::value(&value)).map(GlobalAddr::from_bits);
-                let at = at.ok_or_else(|| format!("server {server} has no address for {key:?}"))?;
+                let at = L::address_of_value(L::value(&value));
                 self.check_named(&key, at)?;
                 if let Some(all) = &mut named {
                     all.push((key, at));

@@ -1,81 +1,26 @@
-//! The index designs on byte strings: the suite over named keys, whose lengths go from 0 to the
-//! limit, what happens beyond the limits, and messages of records as long as can be.
-#![cfg(not(any(loom, shuttle)))]
+//! What happens at the limits of keys and values and beyond them, and messages of records as long
+//! as can be.
 
+use super::suite::{hash, range, server};
 use farleaf_core::client::{ClientIndex, ClientOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Action, Answer, Bytes, Layout, LeafEdit, Named, OwnedKey, Page};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::page::{Action, Answer, Bytes, Layout, LeafEdit, Named, Page};
+use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::{
     ClientRequest, ClientResponse, OffloadRequest, PoolRequest, Refusal, Reply, Request, Share,
     Ticket, TreeRequest,
 };
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
-use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{
     Call, Calls, Cluster, Cpu, Fabric, GlobalAddr, MAX_MESSAGE_BYTES, Message, Provider, Region,
     ServerId,
 };
 use std::ops::Bound;
-
-/// Pages of a few records make high trees from few keys.
-type Tiny = Bytes<64>;
-
-fn thirds<L: Named>() -> Vec<OwnedKey<L>> {
-    vec![L::key_named(u64::MAX / 3), L::key_named(u64::MAX / 3 * 2)]
-}
-
-fn range<L: Named>() -> CoarseOptions<OwnedKey<L>> {
-    CoarseOptions { partitioning: Partitioning::Range { boundaries: thirds::<L>() } }
-}
-
-fn hash<K>() -> CoarseOptions<K> {
-    CoarseOptions { partitioning: Partitioning::Hash }
-}
-
-fn server() -> MemoryServerConfig {
-    MemoryServerConfig { pool_bytes: 32 << 20, chunk_bytes: 1 << 15, ..Default::default() }
-}
-
-fn coarse<L: Named>(provider: &impl Provider, options: CoarseOptions<OwnedKey<L>>) {
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
-    conformance::run::<L, Coarse, _>(&setup);
-}
-
-#[test]
-fn coarse_locally() {
-    let provider = LocalConfig::default();
-    coarse::<Tiny>(&provider, range::<Tiny>());
-    coarse::<Bytes<128>>(&provider, range::<Bytes<128>>());
-    coarse::<Bytes<256>>(&provider, hash());
-    coarse::<Bytes<512>>(&provider, range::<Bytes<512>>());
-}
-
-#[test]
-fn coarse_locally_with_server_threads() {
-    let provider = LocalConfig { server_threads: 2, ..LocalConfig::default() };
-    coarse::<Tiny>(&provider, hash());
-    coarse::<Bytes<128>>(&provider, range::<Bytes<128>>());
-}
-
-#[test]
-fn coarse_on_tcp() {
-    coarse::<Bytes<128>>(&TcpConfig::default(), range::<Bytes<128>>());
-}
-
-#[test]
-fn coarse_simulated() {
-    coarse::<Tiny>(&SimConfig::default(), hash());
-    for seed in 1..4 {
-        let provider = SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() };
-        coarse::<Tiny>(&provider, range::<Tiny>());
-        coarse::<Bytes<128>>(&provider, hash());
-    }
-}
 
 /// Keys of the longest kind that differ only in their last bytes: a page cuts off nearly all of
 /// each, and a message has them whole.
@@ -204,6 +149,9 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
 fn what_is_too_long_ends_in_one_error() {
     limits::<128, Coarse>(range::<Bytes<128>>());
     limits::<512, Coarse>(hash());
+    limits::<128, Fine>(FineOptions::default());
+    let boundaries = vec![vec![7, 7], b"k".to_vec()];
+    limits::<128, Hybrid>(HybridOptions::with_boundaries(boundaries));
 }
 
 /// All sizes but that of the first record add up to `MAX_MESSAGE_BYTES / 2`.

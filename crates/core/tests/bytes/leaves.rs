@@ -1,7 +1,6 @@
 //! The designs with one-sided leaves on byte strings: their contents against `BTreeMap`, and a
 //! client that dies at any of its WRITEs. Pages of 2 and 4 KB have log entries of several pieces,
 //! so some of these deaths are between two pieces of an entry.
-#![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::fine::{Fine, FineOptions};
@@ -167,7 +166,7 @@ where
     let model = &Mutex::new(&mut model);
     cluster.run_one(|fabric| async move {
         let index = D::open(fabric.clone(), &()).await.unwrap();
-        let mut model = model.lock().unwrap();
+        let mut model = Model::clone(&model.lock().unwrap());
         check(&index, &model).await;
         index.collect().await.unwrap();
         check(&index, &model).await;
@@ -252,7 +251,7 @@ fn hybrid_simulated() {
 }
 
 /// The keys that a client has changed before it dies, and the change that was in flight.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Known {
     model: Model,
     in_flight: Option<(Key, Option<Vec<u8>>)>,
@@ -304,7 +303,7 @@ where
     cluster.run(&[2], |fabric, _| async move {
         let index = D::open(fabric.clone(), &()).await.unwrap();
         index.declare_dead(1).await.unwrap();
-        let Known { model, in_flight } = &*known.lock().unwrap();
+        let Known { model, in_flight } = &known.lock().unwrap().clone();
         for round in 0..2 {
             let found: Model = index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
             for number in 0..40 {

@@ -1,0 +1,8 @@
+//! The index designs on byte strings. One program, because each test program compiles the designs
+//! that it uses anew.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod leaves;
+mod limits;
+mod suite;
