@@ -117,7 +117,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         let (front_of, mut heap) = (Front::of(page), Heap::of(page));
         let number = at.unwrap_or_else(|place| place);
         let place = front_of.first + number;
-        let mut front = 0..0;
+        let (mut front, mut heap_words) = (0..0, record..record + needed);
         store_record(page, record, value, suffix);
         match at {
             Ok(_) => {
@@ -142,10 +142,14 @@ impl<const WORDS: usize> Bytes<WORDS> {
             heap.store(page);
             // The count, the heap, and slots up to this one or the last one.
             front = HEAP_WORD..at.map_or(front_of.first + page.count(), |_| place + 1);
-        } else if needed == 0 {
+        } else if !is_inner(page) {
+            // The same key, and a value of the same length.
+            heap_words.end = record + value.len().div_ceil(8);
+        }
+        if front.is_empty() && heap_words.is_empty() {
             front = place..place + 1; // some word must stand for the change
         }
-        Some(Words::new(&front, &(record..record + needed)))
+        Some(Words::new(&front, &heap_words))
     }
 
     /// Lays the page out anew, with the entry.
