@@ -200,8 +200,8 @@ fn clone(page: &OwnedPage) -> Vec<AtomicU64> {
     page.words().into_iter().map(AtomicU64::new).collect()
 }
 
-/// What a change says it has touched, it has; and if only the new words of the heap have reached the
-/// pool, the page there is still the old one (bytes.Y9).
+/// What a change says it has touched, it has; and if only the new words of the heap have reached
+/// the pool, the page there is still the old one (bytes.Y9).
 fn check_words<const W: usize>(before: &[u64], after: &[u64], words: Words) {
     let differs = |index: &usize| before[*index] != after[*index];
     assert!((0..W).filter(differs).all(|index| words.contains(index)));

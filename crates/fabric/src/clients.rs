@@ -7,14 +7,17 @@ use crate::cluster::ClientTask;
 use crate::executor::{Driver, Executor};
 use crate::sync::thread::scope;
 
+/// A client to run: its number and its compute server.
+type Client = (usize, u16);
+
 /// Runs a client for each of `compute_servers`, each on a thread of its own or all on the calling
-/// thread. `run_thread` gets the numbers and compute servers of one thread's clients.
+/// thread. `run_thread` gets those of one thread.
 pub fn run_on_threads(
     compute_servers: &[u16],
     on_one_thread: bool,
-    run_thread: &(dyn Fn(&[(usize, u16)]) + Sync),
+    run_thread: &(dyn Fn(&[Client]) + Sync),
 ) {
-    let clients: Vec<(usize, u16)> = compute_servers.iter().copied().enumerate().collect();
+    let clients: Vec<Client> = compute_servers.iter().copied().enumerate().collect();
     if on_one_thread || clients.len() == 1 {
         return run_thread(&clients);
     }
@@ -34,7 +37,7 @@ pub fn run_on_threads(
 /// If an operation never ends.
 pub fn run_here<'a, F>(
     driver: &impl Driver,
-    clients: &[(usize, u16)],
+    clients: &[Client],
     open: impl Fn(u16, usize) -> F,
     start: &'a (dyn Fn(F, usize) -> ClientTask<'a> + Sync),
 ) {

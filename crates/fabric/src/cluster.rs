@@ -41,7 +41,7 @@ pub trait Cluster {
             let (client, result) = (body(fabric, number), &results[number]);
             Box::pin(async move { *lock(result) = Some(client.await) })
         });
-        results.into_iter().map(|mut result| lock(&mut result).take()).collect()
+        results.into_iter().map(|result| lock(&result).take()).collect()
     }
 
     /// Runs the clients that `start` creates, one per element of `compute_servers`, each from its

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - C4. A word that differs from the pool's lies in the ranges, except for words 0, 5, 7 and, in an
-//!   inner node, the child words of swizzled children.
+//! - C4. A word that differs from the pool's lies in the ranges, except for words 0, 5, 7 and, in
+//!   an inner node, the child words of swizzled children.
 //!
 //! *Thread safety*: the note changes only under the frame's latch.
 

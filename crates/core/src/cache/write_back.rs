@@ -26,7 +26,7 @@ use super::{
     mark_clean, mark_dirty,
 };
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD, Words};
-use crate::remote::{Image, LogSlot, RemoteError, Settling};
+use crate::remote::{Image, LogSlot, RemoteError, Settling, both};
 use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::collections::BTreeSet;
@@ -53,7 +53,7 @@ impl<F: Fabric> PostedWords<F> {
             None => Ok(()),
         };
         let words = self.words.await.map(drop);
-        heap.and(words)
+        both(heap, words)
     }
 }
 
@@ -201,7 +201,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 slot.pin(at);
             }
             let (entry, page) = (entry.done().await, page.await);
-            match entry.and(page.map(drop)) {
+            match both(entry, page.map(drop)) {
                 Ok(()) => {
                     slot.is_done();
                     self.pages().unpin(at);

@@ -9,9 +9,6 @@
 
 use std::ops::Range;
 
-/// Two ranges with at most this many words between them are written as one.
-const GAP_WORDS: usize = 31;
-
 /// Words of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Words(u64);
@@ -108,14 +105,15 @@ impl Words {
     }
 
     /// The ranges to write, in this order. If there are two, the first is in the heap: as long as
-    /// only that one is written, no slot refers to what is new in it (bytes.Y9).
+    /// only that one is written, no slot refers to what is new in it (bytes.Y9). So even ranges next
+    /// to each other are not joined: the words of one WRITE arrive in any order.
     #[inline]
     pub fn writes(self) -> (Option<Range<usize>>, Range<usize>) {
         let (front, heap) = (self.front(), self.heap());
         match (front.is_empty(), heap.is_empty()) {
             (_, true) => (None, front),
             (true, false) => (None, heap),
-            (false, false) if heap.start <= front.end + GAP_WORDS => (None, union(front, &heap)),
+            (false, false) if heap.start < front.end => (None, union(front, &heap)),
             (false, false) => (Some(heap), front),
         }
     }

@@ -56,6 +56,10 @@ impl<K: Clone + Ord> PartitionMap<K> {
         if !ascend || boundaries.len() >= usize::from(u16::MAX) {
             return bad("boundaries between compute servers must ascend strictly");
         }
+        // They become fences of leaves.
+        for boundary in &boundaries {
+            L::check_key(L::key(boundary))?;
+        }
         let owners = (0..=boundaries.len() as u16).collect();
         Ok(Self { epoch, lowest, boundaries, owners })
     }

@@ -48,6 +48,7 @@ pub use leaves::LeafStream;
 pub use lock::Locked;
 pub(crate) use lock::Settling;
 pub use pages::{GRACE_NS, PageClient, PendingRead};
+pub(crate) use pieces::both;
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
 pub use split::Separator;

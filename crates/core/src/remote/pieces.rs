@@ -48,13 +48,25 @@ impl<F: Fabric> Pieces<F> {
     /// Waits for all pieces.
     ///
     /// # Errors
-    /// The first error.
+    /// The first error, or one that leaves an outcome unknown.
     pub(crate) async fn done(self) -> Result<(), FabricError> {
         let mut outcome = Ok(());
         for operation in self.earlier.into_iter().chain(self.last) {
-            outcome = outcome.and(operation.await.map(drop));
+            outcome = both(outcome, operation.await.map(drop));
         }
         outcome
+    }
+}
+
+/// The outcome of two operations. If one is unknown and the other failed, it is unknown: the
+/// connection must be reset before anything is written again (C15).
+pub(crate) fn both(
+    one: Result<(), FabricError>,
+    other: Result<(), FabricError>,
+) -> Result<(), FabricError> {
+    match (one, other) {
+        (Err(_), unknown @ Err(FabricError::Indeterminate { .. })) => unknown,
+        (one, other) => one.and(other),
     }
 }
 

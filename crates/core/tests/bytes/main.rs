@@ -3,6 +3,6 @@
 
 #![cfg(not(any(loom, shuttle)))]
 
-mod leaves;
+mod designs;
 mod limits;
 mod suite;

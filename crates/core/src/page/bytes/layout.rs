@@ -122,7 +122,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         let (front_of, mut heap) = (Front::of(page), Heap::of(page));
         let number = at.unwrap_or_else(|place| place);
         let place = front_of.first + number;
-        let mut front = 0..0;
+        let (mut front, mut heap_words) = (0..0, record..record + needed);
         store_record(page, record, value, suffix);
         match at {
             Ok(_) => {
@@ -147,10 +147,14 @@ impl<const WORDS: usize> Bytes<WORDS> {
             heap.store(page);
             // The count, the heap, and slots up to this one or the last one.
             front = HEAP_WORD..at.map_or(front_of.first + page.count(), |_| place + 1);
-        } else if needed == 0 {
+        } else if !is_inner(page) {
+            // The same key, and a value of the same length.
+            heap_words.end = record + value.len().div_ceil(8);
+        }
+        if front.is_empty() && heap_words.is_empty() {
             front = place..place + 1; // some word must stand for the change
         }
-        Some(Words::new(&front, &(record..record + needed)))
+        Some(Words::new(&front, &heap_words))
     }
 
     /// Lays the page out anew, with the entry.
@@ -582,8 +586,17 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     }
 
     fn clear_unused(page: View<'_, WORDS>) {
-        let end = (Front::of(page).first + page.count()).min(WORDS);
-        (end..Heap::of(page).top).for_each(|index| page.store(index, 0));
+        // Garbage in the heap too: a sum over what one copy has and another one lacks would make
+        // the same node different in frame and pool (P10).
+        let first = Front::of(page).first;
+        let end = (first + page.count()).min(WORDS);
+        let mut is_used = [false; WORDS];
+        for slot in 0..end - first {
+            let slot = Slot::at(page, first, slot);
+            let words = slot.record.min(WORDS)..(slot.record + slot.words()).min(WORDS);
+            is_used[words].fill(true);
+        }
+        (end..WORDS).filter(|index| !is_used[*index]).for_each(|index| page.store(index, 0));
     }
 
     fn split_plan(page: View<'_, WORDS>, pending: Option<&Entry<Self>>) -> SplitPlan<Vec<u8>> {

@@ -1,8 +1,11 @@
-//! The designs with one-sided leaves on byte strings: their contents against `BTreeMap`, and a
-//! client that dies at any of its WRITEs. Pages of 2 and 4 KB have log entries of several pieces,
-//! so some of these deaths are between two pieces of an entry.
+//! The designs with one-sided leaves, and DEX, on byte strings: their contents against `BTreeMap`,
+//! and a client that dies at any of its WRITEs. Pages of 2 and 4 KB have log entries of several
+//! pieces, so some of these deaths are between two pieces of an entry. DEX writes leaves back by up
+//! to two WRITEs, so some are between these.
 
+use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
@@ -146,13 +149,14 @@ async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &Model
 /// Several clients, each with its own keys between those of the others.
 fn random_operations<const W: usize, D, P>(setup: &Setup<'_, P, D::Options>, operations: usize)
 where
-    D: Design<Bytes<W>, Compute = ()>,
+    D: Design<Bytes<W>>,
     P: Provider,
 {
     let cluster = setup.with_index::<Bytes<W>, D>();
+    let compute = &D::compute(&setup.options).unwrap();
     let limits = (Bytes::<W>::MAX_KEY, W as u64 * 2 / 3);
     let models = cluster.run(&[0, 0, 1, 2], |fabric, client| async move {
-        let index = D::open(fabric.clone(), &()).await.unwrap();
+        let index = D::open(fabric.clone(), compute).await.unwrap();
         let mut model = Model::new();
         for number in 0..operations {
             step(&fabric, &index, &mut model, (client, 800, limits.0, limits.1)).await;
@@ -165,7 +169,7 @@ where
     let mut model: Model = models.into_iter().flatten().flatten().collect();
     let model = &Mutex::new(&mut model);
     cluster.run_one(|fabric| async move {
-        let index = D::open(fabric.clone(), &()).await.unwrap();
+        let index = D::open(fabric.clone(), compute).await.unwrap();
         let mut model = Model::clone(&model.lock().unwrap());
         check(&index, &model).await;
         index.collect().await.unwrap();
@@ -182,13 +186,14 @@ where
 
 fn loads<const W: usize, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    D: Design<Bytes<W>, Compute = ()>,
+    D: Design<Bytes<W>>,
     P: Provider,
 {
     for fill in [0.5, 1.0] {
         let cluster = setup.with_index::<Bytes<W>, D>();
+        let compute = &D::compute(&setup.options).unwrap();
         cluster.run_one(|fabric| async move {
-            let index = D::open(fabric.clone(), &()).await.unwrap();
+            let index = D::open(fabric.clone(), compute).await.unwrap();
             let mut model = Model::new();
             for number in 0..4_000 {
                 let value = value(fabric.random(), W as u64 * 2 / 3);
@@ -360,4 +365,150 @@ fn hybrid_survives_a_death_at_any_write() {
     };
     deaths::<256, Hybrid, _>(&options(), 2);
     deaths::<512, Hybrid, _>(&options(), 5);
+}
+
+fn dex_options(cache: CacheOptions) -> DexOptions<Key> {
+    let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
+    DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 1,
+        ..DexOptions::with_boundaries(boundaries, cache)
+    }
+}
+
+fn dex<P: Provider>(provider: &P, cache: CacheOptions) -> Setup<'_, P, DexOptions<Key>> {
+    let options = dex_options(cache);
+    let server = MemoryServerConfig { chunk_bytes: 1 << 18, ..server() };
+    Setup { provider, options, memory_servers: 3, server }
+}
+
+/// The fewest frames that a cache can have, and all nodes in frames.
+fn caches() -> [CacheOptions; 2] {
+    let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
+    [few, CacheOptions { bytes: 8 << 20, ..CacheOptions::default() }]
+}
+
+#[test]
+fn dex_locally() {
+    let provider = LocalConfig::default();
+    for cache in caches() {
+        random_operations::<128, Dex, _>(&dex(&provider, cache), 3_000);
+        random_operations::<256, Dex, _>(&dex(&provider, cache), 3_000);
+        loads::<128, Dex, _>(&dex(&provider, cache));
+        loads::<512, Dex, _>(&dex(&provider, cache));
+    }
+}
+
+#[test]
+fn dex_simulated() {
+    for cache in caches() {
+        for seed in 0..2 {
+            random_operations::<128, Dex, _>(&dex(&rough(seed), cache), 800);
+            random_operations::<256, Dex, _>(&dex(&rough(seed), cache), 800);
+        }
+        loads::<128, Dex, _>(&dex(&rough(7), cache));
+    }
+}
+
+type Small = Bytes<128>;
+
+/// 1,000 records with values of eight bytes, in one compute server's cache.
+fn small_records() -> Model {
+    (0..1_000).map(|number| (key(number, 0, 100), vec![1; 8])).collect()
+}
+
+fn one_server() -> DexOptions<Key> {
+    DexOptions { boundaries: vec![], ..dex_options(caches()[1]) }
+}
+
+/// An insert writes back the header and the slots, and apart from them its record. An update of a
+/// value of eight bytes writes back one word.
+#[test]
+fn dex_writes_back_what_has_changed() {
+    let provider = LocalConfig::default();
+    let setup = Setup { options: one_server(), ..dex(&provider, caches()[1]) };
+    let cluster = setup.with_index::<Small, Dex>();
+    let pool = &<Dex as Design<Small>>::compute(&setup.options).unwrap();
+    cluster.run_one(|fabric| async move {
+        let index = <Dex as Design<Small>>::open(fabric.clone(), pool).await.unwrap();
+        let model = small_records();
+        index.bulk_load(model.clone().into_iter(), 0.7).await.unwrap();
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 1_000);
+        index.flush().await.unwrap();
+        let written = async || {
+            let before = fabric.counters().snapshot();
+            index.flush().await.unwrap();
+            let cost = fabric.counters().snapshot() - before;
+            (cost.writes, cost.bytes_written, cost.doorbells)
+        };
+        assert_eq!(written().await, (0, 0, 0));
+        let mut halves = 0;
+        for number in (6..1_000).step_by(60) {
+            let known = key(number, 0, 100);
+            assert!(index.update(&known, &[2; 8]).await.unwrap());
+            assert_eq!(written().await, (1, 8, 1));
+            let mut new = known.clone();
+            new.push(7);
+            assert!(index.insert(&new, &[3; 8]).await.unwrap());
+            let (writes, bytes, doorbells) = written().await;
+            // A leaf that had no room was split, and is written whole.
+            halves += u64::from(writes == 2);
+            if writes == 2 {
+                assert!(bytes < 400 && doorbells == 1, "{bytes} bytes, {doorbells} doorbells");
+            }
+        }
+        assert!(halves > 10, "{halves}");
+    });
+}
+
+/// A compute server dies between the WRITEs of a leaf: the pool has each leaf as it was, or as it
+/// has become, and none is damaged.
+#[test]
+fn dex_dies_between_the_writes_of_a_leaf() {
+    let mut halves = 0;
+    for write in 0..60 {
+        let provider = rough(write);
+        let setup = Setup { options: one_server(), ..dex(&provider, caches()[1]) };
+        let cluster = setup.with_index::<Small, Dex>();
+        let options = &setup.options;
+        let changed: Vec<Key> = (6..1_000)
+            .step_by(33)
+            .map(|number| [&key(number, 0, 100)[..], &[7]].concat())
+            .collect();
+        cluster.run_one(|fabric| async move {
+            let pool = <Dex as Design<Small>>::compute(options).unwrap();
+            let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
+            index.bulk_load(small_records().into_iter(), 0.5).await.unwrap();
+        });
+        let changed = &changed;
+        cluster.kill_compute_servers_at_write(vec![1], write, LastWords::All);
+        cluster.run(&[1], |fabric, _| async move {
+            let pool = <Dex as Design<Small>>::compute(options).unwrap();
+            let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
+            for key in changed {
+                assert!(index.insert(key, &[3; 20]).await.unwrap());
+            }
+            index.flush().await.unwrap();
+        });
+        let lived = cluster.call_off_death().is_some();
+        let added = cluster.run(&[2], |fabric, _| async move {
+            let pool = <Dex as Design<Small>>::compute(options).unwrap();
+            let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
+            let found = index.scan(&Scan::range(..)).await.unwrap();
+            let mut found: Model = found.into_iter().collect();
+            let mut added = 0;
+            for key in changed {
+                let got = index.get(key).await.unwrap();
+                assert!(got.is_none() || got == Some(vec![3; 20]), "{write}: {got:?}");
+                assert_eq!(found.remove(key), got);
+                added += usize::from(got.is_some());
+            }
+            assert_eq!(found, small_records(), "{write}");
+            added
+        });
+        let added = added[0].unwrap();
+        assert!(!lived || added == changed.len(), "{write}: {added}");
+        halves += usize::from(0 < added && added < changed.len());
+    }
+    assert!(halves > 30, "{halves}");
 }
