@@ -200,8 +200,8 @@ fn clone(page: &OwnedPage) -> Vec<AtomicU64> {
     page.words().into_iter().map(AtomicU64::new).collect()
 }
 
-/// What a change says it has touched, it has; and if only the new words of the heap have reached
-/// the pool, the page there is still the old one (bytes.Y9).
+/// A change has touched nothing else than it says; and if only the new words of the heap have
+/// reached the pool, the page there is still the old one (bytes.Y9).
 fn check_words<const W: usize>(before: &[u64], after: &[u64], words: Words) {
     let differs = |index: &usize| before[*index] != after[*index];
     assert!((0..W).filter(differs).all(|index| words.contains(index)));
@@ -565,6 +565,30 @@ fn a_value_of_eight_bytes_is_replaced_by_one_store() {
     let words = Words::new(&(0..0), &(changed[0]..changed[0] + 1));
     assert_eq!(replaced, LeafReplace::Replaced(words));
     assert!(words.is_one_word());
+}
+
+/// Before a node is sealed, what its former entries have left is cleared: a frame has an address of
+/// its own there, the pool that of a page, and a log entry has only what two images do not share.
+#[test]
+fn what_no_slot_names_is_cleared() {
+    let built = |removed: u64| {
+        let owned = OwnedPage::new::<128>();
+        let page = owned.page::<128>();
+        page.format_empty(at(1), 1, b"", None);
+        for (key, child) in [(&b""[..], 3), (b"left neighbour", removed), (b"right neighbour", 4)] {
+            assert!(Bytes::<128>::inner_insert(page, key, at(child)));
+        }
+        Bytes::<128>::inner_remove(page, 1);
+        (owned.words(), owned)
+    };
+    let ((one, cleared), (other, other_cleared)) = (built(5), built(6));
+    assert_ne!(one, other);
+    let left = children(cleared.page::<128>());
+    Bytes::<128>::clear_unused(cleared.page());
+    Bytes::<128>::clear_unused(other_cleared.page());
+    assert_eq!(cleared.words(), other_cleared.words());
+    assert_eq!(children(cleared.page::<128>()), left);
+    check(cleared.page::<128>());
 }
 
 /// Bytes a record takes in pages of `W` words, all levels, if each page is filled to `fill`.
