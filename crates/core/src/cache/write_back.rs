@@ -40,8 +40,9 @@ const LONGEST_PAUSE_NS: u64 = 32_000_000;
 
 /// The WRITEs of words of a leaf.
 struct PostedWords<F: Fabric> {
-    /// Those of the heap, if they are far from the others.
+    /// Those of the heap, if others refer to them.
     heap: Option<F::Op<Buffer>>,
+    /// The others.
     words: F::Op<Buffer>,
 }
 
@@ -137,14 +138,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         words: impl Into<Words>,
     ) -> Result<(), Restart> {
         let words = words.into();
-        for _ in 0..WRITE_RETRIES {
-            let posted = self.post_words(at, page, words).ok_or(Restart::Busy)?;
-            match posted.done().await {
-                Ok(()) => return Ok(()),
-                Err(error) => self.before_rewrite(at, error).await?,
-            }
-        }
-        Err(Restart::Busy)
+        self.write_to_the_end(at, async || Some(self.post_words(at, page, words)?.done().await))
+            .await
     }
 
     /// WRITEs an inner node that nothing leads to yet. Its version follows `found`, the word 0
@@ -160,7 +155,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     ) -> Result<LockWord, Restart> {
         let word = found.next_by(found.owner());
         image.page().seal(word);
-        self.write_to_the_end(at, || self.image_out(image)).await?;
+        self.write_image(at, image).await?;
         Ok(word)
     }
 
@@ -191,7 +186,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         image: &Image<L>,
     ) -> Result<(), Restart> {
         let Some(mut slot) = slot else {
-            return self.write_to_the_end(at, || self.image_out(image)).await;
+            return self.write_image(at, image).await;
         };
         for _ in 0..WRITE_RETRIES {
             let posted = self.pages().post_logged(&slot, at, before.map(Image::page), image);
@@ -261,20 +256,26 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// Repeats a WRITE of what `copy` returns until it is known to have completed (C15).
+    /// Repeats the WRITEs that `post` posts and awaits, until they are known to have completed
+    /// (C15). `post` returns `None` if the endpoint has no buffer left.
     async fn write_to_the_end(
         &self,
-        place: GlobalAddr,
-        copy: impl Fn() -> Option<Buffer>,
+        at: GlobalAddr,
+        post: impl AsyncFn() -> Option<Result<(), FabricError>>,
     ) -> Result<(), Restart> {
         for _ in 0..WRITE_RETRIES {
-            let buffer = copy().ok_or(Restart::Busy)?;
-            match self.fabric().write(place, buffer).await {
-                Ok(_) => return Ok(()),
-                Err(error) => self.before_rewrite(place, error).await?,
+            match post().await.ok_or(Restart::Busy)? {
+                Ok(()) => return Ok(()),
+                Err(error) => self.before_rewrite(at, error).await?,
             }
         }
         Err(Restart::Busy)
+    }
+
+    /// WRITEs an image, until that is known to have completed.
+    async fn write_image(&self, at: GlobalAddr, image: &Image<L>) -> Result<(), Restart> {
+        let post = async || Some(self.fabric().write(at, self.image_out(image)?).await.map(drop));
+        self.write_to_the_end(at, post).await
     }
 
     /// The words to write if `words` have changed.

@@ -33,7 +33,7 @@ use directory::Fixed;
 use owners::{SHORTEST_WAIT_NS, bad_reply};
 
 use crate::index::{IndexAdmin, IndexError};
-use crate::page::{Layout, OwnedKey, OwnedValue};
+use crate::page::{Layout, OwnedKey, OwnedValue, check_records};
 use crate::partition::{PartitionMap, Router, Unserved};
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, RecordRoom};
@@ -128,9 +128,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         &self,
         mut records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<(), IndexError> {
-        for (key, value) in &records {
-            L::check_record(L::key(key), L::value(value))?;
-        }
+        check_records::<L>(&records)?;
         let mut attempts = self.attempts();
         while !records.is_empty() {
             // Group them by owner; the owners set theirs concurrently. What does not fit the

@@ -1,7 +1,7 @@
 //! The trait common to all index designs.
 
 use super::IndexError;
-use crate::page::{Action, Answer, Layout, LeafEdit};
+use crate::page::{Action, Answer, Layout, LeafEdit, check_bounds};
 use crate::together::all;
 use smallvec::{SmallVec, smallvec};
 use std::borrow::Borrow;
@@ -270,12 +270,7 @@ impl<K> Scan<K> {
     where
         K: Borrow<L::Key>,
     {
-        for bound in [&self.lower, &self.upper] {
-            if let Bound::Included(key) | Bound::Excluded(key) = bound {
-                L::check_key(key.borrow())?;
-            }
-        }
-        Ok(())
+        Ok(check_bounds::<L, K>([&self.lower, &self.upper])?)
     }
 }
 

@@ -153,7 +153,8 @@ pub trait Put {
 /// A type that can be a field of a message.
 pub trait Wire: Put + Sized {
     /// Takes a value off the front of a message, or returns `None` if there is none. The bytes may
-    /// be arbitrary: this never panics and never allocates more than the message is long.
+    /// be arbitrary: this never panics and never allocates more than a
+    /// few times the length of the message.
     fn take(from: &mut &[u8]) -> Option<Self>;
     /// Takes several values off the front.
     #[inline]
@@ -458,4 +459,26 @@ impl<L: Layout> Entry<L> {
             Self::Child(key, child) => L::inner_insert(page, L::key(key), *child),
         }
     }
+}
+
+/// Whether a page can hold the keys that bound a range.
+///
+/// # Errors
+/// [`TooLong`] if no page can.
+#[inline]
+pub fn check_bounds<L: Layout, K: Borrow<L::Key>>(bounds: [&Bound<K>; 2]) -> Result<(), TooLong> {
+    for bound in bounds {
+        if let Bound::Included(key) | Bound::Excluded(key) = bound {
+            L::check_key(key.borrow())?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a page can hold each record.
+///
+/// # Errors
+/// [`TooLong`] for the first that no page can hold.
+pub fn check_records<L: Layout>(records: &[(OwnedKey<L>, OwnedValue<L>)]) -> Result<(), TooLong> {
+    records.iter().try_for_each(|(key, value)| L::check_record(L::key(key), L::value(value)))
 }

@@ -29,7 +29,7 @@ pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
 pub use layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, OwnedKey, OwnedValue, Probe, Put,
-    ScanWindow, SplitPlan, Wire, clipped, lies_within,
+    ScanWindow, SplitPlan, Wire, check_bounds, check_records, clipped, lies_within,
 };
 pub use limits::TooLong;
 pub use lock_word::LockWord;

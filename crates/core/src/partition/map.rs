@@ -206,7 +206,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::Fixed8;
+    use crate::page::{Bytes, Fixed8};
 
     #[test]
     fn every_key_has_the_owner_whose_range_has_it() {
@@ -220,6 +220,10 @@ mod tests {
         }
         assert!(PartitionMap::new::<Fixed8>(0, vec![10, 10]).is_err());
         assert!(PartitionMap::new::<Fixed8>(0, vec![0]).is_err());
+        // A boundary is a fence of leaves, so it must fit a page.
+        assert!(PartitionMap::new::<Bytes>(0, vec![vec![7; 128]]).is_ok());
+        let too_long = PartitionMap::new::<Bytes>(0, vec![vec![7; 129]]);
+        assert_eq!(too_long.err(), Some(IndexError::KeyTooLong { bytes: 129, most: 128 }));
     }
 
     #[test]

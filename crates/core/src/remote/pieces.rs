@@ -74,11 +74,11 @@ pub(crate) fn both(
 mod tests {
     use super::super::Image;
     use super::super::redo::{MAX_PAGES, Redo, RedoPage};
-    use super::pieces;
+    use super::{both, pieces};
     use crate::page::{Bytes, LockWord};
     use crate::wire::log_slot_bytes;
     use farleaf_fabric::sync::Ordering;
-    use farleaf_fabric::{BUFFER_BYTES, GlobalAddr, ServerId};
+    use farleaf_fabric::{BUFFER_BYTES, FabricError, GlobalAddr, ServerId, Uncertainty};
 
     type Large = Bytes<512>;
 
@@ -148,5 +148,17 @@ mod tests {
             slot[piece.clone()].copy_from_slice(&new[piece]);
             assert_eq!(Redo::decode(&slot).as_ref(), Some(&before));
         }
+    }
+
+    #[test]
+    fn an_unknown_outcome_outranks_a_failure() {
+        let why = Uncertainty::TimedOut;
+        let unknown = || Err(FabricError::Indeterminate { server: ServerId::new(0), why });
+        let failed = || Err(FabricError::QueueFull { depth: 1 });
+        for (one, other) in [(failed(), unknown()), (unknown(), failed()), (Ok(()), unknown())] {
+            assert_eq!(both(one, other), unknown());
+        }
+        assert_eq!(both(failed(), Ok(())), failed());
+        assert_eq!(both(Ok(()), Ok(())), Ok(()));
     }
 }

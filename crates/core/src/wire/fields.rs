@@ -1,12 +1,12 @@
 //! The fields of messages: integers little-endian, keys and values as their types define.
 //!
 //! *Invariant*: any bytes may arrive. Decoding a field never panics, and never allocates more than
-//! the message's length.
+//! a few times the message's length.
 //!
 //! *Thread safety*: plain functions.
 
 use super::table::fields;
-use crate::page::{Action, Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, Wire};
+use crate::page::{Action, Answer, LeafEdit, Put, Wire};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 
@@ -203,23 +203,6 @@ pub(super) mod rest {
         }
         Some(list)
     }
-}
-
-/// Whether a page can hold the keys that bound a range.
-pub(super) fn check_bounds<L: Layout>(bounds: [&Bound<OwnedKey<L>>; 2]) -> Result<(), TooLong> {
-    for bound in bounds {
-        if let Bound::Included(key) | Bound::Excluded(key) = bound {
-            L::check_key(L::key(key))?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether a page can hold each record.
-pub(super) fn check_records<L: Layout>(
-    records: &[(OwnedKey<L>, OwnedValue<L>)],
-) -> Result<(), TooLong> {
-    records.iter().try_for_each(|(key, value)| L::check_record(L::key(key), L::value(value)))
 }
 
 fields!(Answer<V> { applied, found });

@@ -6,9 +6,10 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::fields::{check_bounds, check_records};
 use super::table::{Table, messages};
-use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong};
+use crate::page::{
+    Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, check_bounds, check_records,
+};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
@@ -198,7 +199,7 @@ impl<L: Layout> ClientRequest<L> {
             Self::UpsertAll { records } | Self::LoadAppend { records } => {
                 check_records::<L>(records)
             }
-            Self::Scan { lower, upper, .. } => check_bounds::<L>([lower, upper]),
+            Self::Scan { lower, upper, .. } => check_bounds::<L, _>([lower, upper]),
             Self::Release { near: Some(key), .. } | Self::Fences { key } => {
                 L::check_key(L::key(key))
             }

@@ -4,7 +4,7 @@
 //! A message is a tag byte and its fields: integers little-endian, keys and values as their types
 //! define. Tables (`table.rs`) list the tags and fields. Requests have one table for each part of a
 //! memory server, with distinct tags. Any bytes may arrive: decoding never panics, never allocates
-//! more than the message's length, and rejects trailing bytes.
+//! more than a few times the message's length, and rejects trailing bytes.
 //!
 //! `table.rs` and `fields.rs` use each other: a table's code calls the codecs of fields, and a
 //! field can be a struct with a table of its own.
@@ -29,9 +29,11 @@ pub use reply::{Refusal, Reply};
 pub use room::RecordRoom;
 pub use tree::{SCAN_REPLY_RECORDS, Share, TreeRequest};
 
-use crate::page::{Fixed8, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, Wire};
+use crate::page::{
+    Fixed8, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, Wire, check_bounds,
+};
 use farleaf_fabric::Message;
-use fields::{ACTIONS, check_bounds, put_edit, take_edit};
+use fields::{ACTIONS, put_edit, take_edit};
 use table::{Table, are_distinct};
 
 /// A request to a memory server, by the part of the server that answers it. Each part has its own
@@ -110,7 +112,7 @@ impl<L: Layout> Request<L> {
             }
             Self::Tree(request) => request.check(),
             Self::Offload(OffloadRequest::Scan { lower, upper, .. }) => {
-                check_bounds::<L>([lower, upper])
+                check_bounds::<L, _>([lower, upper])
             }
             _ => Ok(()),
         }

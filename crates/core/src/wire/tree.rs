@@ -1,8 +1,7 @@
 //! Requests to a memory server's own tree, apart from edits.
 
-use super::fields::{check_bounds, check_records};
 use super::table::messages;
-use crate::page::{Layout, OwnedKey, OwnedValue, Put, TooLong, Wire};
+use crate::page::{Layout, OwnedKey, OwnedValue, Put, TooLong, Wire, check_bounds, check_records};
 use farleaf_fabric::Message;
 use std::ops::Bound;
 
@@ -62,7 +61,7 @@ impl<L: Layout> TreeRequest<L> {
                 L::check_key(L::key(low))?;
                 high.as_ref().map_or(Ok(()), |high| L::check_key(L::key(high)))
             }
-            Self::Scan { lower, upper, .. } => check_bounds::<L>([lower, upper]),
+            Self::Scan { lower, upper, .. } => check_bounds::<L, _>([lower, upper]),
             Self::LoadAppend { records } => check_records::<L>(records),
             _ => Ok(()),
         }

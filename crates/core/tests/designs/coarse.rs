@@ -1,6 +1,7 @@
 //! What the coarse-grained design promises beyond the suite of all designs: its network cost, its
 //! behavior without memory, that it does not leak, and that a server survives any request.
 
+use super::clients::fill_until_refused;
 use farleaf_core::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
@@ -13,7 +14,6 @@ use farleaf_core::wire::{
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Message, Provider, ServerId};
-use std::collections::BTreeMap;
 
 fn range(servers: u64) -> CoarseOptions<u64> {
     let boundaries = (1..servers).map(|number| u64::MAX / servers * number).collect();
@@ -115,17 +115,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
     let cluster = setup.with_index::<Fixed8<16>, Coarse>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8<16>>(fabric.clone()).await;
-        let mut model = BTreeMap::new();
-        let mut refused = 0;
-        for number in 0..2_000_u64 {
-            let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            match index.insert(&key, &number).await {
-                Ok(true) => drop(model.insert(key, number)),
-                Err(IndexError::OutOfMemory { .. }) => refused += 1,
-                other => panic!("{other:?}"),
-            }
-        }
-        assert!(refused > 0 && model.len() > 50, "{refused} refused, {} accepted", model.len());
+        let model = fill_until_refused(&index).await;
         let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
         assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
         for (key, value) in &contents {

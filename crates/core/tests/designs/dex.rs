@@ -5,6 +5,7 @@
 //! Counts of remote operations are exact: the local fabric completes at once, and there is only one
 //! client.
 
+use super::clients::fill_until_refused;
 use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
@@ -447,17 +448,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         let pool = &pool;
         cluster.run_one(|fabric| async move {
             let index = open(fabric.clone(), pool).await;
-            let mut model = Model::new();
-            let mut refused = 0;
-            for number in 0..2_000_u64 {
-                let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                match index.insert(&key, &number).await {
-                    Ok(true) => drop(model.insert(key, number)),
-                    Err(IndexError::OutOfMemory { .. }) => refused += 1,
-                    other => panic!("{other:?}"),
-                }
-            }
-            assert!(refused > 0 && model.len() > 50, "{refused} refused, {} kept", model.len());
+            let mut model = fill_until_refused(&index).await;
             same_contents(&index, &model).await;
             for (key, value) in contents(&model) {
                 assert_eq!(index.get(&key).await, Ok(Some(value)));

@@ -2,6 +2,7 @@
 //! without memory, that it does not leak, and that a client that dies half-way through a change
 //! harms no other client.
 
+use super::clients::{Known, fill_until_refused, write_for_ever};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::fine::{Fine, FineOptions};
@@ -232,17 +233,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
     let cluster = setup(&provider, 2, 128 << 10, u64::MAX).with_index::<Tiny, Hybrid>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
-        let mut model = BTreeMap::new();
-        let mut refused = 0;
-        for number in 0..2_000_u64 {
-            let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            match index.insert(&key, &number).await {
-                Ok(true) => drop(model.insert(key, number)),
-                Err(IndexError::OutOfMemory { .. }) => refused += 1,
-                other => panic!("{other:?}"),
-            }
-        }
-        assert!(refused > 0 && model.len() > 50, "{refused} refused, {} accepted", model.len());
+        let model = fill_until_refused(&index).await;
         let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
         assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
         let mut downwards = index.scan(&Scan::range(..).reverse()).await.unwrap();
@@ -322,32 +313,6 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
         assert_eq!(index.bulk_load((0..3_000).map(|n| (n * 900, n)), 0.7).await, Ok(3_000));
         assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 3_000);
     });
-}
-
-/// What a client knows of a key: the last acknowledged value, and the value in flight.
-type Known = BTreeMap<u64, (Option<u64>, Option<Option<u64>>)>;
-
-/// A client that changes its own keys until it is told to stop, or dies.
-async fn write_for_ever<F: Fabric>(
-    fabric: &F,
-    index: &HybridIndex<F, Tiny>,
-    known: &std::sync::Mutex<Known>,
-    base: u64,
-    stop: &std::sync::Mutex<bool>,
-) {
-    while !*stop.lock().unwrap() {
-        let key = base + fabric.random() % 60 * 4;
-        let value = fabric.random();
-        let removes = fabric.random().is_multiple_of(3);
-        let after = (!removes).then_some(value);
-        known.lock().unwrap().entry(key).or_default().1 = Some(after);
-        if removes {
-            index.remove(&key).await.unwrap();
-        } else {
-            index.upsert(&key, &value).await.unwrap();
-        }
-        known.lock().unwrap().insert(key, (after, None));
-    }
 }
 
 fn dying_holder(seed: u64, faults: Faults) {

@@ -5,6 +5,7 @@
 #![cfg(not(any(loom, shuttle)))]
 
 mod client;
+mod clients;
 mod coarse;
 mod dex;
 mod dex_load;

@@ -8,16 +8,13 @@
 
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, OwnedKey, OwnedValue, Probe, Put, filled_weight};
+use crate::page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
 use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, RemoteError};
-use crate::wire::{Refusal, Request, TreeRequest};
-use farleaf_fabric::{
-    Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message, ServerId, Uncertainty,
-};
+use crate::wire::{RecordRoom, Refusal, Request, TreeRequest};
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 
-/// Records in one message, and their bytes.
+/// Records in one message, if they are small.
 const BATCH_RECORDS: usize = 2048;
-const BATCH_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
 /// A leaf under construction: the existing first leaf of its share, or a new one.
 struct Open<F: Fabric, L: Layout> {
@@ -40,8 +37,8 @@ struct Load<'a, F: Fabric, L: Layout> {
     /// The low ends and addresses of leaves of the current share that its server has not been sent
     /// yet.
     batch: Vec<(OwnedKey<L>, OwnedValue<L>)>,
-    /// Bytes of the batch in a message.
-    batch_bytes: usize,
+    /// What the batch's message can still take.
+    room: RecordRoom,
     /// Servers that are building trees.
     begun: Vec<ServerId>,
 }
@@ -95,16 +92,13 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         let high = self.part(full.share).high.as_ref();
         let image = empty_leaf::<L>(node.at(), low, high.map(L::key), GlobalAddr::NULL);
         let value = L::value_of_address(node.at());
-        let mut encoded = Message::new();
-        low.put(&mut encoded);
-        value.put(&mut encoded);
-        self.batch_bytes += encoded.len();
+        if !self.room.takes::<L>(low, L::value(&value)) {
+            self.send_batch(full.share).await?;
+            self.room.takes::<L>(low, L::value(&value));
+        }
         self.batch.push((low.to_owned(), value));
         let filling = L::Filling::default();
         self.open = Some(Open { share: full.share, node: Some(node), image, filling });
-        if self.batch.len() == BATCH_RECORDS || self.batch_bytes > BATCH_BYTES {
-            self.send_batch(full.share).await?;
-        }
         self.close(full, Some(low)).await
     }
 
@@ -151,7 +145,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
             }
         }
         let records = std::mem::take(&mut self.batch);
-        self.batch_bytes = 0;
+        self.room = RecordRoom::for_records(BATCH_RECORDS);
         rpc.expect_done(server, &TreeRequest::LoadAppend { records }).await
     }
 
@@ -229,7 +223,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
             open: None,
             firsts: Vec::new(),
             batch: Vec::new(),
-            batch_bytes: 0,
+            room: RecordRoom::for_records(BATCH_RECORDS),
             begun: Vec::new(),
         };
         let outcome = async {
