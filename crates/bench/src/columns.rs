@@ -127,9 +127,16 @@ impl Columns {
         Self::read(path, Box::new(file))
     }
 
-    /// Same as [`Columns::open`], but reads from stdin.
-    pub(crate) fn from_stdin() -> Result<Self, InputError> {
-        Self::read(Path::new("stdin"), Box::new(io::stdin()))
+    /// Opens a file, or stdin for `-`. It has at least one row.
+    pub(crate) fn of(path: &Path) -> Result<Self, InputError> {
+        let columns = match path == Path::new("-") {
+            true => Self::read(Path::new("stdin"), Box::new(io::stdin()))?,
+            false => Self::open(path)?,
+        };
+        match columns.width() {
+            0 => Err(columns.empty()),
+            _ => Ok(columns),
+        }
     }
 
     fn read(path: &Path, file: Box<dyn Read>) -> Result<Self, InputError> {
@@ -174,6 +181,11 @@ impl Columns {
         self.is_first_next
     }
 
+    /// Treats the first row as data.
+    pub(crate) fn take_first_row(&mut self) {
+        self.is_first_next = true;
+    }
+
     /// The error for a first row that is neither numbers nor a header with the column `name`.
     pub(crate) fn no_header(&self, name: &str) -> InputError {
         InputError::NoHeader {
@@ -213,7 +225,8 @@ impl Columns {
 
     /// An error about the current row.
     pub(crate) fn bad_row(&self, problem: String) -> InputError {
-        let line = self.row.position().map_or(0, csv::Position::line);
+        let row = if self.is_first_next { &self.header } else { &self.row };
+        let line = row.position().map_or(0, csv::Position::line);
         InputError::BadRow { path: self.path.clone(), line, problem }
     }
 

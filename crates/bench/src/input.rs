@@ -51,13 +51,7 @@ impl Rows {
     /// # Errors
     /// [`InputError`] if the file cannot be read, or its first row does not identify the columns.
     pub fn open(path: &Path, names: &ColumnNames) -> Result<Self, InputError> {
-        let mut columns = match path == Path::new("-") {
-            true => Columns::from_stdin()?,
-            false => Columns::open(path)?,
-        };
-        if columns.width() == 0 {
-            return Err(columns.empty());
-        }
+        let mut columns = Columns::of(path)?;
         let is_named = names.key.is_some() || names.value.is_some();
         if !is_named && columns.width() <= 2 && columns.without_header() {
             let value = (columns.width() == 2).then_some(1);
@@ -72,6 +66,52 @@ impl Rows {
             None => columns.find("value"),
         };
         Ok(Self { columns, key, value, read: 0 })
+    }
+
+    /// Opens a file whose fields are text. The first row is a header if `has_header`. Otherwise the
+    /// file has one or two columns, of keys and values.
+    ///
+    /// # Errors
+    /// [`InputError`] as for [`Rows::open`].
+    pub fn open_text(
+        path: &Path,
+        names: &ColumnNames,
+        has_header: bool,
+    ) -> Result<Self, InputError> {
+        let mut columns = Columns::of(path)?;
+        if !has_header {
+            let width = columns.width();
+            columns.take_first_row();
+            if width > 2 {
+                let problem = format!("{width} columns, expected one of keys and one of values");
+                return Err(columns.bad_row(problem));
+            }
+            return Ok(Self { columns, key: 0, value: (width == 2).then_some(1), read: 0 });
+        }
+        let key = columns.column(names.key.as_deref().unwrap_or("key"))?;
+        let value = match &names.value {
+            Some(name) => Some(columns.column(name)?),
+            None => columns.find("value"),
+        };
+        Ok(Self { columns, key, value, read: 0 })
+    }
+
+    /// Returns the next row's key and value as text, and its number, from 0; `None` at the end.
+    ///
+    /// # Errors
+    /// [`InputError`] if the file cannot be read further.
+    pub fn next_text(&mut self) -> Result<Option<(&str, Option<&str>, u64)>, InputError> {
+        if !self.columns.next_row()? {
+            return Ok(None);
+        }
+        let value = self.value.map(|column| self.columns.field(column));
+        self.read += 1;
+        Ok(Some((self.columns.field(self.key), value, self.read - 1)))
+    }
+
+    /// An error about the row that was read last.
+    pub fn bad_row(&self, problem: String) -> InputError {
+        self.columns.bad_row(problem)
     }
 
     /// Returns the next record, or `None` at the end.
@@ -103,14 +143,27 @@ const SAMPLED: usize = 100_000;
 /// [`InputError`], as for [`read_records`].
 pub fn sample_keys(path: &Path, names: &ColumnNames) -> Result<KeySpace, InputError> {
     let mut rows = Rows::open(path, names)?;
+    let keys = sample(|| Ok(rows.next_record()?.map(|(key, _)| key)))?;
+    let records: Vec<(u64, u64)> = keys.into_iter().map(|key| (key, 0)).collect();
+    KeySpace::listed(&records).ok_or_else(|| rows.columns.empty())
+}
+
+/// The keys that `next` returns until it has no more, ascending, each once. Above `SAMPLED` keys,
+/// an even sample of them.
+///
+/// # Errors
+/// That of `next`.
+pub fn sample<K: Ord, E>(mut next: impl FnMut() -> Result<Option<K>, E>) -> Result<Vec<K>, E> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
-    let mut keys: Vec<u64> = Vec::new();
-    // Algorithm R: each row read so far is in the sample with the same probability.
-    while let Some((key, _)) = rows.next_record()? {
+    let mut keys: Vec<K> = Vec::new();
+    let mut read = 0_u64;
+    // Algorithm R: each key read so far is in the sample with the same probability.
+    while let Some(key) = next()? {
+        read += 1;
         match keys.len() < SAMPLED {
             true => keys.push(key),
             false => {
-                let place = rng.random_range(0..rows.read);
+                let place = rng.random_range(0..read);
                 if let Some(kept) = keys.get_mut(place as usize) {
                     *kept = key;
                 }
@@ -119,8 +172,7 @@ pub fn sample_keys(path: &Path, names: &ColumnNames) -> Result<KeySpace, InputEr
     }
     keys.sort_unstable();
     keys.dedup();
-    let records: Vec<(u64, u64)> = keys.into_iter().map(|key| (key, 0)).collect();
-    KeySpace::listed(&records).ok_or_else(|| rows.columns.empty())
+    Ok(keys)
 }
 
 /// Reads all records of a file ([`Rows`]). Rows may come in any order.
@@ -164,6 +216,33 @@ mod tests {
         assert_eq!(numbered.records, [(1, 1), (3, 3), (5, 4)]);
         let error = read_records(file.path(), &named("k", Some("x"))).unwrap_err().to_string();
         assert!(error.ends_with("its columns are: k, v, w"), "{error}");
+    }
+
+    #[test]
+    fn text_has_a_header_unless_it_is_said_to_have_none() {
+        let read = |name: &str, content: &[u8], names: &ColumnNames, has_header| {
+            let file = TestFile::new(name, content);
+            let mut rows = Rows::open_text(file.path(), names, has_header)?;
+            let mut read = Vec::new();
+            while let Some((key, value, number)) = rows.next_text()? {
+                read.push(format!("{key}={}", value.map_or(number.to_string(), str::to_owned)));
+            }
+            Ok::<_, InputError>(read)
+        };
+        let any = ColumnNames::default();
+        let file = b"value,key\n\"a, b\",x\n,\n";
+        assert_eq!(read("text.csv", file, &any, true).unwrap(), ["x=a, b", "="]);
+        assert_eq!(read("rows.csv", file, &any, false).unwrap(), ["value=key", "a, b=x", "="]);
+        assert_eq!(read("one.csv", b"7\n7\n", &any, false).unwrap(), ["7=0", "7=1"]);
+        let names = named("word", Some("gloss"));
+        let file = b"word,gloss,n\nox,animal,1\n";
+        assert_eq!(read("named.csv", file, &names, true).unwrap(), ["ox=animal"]);
+        let said = read("none.csv", file, &any, true).unwrap_err().to_string();
+        assert!(said.ends_with("no column `key`; its columns are: word, gloss, n"), "{said}");
+        let said = read("wide.csv", file, &any, false).unwrap_err().to_string();
+        assert!(said.contains("line 1: 3 columns, expected one of keys and one of"), "{said}");
+        let said = read("empty.csv", b"", &any, true).unwrap_err().to_string();
+        assert!(said.ends_with("has no rows"), "{said}");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Parsers of numbers as people write them: `20_000_000`, `20M`, `64Mi`.
 
+use farleaf_cluster::text::{THOUSANDS, scaled};
+
 /// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M` or `G`
 /// (thousands, millions, thousand millions).
 pub(crate) fn count(text: &str) -> Result<u64, String> {
     let expected = "expected a whole number such as 500000, 500_000, 500k, 20M or 1G";
-    parse(text, &[("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)])
-        .ok_or_else(|| expected.to_owned())
+    scaled(text, &THOUSANDS).ok_or_else(|| expected.to_owned())
 }
 
 /// Parses a count of at least 1.
@@ -53,19 +54,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
         ("M", 1_000_000),
         ("G", 1_000_000_000),
     ];
-    parse(text, &suffixes).ok_or_else(|| expected.to_owned())
-}
-
-fn parse(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
-    let found = suffixes
-        .iter()
-        .find_map(|(suffix, factor)| text.strip_suffix(suffix).map(|digits| (digits, *factor)));
-    let (digits, factor) = found.unwrap_or((text, 1));
-    let separated = digits.starts_with(|first: char| first.is_ascii_digit())
-        && digits.chars().all(|character| character.is_ascii_digit() || character == '_')
-        && !digits.ends_with('_');
-    let number: u64 = if separated { digits.replace('_', "").parse().ok()? } else { return None };
-    number.checked_mul(factor)
+    scaled(text, &suffixes).ok_or_else(|| expected.to_owned())
 }
 
 /// Parses the fill of pages.

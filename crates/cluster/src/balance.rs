@@ -3,6 +3,7 @@
 //! *Thread safety*: [`balance_until`] occupies one thread.
 
 use crate::client::Connection;
+use crate::layouts::ClusterLayout;
 use crate::stop::Stop;
 use farleaf_core::index::{BalanceOptions, IndexError, Reshaped};
 use farleaf_core::partition::Balancer;
@@ -14,7 +15,10 @@ const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Balances until `stop` is raised. Retries if the cluster cannot be reached. Run only one balancer
 /// for a cluster: two would undo each other's moves.
-pub fn balance_until<E: Display>(connect: impl Fn() -> Result<Connection, E>, stop: &Stop) {
+pub fn balance_until<L: ClusterLayout, E: Display>(
+    connect: impl Fn() -> Result<Connection<L>, E>,
+    stop: &Stop,
+) {
     let report = |outcome: Result<Reshaped, IndexError>| match outcome {
         Ok(Reshaped { moved, took_ns, .. }) => {
             let (from, to) = moved.unwrap_or_default();

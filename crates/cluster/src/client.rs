@@ -12,6 +12,7 @@ use crate::catalog::{self, Catalog, CatalogAddress};
 use crate::clock::Clock;
 use crate::config::ConfigError;
 use crate::error::ProgramError;
+use crate::layouts::{ClusterLayout, LayoutName};
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, SettingsRecord,
 };
@@ -20,7 +21,7 @@ use crate::status::ClusterStatus;
 use crate::stop::Stop;
 use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
 use farleaf_core::index::IndexError;
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::{Fixed8, OwnedKey};
 use farleaf_core::partition::PartitionMap;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
@@ -33,7 +34,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// A client of a cluster of processes.
-pub type Client = ClientIndex<TcpFabric, Fixed8>;
+pub type Client<L = Fixed8> = ClientIndex<TcpFabric, L>;
 
 /// How to reach a cluster.
 #[derive(Clone, Debug)]
@@ -52,137 +53,29 @@ pub struct ConnectionConfig {
 /// Minimum time between two reads of the catalog for lost servers.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// A connection to the compute servers that the catalog lists.
-pub struct Connection {
-    places: Arc<Places>,
-    options: ClientOptions,
-}
-
-impl std::fmt::Debug for Connection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("cluster", &self.places.cluster).finish_non_exhaustive()
-    }
-}
-
-/// State that all clients of a connection share.
-struct Places {
-    cluster: TcpCluster,
+/// A cluster that was found in the catalog. It knows the kind of keys, so a program chooses by it
+/// which [`Connection`] to open.
+pub struct Located {
+    config: ConnectionConfig,
     catalog: Arc<dyn Catalog>,
     keys: Keys,
-    /// Maximum number of compute servers.
-    compute_servers: u16,
-    clock: Clock,
-    known: Mutex<Known>,
+    settings: SettingsRecord,
+    layout: LayoutName,
 }
 
-/// Result of the last read of the catalog.
-struct Known {
-    map: PartitionMap<u64>,
-    /// The registered compute servers, by number.
-    found: Vec<ComputeRecord>,
-    /// Numbers of the compute servers that are not registered.
-    absent: BTreeSet<u16>,
-    /// Whether a read of the catalog is under way.
-    is_looking: bool,
-    /// The earliest time of the next read, counted from the clock's start.
-    not_before: Duration,
-}
-
-/// Splits the compute servers into registered records and unregistered numbers.
-fn registered(
-    catalog: &dyn Catalog,
-    keys: &Keys,
-    compute_servers: u16,
-) -> Result<(Vec<ComputeRecord>, BTreeSet<u16>), ProgramError> {
-    let mut found: Vec<ComputeRecord> = records::list(catalog, &keys.compute_prefix())?;
-    found.retain(|record| record.number < compute_servers);
-    found.sort_by_key(|record| record.number);
-    let is_absent =
-        |number: &u16| found.binary_search_by_key(number, |record| record.number).is_err();
-    let absent = (0..compute_servers).filter(is_absent).collect();
-    Ok((found, absent))
-}
-
-fn map_of(record: MapRecord) -> Result<PartitionMap<u64>, ProgramError> {
-    record.state().map(|state| state.map).map_err(|error| ProgramError::Failed(error.to_string()))
-}
-
-impl Places {
-    /// Reads the current addresses of the compute servers; connections opened from then on use
-    /// them.
-    fn look(&self) -> Result<(), ProgramError> {
-        let catalog = &*self.catalog;
-        let (found, absent) = registered(catalog, &self.keys, self.compute_servers)?;
-        for record in &found {
-            self.cluster.relocate(ServerId::new(record.number), resolve(&record.address)?);
-        }
-        let map = records::get::<MapRecord>(catalog, &self.keys.map())?;
-        let map = map.map(|(record, _)| map_of(record)).transpose()?;
-        let mut known = lock(&self.known);
-        (known.found, known.absent) = (found, absent);
-        if let Some(map) = map.filter(|map| map.epoch() > known.map.epoch()) {
-            known.map = map;
-        }
-        Ok(())
-    }
-}
-
-/// The connection as the directory that its clients ask.
-#[derive(Clone)]
-struct OneDirectory(Arc<Places>);
-
-impl std::fmt::Debug for OneDirectory {
+impl std::fmt::Debug for Located {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("OneDirectory")
+        f.debug_struct("Located").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
-impl Directory<u64> for OneDirectory {
-    fn is_absent(&self, compute_server: u16) -> bool {
-        lock(&self.0.known).absent.contains(&compute_server)
-    }
-
-    fn look_again(&self) {
-        let places = Arc::clone(&self.0);
-        let mut known = lock(&self.0.known);
-        if known.is_looking || places.clock.elapsed() < known.not_before {
-            return;
-        }
-        let look = move || {
-            // If the catalog fails too, keep the old addresses; the next loss triggers another
-            // read.
-            let _ = places.look();
-            let mut known = lock(&places.known);
-            known.is_looking = false;
-            known.not_before = places.clock.elapsed() + LOOK_AGAIN_AFTER;
-        };
-        let thread = std::thread::Builder::new().name("catalog".to_owned());
-        known.is_looking = thread.spawn(look).is_ok();
-    }
-
-    fn newer_map(&self, epoch: u64) -> Option<PartitionMap<u64>> {
-        let known = lock(&self.0.known);
-        (known.map.epoch() > epoch).then(|| known.map.clone())
-    }
-}
-
-/// Resolves the address of a server, which may contain a host name.
-pub(crate) fn resolve(address: &str) -> Result<SocketAddr, ProgramError> {
-    let what = format!("cannot resolve {address}");
-    let found = address.to_socket_addrs().map_err(ProgramError::system(&what))?.next();
-    found.ok_or(ProgramError::Failed(what))
-}
-
-fn ns(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl Connection {
-    /// Looks up the compute servers. Connects to them only when a client sends a request.
+impl Located {
+    /// Looks the cluster up in the catalog.
     ///
     /// # Errors
-    /// [`ProgramError`] if the catalog cannot be read, or if the cluster has never served.
-    pub fn open(config: &ConnectionConfig) -> Result<Self, ProgramError> {
+    /// [`ProgramError`] if the catalog cannot be read, or has no such cluster.
+    /// [`ProgramError::Config`] if this program has no such layout.
+    pub fn find(config: &ConnectionConfig) -> Result<Self, ProgramError> {
         let catalog = catalog::open(&config.catalog, &config.token)?;
         let keys = Keys::new(&config.cluster)
             .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", config.cluster)))?;
@@ -190,41 +83,13 @@ impl Connection {
         let unknown =
             || ProgramError::Failed(format!("no cluster {} in the catalog", config.cluster));
         let (settings, _) = settings.ok_or_else(unknown)?;
-        let compute_servers = settings.compute_servers.max(MOST_COMPUTE_SERVERS);
-        let (found, absent) = registered(&*catalog, &keys, compute_servers)?;
-        // An unregistered server has a placeholder address; it is in `absent`, so clients send it
-        // nothing.
-        let mut addresses = vec![SocketAddr::from(([0, 0, 0, 0], 0)); usize::from(compute_servers)];
-        for record in &found {
-            addresses[usize::from(record.number)] = resolve(&record.address)?;
-        }
-        let record = records::get::<MapRecord>(&*catalog, &keys.map())?;
-        let no_map = || {
-            ProgramError::Failed("the cluster has not served yet: it has no partition map".into())
-        };
-        let map = map_of(record.ok_or_else(no_map)?.0)?;
-        // Leaves time to retry an operation that changes nothing.
-        let request = config.deadline * 2 / 5;
-        let tcp = TcpConfig {
-            role: Role::Client,
-            server_role: Role::ComputeServer,
-            timeout_ns: ns(request),
-            connect_timeout_ns: ns(request),
-            depth: config.depth,
-            ..TcpConfig::default()
-        };
-        let cluster = TcpCluster::connect(addresses, &config.token, tcp);
-        let options = ClientOptions { deadline_ns: ns(config.deadline), request_ns: ns(request) };
-        let (is_looking, not_before) = (false, Duration::ZERO);
-        let known = Mutex::new(Known { map, found, absent, is_looking, not_before });
-        let clock = Clock::start();
-        let places = Places { cluster, catalog, keys, compute_servers, clock, known };
-        Ok(Self { places: Arc::new(places), options })
+        let layout = LayoutName::of(&settings)?;
+        Ok(Self { config: config.clone(), catalog, keys, settings, layout })
     }
 
-    /// The catalog, and the cluster's keys in it.
-    pub fn catalog(&self) -> (&dyn Catalog, &Keys) {
-        (&*self.places.catalog, &self.places.keys)
+    /// The layout of the cluster.
+    pub fn layout(&self) -> LayoutName {
+        self.layout
     }
 
     /// Empties the index, and waits until the compute servers serve the new one. The memory servers
@@ -236,7 +101,7 @@ impl Connection {
     /// [`ProgramError`]: there is no index to empty, another program is emptying it, or the compute
     /// servers do not serve the new one in time.
     pub fn clear(&self, within: Duration) -> Result<(), ProgramError> {
-        let (catalog, keys) = self.catalog();
+        let (catalog, keys) = (&*self.catalog, &self.keys);
         let failed = |why: &str| Err(ProgramError::Failed(why.to_owned()));
         let Some((index, version)) = records::get::<IndexRecord>(catalog, &keys.index())? else {
             return failed("there is no index yet");
@@ -271,15 +136,196 @@ impl Connection {
         )))
     }
 
-    /// Whether `other` has the same compute servers at the same addresses, so that no server has
-    /// restarted, joined or left in between.
-    pub fn leads_where(&self, other: &Self) -> bool {
-        let same = |(one, other): (&ComputeRecord, &ComputeRecord)| {
-            (one.number, &one.address, one.epoch) == (other.number, &other.address, other.epoch)
+    /// Looks up the compute servers. Connects to them only when a client sends a request.
+    ///
+    /// # Errors
+    /// [`ProgramError`] if the catalog cannot be read, or if the cluster has never served.
+    /// [`ProgramError::Config`] if the cluster has another layout than `L`.
+    pub fn connect<L: ClusterLayout>(self) -> Result<Connection<L>, ProgramError> {
+        let Self { config, catalog, keys, settings, layout } = self;
+        if layout != L::NAME {
+            let text = format!("this cluster has {layout}, and this needs {}", L::NAME);
+            return Err(ConfigError::Settings(text).into());
+        }
+        let compute_servers = settings.compute_servers.max(MOST_COMPUTE_SERVERS);
+        let (found, absent) = registered(&*catalog, &keys, compute_servers)?;
+        // An unregistered server has a placeholder address; it is in `absent`, so clients send it
+        // nothing.
+        let mut addresses = vec![SocketAddr::from(([0, 0, 0, 0], 0)); usize::from(compute_servers)];
+        for record in &found {
+            addresses[usize::from(record.number)] = resolve(&record.address)?;
+        }
+        let record = records::get::<MapRecord>(&*catalog, &keys.map())?;
+        let no_map = || {
+            ProgramError::Failed("the cluster has not served yet: it has no partition map".into())
         };
-        let found = |connection: &Self| lock(&connection.places.known).found.clone();
-        let (mine, theirs) = (found(self), found(other));
-        mine.len() == theirs.len() && mine.iter().zip(&theirs).all(same)
+        let map = map_of::<L>(record.ok_or_else(no_map)?.0)?;
+        // Leaves time to retry an operation that changes nothing.
+        let request = config.deadline * 2 / 5;
+        let tcp = TcpConfig {
+            role: Role::Client,
+            server_role: Role::ComputeServer,
+            timeout_ns: ns(request),
+            connect_timeout_ns: ns(request),
+            depth: config.depth,
+            ..TcpConfig::default()
+        };
+        let cluster = TcpCluster::connect(addresses, &config.token, tcp);
+        let options = ClientOptions { deadline_ns: ns(config.deadline), request_ns: ns(request) };
+        let (is_looking, not_before) = (false, Duration::ZERO);
+        let known = Mutex::new(Known { map, found, absent, is_looking, not_before });
+        let clock = Clock::start();
+        let places = Places { cluster, catalog, keys, compute_servers, clock, known };
+        Ok(Connection { places: Arc::new(places), options })
+    }
+}
+
+/// A connection to the compute servers that the catalog lists.
+pub struct Connection<L: ClusterLayout = Fixed8> {
+    places: Arc<Places<L>>,
+    options: ClientOptions,
+}
+
+impl<L: ClusterLayout> std::fmt::Debug for Connection<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("cluster", &self.places.cluster).finish_non_exhaustive()
+    }
+}
+
+/// State that all clients of a connection share.
+struct Places<L: ClusterLayout> {
+    cluster: TcpCluster,
+    catalog: Arc<dyn Catalog>,
+    keys: Keys,
+    /// Maximum number of compute servers.
+    compute_servers: u16,
+    clock: Clock,
+    known: Mutex<Known<L>>,
+}
+
+/// Result of the last read of the catalog.
+struct Known<L: ClusterLayout> {
+    map: PartitionMap<OwnedKey<L>>,
+    /// The registered compute servers, by number.
+    found: Vec<ComputeRecord>,
+    /// Numbers of the compute servers that are not registered.
+    absent: BTreeSet<u16>,
+    /// Whether a read of the catalog is under way.
+    is_looking: bool,
+    /// The earliest time of the next read, counted from the clock's start.
+    not_before: Duration,
+}
+
+/// Splits the compute servers into registered records and unregistered numbers.
+fn registered(
+    catalog: &dyn Catalog,
+    keys: &Keys,
+    compute_servers: u16,
+) -> Result<(Vec<ComputeRecord>, BTreeSet<u16>), ProgramError> {
+    let mut found: Vec<ComputeRecord> = records::list(catalog, &keys.compute_prefix())?;
+    found.retain(|record| record.number < compute_servers);
+    found.sort_by_key(|record| record.number);
+    let is_absent =
+        |number: &u16| found.binary_search_by_key(number, |record| record.number).is_err();
+    let absent = (0..compute_servers).filter(is_absent).collect();
+    Ok((found, absent))
+}
+
+fn map_of<L: ClusterLayout>(record: MapRecord) -> Result<PartitionMap<OwnedKey<L>>, ProgramError> {
+    record
+        .state::<L>()
+        .map(|state| state.map)
+        .map_err(|error| ProgramError::Failed(error.to_string()))
+}
+
+impl<L: ClusterLayout> Places<L> {
+    /// Reads the current addresses of the compute servers; connections opened from then on use
+    /// them.
+    fn look(&self) -> Result<(), ProgramError> {
+        let catalog = &*self.catalog;
+        let (found, absent) = registered(catalog, &self.keys, self.compute_servers)?;
+        for record in &found {
+            self.cluster.relocate(ServerId::new(record.number), resolve(&record.address)?);
+        }
+        let map = records::get::<MapRecord>(catalog, &self.keys.map())?;
+        let map = map.map(|(record, _)| map_of::<L>(record)).transpose()?;
+        let mut known = lock(&self.known);
+        (known.found, known.absent) = (found, absent);
+        if let Some(map) = map.filter(|map| map.epoch() > known.map.epoch()) {
+            known.map = map;
+        }
+        Ok(())
+    }
+}
+
+/// The connection as the directory that its clients ask.
+struct OneDirectory<L: ClusterLayout>(Arc<Places<L>>);
+
+impl<L: ClusterLayout> std::fmt::Debug for OneDirectory<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OneDirectory")
+    }
+}
+
+impl<L: ClusterLayout> Directory<OwnedKey<L>> for OneDirectory<L> {
+    fn is_absent(&self, compute_server: u16) -> bool {
+        lock(&self.0.known).absent.contains(&compute_server)
+    }
+
+    fn look_again(&self) {
+        let places = Arc::clone(&self.0);
+        let mut known = lock(&self.0.known);
+        if known.is_looking || places.clock.elapsed() < known.not_before {
+            return;
+        }
+        let look = move || {
+            // If the catalog fails too, keep the old addresses; the next loss triggers another
+            // read.
+            let _ = places.look();
+            let mut known = lock(&places.known);
+            known.is_looking = false;
+            known.not_before = places.clock.elapsed() + LOOK_AGAIN_AFTER;
+        };
+        let thread = std::thread::Builder::new().name("catalog".to_owned());
+        known.is_looking = thread.spawn(look).is_ok();
+    }
+
+    fn newer_map(&self, epoch: u64) -> Option<PartitionMap<OwnedKey<L>>> {
+        let known = lock(&self.0.known);
+        (known.map.epoch() > epoch).then(|| known.map.clone())
+    }
+}
+
+/// Resolves the address of a server, which may contain a host name.
+pub(crate) fn resolve(address: &str) -> Result<SocketAddr, ProgramError> {
+    let what = format!("cannot resolve {address}");
+    let found = address.to_socket_addrs().map_err(ProgramError::system(&what))?.next();
+    found.ok_or(ProgramError::Failed(what))
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl<L: ClusterLayout> Connection<L> {
+    /// Finds a cluster and connects to it.
+    ///
+    /// # Errors
+    /// As for [`Located::find`] and [`Located::connect`].
+    pub fn open(config: &ConnectionConfig) -> Result<Self, ProgramError> {
+        Located::find(config)?.connect()
+    }
+
+    /// The catalog, and the cluster's keys in it.
+    pub fn catalog(&self) -> (&dyn Catalog, &Keys) {
+        (&*self.places.catalog, &self.places.keys)
+    }
+
+    /// The registered compute servers: their numbers, addresses and epochs. These differ if a server
+    /// has restarted, joined or left in between.
+    pub fn servers(&self) -> Vec<(u16, String, u64)> {
+        let of = |record: &ComputeRecord| (record.number, record.address.clone(), record.epoch);
+        lock(&self.places.known).found.iter().map(of).collect()
     }
 
     /// A driver for clients of this connection, for programs that keep clients and drive them
@@ -297,11 +343,11 @@ impl Connection {
     /// # Errors
     /// An error if the system provides no entropy, or if the endpoint's buffers cannot be
     /// allocated.
-    pub fn client(&self, driver: &TcpDriver, number: usize) -> io::Result<Client> {
+    pub fn client(&self, driver: &TcpDriver, number: usize) -> io::Result<Client<L>> {
         Ok(self.client_over(driver.open(0, number)?))
     }
 
-    fn client_over(&self, fabric: TcpFabric) -> Client {
+    fn client_over(&self, fabric: TcpFabric) -> Client<L> {
         let map = lock(&self.places.known).map.clone();
         let directory = Rc::new(OneDirectory(Arc::clone(&self.places)));
         ClientIndex::with_map(fabric, self.options, map, directory)
@@ -313,7 +359,7 @@ impl Connection {
     /// The task's error.
     pub fn run<T: Send, E: Send + From<IndexError>>(
         &self,
-        body: impl AsyncFn(Client) -> Result<T, E> + Sync,
+        body: impl AsyncFn(Client<L>) -> Result<T, E> + Sync,
     ) -> Result<T, E> {
         let mut outcomes = self.run_all(1, async |client, _| body(client).await);
         outcomes.pop().unwrap_or(Err(IndexError::InvalidArgument("no client ran").into()))
@@ -323,7 +369,7 @@ impl Connection {
     pub fn run_all<T: Send, E: Send + From<IndexError>>(
         &self,
         clients: usize,
-        body: impl AsyncFn(Client, usize) -> Result<T, E> + Sync,
+        body: impl AsyncFn(Client<L>, usize) -> Result<T, E> + Sync,
     ) -> Vec<Result<T, E>> {
         let outcomes = self.places.cluster.run(&vec![0; clients], async |fabric, number| {
             body(self.client_over(fabric), number).await

@@ -13,8 +13,10 @@
 //! *Thread safety*: plain values.
 
 use crate::catalog::{Catalog, CatalogError, Lease, Version};
+use crate::layouts::{ClusterLayout, LayoutName};
+use crate::text::{KeyRecord, Textual};
 use farleaf_core::index::IndexError;
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{MapState, PartitionMap, PendingMove};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -132,7 +134,7 @@ pub struct MapRecord {
     /// The version of the map: a higher epoch is newer.
     pub epoch: u64,
     /// The lowest key of each range but the first.
-    pub boundaries: Vec<u64>,
+    pub boundaries: Vec<KeyRecord>,
     /// The compute server that owns each range.
     pub owners: Vec<u16>,
     /// The generation of the index that the boundaries belong to.
@@ -153,23 +155,30 @@ pub struct MovingRecord {
     /// The compute server that takes them over.
     pub to: u16,
     /// The boundary between the keys that move and those that stay; none if all move.
-    pub at: Option<u64>,
+    pub at: Option<KeyRecord>,
+}
+
+/// Reads a key of the catalog.
+fn key_of<L: ClusterLayout>(record: &KeyRecord) -> Result<OwnedKey<L>, IndexError> {
+    let what = "the partition map has keys of another kind than the cluster";
+    L::Key::of_record(record).ok_or(IndexError::InvalidArgument(what))
 }
 
 impl MapRecord {
     /// The record of a map and the move that is pending.
-    pub fn new(state: &MapState<u64>, generation: Option<u64>) -> Self {
-        let moving = state.moving.clone();
+    pub fn new<L: ClusterLayout>(state: &MapState<OwnedKey<L>>, generation: Option<u64>) -> Self {
+        let record = |key: &OwnedKey<L>| L::key(key).to_record();
+        let moving = state.moving.as_ref();
         Self {
             epoch: state.map.epoch(),
-            boundaries: state.map.boundaries().to_vec(),
+            boundaries: state.map.boundaries().iter().map(record).collect(),
             owners: state.map.owners().to_vec(),
             generation,
             moving: moving.map(|PendingMove { id, from, to, at }| MovingRecord {
-                id,
-                from,
-                to,
-                at,
+                id: *id,
+                from: *from,
+                to: *to,
+                at: at.as_ref().map(record),
             }),
         }
     }
@@ -177,13 +186,15 @@ impl MapRecord {
     /// The map and the move that is pending.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the record does not describe a valid map.
-    pub fn state(self) -> Result<MapState<u64>, IndexError> {
-        let map = PartitionMap::from_owners::<Fixed8>(self.epoch, self.boundaries, self.owners)?;
-        let moving = self.moving;
-        let moving =
-            moving.map(|MovingRecord { id, from, to, at }| PendingMove { id, from, to, at });
-        Ok(MapState { map, moving })
+    /// [`IndexError`] if the record does not describe a valid map of this layout.
+    pub fn state<L: ClusterLayout>(self) -> Result<MapState<OwnedKey<L>>, IndexError> {
+        let boundaries = self.boundaries.iter().map(key_of::<L>).collect::<Result<_, _>>()?;
+        let map = PartitionMap::from_owners::<L>(self.epoch, boundaries, self.owners)?;
+        let moving = self.moving.map(|MovingRecord { id, from, to, at }| {
+            let at = at.as_ref().map(key_of::<L>).transpose()?;
+            Ok::<_, IndexError>(PendingMove { id, from, to, at })
+        });
+        Ok(MapState { map, moving: moving.transpose()? })
     }
 }
 
@@ -198,6 +209,21 @@ pub struct SettingsRecord {
     pub transport: Transport,
     /// Each subtree of this level lies on one memory server.
     pub placement_level: u8,
+    /// The kind of keys and values ([`crate::layouts::LayoutName::keys`]). Older clusters have none
+    /// here, and `u64` keys in pages of 1 KiB.
+    #[serde(default = "u64_keys")]
+    pub keys: String,
+    /// The size of pages, in bytes.
+    #[serde(default = "one_kib")]
+    pub page_bytes: u64,
+}
+
+fn u64_keys() -> String {
+    LayoutName::default().keys().to_owned()
+}
+
+fn one_kib() -> u64 {
+    LayoutName::default().page_bytes()
 }
 
 /// Why reading a record failed.
@@ -335,6 +361,7 @@ pub fn put_if(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farleaf_core::page::{Bytes, Fixed8};
 
     #[test]
     fn records_are_read_as_they_were_written() {
@@ -353,6 +380,45 @@ mod tests {
         let newer = text.replace("\"state\"", "\"colour\":\"blue\",\"state\"");
         assert_eq!(decode::<IndexRecord>("index", &newer).unwrap(), record);
         assert!(decode::<IndexRecord>("index", "{}").is_err());
+    }
+
+    /// Clusters of before there were byte strings.
+    #[test]
+    fn an_old_catalog_is_read_as_u64() {
+        let settings =
+            r#"{"memory_servers":2,"compute_servers":1,"transport":"tcp","placement_level":3}"#;
+        let settings: SettingsRecord = decode("settings", settings).unwrap();
+        assert_eq!(LayoutName::of(&settings).unwrap(), LayoutName::Numbers);
+        let map = r#"{"epoch":4,"boundaries":[7,18446744073709551615],"owners":[1,0,2],"moving":{"id":3,"from":0,"to":1,"at":9}}"#;
+        let record: MapRecord = decode("map", map).unwrap();
+        let state = record.clone().state::<Fixed8>().unwrap();
+        assert_eq!(state.map.boundaries(), [7, u64::MAX]);
+        assert_eq!(state.moving.as_ref().and_then(|moving| moving.at), Some(9));
+        assert_eq!(encode(&MapRecord::new::<Fixed8>(&state, None)), map, "and it stays the same");
+        assert!(record.state::<Bytes>().is_err(), "the keys are of another kind");
+    }
+
+    #[test]
+    fn byte_keys_are_text_in_the_catalog() {
+        let map = PartitionMap::from_owners::<Bytes>(
+            4,
+            vec![b"a\xff".to_vec(), "ß".into()],
+            vec![1, 0, 2],
+        )
+        .unwrap();
+        let moving = PendingMove { id: 3, from: 0, to: 1, at: Some(b"b".to_vec()) };
+        let state = MapState { map, moving: Some(moving) };
+        let text = encode(&MapRecord::new::<Bytes>(&state, Some(1)));
+        assert!(text.contains(r#""boundaries":["a\\xff","ß"]"#), "{text}");
+        assert!(text.contains(r#""at":"b""#), "{text}");
+        let record: MapRecord = decode("map", &text).unwrap();
+        assert_eq!(record.clone().state::<Bytes>().unwrap(), state);
+        assert!(record.state::<Fixed8>().is_err(), "the keys are of another kind");
+        let long = MapRecord {
+            boundaries: vec![KeyRecord::Text("k".repeat(129))],
+            ..MapRecord::new::<Bytes>(&state, None)
+        };
+        assert!(MapRecord { owners: vec![0, 1], moving: None, ..long }.state::<Bytes>().is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::ConfigError;
 use crate::error::ProgramError;
+use crate::layouts::LayoutName;
 use crate::records::{self, Keys, SettingsRecord};
 
 /// Returns the cluster's settings. If there are none yet, writes `mine`.
@@ -32,7 +33,12 @@ pub fn agree(
         let text = format!("this cluster was made with {theirs} as {what}, not {mine}");
         Err(ConfigError::Settings(text).into())
     };
-    let SettingsRecord { memory_servers, compute_servers, transport, placement_level } = mine;
+    let SettingsRecord { memory_servers, compute_servers, transport, placement_level, .. } = mine;
+    // First: nothing else matters to a program that has no such pages.
+    let (their_layout, my_layout) = (LayoutName::of(&theirs)?, LayoutName::of(mine)?);
+    if their_layout != my_layout {
+        return differs("the layout", &their_layout, &my_layout);
+    }
     if theirs.memory_servers != *memory_servers {
         return differs("the number of memory servers", &theirs.memory_servers, memory_servers);
     }

@@ -9,6 +9,7 @@ use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, RecordError,
     SettingsRecord,
 };
+use crate::text::KeyRecord;
 use serde::Serialize;
 
 /// A cluster's records in the catalog. They were read one after the other, not as a snapshot.
@@ -146,7 +147,7 @@ impl ClusterStatus {
             return "no keys".to_owned();
         };
         let boundary = |place: Option<usize>| place.and_then(|place| map.boundaries.get(place));
-        let text = |key: Option<&u64>| key.map_or(String::new(), u64::to_string);
+        let text = |key: Option<&KeyRecord>| key.map_or(String::new(), KeyRecord::to_string);
         format!("{}..{}", text(boundary(place.checked_sub(1))), text(boundary(Some(place))))
     }
 
@@ -234,6 +235,8 @@ mod tests {
                 compute_servers: 2,
                 transport: Transport::Tcp,
                 placement_level: 3,
+                keys: "u64".to_owned(),
+                page_bytes: 1024,
             }),
             memory: vec![memory(0, 10), memory(1, 11)],
             compute: vec![compute(0), compute(1)],
@@ -244,7 +247,7 @@ mod tests {
             }),
             map: Some(MapRecord {
                 epoch: 4,
-                boundaries: vec![500],
+                boundaries: vec![KeyRecord::Number(500)],
                 owners: vec![1, 0],
                 generation: Some(1),
                 moving: None,

@@ -1,16 +1,20 @@
 //! `farleaf cluster`: runs a whole cluster on this host.
 
-use super::client::{Patience, connect};
+use super::client::{Patience, locate};
+use super::layout::{FromRows, LayoutArguments, Reading};
 use super::{ClusterLocation, Common, WRITE_BACK_MS, duration, servers};
 use crate::{units, usage};
 use anyhow::Context;
 use clap::Args;
-use farleaf_bench::input::{ColumnNames, sample_keys};
+use farleaf_bench::InputError;
+use farleaf_bench::input::{ColumnNames, sample};
 use farleaf_cluster::balance::balance_until;
-use farleaf_cluster::compute::first_map;
+use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::records::Transport;
 use farleaf_cluster::stop::Stop;
+use farleaf_cluster::text::{Notation, Textual};
+use farleaf_cluster::with_layout;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -63,10 +67,13 @@ pub(crate) struct Arguments {
     /// Run this many worker threads in each compute server
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     compute_threads: u16,
-    /// Set the first key of each compute server but the first, for a new cluster [default: equal
-    /// parts]
-    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
-    boundaries: Vec<u64>,
+    #[command(flatten)]
+    layout: LayoutArguments,
+    /// Set the first key of each compute server but the first, for a new cluster; \x2c is a comma
+    /// in a byte string [default: equal parts of all numbers; with --keys bytes all keys below \xff
+    /// belong to the first, until a bulk load, the balancer or `farleaf move` moves some]
+    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',')]
+    boundaries: Vec<String>,
     /// Choose the boundaries so that compute servers get equal parts of the keys in this CSV file,
     /// plain or gzip
     #[arg(long, value_name = "FILE", conflicts_with = "boundaries")]
@@ -75,6 +82,9 @@ pub(crate) struct Arguments {
     /// a header]
     #[arg(long, value_name = "NAME", requires = "boundaries_from")]
     key_column: Option<String>,
+    /// Treat the first row of that file as a record, for byte strings
+    #[arg(long, requires = "boundaries_from", conflicts_with = "key_column")]
+    no_header: bool,
     /// Treat a server as dead after this many seconds without a lease renewal
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = duration)]
     term_seconds: Duration,
@@ -100,20 +110,42 @@ fn flag(name: &str, value: impl ToString) -> [OsString; 2] {
 }
 
 impl Arguments {
-    /// The lowest key of each compute server but the first; empty if no option sets them.
-    fn boundaries(&self) -> anyhow::Result<Vec<u64>> {
-        let Some(path) = &self.boundaries_from else { return Ok(self.boundaries.clone()) };
-        let names = ColumnNames { key: self.key_column.clone(), value: None };
-        let keys = sample_keys(path, &names)?;
-        let servers = usize::from(self.compute_servers);
-        if keys.len() < servers as u64 {
-            let (path, count) = (path.display(), keys.len());
-            return usage(format!(
-                "{path} has {count} keys: too few for {servers} compute servers"
-            ));
+    /// The lowest key of each compute server but the first, as text without commas; empty if no
+    /// option sets them.
+    fn boundaries<L: FromRows>(&self) -> anyhow::Result<Vec<String>> {
+        let servers = self.compute_servers;
+        let keys = match &self.boundaries_from {
+            None => boundaries_of::<L>(&self.boundaries)?,
+            Some(path) => {
+                let names = ColumnNames { key: self.key_column.clone(), value: None };
+                let notation = Notation::Escaped;
+                let reading = Reading { names, has_header: !self.no_header, notation };
+                let mut rows = L::open(path, &reading)?;
+                let keys =
+                    sample(|| Ok::<_, InputError>(L::next(&mut rows, notation)?.map(first)))?;
+                if keys.len() < usize::from(servers) {
+                    let (path, count) = (path.display(), keys.len());
+                    return usage(format!(
+                        "{path} has {count} keys: too few for {servers} compute servers"
+                    ));
+                }
+                // The parts are equal, and the keys are different.
+                let place = |part: u16| keys.len() * usize::from(part) / usize::from(servers);
+                (1..servers).map(|part| keys[place(part)].clone()).collect()
+            }
+        };
+        if !keys.is_empty()
+            && let Err(error) = first_map::<L>(keys.clone(), servers)
+        {
+            return usage(error.to_string());
         }
-        Ok(keys.boundaries(&vec![1; servers]))
+        let text = |key| L::key(key).text(Notation::Escaped).replace(',', "\\x2c");
+        Ok(keys.iter().map(text).collect())
     }
+}
+
+fn first<K, V>((key, _): (K, V)) -> K {
+    key
 }
 
 /// Runs a cluster until a signal ends it; returns whether all went well.
@@ -129,21 +161,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let compute_threads = flag("--threads", arguments.compute_threads);
     let write_back = flag("--write-back-ms", arguments.write_back_ms);
     let mut compute_flags = [&common[..], &cache, &write_back, &compute_threads].concat();
-    let boundaries = arguments.boundaries()?;
+    let layout = arguments.layout.name()?;
+    let boundaries = with_layout!(layout, L => arguments.boundaries::<L>())?;
     if !boundaries.is_empty() {
-        if let Err(error) = first_map(boundaries.clone(), arguments.compute_servers) {
-            return usage(error.to_string());
-        }
-        let boundaries: Vec<_> = boundaries.iter().map(u64::to_string).collect();
-        compute_flags.extend(flag("--boundaries", boundaries.join(",")));
+        // One word: a key may begin with a dash.
+        compute_flags.push(format!("--boundaries={}", boundaries.join(",")).into());
     }
+    let keys = flag("--keys", layout.keys());
+    let page_bytes = flag("--page-bytes", layout.page_bytes());
     let options = LaunchOptions {
         dir: arguments.dir.clone(),
         cluster: arguments.cluster.clone(),
         transport: arguments.transport,
         memory_servers: arguments.memory_servers,
         compute_servers: arguments.compute_servers,
-        memory_flags: [&common[..], &pool, &threads].concat(),
+        memory_flags: [&common[..], &pool, &threads, &keys, &page_bytes].concat(),
         compute_flags,
         restart: arguments.restart,
         ready_within: arguments.ready_seconds,
@@ -157,7 +189,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
             let over = over.clone();
             scope.spawn(move || {
                 let patience = Patience::new(MOVE_WITHIN);
-                balance_until(|| connect(&place, &patience, 64), &over);
+                with_layout!(layout, L => {
+                    let connect = || Ok::<_, anyhow::Error>(locate(&place, &patience, 64)?.connect::<L>()?);
+                    balance_until(connect, &over);
+                });
             })
         });
         let outcome = launch::run(&options, &stop, &mut std::io::stdout());

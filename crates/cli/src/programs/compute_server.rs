@@ -63,9 +63,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "POLICY", default_value_t, value_parser = offload())]
     offload: OffloadName,
     /// Set the first key of each compute server but the first; only the server that creates the
-    /// first partition map uses it
-    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',', value_parser = units::count)]
-    boundaries: Vec<u64>,
+    /// first partition map uses it; \x2c is a comma in a byte string
+    #[arg(long, value_name = "KEY,KEY", value_delimiter = ',')]
+    boundaries: Vec<String>,
     /// Give up a request to a memory server after this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
     request_seconds: Duration,

@@ -1,10 +1,11 @@
 //! `farleaf memory-server`: runs one memory server.
 
+use super::layout::LayoutArguments;
 use super::{Common, address, duration, servers};
 use crate::units;
 use clap::Args;
 use farleaf_cluster::catalog::CatalogAddress;
-use farleaf_cluster::memory_server::{self, CatalogPlace, MemoryServerOptions};
+use farleaf_cluster::memory_server::{self, CatalogPlace, Creates, MemoryServerOptions};
 use farleaf_cluster::records::Transport;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -84,6 +85,8 @@ pub(crate) struct Arguments {
     /// Create a cluster of this many compute servers; the first program to pass it decides
     #[arg(long, value_name = "C", value_parser = servers, requires = "memory_servers")]
     compute_servers: Option<u16>,
+    #[command(flatten)]
+    layout: LayoutArguments,
 }
 
 /// Runs a memory server until a signal ends it.
@@ -102,6 +105,12 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     else {
         return crate::usage("--pool-bytes must be a multiple of 4096");
     };
+    let creates = match arguments.memory_servers.zip(arguments.compute_servers) {
+        Some((memory_servers, compute_servers)) => {
+            Some(Creates { memory_servers, compute_servers, layout: arguments.layout.name()? })
+        }
+        None => None,
+    };
     let options = MemoryServerOptions {
         cluster: arguments.cluster,
         number: arguments.number,
@@ -117,7 +126,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         token_file: arguments.token_file,
         metrics: arguments.metrics,
         term: arguments.term_seconds,
-        servers: arguments.memory_servers.zip(arguments.compute_servers),
+        creates,
     };
     Ok(memory_server::run(&options, &stop)?)
 }

@@ -6,6 +6,7 @@
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod compute_server;
+mod layout;
 pub(crate) mod memory_server;
 pub(crate) mod moves;
 pub(crate) mod shell;

@@ -2,16 +2,20 @@
 //! a running cluster. Operations on the moving keys wait meanwhile.
 
 use super::ClusterLocation;
-use super::client::{Patience, connect};
+use super::client::{Patience, locate};
 use crate::units;
 use anyhow::{Context, bail};
 use clap::Args;
 use farleaf_cluster::balance::balance_until;
-use farleaf_cluster::client::{Client, Connection};
+use farleaf_cluster::client::{Client, Connection, Located};
+use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::logging::{self, Level};
 use farleaf_cluster::stop::Stop;
+use farleaf_cluster::text::{Notation, Textual};
+use farleaf_cluster::with_layout;
 use farleaf_core::client::drain_to;
 use farleaf_core::index::{IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::BalanceTarget;
 use farleaf_core::wire::ErrorCode;
 use std::io::Write;
@@ -86,19 +90,19 @@ struct LongPatience {
 }
 
 impl LongPatience {
-    fn connect(&self, place: &ClusterLocation) -> anyhow::Result<Connection> {
-        connect(place, &Patience::new(self.deadline_seconds), 64)
+    fn locate(&self, place: &ClusterLocation) -> anyhow::Result<Located> {
+        locate(place, &Patience::new(self.deadline_seconds), 64)
     }
 }
 
 /// The first key, counted from the end of the range that faces the taker, that stays behind when
 /// `percent` of the keys of `from` move; `None` if all move.
-async fn boundary(
-    client: &Client,
+async fn boundary<L: ClusterLayout>(
+    client: &Client<L>,
     from: u16,
     to: u16,
     percent: u8,
-) -> Result<Option<u64>, IndexError> {
+) -> Result<Option<OwnedKey<L>>, IndexError> {
     let map = client.newest_map();
     // Reports a move that is impossible before counting.
     map.plan(from, to, None)?;
@@ -110,11 +114,12 @@ async fn boundary(
     let mut keys = Vec::new();
     let mut lower = Bound::Included(range.low);
     loop {
-        let scan = Scan::range((lower, upper)).limit(COUNTED_TOGETHER);
+        let scan = Scan::range((lower, upper.clone())).limit(COUNTED_TOGETHER);
         let records = client.scan(&scan).await?;
-        keys.extend(records.iter().map(|(key, _)| *key));
-        match records.last() {
-            Some((last, _)) if records.len() == COUNTED_TOGETHER => lower = Bound::Excluded(*last),
+        let is_full = records.len() == COUNTED_TOGETHER;
+        keys.extend(records.into_iter().map(|(key, _)| key));
+        match keys.last() {
+            Some(last) if is_full => lower = Bound::Excluded(last.clone()),
             _ => break,
         }
     }
@@ -123,20 +128,20 @@ async fn boundary(
     let moving = keys.len() * usize::from(percent) / 100;
     let first = if goes_down { moving } else { keys.len() - moving };
     let what = "there are too few keys to move a part of them";
-    keys.get(first).copied().map(Some).ok_or(IndexError::InvalidArgument(what))
+    keys.get(first).cloned().map(Some).ok_or(IndexError::InvalidArgument(what))
 }
 
 /// Moves keys. Retries while another move or a merge prevents it.
-async fn move_patiently(
-    client: &Client,
+async fn move_patiently<L: ClusterLayout>(
+    client: &Client<L>,
     from: u16,
     to: u16,
-    near: Option<u64>,
+    near: Option<&L::Key>,
 ) -> Result<Reshaped, IndexError> {
     use farleaf_fabric::Fabric as _;
     let until_ns = client.fabric().now_ns() + PATIENCE_NS;
     loop {
-        let outcome = client.move_keys(from, to, near.as_ref()).await;
+        let outcome = client.move_keys(from, to, near).await;
         let is_in_the_way = matches!(
             outcome,
             Err(IndexError::Contended { .. }
@@ -149,15 +154,21 @@ async fn move_patiently(
     }
 }
 
-fn tell(client: &Client, from: u16, to: u16, moved: &Reshaped) -> anyhow::Result<()> {
+fn tell<L: ClusterLayout>(
+    client: &Client<L>,
+    from: u16,
+    to: u16,
+    moved: &Reshaped,
+) -> anyhow::Result<()> {
     let map = client.newest_map();
     let range = map.range_of(to);
-    let high = range.high.map_or(String::new(), |high| high.to_string());
+    let text = |key: &OwnedKey<L>| L::key(key).text(Notation::Escaped);
+    let high = range.high.as_ref().map_or(String::new(), text);
     writeln!(
         std::io::stdout(),
         "keys moved from compute server {from} to {to} in {:.1} ms: {to} owns {}..{high} in map epoch {}",
         moved.took_ns as f64 / 1e6,
-        range.low,
+        text(&range.low),
         map.epoch()
     )?;
     Ok(())
@@ -166,21 +177,33 @@ fn tell(client: &Client, from: u16, to: u16, moved: &Reshaped) -> anyhow::Result
 /// Runs `farleaf move`.
 pub(crate) fn move_keys(arguments: &MoveArguments) -> anyhow::Result<()> {
     let MoveArguments { from, to, percent, .. } = *arguments;
-    let connection = arguments.patience.connect(&arguments.place)?;
+    let located = arguments.patience.locate(&arguments.place)?;
+    with_layout!(located.layout(), L => move_part::<L>(&located.connect()?, from, to, percent))
+}
+
+fn move_part<L: ClusterLayout>(
+    connection: &Connection<L>,
+    from: u16,
+    to: u16,
+    percent: u8,
+) -> anyhow::Result<()> {
     connection.run(async |client| -> anyhow::Result<()> {
         let moved = async {
-            let near = boundary(&client, from, to, percent).await?;
-            move_patiently(&client, from, to, near).await
+            let near = boundary::<L>(&client, from, to, percent).await?;
+            move_patiently::<L>(&client, from, to, near.as_ref().map(L::key)).await
         };
         let moved = moved.await.with_context(|| format!("cannot move keys from {from} to {to}"))?;
-        tell(&client, from, to, &moved)
+        tell::<L>(&client, from, to, &moved)
     })
 }
 
 /// Runs `farleaf drain`.
 pub(crate) fn drain(arguments: &DrainArguments) -> anyhow::Result<()> {
-    let number = arguments.number;
-    let connection = arguments.patience.connect(&arguments.place)?;
+    let located = arguments.patience.locate(&arguments.place)?;
+    with_layout!(located.layout(), L => drain_one::<L>(&located.connect()?, arguments.number))
+}
+
+fn drain_one<L: ClusterLayout>(connection: &Connection<L>, number: u16) -> anyhow::Result<()> {
     connection.run(async |client| -> anyhow::Result<()> {
         let map = client.newest_map();
         if !map.owners().contains(&number) {
@@ -190,9 +213,9 @@ pub(crate) fn drain(arguments: &DrainArguments) -> anyhow::Result<()> {
         let Some(to) = drain_to(&map, number) else {
             bail!("compute server {number} owns all keys: there is no other to move them to");
         };
-        let moved = move_patiently(&client, number, to, None).await;
+        let moved = move_patiently::<L>(&client, number, to, None).await;
         let moved = moved.with_context(|| format!("cannot drain compute server {number}"))?;
-        tell(&client, number, to, &moved)
+        tell::<L>(&client, number, to, &moved)
     })
 }
 
@@ -202,7 +225,11 @@ pub(crate) fn balance(arguments: &BalanceArguments) -> anyhow::Result<()> {
     logging::start(level.map_err(farleaf_cluster::config::ConfigError::Settings)?);
     let stop = Stop::on_signals().context("cannot catch signals")?;
     // A cluster that cannot be found is an error. If it goes away later, wait for it.
-    drop(arguments.patience.connect(&arguments.place)?);
-    balance_until(|| arguments.patience.connect(&arguments.place), &stop);
+    let locate = || arguments.patience.locate(&arguments.place);
+    let located = locate()?;
+    with_layout!(located.layout(), L => {
+        drop(located.connect::<L>()?);
+        balance_until(|| Ok::<_, anyhow::Error>(locate()?.connect::<L>()?), &stop);
+    });
     Ok(())
 }

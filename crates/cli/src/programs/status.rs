@@ -163,6 +163,9 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
         Some(index) => writeln!(out, "index: generation {}, {}", index.generation, index.state)?,
         None => writeln!(out, "index: none")?,
     }
+    if let Some(settings) = &standing.settings {
+        writeln!(out, "keys: {}, in pages of {} bytes", settings.keys, settings.page_bytes)?;
+    }
     if let Some(map) = &standing.map {
         writeln!(out, "partition map: epoch {}, {} ranges", map.epoch, map.owners.len())?;
     }

@@ -80,6 +80,8 @@ fn a_compute_server_without_a_device_ends_with_one_line() {
         compute_servers: 1,
         transport: Transport::Verbs,
         placement_level: 3,
+        keys: "u64".into(),
+        page_bytes: 1024,
     };
     let key = Keys::new("default").unwrap().settings();
     assert!(records::put_if(&*catalog, &key, None, &settings, None).unwrap());

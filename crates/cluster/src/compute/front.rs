@@ -7,7 +7,7 @@
 //! *Thread safety*: any number of threads.
 
 use crate::clock::Clock;
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::Layout;
 use farleaf_core::partition::{self, Queue};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
@@ -17,17 +17,17 @@ use std::time::Duration;
 
 /// The destination of an answer.
 #[derive(Debug)]
-enum To {
+enum To<L: Layout> {
     /// A client.
     Sink(ReplySink),
     /// Another thread of this program.
-    Local(Sender<ClientResponse<Fixed8>>),
+    Local(Sender<ClientResponse<L>>),
 }
 
 /// The way back of an answer.
 #[derive(Debug)]
-pub(super) struct Reply {
-    to: To,
+pub(super) struct Reply<L: Layout> {
+    to: To<L>,
     /// Runs since the request arrived.
     since: Clock,
 }
@@ -35,13 +35,13 @@ pub(super) struct Reply {
 /// Age at which a request is refused without being decoded: its client is assumed to have given up.
 const TOO_OLD: Duration = Duration::from_secs(10);
 
-impl Reply {
+impl<L: Layout> Reply<L> {
     fn to_client(sink: ReplySink) -> Self {
         Self { to: To::Sink(sink), since: Clock::start() }
     }
 
     /// The reply to a request of another thread of this program.
-    pub(super) fn to_thread(sender: Sender<ClientResponse<Fixed8>>) -> Self {
+    pub(super) fn to_thread(sender: Sender<ClientResponse<L>>) -> Self {
         Self { to: To::Local(sender), since: Clock::start() }
     }
 
@@ -51,7 +51,7 @@ impl Reply {
         matches!(self.to, To::Sink(_)) && self.since.elapsed() > TOO_OLD
     }
 
-    pub(super) fn send(self, told: ClientResponse<Fixed8>) {
+    pub(super) fn send(self, told: ClientResponse<L>) {
         match self.to {
             To::Sink(sink) => sink.send(told.encode()),
             // The receiver may have given up.
@@ -66,25 +66,25 @@ impl Reply {
 
 /// The queues of all threads.
 #[derive(Debug)]
-pub(super) struct Queues(partition::Queues<Fixed8, Reply>);
+pub(super) struct Queues<L: Layout>(partition::Queues<L, Reply<L>>);
 
-impl Queues {
+impl<L: Layout> Queues<L> {
     pub(super) fn new(threads: usize) -> Self {
         Self(partition::Queues::new(threads))
     }
 
     /// The requests for the thread of this number.
-    pub(super) fn of_thread(&self, number: usize) -> &Queue<Fixed8, Reply> {
+    pub(super) fn of_thread(&self, number: usize) -> &Queue<L, Reply<L>> {
         &self.0.threads[number]
     }
 
     /// Bulk loads, which the first thread serves.
-    pub(super) fn loads(&self) -> &Queue<Fixed8, Reply> {
+    pub(super) fn loads(&self) -> &Queue<L, Reply<L>> {
         &self.0.loads
     }
 
     /// Queues a request for the thread of this number, or answers it as unavailable.
-    pub(super) fn push(&self, ask: ClientRequest<Fixed8>, reply: Reply, thread: usize) {
+    pub(super) fn push(&self, ask: ClientRequest<L>, reply: Reply<L>, thread: usize) {
         if let Some(reply) = self.0.push(ask, reply, thread) {
             reply.unavailable();
         }
@@ -98,24 +98,24 @@ impl Queues {
 
 /// Passes clients' requests to the generation that is being served.
 #[derive(Debug)]
-pub(super) struct Front {
+pub(super) struct Front<L: Layout> {
     /// The same queues for each thread, so that threads do not wait for each other here.
-    serving: Box<[Mutex<Option<Arc<Queues>>>]>,
+    serving: Box<[Mutex<Option<Arc<Queues<L>>>>]>,
 }
 
-impl Front {
+impl<L: Layout> Front<L> {
     /// A front for this many threads, which refuses every request.
     pub(super) fn new(threads: usize) -> Self {
         Self { serving: (0..threads.max(1)).map(|_| Mutex::default()).collect() }
     }
 
     /// From now on, passes requests to these queues, or refuses them if there are none.
-    pub(super) fn set(&self, queues: Option<&Arc<Queues>>) {
+    pub(super) fn set(&self, queues: Option<&Arc<Queues<L>>>) {
         self.serving.iter().for_each(|serving| *lock(serving) = queues.cloned());
     }
 }
 
-impl Calls for Front {
+impl<L: Layout> Calls for Front<L> {
     fn memory(&self) -> Option<&Arc<Region>> {
         None
     }
@@ -123,7 +123,7 @@ impl Calls for Front {
     async fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) {
         let Some(ask) = ClientRequest::decode(call.request) else {
             call.reply
-                .extend_from_slice(&ClientResponse::<Fixed8>::Error(ErrorCode::Malformed).encode());
+                .extend_from_slice(&ClientResponse::<L>::Error(ErrorCode::Malformed).encode());
             return;
         };
         let thread = cpu.stripe() % self.serving.len();
@@ -132,7 +132,7 @@ impl Calls for Front {
             Some(queues) => queues.push(ask, Reply::to_client(call.later()), thread),
             None => {
                 call.reply.extend_from_slice(
-                    &ClientResponse::<Fixed8>::Error(ErrorCode::Unavailable).encode(),
+                    &ClientResponse::<L>::Error(ErrorCode::Unavailable).encode(),
                 );
             }
         }

@@ -5,10 +5,11 @@
 use super::because;
 use super::map_store::CatalogMap;
 use crate::error::ProgramError;
+use crate::layouts::ClusterLayout;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, IndexError};
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{self, PartitionMap};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::sync::{Mutex, lock};
@@ -27,23 +28,23 @@ fn run<C: Cluster, T: Send, Fut: Future<Output = Result<T, IndexError>>>(
 }
 
 /// Creates an empty index.
-pub(super) fn create<C: Cluster>(
+pub(super) fn create<L: ClusterLayout, C: Cluster>(
     cluster: &C,
-    boundaries: Vec<u64>,
+    boundaries: Vec<OwnedKey<L>>,
     placement_level: u8,
 ) -> Result<(), ProgramError> {
     let with = DexOptions::with_boundaries(boundaries, CacheOptions::default());
     let options = &DexOptions { placement_level, ..with };
-    run(cluster, NOBODY, async |fabric| <Dex as Design<Fixed8>>::create(&fabric, options).await)
+    run(cluster, NOBODY, async |fabric| <Dex as Design<L>>::create(&fabric, options).await)
 }
 
 /// Ends the previous life of this compute server, if it had one, so that a new life can begin.
 /// Returns the map to serve by.
-pub(super) fn begin_life<C: Cluster>(
+pub(super) fn begin_life<L: ClusterLayout, C: Cluster>(
     cluster: &C,
     compute_server: u16,
-    store: &CatalogMap,
-) -> Result<PartitionMap<u64>, ProgramError> {
+    store: &CatalogMap<L>,
+) -> Result<PartitionMap<OwnedKey<L>>, ProgramError> {
     run(cluster, NOBODY, async |fabric| {
         partition::fence_former_life(&fabric, compute_server).await
     })?;
@@ -54,7 +55,7 @@ pub(super) fn begin_life<C: Cluster>(
     })?;
     let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
-        partition::end_former_life::<Dex, _, Fixed8>(fabric, compute_server, range).await
+        partition::end_former_life::<Dex, _, L>(fabric, compute_server, range).await
     })?;
     Ok(map)
 }

@@ -7,10 +7,13 @@
 
 use crate::catalog::{Catalog, CatalogError, Version};
 use crate::error::ProgramError;
+use crate::layouts::ClusterLayout;
 use crate::records::{self, Keys, MapRecord};
+use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{MapState, MapStore, Put};
 use futures_util::future::LocalBoxFuture;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use tokio::sync::oneshot;
@@ -18,19 +21,27 @@ use tokio::sync::oneshot;
 type Call = Box<dyn FnOnce(&dyn Catalog, &str) + Send>;
 
 /// Access to the map record of one generation of the index.
-#[derive(Clone)]
-pub(super) struct CatalogMap {
+pub(super) struct CatalogMap<L> {
     calls: Sender<Call>,
     generation: u64,
+    layout: PhantomData<fn() -> L>,
 }
 
-impl fmt::Debug for CatalogMap {
+// Not derived: the derive would require `L: Clone`.
+impl<L> Clone for CatalogMap<L> {
+    fn clone(&self) -> Self {
+        let Self { calls, generation, layout } = self;
+        Self { calls: calls.clone(), generation: *generation, layout: *layout }
+    }
+}
+
+impl<L> fmt::Debug for CatalogMap<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CatalogMap").field("generation", &self.generation).finish_non_exhaustive()
     }
 }
 
-impl CatalogMap {
+impl<L: ClusterLayout> CatalogMap<L> {
     /// Starts the thread that calls the catalog.
     ///
     /// # Errors
@@ -45,7 +56,7 @@ impl CatalogMap {
         let run = move || waiting.into_iter().for_each(|call| call(&*catalog, &key));
         let thread = std::thread::Builder::new().name("map".to_owned());
         thread.spawn(run).map_err(ProgramError::system("a thread"))?;
-        Ok(Self { calls, generation })
+        Ok(Self { calls, generation, layout: PhantomData })
     }
 
     /// Makes a call on the catalog's thread; `None` if that has ended.
@@ -62,8 +73,8 @@ impl CatalogMap {
     }
 }
 
-impl MapStore<u64> for CatalogMap {
-    fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<u64>, u64)>> {
+impl<L: ClusterLayout> MapStore<OwnedKey<L>> for CatalogMap<L> {
+    fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<OwnedKey<L>>, u64)>> {
         Box::pin(async {
             let read = self.call(records::get::<MapRecord>);
             let (record, version) = read.await?.ok()??;
@@ -72,12 +83,16 @@ impl MapStore<u64> for CatalogMap {
             if !is_current {
                 return None;
             }
-            Some((record.state().ok()?, version.0))
+            Some((record.state::<L>().ok()?, version.0))
         })
     }
 
-    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<u64>) -> LocalBoxFuture<'a, Put> {
-        let record = MapRecord::new(state, Some(self.generation));
+    fn put_if<'a>(
+        &'a self,
+        version: u64,
+        state: &'a MapState<OwnedKey<L>>,
+    ) -> LocalBoxFuture<'a, Put> {
+        let record = MapRecord::new::<L>(state, Some(self.generation));
         let put = self.call(move |catalog, key| {
             records::put_if(catalog, key, Some(Version(version)), &record, None)
         });

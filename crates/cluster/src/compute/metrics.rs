@@ -6,6 +6,7 @@ use super::threads::Done;
 use super::{Seen, Watched};
 use crate::error::ProgramError;
 use crate::metrics::{Kind, Metrics, MetricsServer, Sample};
+use crate::text::KeyRecord;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpServer;
 use std::net::{SocketAddr, TcpListener};
@@ -117,13 +118,23 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
     let help = "The epoch of the partition map; 0 while the server does not serve";
     family("map_epoch", help, Gauge, |seen| vec![seen.map_epoch.into()]);
-    let help = "Lowest and last key that the compute server owns";
-    family("partition", help, Gauge, |seen| {
-        let ends = |(low, high): (u64, Option<u64>)| {
-            vec![("lowest", low), ("last", high.map_or(u64::MAX, |high| high.saturating_sub(1)))]
+    let help = "Lowest and last key that the compute server owns; byte strings are labels";
+    family("partition", help, Gauge, |seen| seen.range.as_ref().map_or(vec![], partition));
+}
+
+/// The range of a compute server. Byte strings are no numbers: they are the labels of the number 1.
+fn partition((low, high): &(KeyRecord, Option<KeyRecord>)) -> Vec<Sample> {
+    if let KeyRecord::Number(low) = low {
+        let last = match high {
+            Some(KeyRecord::Number(high)) => high.saturating_sub(1),
+            _ => u64::MAX,
         };
-        labelled("key", seen.range.map_or(vec![], ends))
-    });
+        return labelled("key", vec![("lowest", *low), ("last", last)]);
+    }
+    let high = high.as_ref().map(|high| ("end", high.to_string()));
+    let labels = [("lowest", low.to_string())].into_iter().chain(high);
+    let labels = labels.map(|(name, key)| (name, key.into())).collect();
+    vec![Sample { labels, value: 1 }]
 }
 
 /// Starts serving the metrics.

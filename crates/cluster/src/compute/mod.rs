@@ -6,6 +6,8 @@
 //! raises the generation, the memory servers empty their memory, that compute server creates a new
 //! index, and all compute servers serve it (decision 033).
 //!
+//! It waits for the cluster's settings, which name the layout, before it receives any request.
+//!
 //! *Thread safety*: [`run`] occupies one thread of the program; the modules that it starts describe
 //! their own thread safety.
 
@@ -21,14 +23,18 @@ mod threads;
 use crate::catalog::{self, CatalogAddress};
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
+use crate::layouts::{ClusterLayout, LayoutName};
 use crate::membership::Member;
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
 };
 use crate::settings;
 use crate::stop::Stop;
+use crate::text::{KeyRecord, Notation, Textual};
+use crate::with_layout;
 use farleaf_core::cache::{CacheOptions, Dirt};
-use farleaf_core::page::Fixed8;
+use farleaf_core::index::IndexError;
+use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
 use farleaf_fabric::endpoint::EndpointCluster;
 use farleaf_fabric::handshake::{Role, Token};
@@ -62,9 +68,9 @@ pub struct ComputeServerOptions {
     pub term: Duration,
     /// Timeout of one request to a memory server.
     pub request_timeout: Duration,
-    /// The lowest key of each range but the first, used only by the server that creates the first
-    /// partition map. If empty, that server divides the keys evenly.
-    pub boundaries: Vec<u64>,
+    /// The lowest key of each range but the first, as text, used only by the server that creates the
+    /// first partition map. If empty, that server uses [`Textual::first_boundaries`].
+    pub boundaries: Vec<String>,
     /// The address to serve metrics on, if any.
     pub metrics: Option<SocketAddr>,
 }
@@ -78,12 +84,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, Default)]
 struct Watched {
     tally: Arc<Tally>,
-    serving: Mutex<Option<Watching>>,
+    serving: Mutex<Option<Arc<dyn Watching>>>,
 }
 
-#[derive(Debug, Clone)]
-struct Watching {
-    shared: Arc<threads::Shared>,
+/// What is being served, whatever its layout.
+trait Watching: std::fmt::Debug + Send + Sync {
+    fn look(&self) -> Seen;
 }
 
 /// A snapshot of a compute server's state.
@@ -94,7 +100,7 @@ struct Seen {
     /// The epoch of its map; 0 while it does not serve.
     map_epoch: u64,
     /// Its key range: the lowest key, and the first key beyond it.
-    range: Option<(u64, Option<u64>)>,
+    range: Option<(KeyRecord, Option<KeyRecord>)>,
     /// Bytes of nodes in its cache.
     cached_bytes: u64,
     /// The part of the cache that is not written back yet.
@@ -106,34 +112,43 @@ struct Seen {
 impl Watched {
     /// Takes a snapshot.
     fn look(&self) -> Seen {
-        let Some(Watching { shared }) = lock(&self.serving).clone() else { return Seen::default() };
-        let range = shared.server.map().range_of(shared.server.number());
+        let serving = lock(&self.serving).clone();
+        serving.map_or_else(Seen::default, |serving| serving.look())
+    }
+}
+
+impl<L: ClusterLayout> Watching for threads::Shared<L> {
+    fn look(&self) -> Seen {
+        let range = self.server.map().range_of(self.server.number());
+        let record = |key: &OwnedKey<L>| L::key(key).to_record();
         Seen {
-            done: shared.done.iter().map(|done| *lock(done)).collect(),
-            map_epoch: shared.server.epoch(),
-            range: Some((range.low, range.high)),
-            cached_bytes: shared.server.state().cache().used_bytes(),
-            dirt: shared.dirt(),
-            unreachable: shared.server.detector().missing().len() as u64,
+            done: self.done.iter().map(|done| *lock(done)).collect(),
+            map_epoch: self.server.epoch(),
+            range: Some((record(&range.low), range.high.as_ref().map(record))),
+            cached_bytes: self.server.state().cache().used_bytes(),
+            dirt: self.dirt(),
+            unreachable: self.server.detector().missing().len() as u64,
         }
     }
 }
 
 /// One generation being served.
-struct Serving {
+struct Serving<L: ClusterLayout> {
     generation: u64,
-    threads: Threads,
+    threads: Threads<L>,
 }
 
-struct Program<'a> {
+struct Program<'a, L: ClusterLayout> {
     options: &'a ComputeServerOptions,
+    /// [`ComputeServerOptions::boundaries`], as keys.
+    given: Vec<OwnedKey<L>>,
     token: Token,
     keys: Keys,
     catalog: Arc<dyn catalog::Catalog>,
     watched: Arc<Watched>,
     /// Declared before the crew, so dropped first: dropping the crew waits for the work done here.
-    serving: Option<Serving>,
-    crew: Crew,
+    serving: Option<Serving<L>>,
+    crew: Crew<L>,
     /// Whether this machine is known to support the cluster's transport.
     is_reachable: bool,
     /// The last reported reason for not serving.
@@ -151,6 +166,52 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     let catalog = catalog::open(&options.catalog, &token)?;
     let what = format!("cannot listen at {}", options.listen);
     let listener = TcpListener::bind(options.listen).map_err(ProgramError::system(what))?;
+    let Some(layout) = await_layout(options, &*catalog, &keys, stop)? else { return Ok(()) };
+    let start = Start { token, keys, catalog, listener };
+    with_layout!(layout, L => run_with::<L>(options, start, stop))
+}
+
+/// Waits for the settings of the cluster, and returns its layout; `None` if `stop` was raised.
+fn await_layout(
+    options: &ComputeServerOptions,
+    catalog: &dyn catalog::Catalog,
+    keys: &Keys,
+    stop: &Stop,
+) -> Result<Option<LayoutName>, ProgramError> {
+    let mut said = String::new();
+    while !stop.is_raised() {
+        let waits_for = match records::get::<SettingsRecord>(catalog, &keys.settings()) {
+            Ok(Some((settings, _))) => {
+                settings::check_compute_number(options.number, settings.compute_servers)?;
+                return Ok(Some(LayoutName::of(&settings)?));
+            }
+            Ok(None) => "waiting for the cluster's settings".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        if said != waits_for {
+            tracing::info!("{waits_for}");
+            said = waits_for;
+        }
+        stop.wait(LOOK);
+    }
+    Ok(None)
+}
+
+/// What a compute server has before it knows its layout.
+struct Start {
+    token: Token,
+    keys: Keys,
+    catalog: Arc<dyn catalog::Catalog>,
+    listener: TcpListener,
+}
+
+fn run_with<L: ClusterLayout>(
+    options: &ComputeServerOptions,
+    start: Start,
+    stop: &Stop,
+) -> Result<(), ProgramError> {
+    let Start { token, keys, catalog, listener } = start;
+    let given = boundaries_of::<L>(&options.boundaries)?;
     let config = TcpServerConfig {
         role: Role::ComputeServer,
         number: options.number,
@@ -158,7 +219,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
         io_threads: options.threads,
         ..TcpServerConfig::default()
     };
-    let crew = Crew::start(listener, &token, config)?;
+    let crew = Crew::<L>::start(listener, &token, config)?;
     let watched = Arc::new(Watched::default());
     let look = Arc::clone(&watched);
     let metrics = options
@@ -186,6 +247,7 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     tracing::info!("compute server {} listens at {address}", options.number);
     let mut program = Program {
         options,
+        given,
         token,
         keys,
         catalog,
@@ -234,15 +296,25 @@ fn because(error: impl std::fmt::Display) -> ProgramError {
     ProgramError::Failed(error.to_string())
 }
 
+/// Reads the boundaries between compute servers.
+///
+/// # Errors
+/// [`ConfigError::Settings`] if one is not a key of this layout.
+pub fn boundaries_of<L: ClusterLayout>(texts: &[String]) -> Result<Vec<OwnedKey<L>>, ConfigError> {
+    let key = |text: &String| L::Key::parse(text, Notation::Escaped);
+    let keys = texts.iter().map(key).collect::<Result<_, _>>();
+    keys.map_err(|why| ConfigError::Settings(format!("--boundaries: {why}")))
+}
+
 /// The partition map that a cluster begins with.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] unless `boundaries` has one key fewer than there are servers, all of
-/// them ascending strictly from above 0.
-pub fn first_map(
-    boundaries: Vec<u64>,
+/// them ascending strictly from above the lowest key, and none too long.
+pub fn first_map<L: ClusterLayout>(
+    boundaries: Vec<OwnedKey<L>>,
     compute_servers: u16,
-) -> Result<PartitionMap<u64>, ConfigError> {
+) -> Result<PartitionMap<OwnedKey<L>>, ConfigError> {
     let needed = usize::from(compute_servers.max(1)) - 1;
     if boundaries.len() != needed {
         let found = boundaries.len();
@@ -250,22 +322,30 @@ pub fn first_map(
             format!("{compute_servers} compute servers need {needed} boundaries, not {found}");
         return Err(ConfigError::Settings(what));
     }
-    PartitionMap::new::<Fixed8>(1, boundaries).map_err(|_| {
-        ConfigError::Settings("boundaries must ascend strictly from above 0".to_owned())
+    PartitionMap::new::<L>(1, boundaries).map_err(|error| {
+        ConfigError::Settings(match error {
+            IndexError::KeyTooLong { .. } => format!("a boundary is too long: {error}"),
+            _ => {
+                let lowest = L::min_key();
+                let lowest = L::key(&lowest).text(Notation::Escaped);
+                let lowest = if lowest.is_empty() { "the empty key".to_owned() } else { lowest };
+                format!("boundaries must ascend strictly from above {lowest}")
+            }
+        })
     })
 }
 
 /// The first few boundaries, for an error message.
-fn listed(boundaries: &[u64]) -> String {
+fn listed(boundaries: &[KeyRecord]) -> String {
     const SHOWN: usize = 8;
-    let shown: Vec<String> = boundaries.iter().take(SHOWN).map(u64::to_string).collect();
+    let shown: Vec<String> = boundaries.iter().take(SHOWN).map(KeyRecord::to_string).collect();
     match boundaries.len().saturating_sub(SHOWN) {
         0 => shown.join(","),
         more => format!("{},… ({more} more)", shown.join(",")),
     }
 }
 
-impl Program<'_> {
+impl<L: ClusterLayout> Program<'_, L> {
     /// The server's record with its current state.
     fn standing(&self, record: &ComputeRecord) -> ComputeRecord {
         let (generation, unreachable) = match &self.serving {
@@ -303,7 +383,6 @@ impl Program<'_> {
             self.say("waiting for the cluster's settings".to_owned());
             return Ok(());
         };
-        settings::check_compute_number(self.options.number, settings.compute_servers)?;
         if !self.is_reachable {
             reach::check(settings.transport, self.options)?;
             self.is_reachable = true;
@@ -347,11 +426,11 @@ impl Program<'_> {
 
     /// Refuses boundaries that are not the first map's; later ones have moved.
     fn check_boundaries(&self, record: &MapRecord) -> Result<(), ProgramError> {
-        let given = &self.options.boundaries;
-        if record.epoch > 1 || given.is_empty() || *given == record.boundaries {
+        let given: Vec<KeyRecord> = self.given.iter().map(|key| L::key(key).to_record()).collect();
+        if record.epoch > 1 || given.is_empty() || given == record.boundaries {
             return Ok(());
         }
-        let (made, given) = (listed(&record.boundaries), listed(given));
+        let (made, given) = (listed(&record.boundaries), listed(&given));
         let what = format!("this cluster was made with {made} as the boundaries, not {given}");
         Err(ConfigError::Settings(what).into())
     }
@@ -362,7 +441,7 @@ impl Program<'_> {
         &self,
         settings: &SettingsRecord,
         generation: u64,
-    ) -> Result<Vec<u64>, ProgramError> {
+    ) -> Result<Vec<OwnedKey<L>>, ProgramError> {
         let key = self.keys.map();
         let found = records::get::<MapRecord>(&*self.catalog, &key)?;
         let (map, version) = match found {
@@ -371,22 +450,19 @@ impl Program<'_> {
                 if record.generation.is_some_and(|newer| newer > generation) {
                     return failed(format!("generation {generation} of the index is gone"));
                 }
-                (record.state().map_err(because)?.map, Some(version))
+                (record.state::<L>().map_err(because)?.map, Some(version))
             }
             None => {
                 let servers = settings.compute_servers.max(1);
-                let boundaries = match self.options.boundaries.is_empty() {
-                    true => {
-                        let step = u64::MAX / u64::from(servers);
-                        (1..servers).map(|number| step * u64::from(number)).collect()
-                    }
-                    false => self.options.boundaries.clone(),
+                let boundaries = match self.given.is_empty() {
+                    true => L::Key::first_boundaries(servers),
+                    false => self.given.clone(),
                 };
-                (first_map(boundaries, servers)?, None)
+                (first_map::<L>(boundaries, servers)?, None)
             }
         };
         let boundaries = map.boundaries().to_vec();
-        let record = MapRecord::new(&MapState { map, moving: None }, Some(generation));
+        let record = MapRecord::new::<L>(&MapState { map, moving: None }, Some(generation));
         // If another server was first, its map wins; the next look at the catalog finds it.
         match records::put_if(&*self.catalog, &key, version, &record, None)? {
             true => Ok(boundaries),
@@ -434,10 +510,10 @@ impl Program<'_> {
             &self.token,
             self.options,
         )? {
-            MemoryTransport::Tcp(cluster) => index::create(&cluster, boundaries, level),
-            MemoryTransport::Shm(cluster) => index::create(&cluster, boundaries, level),
+            MemoryTransport::Tcp(cluster) => index::create::<L, _>(&cluster, boundaries, level),
+            MemoryTransport::Shm(cluster) => index::create::<L, _>(&cluster, boundaries, level),
             #[cfg(feature = "verbs")]
-            MemoryTransport::Verbs(cluster) => index::create(&cluster, boundaries, level),
+            MemoryTransport::Verbs(cluster) => index::create::<L, _>(&cluster, boundaries, level),
         };
         if let Err(error) = created {
             // Parts of an index may exist, so begin with empty memory.
@@ -475,8 +551,7 @@ impl Program<'_> {
             #[cfg(feature = "verbs")]
             MemoryTransport::Verbs(cluster) => self.start(cluster, &store)?,
         };
-        let shared = Arc::clone(&threads.shared);
-        *lock(&self.watched.serving) = Some(Watching { shared });
+        *lock(&self.watched.serving) = Some(Arc::clone(&threads.shared) as _);
         self.crew.serve(Some(&threads));
         self.serving = Some(Serving { generation, threads });
         self.said.clear();
@@ -487,16 +562,16 @@ impl Program<'_> {
     fn start<C: EndpointCluster>(
         &self,
         cluster: C,
-        store: &CatalogMap,
-    ) -> Result<Threads, ProgramError> {
-        let map = index::begin_life(&cluster, self.options.number, store)?;
+        store: &CatalogMap<L>,
+    ) -> Result<Threads<L>, ProgramError> {
+        let map = index::begin_life::<L, _>(&cluster, self.options.number, store)?;
         let server = ComputeServer::start(self.options.number, &self.options.cache, map);
         let server = Arc::new(server.map_err(because)?);
         let tally = Arc::clone(&self.watched.tally);
         Threads::start(&self.crew, server, &cluster, store, tally)
     }
 
-    fn take_down(&mut self) -> Option<Serving> {
+    fn take_down(&mut self) -> Option<Serving<L>> {
         self.crew.serve(None);
         *lock(&self.watched.serving) = None;
         self.serving.take()

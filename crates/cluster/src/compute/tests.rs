@@ -89,8 +89,8 @@ struct Tiers {
 }
 
 struct ComputeServerHere {
-    threads: Option<Threads>,
-    crew: Crew,
+    threads: Option<Threads<Fixed8>>,
+    crew: Crew<Fixed8>,
 }
 
 struct TiersCluster {
@@ -109,14 +109,14 @@ impl Provider for Tiers {
         let step = u64::MAX / u64::from(self.compute_servers);
         let boundaries: Vec<u64> =
             (1..self.compute_servers).map(|number| step * u64::from(number)).collect();
-        index::create(&*memory, boundaries.clone(), 1).unwrap();
+        index::create::<Fixed8, _>(&*memory, boundaries.clone(), 1).unwrap();
         let token = Token::draw().unwrap();
         let map = PartitionMap::new::<Fixed8>(1, boundaries).unwrap();
-        let record = MapRecord::new(&MapState { map, moving: None }, None);
+        let record = MapRecord::new::<Fixed8>(&MapState { map, moving: None }, None);
         let record = Mutex::new((records::encode(&record), 1));
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
         let keys = Keys::new("tests").unwrap();
-        let store = CatalogMap::start(Arc::clone(&catalog) as _, &keys, 1).unwrap();
+        let store = CatalogMap::<Fixed8>::start(Arc::clone(&catalog) as _, &keys, 1).unwrap();
         let mut compute = Vec::new();
         for number in 0..self.compute_servers {
             let map = index::begin_life(&*memory, number, &store).unwrap();
@@ -290,12 +290,12 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let memory = TcpConfig::default();
         let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
         let memory = setup.start::<Fixed8>();
-        index::create(&memory, Vec::new(), 1).unwrap();
+        index::create::<Fixed8, _>(&memory, Vec::new(), 1).unwrap();
         let map = PartitionMap::new::<Fixed8>(1, Vec::new()).unwrap();
-        let record = MapRecord::new(&MapState { map, moving: None }, None);
+        let record = MapRecord::new::<Fixed8>(&MapState { map, moving: None }, None);
         let record = Mutex::new((records::encode(&record), 1));
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
-        let store = CatalogMap::start(catalog, &Keys::new("tests").unwrap(), 1).unwrap();
+        let store = CatalogMap::<Fixed8>::start(catalog, &Keys::new("tests").unwrap(), 1).unwrap();
         let map = index::begin_life(&memory, 0, &store).unwrap();
         let server = Arc::new(ComputeServer::start(0, &CacheOptions::default(), map).unwrap());
         let config =

@@ -13,9 +13,10 @@ use super::front::{Front, Queues, Reply};
 use super::map_store::CatalogMap;
 use crate::clock::Clock;
 use crate::error::ProgramError;
+use crate::layouts::ClusterLayout;
 use farleaf_core::cache::{CacheCounters, Dirt};
 use farleaf_core::index::dex::Dex;
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::Layout;
 use farleaf_core::partition::{Clients, ComputeServer, Queue, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::endpoint::{self, Endpoint, EndpointCluster, EndpointDriver};
@@ -51,7 +52,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    fn count(&self, ask: &ClientRequest<Fixed8>) {
+    fn count<L: Layout>(&self, ask: &ClientRequest<L>) {
         use farleaf_core::page::Action;
         let (counter, count) = match ask {
             ClientRequest::Edit(edit) if edit.action == Action::Get => (&self.lookups, 1),
@@ -73,9 +74,9 @@ pub(super) struct Done {
 
 /// State that all threads share while one generation is served.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) server: Arc<ComputeServer<Dex, Fixed8>>,
-    pub(super) queues: Arc<Queues>,
+pub(super) struct Shared<L: Layout> {
+    pub(super) server: Arc<ComputeServer<Dex, L>>,
+    pub(super) queues: Arc<Queues<L>>,
     pub(super) tally: Arc<Tally>,
     pub(super) done: Vec<Mutex<Done>>,
     clock: Clock,
@@ -83,7 +84,7 @@ pub(super) struct Shared {
     origin_ns: AtomicU64,
 }
 
-impl Shared {
+impl<L: Layout> Shared<L> {
     /// Changes that are not written back to the memory servers yet.
     pub(super) fn dirt(&self) -> Dirt {
         let now_ns = self.origin_ns.load(Ordering::Acquire) + self.clock.now_ns();
@@ -92,24 +93,24 @@ impl Shared {
 }
 
 /// Work for a thread of the crew, which ends when its queues are closed.
-type Job = Box<dyn FnOnce(&mut ServerThread<Front>) + Send>;
+type Job<L> = Box<dyn FnOnce(&mut ServerThread<Front<L>>) + Send>;
 
 /// One thread of the crew.
 #[derive(Debug)]
-struct Hand {
-    jobs: Sender<Job>,
+struct Hand<L: Layout> {
+    jobs: Sender<Job<L>>,
     thread: JoinHandle<()>,
 }
 
 /// The threads with the clients' connections.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct Crew<L: Layout> {
     server: Arc<TcpServer>,
-    front: Arc<Front>,
-    hands: Vec<Hand>,
+    front: Arc<Front<L>>,
+    hands: Vec<Hand<L>>,
 }
 
-impl Crew {
+impl<L: Layout> Crew<L> {
     /// Listens for clients; every request is refused until something is served.
     pub(super) fn start(
         socket: TcpListener,
@@ -121,7 +122,7 @@ impl Crew {
             .map_err(ProgramError::system("the listener"))?;
         let mut crew = Self { server: Arc::new(server), front, hands: Vec::new() };
         for mut io in threads {
-            let (jobs, mine) = channel::<Job>();
+            let (jobs, mine) = channel::<Job<L>>();
             let name = format!("compute-{}", io.number());
             let work = move || {
                 while !io.is_stopped() {
@@ -152,7 +153,7 @@ impl Crew {
     /// Makes one of the threads panic.
     #[cfg(test)]
     pub(super) fn break_a_thread(&self) {
-        let broken: Job = Box::new(|_| panic!("a test breaks this thread"));
+        let broken: Job<L> = Box::new(|_| panic!("a test breaks this thread"));
         self.hands[0].jobs.send(broken).unwrap();
         self.server.nudge();
         while self.are_alive() {
@@ -161,12 +162,12 @@ impl Crew {
     }
 
     /// From now on, passes requests to the threads of `serving`, or refuses them if there are none.
-    pub(super) fn serve(&self, serving: Option<&Threads>) {
+    pub(super) fn serve(&self, serving: Option<&Threads<L>>) {
         self.front.set(serving.map(|threads| &threads.shared.queues));
     }
 }
 
-impl Drop for Crew {
+impl<L: Layout> Drop for Crew<L> {
     fn drop(&mut self) {
         self.server.stop();
         for hand in self.hands.drain(..) {
@@ -177,19 +178,19 @@ impl Drop for Crew {
 
 /// What the crew does for one generation of the index.
 #[derive(Debug)]
-pub(super) struct Threads {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct Threads<L: Layout> {
+    pub(super) shared: Arc<Shared<L>>,
     /// Disconnected once every thread has ended its work.
     ended: Receiver<()>,
 }
 
-impl Threads {
+impl<L: ClusterLayout> Threads<L> {
     /// Lets the crew open the index over `cluster`; they can serve once all of them have.
     pub(super) fn start<C: EndpointCluster>(
-        crew: &Crew,
-        server: Arc<ComputeServer<Dex, Fixed8>>,
+        crew: &Crew<L>,
+        server: Arc<ComputeServer<Dex, L>>,
         cluster: &C,
-        store: &CatalogMap,
+        store: &CatalogMap<L>,
         tally: Arc<Tally>,
     ) -> Result<Self, ProgramError> {
         let count = crew.hands.len();
@@ -211,10 +212,10 @@ impl Threads {
                 store.clone(),
                 ending.clone(),
             );
-            let job: Job = Box::new(move |io| {
+            let job: Job<L> = Box::new(move |io| {
                 let _ending: Sender<()> = ending;
                 // It drops its sender then, so that a thread that never sends is noticed below.
-                serve::<C::Transport>(&cluster, io, &shared, store, move |outcome| {
+                serve::<L, C::Transport>(&cluster, io, &shared, store, move |outcome| {
                     let _ = opened.send(outcome);
                 });
             });
@@ -266,7 +267,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl<L: Layout> Drop for Threads<L> {
     /// Needed even without [`Threads::stop`]: the crew cannot end before its work.
     fn drop(&mut self) {
         self.shared.queues.close();
@@ -274,20 +275,20 @@ impl Drop for Threads {
 }
 
 /// Closes a thread's queues when its work ends, also by a panic, so that no request waits for it.
-struct Closing<'a>(&'a Shared);
+struct Closing<'a, L: Layout>(&'a Shared<L>);
 
-impl Drop for Closing<'_> {
+impl<L: Layout> Drop for Closing<'_, L> {
     fn drop(&mut self) {
         self.0.queues.close();
     }
 }
 
 /// The work of one thread for one generation. It keeps serving clients meanwhile.
-fn serve<X: endpoint::Transport>(
+fn serve<L: ClusterLayout, X: endpoint::Transport>(
     cluster: &Arc<X::Cluster>,
-    io: &mut ServerThread<Front>,
-    shared: &Shared,
-    store: CatalogMap,
+    io: &mut ServerThread<Front<L>>,
+    shared: &Shared<L>,
+    store: CatalogMap<L>,
     opened: impl FnOnce(Result<(), String>),
 ) {
     let number = io.number();
@@ -347,10 +348,10 @@ fn serve<X: endpoint::Transport>(
 /// Counts requests, and sends their answers.
 struct Counting<'a>(&'a Tally);
 
-impl Clients<Fixed8> for Counting<'_> {
-    type Reply = Reply;
+impl<L: Layout> Clients<L> for Counting<'_> {
+    type Reply = Reply<L>;
 
-    fn begin(&self, ask: &ClientRequest<Fixed8>, reply: &Reply) -> bool {
+    fn begin(&self, ask: &ClientRequest<L>, reply: &Reply<L>) -> bool {
         let still_waits = !reply.is_too_old();
         if still_waits {
             self.0.count(ask);
@@ -358,7 +359,7 @@ impl Clients<Fixed8> for Counting<'_> {
         still_waits
     }
 
-    fn answer(&self, reply: Reply, told: ClientResponse<Fixed8>) {
+    fn answer(&self, reply: Reply<L>, told: ClientResponse<L>) {
         if matches!(told, ClientResponse::Error(_) | ClientResponse::NotOwner { .. }) {
             self.0.refusals.fetch_add(1, Ordering::Relaxed);
         }
@@ -367,9 +368,9 @@ impl Clients<Fixed8> for Counting<'_> {
 }
 
 /// Publishes the thread's counters periodically until its queue is closed.
-async fn tell<F: Fabric>(
-    worker: &Worker<Dex, F, Fixed8>,
-    queue: &Queue<Fixed8, Reply>,
+async fn tell<L: Layout, F: Fabric>(
+    worker: &Worker<Dex, F, L>,
+    queue: &Queue<L, Reply<L>>,
     done: &Mutex<Done>,
 ) {
     while !queue.is_closed() {

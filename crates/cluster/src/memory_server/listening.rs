@@ -7,7 +7,7 @@ use super::MemoryServerOptions;
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
 use crate::records::Transport;
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::Layout;
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::Backing;
 use farleaf_fabric::handshake::Token;
@@ -152,10 +152,10 @@ impl Place {
     /// # Errors
     /// [`ProgramError`]: the address is in use, or the operating system or the device reports an
     /// error.
-    pub(super) fn serve(
+    pub(super) fn serve<L: Layout>(
         &self,
         options: &MemoryServerOptions,
-        service: &Arc<MemoryServer<Fixed8>>,
+        service: &Arc<MemoryServer<L>>,
         token: &Token,
     ) -> Result<Box<dyn Listening>, ProgramError> {
         let service = Arc::clone(service);

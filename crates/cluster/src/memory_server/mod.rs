@@ -17,12 +17,14 @@ mod listening;
 use crate::catalog::{Catalog, CatalogAddress, EmbeddedCatalog, EmbeddedConfig, open};
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
+use crate::layouts::{ClusterLayout, LayoutName};
 use crate::membership::Member;
 use crate::metrics::{Kind, Metrics, MetricsServer};
 use crate::records::{self, IndexRecord, Keys, MemoryRecord, SettingsRecord, Transport};
 use crate::settings;
 use crate::stop::Stop;
-use farleaf_core::page::Fixed8;
+use crate::with_layout;
+use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Usage;
 use farleaf_fabric::ServerId;
@@ -88,20 +90,54 @@ pub struct MemoryServerOptions {
     pub metrics: Option<SocketAddr>,
     /// Term of its lease in the catalog.
     pub term: Duration,
-    /// Numbers of memory and compute servers for the cluster's settings, if this program may write
-    /// them.
-    pub servers: Option<(u16, u16)>,
+    /// What the cluster is created with, if this program may create it.
+    pub creates: Option<Creates>,
+}
+
+/// Settings of a cluster that only its creator chooses.
+#[derive(Clone, Copy, Debug)]
+pub struct Creates {
+    pub memory_servers: u16,
+    pub compute_servers: u16,
+    pub layout: LayoutName,
+}
+
+/// A memory server's region, whatever its layout.
+trait Memory: Send + Sync {
+    fn usage(&self) -> Usage;
+    /// The nodes in use, and the free ones.
+    fn nodes(&self) -> (u64, u64);
+}
+
+impl<L: Layout> Memory for MemoryServer<L> {
+    fn usage(&self) -> Usage {
+        self.usage()
+    }
+
+    fn nodes(&self) -> (u64, u64) {
+        self.nodes()
+    }
 }
 
 /// A region being served.
 struct Pool {
     listening: Box<dyn Listening>,
-    service: Arc<MemoryServer<Fixed8>>,
+    service: Arc<dyn Memory>,
     generation: u64,
 }
 
 impl Pool {
     fn start(
+        options: &MemoryServerOptions,
+        layout: LayoutName,
+        token: &Token,
+        place: &Place,
+        generation: u64,
+    ) -> Result<Self, ProgramError> {
+        with_layout!(layout, L => Self::start_with::<L>(options, token, place, generation))
+    }
+
+    fn start_with<L: ClusterLayout>(
         options: &MemoryServerOptions,
         token: &Token,
         place: &Place,
@@ -113,7 +149,7 @@ impl Pool {
             backing: place.backing(),
             ..MemoryServerConfig::default()
         };
-        let service = MemoryServer::<Fixed8>::new(ServerId::new(options.number), &config)
+        let service = MemoryServer::<L>::new(ServerId::new(options.number), &config)
             .map_err(|error| ProgramError::Failed(format!("the pool: {error}")))?;
         let service = Arc::new(service);
         let listening = place.serve(options, &service, token)?;
@@ -181,6 +217,7 @@ fn generation(catalog: &dyn Catalog, keys: &Keys) -> Result<u64, ProgramError> {
 
 struct Program<'a> {
     options: &'a MemoryServerOptions,
+    layout: LayoutName,
     token: Token,
     keys: Keys,
     catalog: Arc<dyn Catalog>,
@@ -217,7 +254,7 @@ impl Program<'_> {
         }
         // Drop the old pool first: it holds the address, and there may not be room for both.
         *place = None;
-        let pool = Pool::start(self.options, &self.token, &self.place, generation)?;
+        let pool = Pool::start(self.options, self.layout, &self.token, &self.place, generation)?;
         let epoch = pool.listening.epoch();
         *place = Some(pool);
         tracing::info!("generation {generation}: new memory, epoch {epoch:016x}");
@@ -278,6 +315,26 @@ fn patiently<T>(
     }
 }
 
+/// Waits for the settings of the cluster, which name its layout; `None` if `stop` was raised.
+fn await_settings(
+    catalog: &dyn Catalog,
+    keys: &Keys,
+    stop: &Stop,
+) -> Result<Option<SettingsRecord>, ProgramError> {
+    let mut waits = false;
+    while !stop.is_raised() {
+        let read = || Ok(records::get::<SettingsRecord>(catalog, &keys.settings())?);
+        if let Some((settings, _)) = patiently(stop, read)? {
+            return Ok(Some(settings));
+        }
+        if !std::mem::replace(&mut waits, true) {
+            tracing::info!("waiting for the cluster's settings");
+        }
+        stop.wait(LOOK);
+    }
+    Ok(None)
+}
+
 /// Runs a memory server until `stop` is raised.
 ///
 /// # Errors
@@ -304,26 +361,26 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
         }
     };
     let catalog = open(&place, &token)?;
-    let memory_servers = match options.servers {
-        Some((memory_servers, _)) => Some(memory_servers),
-        None => patiently(stop, || {
-            let settings = records::get::<SettingsRecord>(&*catalog, &keys.settings())?;
-            Ok(settings.map(|(settings, _)| settings.memory_servers))
-        })?,
+    let (memory_servers, layout) = match &options.creates {
+        Some(creates) => (creates.memory_servers, creates.layout),
+        None => match await_settings(&*catalog, &keys, stop)? {
+            Some(settings) => (settings.memory_servers, LayoutName::of(&settings)?),
+            None => return Ok(()),
+        },
     };
-    if let Some(count) = memory_servers {
-        settings::check_number("memory", options.number, count)?;
-    }
+    settings::check_number("memory", options.number, memory_servers)?;
     let generation = patiently(stop, || generation(&*catalog, &keys))?;
     // Start the pool before writing the settings, so that settings that cannot be served are never
     // written.
-    let pool = Pool::start(options, &token, &wanted, generation)?;
-    if let Some((memory_servers, compute_servers)) = options.servers {
+    let pool = Pool::start(options, layout, &token, &wanted, generation)?;
+    if let Some(Creates { memory_servers, compute_servers, layout }) = options.creates {
         let mine = SettingsRecord {
             memory_servers,
             compute_servers,
             transport: options.transport,
             placement_level: options.placement_level,
+            keys: layout.keys().to_owned(),
+            page_bytes: layout.page_bytes(),
         };
         patiently(stop, || settings::agree(&*catalog, &keys, &mine))?;
     }
@@ -333,6 +390,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     let metrics = options.metrics.map(|listen| start_metrics(listen, &pool)).transpose()?;
     let program = Program {
         options,
+        layout,
         token,
         keys,
         catalog: Arc::clone(&catalog),

@@ -1,9 +1,8 @@
 //! `farleaf client bench`: a closed loop per client, with several operations in flight.
 
 use super::tally::{Progress, Tally};
-use super::{Abandon, Outcome, Patience, connect};
+use super::{Abandon, Access, Outcome};
 use crate::output;
-use crate::programs::ClusterLocation;
 use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
@@ -15,13 +14,14 @@ use farleaf_bench::workload::{
 };
 use farleaf_cluster::client::Client;
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex};
+use farleaf_core::page::Fixed8;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 
 /// Options of `farleaf client bench`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf client --dir /tmp/farleaf bench --load --workload ycsb-b --keys 1M \
     --operations 1M --in-flight 64\n  farleaf client --dir /tmp/farleaf bench --keys-from keys.csv --seconds 30 \
@@ -194,14 +194,15 @@ async fn load(
 
 /// Runs the benchmark; the outcome is `Done` only if no operation failed.
 pub(super) fn run(
-    place: &ClusterLocation,
-    patience: &Patience,
+    access: &Access,
     arguments: &Arguments,
     abandon: &Abandon,
 ) -> anyhow::Result<Outcome> {
     arguments.check()?;
     let keys = arguments.key_space()?;
-    let connection = connect(place, patience, usize::from(arguments.in_flight).max(64) * 2)?;
+    // Its key spaces are numbers.
+    let located = access.locate(usize::from(arguments.in_flight).max(64) * 2)?;
+    let connection = located.connect::<Fixed8>()?;
     let mut load_ns = None;
     if arguments.load {
         let bar = output::bar("records", None);

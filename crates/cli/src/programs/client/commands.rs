@@ -1,26 +1,32 @@
 //! Operations on single keys and ranges, for the command line and the shell.
 
-use super::Abandon;
+use super::{Abandon, ScanArguments};
+use crate::programs::layout::{key, value};
+use crate::usage;
 use farleaf_cluster::client::Client;
+use farleaf_cluster::layouts::ClusterLayout;
+use farleaf_cluster::text::{Bounds, Notation, Textual};
 use farleaf_core::index::{RangeIndex, Scan};
+use farleaf_core::page::OwnedKey;
 use std::io::Write;
+use std::ops::Bound;
 
-/// One operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One operation. Keys and values are text: what it means depends on the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    Get { key: u64 },
-    Put { key: u64, value: u64 },
-    Insert { key: u64, value: u64 },
-    Update { key: u64, value: u64 },
-    Remove { key: u64 },
-    Scan { start: u64, limit: u64, reverse: bool },
+    Get { key: String },
+    Put { key: String, value: String },
+    Insert { key: String, value: String },
+    Update { key: String, value: String },
+    Remove { key: String },
+    Scan(ScanArguments),
     Flush,
 }
 
 impl Line {
     /// Whether it changes nothing.
     pub(crate) fn is_reading(&self) -> bool {
-        matches!(self, Self::Get { .. } | Self::Scan { .. } | Self::Flush)
+        matches!(self, Self::Get { .. } | Self::Scan(_) | Self::Flush)
     }
 }
 
@@ -42,32 +48,51 @@ fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> Outcome {
 
 /// Executes one operation and prints its results. A scan stops with an error when the user abandons
 /// it; an operation on one key ends by its deadline.
-pub(crate) async fn run_line(
-    client: &Client,
-    line: Line,
+pub(super) async fn run_line<L: ClusterLayout>(
+    client: &Client<L>,
+    line: &Line,
+    notation: Notation,
     abandon: &Abandon,
     out: &mut impl Write,
 ) -> anyhow::Result<Outcome> {
-    let absent = |key: u64| move || format!("key {key} is absent");
+    let key_of = |text: &String| key::<L>(text, notation);
+    let record = |key: &String, text: &String| Ok((key_of(key)?, value::<L>(text, notation)?));
+    let record = |key, text| -> anyhow::Result<_> { record(key, text) };
+    let named = |key: &OwnedKey<L>| format!("key {}", L::key(key).text(notation));
+    let absent = |key| format!("{} is absent", named(key));
     Ok(match line {
-        Line::Get { key } => match client.get(&key).await? {
-            Some(value) => {
-                writeln!(out, "{value}")?;
-                Outcome::Done
+        Line::Get { key } => {
+            let key = key_of(key)?;
+            match client.get(L::key(&key)).await? {
+                Some(value) => {
+                    writeln!(out, "{}", L::value(&value).text(notation))?;
+                    Outcome::Done
+                }
+                None => Outcome::No(absent(&key)),
             }
-            None => Outcome::No(absent(key)()),
-        },
+        }
         Line::Put { key, value } => {
-            client.upsert(&key, &value).await?;
+            let (key, value) = record(key, value)?;
+            client.upsert(L::key(&key), L::value(&value)).await?;
             Outcome::Done
         }
         Line::Insert { key, value } => {
-            done_if(client.insert(&key, &value).await?, || format!("key {key} is there already"))
+            let (key, value) = record(key, value)?;
+            let is_new = client.insert(L::key(&key), L::value(&value)).await?;
+            done_if(is_new, || format!("{} is there already", named(&key)))
         }
-        Line::Update { key, value } => done_if(client.update(&key, &value).await?, absent(key)),
-        Line::Remove { key } => done_if(client.remove(&key).await?, absent(key)),
-        Line::Scan { start, limit, reverse } => {
-            print_scan(client, (start, limit, reverse), abandon, out, |_| {}).await?;
+        Line::Update { key, value } => {
+            let (key, value) = record(key, value)?;
+            done_if(client.update(L::key(&key), L::value(&value)).await?, || absent(&key))
+        }
+        Line::Remove { key } => {
+            let key = key_of(key)?;
+            done_if(client.remove(L::key(&key)).await?, || absent(&key))
+        }
+        Line::Scan(scan) => {
+            let range = bounds::<L>(scan, notation)?;
+            let part = Part { range, limit: scan.limit, reverse: scan.reverse };
+            print_scan::<L>(client, part, notation, abandon, out, |_| {}).await?;
             Outcome::Done
         }
         Line::Flush => {
@@ -77,36 +102,93 @@ pub(crate) async fn run_line(
     })
 }
 
+/// The keys that a scan wants.
+fn bounds<L: ClusterLayout>(
+    scan: &ScanArguments,
+    notation: Notation,
+) -> anyhow::Result<Bounds<OwnedKey<L>>> {
+    if let Some(prefix) = &scan.prefix {
+        let range = L::Key::with_prefix(key::<L>(prefix, notation)?);
+        let none = || usage("--prefix is for byte strings, and this cluster has u64 keys");
+        return range.map_or_else(none, Ok);
+    }
+    let start = scan.start.as_ref().map(|start| key::<L>(start, notation)).transpose()?;
+    let start = start.map_or(Bound::Unbounded, Bound::Included);
+    Ok(match scan.reverse {
+        false => (start, Bound::Unbounded),
+        true => (Bound::Unbounded, start),
+    })
+}
+
+/// What a scan prints.
+pub(super) struct Part<K> {
+    pub(super) range: Bounds<K>,
+    pub(super) limit: u64,
+    pub(super) reverse: bool,
+}
+
+/// Appends a field of a CSV file. Text has no line breaks and no white space at its ends
+/// (text.TX2).
+fn put_field(text: &str, line: &mut String) {
+    if text.contains([',', '"']) {
+        *line = format!("{line}\"{}\"", text.replace('"', "\"\""));
+    } else {
+        line.push_str(text);
+    }
+}
+
 /// Prints a scan part by part, because its result may not fit into memory. Calls `count` for each
 /// part.
-pub(super) async fn print_scan(
-    client: &Client,
-    (start, limit, reverse): (u64, u64, bool),
+pub(super) async fn print_scan<L: ClusterLayout>(
+    client: &Client<L>,
+    Part { range: (mut lower, mut upper), limit, reverse }: Part<OwnedKey<L>>,
+    notation: Notation,
     abandon: &Abandon,
     out: &mut impl Write,
     count: impl Fn(u64),
 ) -> anyhow::Result<()> {
-    let (mut from, mut left) = (Some(start), limit);
-    while let Some(start) = from
-        && left > 0
-    {
+    let (mut left, mut line, mut field) = (limit, String::new(), String::new());
+    while left > 0 {
         let together = left.min(RECORDS_TOGETHER) as usize;
-        let scan = match reverse {
-            false => Scan::range(start..),
-            true => Scan::range(..=start).reverse(),
-        };
-        let records = client.scan(&scan.limit(together)).await?;
+        let scan = Scan::range((lower.clone(), upper.clone())).limit(together);
+        let scan = if reverse { scan.reverse() } else { scan };
+        let mut records = client.scan(&scan).await?;
         for (key, value) in &records {
             abandon.check()?;
-            writeln!(out, "{key},{value}")?;
+            line.clear();
+            field.clear();
+            L::key(key).write(notation, &mut field);
+            put_field(&field, &mut line);
+            line.push(',');
+            field.clear();
+            L::value(value).write(notation, &mut field);
+            put_field(&field, &mut line);
+            writeln!(out, "{line}")?;
         }
         left -= records.len() as u64;
         count(records.len() as u64);
-        let last = records.last().filter(|_| records.len() == together);
-        from = last.and_then(|(key, _)| match reverse {
-            false => key.checked_add(1),
-            true => key.checked_sub(1),
-        });
+        let is_full = records.len() == together;
+        let Some((last, _)) = records.pop().filter(|_| is_full) else { break };
+        let behind = if reverse { &mut upper } else { &mut lower };
+        *behind = Bound::Excluded(last);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_quoted_if_they_must_be() {
+        let line = |fields: [&str; 2]| {
+            let mut line = String::new();
+            put_field(fields[0], &mut line);
+            line.push(',');
+            put_field(fields[1], &mut line);
+            line
+        };
+        assert_eq!(line(["a b", ""]), "a b,");
+        assert_eq!(line(["a,b", "say \"x\""]), "\"a,b\",\"say \"\"x\"\"\"");
+    }
 }

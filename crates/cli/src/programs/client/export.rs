@@ -4,14 +4,18 @@
 //! *Invariant*: the file has all records or is unchanged: the records are written to a temporary
 //! file next to it, which is then renamed.
 
-use super::commands::print_scan;
-use super::{Abandon, Outcome, Patience, connect};
+use super::commands::{Part, print_scan};
+use super::{Abandon, Access, Outcome};
 use crate::output;
-use crate::programs::ClusterLocation;
 use anyhow::Context;
 use clap::Args;
+use farleaf_cluster::client::Connection;
+use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
+use farleaf_cluster::text::Notation;
+use farleaf_cluster::with_layout;
 use std::fs::{OpenOptions, Permissions};
 use std::io::{BufWriter, Write};
+use std::ops::Bound;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -19,10 +23,13 @@ use std::path::{Path, PathBuf};
 const MOST_LINKS: usize = 16;
 
 /// Options of `farleaf client export`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
     /// Write to this file; - or no argument for stdout
     file: Option<PathBuf>,
+    /// Leave out the header `key,value`, which files of byte strings have
+    #[arg(long)]
+    no_header: bool,
 }
 
 impl Arguments {
@@ -34,19 +41,37 @@ impl Arguments {
 
 /// Writes all records, and returns their number.
 fn write(
-    place: &ClusterLocation,
-    patience: &Patience,
+    access: &Access,
+    arguments: &Arguments,
     abandon: &Abandon,
-    out: impl Write + Send,
+    mut out: impl Write + Send,
 ) -> anyhow::Result<u64> {
-    let connection = connect(place, patience, 256)?;
+    let located = access.locate(256)?;
+    // Numbers need no header: a file of them shows that it has none.
+    if located.layout() != LayoutName::Numbers && !arguments.no_header {
+        out.write_all(b"key,value\n")?;
+    }
+    let out: &mut (dyn Write + Send) = &mut out;
+    with_layout!(located.layout(), L => {
+        write_records::<L>(&located.connect()?, access.notation(), abandon, out)
+    })
+}
+
+fn write_records<L: ClusterLayout>(
+    connection: &Connection<L>,
+    notation: Notation,
+    abandon: &Abandon,
+    out: &mut (dyn Write + Send),
+) -> anyhow::Result<u64> {
     let bar = output::bar("records", None);
     let out = std::sync::Mutex::new(Some(out));
     let written = connection.run(async |client| {
         let taken = out.lock().ok().and_then(|mut out| out.take());
         let mut out = BufWriter::with_capacity(1 << 20, taken.context("it is written once")?);
-        let everything = (0, u64::MAX, false);
-        print_scan(&client, everything, abandon, &mut out, |count| bar.inc(count)).await?;
+        let range = (Bound::Unbounded, Bound::Unbounded);
+        let everything = Part { range, limit: u64::MAX, reverse: false };
+        let count = |count| bar.inc(count);
+        print_scan::<L>(&client, everything, notation, abandon, &mut out, count).await?;
         out.flush()?;
         Ok::<_, anyhow::Error>(bar.position())
     });
@@ -56,8 +81,8 @@ fn write(
 
 /// Writes all records to a file. Writes directly to anything but a regular file, such as a pipe.
 fn to_file(
-    place: &ClusterLocation,
-    patience: &Patience,
+    access: &Access,
+    arguments: &Arguments,
     abandon: &Abandon,
     path: &Path,
 ) -> anyhow::Result<u64> {
@@ -72,7 +97,7 @@ fn to_file(
     let before = std::fs::metadata(&path).ok();
     if before.as_ref().is_some_and(|before| !before.is_file()) {
         let file = OpenOptions::new().write(true).open(&path).with_context(cannot)?;
-        return write(place, patience, abandon, file).with_context(cannot);
+        return write(access, arguments, abandon, file).with_context(cannot);
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let mut file = tempfile::Builder::new()
@@ -83,7 +108,7 @@ fn to_file(
     if let Some(before) = before {
         file.as_file().set_permissions(before.permissions()).with_context(cannot)?;
     }
-    let records = write(place, patience, abandon, file.as_file_mut()).with_context(cannot)?;
+    let records = write(access, arguments, abandon, file.as_file_mut()).with_context(cannot)?;
     file.as_file().sync_all().with_context(cannot)?;
     file.persist(&path).map_err(|error| error.error).with_context(cannot)?;
     Ok(records)
@@ -91,14 +116,13 @@ fn to_file(
 
 /// Exports all records. An error says that the export failed.
 pub(super) fn run(
-    place: &ClusterLocation,
-    patience: &Patience,
+    access: &Access,
     arguments: &Arguments,
     abandon: &Abandon,
 ) -> anyhow::Result<Outcome> {
     let records = match arguments.path() {
-        None => write(place, patience, abandon, std::io::stdout())?,
-        Some(path) => to_file(place, patience, abandon, path)?,
+        None => write(access, arguments, abandon, std::io::stdout())?,
+        Some(path) => to_file(access, arguments, abandon, path)?,
     };
     output::note(&format!("{records} records"));
     Ok(Outcome::Done)

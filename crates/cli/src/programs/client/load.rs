@@ -1,13 +1,15 @@
 //! `farleaf client load`: loads records from a CSV file.
 
-use super::{Abandon, Outcome, Patience, connect};
+use super::{Abandon, Outcome};
 use crate::output::{self, grouped};
-use crate::programs::ClusterLocation;
+use crate::programs::layout::{FromRows, Reading};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::input::{ColumnNames, Rows};
-use farleaf_cluster::client::Client;
+use farleaf_cluster::client::{Client, Connection};
+use farleaf_cluster::text::Notation;
 use farleaf_core::index::{IndexError, RangeIndex};
+use farleaf_core::page::{Layout, OwnedKey, OwnedValue};
 use farleaf_core::partition::PartitionMap;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,10 +17,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Options of `farleaf client load`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
     /// Load this CSV file, plain or gzip, or - for stdin
     pub(crate) file: PathBuf,
+    /// Treat the first row as a record, for byte strings; files of numbers need no header
+    #[arg(long, conflicts_with_all = ["key_column", "value_column"])]
+    no_header: bool,
     /// Take keys from this column [default: `key`, or the first of a file without a header]
     #[arg(long, value_name = "NAME")]
     key_column: Option<String>,
@@ -43,23 +48,24 @@ const ENOUGH_RECORDS: u64 = 1_000;
 const FILLED: f64 = 0.9;
 
 /// Records from the rows of a file. The first error ends them and is kept in `error`.
-struct Records {
+struct Records<L: Layout> {
     rows: Rows,
+    notation: Notation,
     error: Option<anyhow::Error>,
     abandon: Abandon,
-    owners: Owners,
+    owners: Owners<L>,
 }
 
 /// Counts the records that each compute server received.
-struct Owners {
-    map: Arc<PartitionMap<u64>>,
+struct Owners<L: Layout> {
+    map: Arc<PartitionMap<OwnedKey<L>>>,
     /// Number of records, by compute server.
     records: BTreeMap<u16, u64>,
 }
 
-impl Owners {
-    fn count(&mut self, key: u64) {
-        *self.records.entry(self.map.owner_of(&key)).or_default() += 1;
+impl<L: Layout> Owners<L> {
+    fn count(&mut self, key: &L::Key) {
+        *self.records.entry(self.map.owner_of(key)).or_default() += 1;
     }
 
     /// A warning if nearly all records went to one of several compute servers.
@@ -77,29 +83,33 @@ impl Owners {
     }
 }
 
-impl Iterator for Records {
-    type Item = (u64, u64);
+impl<L: FromRows> Iterator for Records<L> {
+    type Item = (OwnedKey<L>, OwnedValue<L>);
 
-    fn next(&mut self) -> Option<(u64, u64)> {
+    fn next(&mut self) -> Option<Self::Item> {
         if self.error.is_some() {
             return None;
         }
         let record = match self.abandon.check() {
-            Ok(()) => self.rows.next_record().map_err(anyhow::Error::from),
+            Ok(()) => L::next(&mut self.rows, self.notation).map_err(anyhow::Error::from),
             Err(abandoned) => Err(abandoned),
         };
         let record = record.unwrap_or_else(|error| {
             self.error = Some(error);
             None
         });
-        if let Some((key, _)) = record {
-            self.owners.count(key);
+        if let Some((key, _)) = &record {
+            self.owners.count(L::key(key));
         }
         record
     }
 }
 
-async fn upsert(client: &Client, records: &RefCell<Records>, count: &dyn Fn(u64)) {
+async fn upsert<L: FromRows>(
+    client: &Client<L>,
+    records: &RefCell<Records<L>>,
+    count: &dyn Fn(u64),
+) {
     loop {
         let together: Vec<_> = records.borrow_mut().by_ref().take(RECORDS_TOGETHER).collect();
         if together.is_empty() {
@@ -116,9 +126,9 @@ async fn upsert(client: &Client, records: &RefCell<Records>, count: &dyn Fn(u64)
     }
 }
 
-async fn bulk(
-    client: &Client,
-    records: &RefCell<Records>,
+async fn bulk<L: FromRows>(
+    client: &Client<L>,
+    records: &RefCell<Records<L>>,
     fill: f64,
     count: &dyn Fn(u64),
 ) -> Result<(), anyhow::Error> {
@@ -138,20 +148,21 @@ async fn bulk(
 }
 
 /// Loads the file.
-pub(super) fn run(
-    place: &ClusterLocation,
-    patience: &Patience,
+pub(super) fn run<L: FromRows>(
+    connection: &Connection<L>,
+    notation: Notation,
     arguments: &Arguments,
     abandon: &Abandon,
 ) -> anyhow::Result<Outcome> {
     let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
     let names = ColumnNames { key, value };
-    let connection = connect(place, patience, 256)?;
+    let reading = Reading { names, has_header: !arguments.no_header, notation };
     let bar = output::bar("records", None);
     let (loaded, warning) = connection.run(async |client| {
-        let rows = Rows::open(&arguments.file, &names)?;
+        let rows = L::open(&arguments.file, &reading)?;
         let owners = Owners { map: client.map(), records: BTreeMap::new() };
-        let records = Records { rows, error: None, abandon: abandon.clone(), owners };
+        let abandon = abandon.clone();
+        let records = Records { rows, notation, error: None, abandon, owners };
         let records = RefCell::new(records);
         let count = |sent| bar.inc(sent);
         if arguments.bulk {

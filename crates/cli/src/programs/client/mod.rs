@@ -6,12 +6,18 @@ mod export;
 mod load;
 mod tally;
 
-pub(crate) use commands::{Line, Outcome, run_line};
+pub(crate) use commands::{Line, Outcome};
+
+use commands::run_line;
 
 use super::ClusterLocation;
+use crate::usage;
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use farleaf_cluster::client::{Connection, ConnectionConfig};
+use farleaf_cluster::client::{Connection, ConnectionConfig, Located};
+use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
+use farleaf_cluster::text::Notation;
+use farleaf_cluster::with_layout;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::sync::Arc;
@@ -22,17 +28,44 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf client --dir /tmp/farleaf put 17 4\n  farleaf client --dir /tmp/farleaf \
-    scan 10 --limit 5\n  farleaf client --dir /tmp/farleaf load records.csv\n\nKeys and values are whole numbers from 0 to \
-    2^64 - 1. Exit codes: 0 success, 1 failure, or the key is absent or, for insert, present, 2 invalid command line or \
+    scan 10 --limit 5\n  farleaf client --dir /tmp/farleaf load records.csv\n  farleaf client --dir /tmp/farleaf put \
+    'user\\x00' Ada\n\nKeys and values are whole numbers from 0 to 2^64 - 1, or, in a cluster with --keys bytes, byte \
+    strings: text, with \\xNN for bytes that are no printable character and \\\\ for a backslash. Quote \
+    backslashes for the shell. Exit codes: 0 success, 1 failure, or the key is absent or, for insert, present, 2 invalid command line or \
     file."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    place: ClusterLocation,
-    #[command(flatten)]
-    patience: Patience,
+    access: Access,
     #[command(subcommand)]
     command: Command,
+}
+
+/// How to reach a cluster, and how to write its keys and values.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Access {
+    #[command(flatten)]
+    pub(super) place: ClusterLocation,
+    #[command(flatten)]
+    pub(super) patience: Patience,
+    /// Read and write byte strings as hexadecimal digits, on the command line and in files
+    #[arg(long, global = true)]
+    hex: bool,
+}
+
+impl Access {
+    /// Finds the cluster. Clients of its connection have at most `depth` requests in flight.
+    pub(super) fn locate(&self, depth: usize) -> anyhow::Result<Located> {
+        let located = locate(&self.place, &self.patience, depth)?;
+        if self.hex && located.layout() == LayoutName::Numbers {
+            return usage("--hex is for byte strings, and this cluster has u64 keys");
+        }
+        Ok(located)
+    }
+
+    pub(super) fn notation(&self) -> Notation {
+        if self.hex { Notation::Hex } else { Notation::Escaped }
+    }
 }
 
 /// Timeout for emptying an index.
@@ -54,50 +87,41 @@ impl Patience {
 }
 
 /// The commands of a client.
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Print the value of a key
     Get {
         /// The key
-        key: u64,
+        key: String,
     },
     /// Set the value of a key
     Put {
         /// The key
-        key: u64,
+        key: String,
         /// Its value
-        value: u64,
+        value: String,
     },
     /// Add a key; fail if it is present
     Insert {
         /// The key
-        key: u64,
+        key: String,
         /// Its value
-        value: u64,
+        value: String,
     },
     /// Change the value of a key; fail if it is absent
     Update {
         /// The key
-        key: u64,
+        key: String,
         /// Its new value
-        value: u64,
+        value: String,
     },
     /// Remove a key
     Remove {
         /// The key
-        key: u64,
+        key: String,
     },
-    /// Print records from a key on, one `key,value` per line
-    Scan {
-        /// The first key
-        start: u64,
-        /// Print at most this many records
-        #[arg(long, value_name = "N", default_value = "100", value_parser = crate::units::count)]
-        limit: u64,
-        /// Scan downwards
-        #[arg(long)]
-        reverse: bool,
-    },
+    /// Print records, one `key,value` per line, quoted as in CSV
+    Scan(ScanArguments),
     /// Set the records of a CSV file
     Load(load::Arguments),
     /// Write all records to a CSV file that `load --bulk` reads
@@ -114,17 +138,33 @@ pub(crate) enum Command {
     Bench(Box<bench::Arguments>),
 }
 
-/// Connects to the cluster.
-pub(crate) fn connect(
+/// Options of `farleaf client scan`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub(crate) struct ScanArguments {
+    /// Begin at this key [default: the lowest key, with --reverse the highest]
+    pub(crate) start: Option<String>,
+    /// Print only keys that begin with these bytes, for byte strings
+    #[arg(long, value_name = "BYTES", conflicts_with = "start")]
+    pub(crate) prefix: Option<String>,
+    /// Print at most this many records
+    #[arg(long, value_name = "N", default_value = "100", value_parser = crate::units::count)]
+    pub(crate) limit: u64,
+    /// Scan downwards
+    #[arg(long)]
+    pub(crate) reverse: bool,
+}
+
+/// Finds the cluster.
+pub(crate) fn locate(
     place: &ClusterLocation,
     patience: &Patience,
     depth: usize,
-) -> anyhow::Result<Connection> {
+) -> anyhow::Result<Located> {
     let (catalog, token) = place.find()?;
     let deadline = patience.deadline_seconds;
     let cluster = place.cluster.clone();
     let config = ConnectionConfig { cluster, catalog, token, deadline, depth };
-    Ok(Connection::open(&config)?)
+    Ok(Located::find(&config)?)
 }
 
 /// A request to end a long command early; never raised by default.
@@ -169,55 +209,81 @@ impl Command {
     /// The command as a single operation, if it is one; a shell runs these over its existing
     /// connection.
     pub(crate) fn line(&self) -> Option<Line> {
-        Some(match *self {
+        Some(match self.clone() {
             Self::Get { key } => Line::Get { key },
             Self::Put { key, value } => Line::Put { key, value },
             Self::Insert { key, value } => Line::Insert { key, value },
             Self::Update { key, value } => Line::Update { key, value },
             Self::Remove { key } => Line::Remove { key },
-            Self::Scan { start, limit, reverse } => Line::Scan { start, limit, reverse },
+            Self::Scan(scan) => Line::Scan(scan),
             Self::Flush => Line::Flush,
             Self::Load(_) | Self::Export(_) | Self::Clear | Self::Bench(_) => return None,
         })
     }
 
     /// Runs the command over new connections, and returns its outcome.
-    pub(crate) fn run(
-        &self,
-        place: &ClusterLocation,
-        patience: &Patience,
-        abandon: &Abandon,
-    ) -> anyhow::Result<Outcome> {
+    pub(crate) fn run(&self, access: &Access, abandon: &Abandon) -> anyhow::Result<Outcome> {
         match self {
-            Self::Load(load) => load::run(place, patience, load, abandon),
-            Self::Export(export) => export::run(place, patience, export, abandon),
+            Self::Load(load) => {
+                let located = access.locate(256)?;
+                with_layout!(located.layout(), L => {
+                    load::run::<L>(&located.connect()?, access.notation(), load, abandon)
+                })
+            }
+            Self::Export(export) => export::run(access, export, abandon),
             Self::Clear => {
-                connect(place, patience, 256)?.clear(CLEAR_WITHIN)?;
+                access.locate(256)?.clear(CLEAR_WITHIN)?;
                 Ok(Outcome::Done)
             }
-            Self::Bench(bench) => bench::run(place, patience, bench, abandon),
+            Self::Bench(bench) => bench::run(access, bench, abandon),
             line => {
                 let line = line.line().context("it is an operation")?;
-                run_once(&connect(place, patience, 256)?, line, abandon).0
+                open(access, 256)?.run(&line, access.notation(), abandon).0
             }
         }
     }
 }
 
-/// Executes one operation and prints its results. Also returns whether it has printed anything.
-pub(crate) fn run_once(
-    connection: &Connection,
-    line: Line,
-    abandon: &Abandon,
-) -> (anyhow::Result<Outcome>, bool) {
-    let ran = connection.run(async |client| {
-        let mut out = Printed { out: std::io::stdout().lock(), is_printed: false };
-        let outcome = run_line(&client, line, abandon, &mut out).await;
-        let flushed = out.flush().context("cannot write stdout");
-        let outcome = outcome.and_then(|outcome| flushed.map(|()| outcome));
-        Ok::<_, anyhow::Error>((outcome, out.is_printed))
-    });
-    ran.unwrap_or_else(|error| (Err(error), false))
+/// A connection to a cluster, whatever its layout.
+pub(crate) trait Opened: std::fmt::Debug {
+    /// Executes one operation and prints its results. Also returns whether it has printed anything.
+    fn run(
+        &self,
+        line: &Line,
+        notation: Notation,
+        abandon: &Abandon,
+    ) -> (anyhow::Result<Outcome>, bool);
+
+    /// The registered compute servers ([`Connection::servers`]).
+    fn servers(&self) -> Vec<(u16, String, u64)>;
+}
+
+/// Connects to the cluster.
+pub(crate) fn open(access: &Access, depth: usize) -> anyhow::Result<Box<dyn Opened>> {
+    let located = access.locate(depth)?;
+    Ok(with_layout!(located.layout(), L => Box::new(located.connect::<L>()?)))
+}
+
+impl<L: ClusterLayout> Opened for Connection<L> {
+    fn run(
+        &self,
+        line: &Line,
+        notation: Notation,
+        abandon: &Abandon,
+    ) -> (anyhow::Result<Outcome>, bool) {
+        let ran = Connection::run(self, async |client| {
+            let mut out = Printed { out: std::io::stdout().lock(), is_printed: false };
+            let outcome = run_line::<L>(&client, line, notation, abandon, &mut out).await;
+            let flushed = out.flush().context("cannot write stdout");
+            let outcome = outcome.and_then(|outcome| flushed.map(|()| outcome));
+            Ok::<_, anyhow::Error>((outcome, out.is_printed))
+        });
+        ran.unwrap_or_else(|error| (Err(error), false))
+    }
+
+    fn servers(&self) -> Vec<(u16, String, u64)> {
+        Connection::servers(self)
+    }
 }
 
 /// A writer that records whether anything was written.
@@ -239,13 +305,13 @@ impl<W: Write> Write for Printed<W> {
 
 /// Runs one command; returns whether it succeeded.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let Arguments { place, patience, command } = arguments;
+    let Arguments { access, command } = arguments;
     let abandon = match command {
         // An export has a temporary file to remove.
         Command::Export(_) => Abandon::on_end().context("cannot catch signals")?,
         _ => Abandon::default(),
     };
-    match command.run(place, patience, &abandon)? {
+    match command.run(access, &abandon)? {
         Outcome::Done => Ok(true),
         Outcome::No(why) => {
             crate::output::note(&why);

@@ -4,9 +4,9 @@ mod history;
 mod session;
 mod words;
 
-use super::client::{Abandon, Command as ClientCommand, Outcome, Patience};
+use super::client::{Abandon, Access, Command as ClientCommand, Outcome};
+use super::status;
 use super::terminal::Modes;
-use super::{ClusterLocation, status};
 use crate::output::{causes, error_line, is_broken_pipe, note};
 use anyhow::Context;
 use clap::Args;
@@ -32,9 +32,7 @@ use words::{Asked, Command, LINE_BYTES, parse};
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    place: ClusterLocation,
-    #[command(flatten)]
-    patience: Patience,
+    access: Access,
 }
 
 /// What the shell does after a line.
@@ -71,30 +69,25 @@ impl Shell<'_> {
             Asked::Command(command) => command,
         };
         self.abandon.forget();
-        let Arguments { place, patience } = self.arguments;
+        let access = &self.arguments.access;
         match *command {
             Command::Quit => return Ok(Next::End),
             Command::Status { json } => {
-                anyhow::ensure!(status::show(place, json)?, "the cluster does not serve");
+                anyhow::ensure!(status::show(&access.place, json)?, "the cluster does not serve");
             }
-            Command::Client(command) => self.client(&command, place, patience)?,
+            Command::Client(command) => self.client(&command, access)?,
         }
         Ok(Next::Line)
     }
 
-    fn client(
-        &mut self,
-        command: &ClientCommand,
-        place: &ClusterLocation,
-        patience: &Patience,
-    ) -> anyhow::Result<()> {
+    fn client(&mut self, command: &ClientCommand, access: &Access) -> anyhow::Result<()> {
         let (outcome, is_printed) = match command.line() {
-            Some(line) => self.session.run(line),
-            None => (command.run(place, patience, self.abandon), true),
+            Some(line) => self.session.run(&line),
+            None => (command.run(access, self.abandon), true),
         };
         match outcome? {
             Outcome::Done if is_printed => Ok(()),
-            Outcome::Done if matches!(command, ClientCommand::Scan { .. }) => say("no records"),
+            Outcome::Done if matches!(command, ClientCommand::Scan(_)) => say("no records"),
             Outcome::Done => say("ok"),
             Outcome::No(why) => Err(anyhow::Error::msg(why)),
         }
@@ -105,7 +98,8 @@ impl Shell<'_> {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     // A cluster that does not serve at present may do so later, but a location that names no
     // cluster is an error.
-    match arguments.place.find().and_then(|_| arguments.place.keys().map(drop)) {
+    let place = &arguments.access.place;
+    match place.find().and_then(|_| place.keys().map(drop)) {
         Err(error) if crate::is_callers(&error) => return Err(error),
         _ => {}
     }
@@ -114,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         true => Abandon::on_interrupt().context("cannot catch Ctrl-C")?,
         false => Abandon::default(),
     };
-    let session = Session::new(&arguments.place, &arguments.patience, &abandon);
+    let session = Session::new(&arguments.access, &abandon);
     let shell = Shell { arguments, abandon: &abandon, session, more_help: String::new() };
     if is_interactive { prompt(shell).map(|()| true) } else { script(shell) }
 }

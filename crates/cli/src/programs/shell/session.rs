@@ -9,9 +9,7 @@
 //! have happened.
 
 use crate::output::is_broken_pipe;
-use crate::programs::ClusterLocation;
-use crate::programs::client::{Abandon, Line, Outcome, Patience, connect, run_once};
-use farleaf_cluster::client::Connection;
+use crate::programs::client::{Abandon, Access, Line, Opened, Outcome, open};
 use farleaf_core::index::IndexError;
 
 /// Maximum number of requests of one operation in flight.
@@ -20,14 +18,13 @@ const DEPTH: usize = 256;
 /// A connection to a cluster, reopened as needed.
 #[derive(Debug)]
 pub(super) struct Session<'a> {
-    place: &'a ClusterLocation,
-    patience: &'a Patience,
+    access: &'a Access,
     abandon: &'a Abandon,
-    connection: Option<Connection>,
+    connection: Option<Box<dyn Opened>>,
 }
 
 /// Whether the operation can be repeated without happening twice.
-fn is_harmless(line: Line, error: &anyhow::Error) -> bool {
+fn is_harmless(line: &Line, error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(IndexError::Indeterminate(_)) => line.is_reading(),
         Some(_) => true,
@@ -37,24 +34,20 @@ fn is_harmless(line: Line, error: &anyhow::Error) -> bool {
 
 impl<'a> Session<'a> {
     /// Connects on first use.
-    pub(super) fn new(
-        place: &'a ClusterLocation,
-        patience: &'a Patience,
-        abandon: &'a Abandon,
-    ) -> Self {
-        Self { place, patience, abandon, connection: None }
+    pub(super) fn new(access: &'a Access, abandon: &'a Abandon) -> Self {
+        Self { access, abandon, connection: None }
     }
 
     /// Executes one operation and prints its results. Also returns whether it has printed anything.
-    pub(super) fn run(&mut self, line: Line) -> (anyhow::Result<Outcome>, bool) {
+    pub(super) fn run(&mut self, line: &Line) -> (anyhow::Result<Outcome>, bool) {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => match connect(self.place, self.patience, DEPTH) {
+            None => match open(self.access, DEPTH) {
                 Ok(connection) => connection,
                 Err(error) => return (Err(error), false),
             },
         };
-        let (outcome, is_printed) = run_once(&connection, line, self.abandon);
+        let (outcome, is_printed) = connection.run(line, self.access.notation(), self.abandon);
         let error = match outcome {
             Err(error) if !is_broken_pipe(&error) && !self.abandon.is_wished() => error,
             outcome => {
@@ -63,12 +56,12 @@ impl<'a> Session<'a> {
             }
         };
         // If the catalog is down, the known servers may still be running.
-        let fresh = connect(self.place, self.patience, DEPTH).ok();
-        let fresh = fresh.filter(|fresh| !fresh.leads_where(&connection));
+        let fresh = open(self.access, DEPTH).ok();
+        let fresh = fresh.filter(|fresh| fresh.servers() != connection.servers());
         let have_moved = fresh.is_some();
         let connection = self.connection.insert(fresh.unwrap_or(connection));
         if have_moved && !is_printed && is_harmless(line, &error) {
-            return run_once(connection, line, self.abandon);
+            return connection.run(line, self.access.notation(), self.abandon);
         }
         (Err(error), is_printed)
     }
@@ -77,6 +70,7 @@ impl<'a> Session<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::programs::client::ScanArguments;
     use farleaf_fabric::{FabricError, ServerId, Uncertainty};
 
     #[test]
@@ -86,17 +80,18 @@ mod tests {
         let unknown = anyhow::Error::from(unknown);
         let known = anyhow::Error::from(IndexError::Contended { retries: 3 });
         let other = anyhow::Error::msg("stdout is full");
-        let scan = Line::Scan { start: 0, limit: 1, reverse: false };
-        let reading = [Line::Get { key: 1 }, scan, Line::Flush];
+        let (key, value) = ("1".to_owned(), "1".to_owned());
+        let scan = ScanArguments { start: None, prefix: None, limit: 1, reverse: false };
+        let reading = [Line::Get { key: key.clone() }, Line::Scan(scan), Line::Flush];
         let changes = [
-            Line::Put { key: 1, value: 1 },
-            Line::Insert { key: 1, value: 1 },
-            Line::Update { key: 1, value: 1 },
-            Line::Remove { key: 1 },
+            Line::Put { key: key.clone(), value: value.clone() },
+            Line::Insert { key: key.clone(), value: value.clone() },
+            Line::Update { key: key.clone(), value },
+            Line::Remove { key },
         ];
-        assert!(reading.iter().all(|line| is_harmless(*line, &unknown)));
-        assert!(!changes.iter().any(|line| is_harmless(*line, &unknown)));
-        assert!(reading.iter().chain(&changes).all(|line| is_harmless(*line, &known)));
-        assert!(!reading.iter().chain(&changes).any(|line| is_harmless(*line, &other)));
+        assert!(reading.iter().all(|line| is_harmless(line, &unknown)));
+        assert!(!changes.iter().any(|line| is_harmless(line, &unknown)));
+        assert!(reading.iter().chain(&changes).all(|line| is_harmless(line, &known)));
+        assert!(!reading.iter().chain(&changes).any(|line| is_harmless(line, &other)));
     }
 }

@@ -11,7 +11,7 @@ pub(super) const LINE_BYTES: usize = 4096;
 #[command(
     multicall = true,
     max_term_width = 100,
-    about = "Keys and values are whole numbers from 0 to 2^64 - 1. `help COMMAND` says more."
+    about = "Keys and values are whole numbers from 0 to 2^64 - 1, or byte strings if the cluster has these: 'user\\x00', in quotes because of the backslash. `help COMMAND` says more."
 )]
 struct Words {
     #[command(subcommand)]
@@ -78,7 +78,7 @@ pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use client::Line;
+    use client::{Line, ScanArguments};
 
     fn line(text: &str) -> Option<Line> {
         match parse(text, "") {
@@ -100,14 +100,23 @@ mod tests {
     #[test]
     fn lines_are_commands() {
         Words::command().debug_assert();
-        assert_eq!(line("get 5"), Some(Line::Get { key: 5 }));
-        assert_eq!(line("  put  5 \"6\" "), Some(Line::Put { key: 5, value: 6 }));
-        assert_eq!(line("insert 1 2"), Some(Line::Insert { key: 1, value: 2 }));
-        assert_eq!(line("update 1 2"), Some(Line::Update { key: 1, value: 2 }));
-        assert_eq!(line("remove 1"), Some(Line::Remove { key: 1 }));
+        let (key, value) = (|| "5".to_owned(), || "6".to_owned());
+        assert_eq!(line("get 5"), Some(Line::Get { key: key() }));
+        assert_eq!(line("  put  5 \"6\" "), Some(Line::Put { key: key(), value: value() }));
+        assert_eq!(line("insert 5 6"), Some(Line::Insert { key: key(), value: value() }));
+        assert_eq!(line("update 5 6"), Some(Line::Update { key: key(), value: value() }));
+        assert_eq!(line("remove 5"), Some(Line::Remove { key: key() }));
         assert_eq!(line("flush"), Some(Line::Flush));
-        let scan = Line::Scan { start: 7, limit: 3, reverse: true };
-        assert_eq!(line("scan 7 --limit 3 --reverse"), Some(scan));
+        // Quotes keep backslashes, as in other shells.
+        assert_eq!(line("get 'a\\x00'"), Some(Line::Get { key: "a\\x00".to_owned() }));
+        let scan = |start, prefix, limit, reverse| {
+            let text = |text: Option<&str>| text.map(str::to_owned);
+            let (start, prefix) = (text(start), text(prefix));
+            Some(Line::Scan(ScanArguments { start, prefix, limit, reverse }))
+        };
+        assert_eq!(line("scan 7 --limit 3 --reverse"), scan(Some("7"), None, 3, true));
+        assert_eq!(line("scan"), scan(None, None, 100, false));
+        assert_eq!(line("scan --prefix ''"), scan(None, Some(""), 100, false));
         for (text, expected) in [("status --json", "Status"), ("quit", "Quit"), ("exit", "Quit")] {
             let asked = format!("{:?}", parse(text, "").unwrap());
             assert!(asked.contains(expected), "{asked}");
@@ -121,8 +130,17 @@ mod tests {
     #[test]
     fn mistakes_are_one_line() {
         let long = format!("get {}", "1".repeat(LINE_BYTES));
-        let mistakes =
-            ["got 5", "get", "get x", "get -1", "put 1", "get 1 2", "\"get", "load -", &long];
+        let mistakes = [
+            "got 5",
+            "get",
+            "get -1",
+            "put 1",
+            "get 1 2",
+            "scan 1 --prefix 1",
+            "\"get",
+            "load -",
+            &long,
+        ];
         for text in mistakes {
             let said = parse(text, "").map(drop).unwrap_err();
             assert!(!said.is_empty() && !said.starts_with("error"), "{text}: {said}");

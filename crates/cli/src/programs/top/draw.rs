@@ -3,6 +3,7 @@
 use super::figures::{Row, Server, State};
 use comfy_table::{CellAlignment, Table, presets};
 use farleaf_cluster::status::ClusterStatus;
+use farleaf_cluster::text::KeyRecord;
 
 /// Maximum number of partitions shown.
 const PARTITIONS: usize = 64;
@@ -97,7 +98,7 @@ fn partitions(standing: &ClusterStatus, rows: &[Row]) -> String {
     let mut table = table(&["keys", "owner", "epoch"], 2);
     let key = |place: Option<usize>| {
         let key = place.and_then(|place| map.boundaries.get(place));
-        key.map_or(String::new(), u64::to_string)
+        key.map_or(String::new(), KeyRecord::to_string)
     };
     for (place, owner) in map.owners.iter().enumerate().take(PARTITIONS) {
         let server = Server::Compute(*owner);

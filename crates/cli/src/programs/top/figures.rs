@@ -307,6 +307,8 @@ mod tests {
                 compute_servers: 2,
                 transport: farleaf_cluster::records::Transport::Tcp,
                 placement_level: 2,
+                keys: "u64".into(),
+                page_bytes: 1024,
             }),
             memory: Vec::new(),
             compute: Vec::new(),

@@ -1,0 +1,117 @@
+//! The layout of a new cluster, and rows of files as records of any layout.
+
+use crate::usage;
+use clap::Args;
+use farleaf_bench::InputError;
+use farleaf_bench::input::{ColumnNames, Rows};
+use farleaf_cluster::config::ConfigError;
+use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
+use farleaf_cluster::text::{Notation, Textual};
+use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey, OwnedValue};
+use std::path::Path;
+
+/// The layout of a new cluster.
+#[derive(Debug, Args)]
+pub(super) struct LayoutArguments {
+    /// Create the cluster for keys and values of this kind: u64, or bytes for byte strings
+    #[arg(
+        long,
+        value_name = "KIND",
+        default_value = "u64",
+        value_parser = ["u64", "bytes"],
+        requires = "memory_servers"
+    )]
+    keys: String,
+    /// Create it with pages of this size: 1k, 2k or 4k; larger ones take longer byte strings
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "1k",
+        value_parser = page_bytes,
+        requires = "memory_servers"
+    )]
+    page_bytes: u64,
+}
+
+fn page_bytes(text: &str) -> Result<u64, String> {
+    match text {
+        "1k" | "1Ki" | "1024" => Ok(1024),
+        "2k" | "2Ki" | "2048" => Ok(2048),
+        "4k" | "4Ki" | "4096" => Ok(4096),
+        _ => Err("expected 1k, 2k or 4k".to_owned()),
+    }
+}
+
+impl LayoutArguments {
+    pub(super) fn name(&self) -> Result<LayoutName, ConfigError> {
+        LayoutName::new(&self.keys, self.page_bytes)
+    }
+}
+
+/// How to read a CSV file of records.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) names: ColumnNames,
+    /// Whether the first row is a header. Files of numbers show it by themselves.
+    pub(super) has_header: bool,
+    pub(super) notation: Notation,
+}
+
+/// A layout whose records are read from files.
+pub(super) trait FromRows: ClusterLayout {
+    fn open(path: &Path, reading: &Reading) -> anyhow::Result<Rows>;
+
+    /// The next record; `None` at the end.
+    fn next(
+        rows: &mut Rows,
+        notation: Notation,
+    ) -> Result<Option<(OwnedKey<Self>, OwnedValue<Self>)>, InputError>;
+}
+
+impl FromRows for Fixed8 {
+    fn open(path: &Path, reading: &Reading) -> anyhow::Result<Rows> {
+        if !reading.has_header {
+            return usage("--no-header is for byte strings: files of numbers need no header");
+        }
+        Ok(Rows::open(path, &reading.names)?)
+    }
+
+    fn next(rows: &mut Rows, _notation: Notation) -> Result<Option<(u64, u64)>, InputError> {
+        rows.next_record()
+    }
+}
+
+impl<const WORDS: usize> FromRows for Bytes<WORDS>
+where
+    Self: ClusterLayout + Layout<Key = [u8], Value = [u8]>,
+{
+    fn open(path: &Path, reading: &Reading) -> anyhow::Result<Rows> {
+        Ok(Rows::open_text(path, &reading.names, reading.has_header)?)
+    }
+
+    fn next(rows: &mut Rows, notation: Notation) -> Result<Option<(Vec<u8>, Vec<u8>)>, InputError> {
+        let Some((key, value, number)) = rows.next_text()? else { return Ok(None) };
+        let key = <[u8]>::parse(key, notation);
+        let value = match value {
+            Some(value) => <[u8]>::parse(value, notation),
+            None => Ok(number.to_string().into_bytes()),
+        };
+        match key.and_then(|key| Ok((key, value?))) {
+            Ok(record) => Ok(Some(record)),
+            Err(problem) => Err(rows.bad_row(problem)),
+        }
+    }
+}
+
+/// Reads a key of the command line.
+pub(super) fn key<L: ClusterLayout>(text: &str, notation: Notation) -> anyhow::Result<OwnedKey<L>> {
+    L::Key::parse(text, notation).or_else(|why| usage(format!("the key {why}")))
+}
+
+/// Reads a value of the command line.
+pub(super) fn value<L: ClusterLayout>(
+    text: &str,
+    notation: Notation,
+) -> anyhow::Result<OwnedValue<L>> {
+    L::Value::parse(text, notation).or_else(|why| usage(format!("the value {why}")))
+}
