@@ -119,7 +119,7 @@ impl Arguments {
             Some(path) => {
                 let names = ColumnNames { key: self.key_column.clone(), value: None };
                 let notation = Notation::Escaped;
-                let reading = Reading { names, has_header: !self.no_header, notation };
+                let reading = Reading { names, has_header: !self.no_header };
                 let mut rows = L::open(path, &reading)?;
                 let keys =
                     sample(|| Ok::<_, InputError>(L::next(&mut rows, notation)?.map(first)))?;

@@ -54,7 +54,6 @@ pub(super) struct Reading {
     pub(super) names: ColumnNames,
     /// Whether the first row is a header. Files of numbers show it by themselves.
     pub(super) has_header: bool,
-    pub(super) notation: Notation,
 }
 
 /// A layout whose records are read from files.

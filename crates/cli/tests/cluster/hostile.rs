@@ -7,10 +7,11 @@
 //! and do what they say.
 
 use crate::launched::{Launched, eventually, text};
-use crate::serving::{DEADLINE, KEYS, compute, connect, serving, try_both};
+use crate::serving::{DEADLINE, KEYS, compute, connect_to, serving, try_both_of};
 use farleaf_cluster::launch::Folder;
+use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::scrape::Scraper;
-use farleaf_core::page::{Action, Fixed8, LeafEdit};
+use farleaf_core::page::{Action, Bytes, Fixed8, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_core::wire::ClientRequest;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::conformance::{mutate, random_bytes};
@@ -29,8 +30,14 @@ use std::time::Duration;
 
 /// Maximum growth of a process, in bytes: for connections and their buffers, not for what was sent.
 const GROWTH_BYTES: u64 = 64 << 20;
-/// The key in all messages before mutation: those that stay valid change only this key.
-const THEIR_KEY: u64 = 0x0123_4567_89ab_cdef;
+/// Keys and values of a layout.
+struct Records<L: ClusterLayout> {
+    /// The key in all messages before mutation, and its value: messages that stay valid change only
+    /// this key.
+    theirs: (OwnedKey<L>, OwnedValue<L>),
+    /// A key of each compute server, for the client that works meanwhile, and their value.
+    ours: ([OwnedKey<L>; 2], OwnedValue<L>),
+}
 
 /// The kind of server behind a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,15 +101,18 @@ fn let_in(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<TcpStrea
 }
 
 /// A mutated message to a compute server, made from any request but an order.
-fn ask(rng: &mut SmallRng) -> Vec<u8> {
-    let key = THEIR_KEY;
-    let ask: ClientRequest<Fixed8> = match rng.random_range(0..4) {
-        0 => ClientRequest::Edit(LeafEdit { key, action: Action::Upsert(1) }),
+fn ask<L: ClusterLayout>(
+    (key, value): &(OwnedKey<L>, OwnedValue<L>),
+    rng: &mut SmallRng,
+) -> Vec<u8> {
+    let (key, value) = (key.clone(), value.clone());
+    let ask: ClientRequest<L> = match rng.random_range(0..4) {
+        0 => ClientRequest::Edit(LeafEdit { key, action: Action::Upsert(value) }),
         1 => {
             let (lower, upper) = (Bound::Included(key), Bound::Unbounded);
             ClientRequest::Scan { lower, upper, reverse: rng.random(), limit: rng.random() }
         }
-        2 => ClientRequest::UpsertAll { records: vec![(key, 2); rng.random_range(0..9)] },
+        2 => ClientRequest::UpsertAll { records: vec![(key, value); rng.random_range(0..9)] },
         _ => ClientRequest::Map,
     };
     let mut bytes = ask.encode().to_vec();
@@ -123,7 +133,7 @@ fn request(rng: &mut SmallRng) -> Vec<u8> {
     bytes
 }
 
-fn is_order(message: &[u8]) -> bool {
+fn is_order<L: ClusterLayout>(message: &[u8]) -> bool {
     let harmless = |ask| {
         matches!(
             ask,
@@ -133,11 +143,16 @@ fn is_order(message: &[u8]) -> bool {
                 | ClientRequest::Map
         )
     };
-    ClientRequest::<Fixed8>::decode(message).is_some_and(|ask| !harmless(ask))
+    ClientRequest::<L>::decode(message).is_some_and(|ask| !harmless(ask))
 }
 
 /// Sends strings to a port over one connection; returns how many it sent.
-fn send(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
+fn send<L: ClusterLayout>(
+    port: &Port,
+    token: &Token,
+    theirs: &(OwnedKey<L>, OwnedValue<L>),
+    rng: &mut SmallRng,
+) -> io::Result<u64> {
     if port.kind == Kind::Metrics {
         let mut socket = connected(port)?;
         let mut bytes = match rng.random_range(0..4) {
@@ -166,10 +181,10 @@ fn send(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<u64> {
     for _ in 0..rng.random_range(1..16) {
         let message = match (port.kind, rng.random_range(0..4)) {
             (_, 0) | (Kind::MemoryServer(_), _) => random_bytes(rng),
-            (Kind::ComputeServer(_), _) => ask(rng),
+            (Kind::ComputeServer(_), _) => ask::<L>(theirs, rng),
             _ => request(rng),
         };
-        if is_order(&message) {
+        if is_order::<L>(&message) {
             continue;
         }
         let piece = Piece {
@@ -225,22 +240,38 @@ fn ports(cluster: &Launched) -> Vec<Port> {
 
 #[test]
 fn strings_that_nobody_should_send_disturb_nobody() {
+    let theirs = (0x0123_4567_89ab_cdef, 1);
+    disturb_nobody::<Fixed8>(&[], &Records { theirs, ours: (KEYS, 1) });
+}
+
+#[test]
+fn strings_disturb_nobody_in_a_cluster_of_byte_strings() {
+    let theirs = (b"user/0123456789abcdef".to_vec(), vec![7; 100]);
+    let ours = ([b"apple".to_vec(), b"zebra".to_vec()], b"1".to_vec());
+    let flags = ["--keys", "bytes", "--boundaries", "m"];
+    disturb_nobody::<Bytes>(&flags, &Records { theirs, ours });
+}
+
+fn disturb_nobody<L: ClusterLayout>(flags: &[&str], records: &Records<L>) {
     let count: u64 = std::env::var("FARLEAF_HOSTILE_STRINGS")
         .map_or(10_000, |text| text.parse().expect("a number of byte strings"));
-    let mut cluster = serving("tcp", &["--metrics"]);
+    let mut cluster = serving("tcp", &[&["--metrics"], flags].concat());
     let token = cluster.token();
-    let connection = connect(&cluster, DEADLINE * 10);
-    for key in KEYS {
-        assert_eq!(try_both(&connection, key), [Ok(()), Ok(())]);
-    }
+    let connection = connect_to::<L>(&cluster, DEADLINE * 10);
+    let (keys, value) = &records.ours;
+    let try_key = |key| {
+        let outcomes = try_both_of::<L>(&connection, L::key(key), L::value(value));
+        assert_eq!(outcomes, [Ok(()), Ok(())]);
+    };
+    keys.iter().for_each(try_key);
     let ports = ports(&cluster);
     let before: Vec<u64> = ports.iter().map(|port| resident(port.pid)).collect();
     let (over, worked) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Acquire) {
-                for key in KEYS {
-                    assert_eq!(try_both(&connection, key), [Ok(()), Ok(())]);
+                for key in keys {
+                    try_key(key);
                     worked.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -249,7 +280,7 @@ fn strings_that_nobody_should_send_disturb_nobody() {
         for port in &ports {
             let (mut sent, mut failed) = (0, 0_u64);
             while sent < count {
-                match send(port, &token, &mut rng) {
+                match send::<L>(port, &token, &records.theirs, &mut rng) {
                     Ok(strings) => sent += strings,
                     Err(_) => failed += 1,
                 }

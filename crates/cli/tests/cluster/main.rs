@@ -11,5 +11,6 @@ mod rdma;
 mod serving;
 mod spreading;
 mod standing;
+mod strings;
 mod tools;
 mod watching;

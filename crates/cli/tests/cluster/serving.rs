@@ -5,6 +5,7 @@ use crate::launched::{Launched, eventually, farleaf, signal, text};
 use farleaf_cluster::client::{Connection, ConnectionConfig};
 use farleaf_cluster::clock::Clock;
 use farleaf_cluster::launch::Folder;
+use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::records::{self, ComputeRecord, Keys};
 use farleaf_core::client::Remote;
 use farleaf_core::index::conformance::{self, Setup};
@@ -87,6 +88,14 @@ fn the_suite_of_all_designs_against_processes() {
 }
 
 pub(crate) fn connect(cluster: &Launched, deadline: Duration) -> Connection {
+    connect_to(cluster, deadline)
+}
+
+/// Connects to a cluster of any layout.
+pub(crate) fn connect_to<L: ClusterLayout>(
+    cluster: &Launched,
+    deadline: Duration,
+) -> Connection<L> {
     let config = ConnectionConfig {
         cluster: "default".into(),
         catalog: Folder(cluster.dir().into()).catalog().unwrap(),
@@ -105,10 +114,19 @@ const LATE: Duration = Duration::from_secs(20);
 
 /// Runs one lookup and one change of a key. Each must end in time, with any outcome.
 pub(crate) fn try_both(connection: &Connection, key: u64) -> [Result<(), IndexError>; 2] {
+    try_both_of(connection, &key, &1)
+}
+
+/// As [`try_both`], for any layout.
+pub(crate) fn try_both_of<L: ClusterLayout>(
+    connection: &Connection<L>,
+    key: &L::Key,
+    value: &L::Value,
+) -> [Result<(), IndexError>; 2] {
     let clock = Clock::start();
     let outcomes = connection.run(async |client| {
-        let read = client.get(&key).await.map(drop);
-        let write = client.upsert(&key, &1).await;
+        let read = client.get(key).await.map(drop);
+        let write = client.upsert(key, value).await;
         Ok::<_, IndexError>([read, write])
     });
     assert!(clock.elapsed() < DEADLINE * 2 + LATE, "{:?}: {outcomes:?}", clock.elapsed());

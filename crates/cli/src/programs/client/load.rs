@@ -156,7 +156,7 @@ pub(super) fn run<L: FromRows>(
 ) -> anyhow::Result<Outcome> {
     let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
     let names = ColumnNames { key, value };
-    let reading = Reading { names, has_header: !arguments.no_header, notation };
+    let reading = Reading { names, has_header: !arguments.no_header };
     let bar = output::bar("records", None);
     let (loaded, warning) = connection.run(async |client| {
         let rows = L::open(&arguments.file, &reading)?;

@@ -1,0 +1,361 @@
+//! Clusters of byte strings, as an operator and a program use them. Every answer is compared with a
+//! map in this process.
+
+use crate::launched::{Launched, eventually, farleaf, signal, text};
+use crate::serving::{DEADLINE, compute, connect_to, serving};
+use farleaf_cluster::launch::Folder;
+use farleaf_cluster::text::Textual;
+use farleaf_core::index::{Exchange, IndexError, RangeIndex, Scan};
+use farleaf_core::page::Bytes;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+const OPERATIONS: usize = 1_500;
+
+/// A key on either side of the boundary `m`: of any length up to the limit, often with a prefix that
+/// others share, and of any bytes.
+fn key(rng: &mut SmallRng) -> Vec<u8> {
+    let prefixes: [&[u8]; 6] = [b"", b"apple/", b"m", b"zebra/very/long/prefix/", b"\xff", b"a,\""];
+    let mut key = prefixes[rng.random_range(0..prefixes.len())].to_vec();
+    let longest = 128 - key.len();
+    let more = if rng.random_ratio(1, 20) { longest } else { rng.random_range(0..4) };
+    key.extend((0..more).map(|_| [0, b' ', b'\\', b'b', b'm', 0xff][rng.random_range(0..6)]));
+    key
+}
+
+fn value(rng: &mut SmallRng) -> Vec<u8> {
+    let length = if rng.random() { 8 } else { rng.random_range(0..100) };
+    (0..length).map(|_| rng.random()).collect()
+}
+
+/// Runs random operations, and compares each answer.
+fn work(cluster: &Launched, model: &mut Model, rng: &mut SmallRng) {
+    let connection = connect_to::<Bytes>(cluster, DEADLINE);
+    let taken = std::sync::Mutex::new((model, rng));
+    let worked = connection.run(async |client| {
+        let (model, rng) = &mut *taken.lock().unwrap();
+        for _ in 0..OPERATIONS {
+            let (key, new) = (key(rng), value(rng));
+            let before = model.get(&key).cloned();
+            match rng.random_range(0..6) {
+                0 => assert_eq!(client.get(&key).await?, before),
+                1 => {
+                    assert_eq!(client.insert(&key, &new).await?, before.is_none());
+                    model.entry(key).or_insert(new);
+                }
+                2 => {
+                    assert_eq!(client.update(&key, &new).await?, before.is_some());
+                    model.entry(key).and_modify(|value| *value = new);
+                }
+                3 => {
+                    assert_eq!(client.remove(&key).await?, before.is_some());
+                    model.remove(&key);
+                }
+                4 => {
+                    let expected = before.clone().unwrap_or_default();
+                    let told = client.compare_exchange(&key, &expected, &new).await?;
+                    match before {
+                        Some(_) => {
+                            assert_eq!(told, Exchange::Exchanged);
+                            model.insert(key, new);
+                        }
+                        None => assert_eq!(told, Exchange::Differs(None)),
+                    }
+                }
+                _ => {
+                    client.upsert(&key, &new).await?;
+                    model.insert(key, new);
+                }
+            }
+        }
+        Ok::<_, IndexError>(())
+    });
+    assert_eq!(worked, Ok(()));
+}
+
+/// Reads everything by gets, and by scans of everything, of ranges and of prefixes, both ways.
+fn assert_same(cluster: &Launched, model: &Model) {
+    let connection = connect_to::<Bytes>(cluster, DEADLINE * 5);
+    let records = |model: &mut dyn Iterator<Item = (&Vec<u8>, &Vec<u8>)>| -> Vec<_> {
+        model.map(|(key, value)| (key.clone(), value.clone())).collect()
+    };
+    let read = connection.run(async |client| {
+        let keys: Vec<_> = model.keys().cloned().collect();
+        let values = client.multi_get(&keys).await?;
+        assert!(values.into_iter().eq(model.values().cloned().map(Some)));
+        let prefixes: [&[u8]; 5] = [b"", b"apple/", b"m", b"\xff", b"none"];
+        for prefix in prefixes {
+            let range = <[u8]>::with_prefix(prefix.to_vec()).unwrap();
+            let up = client.scan(&Scan::range(range.clone())).await?;
+            let mut down = client.scan(&Scan::range(range).reverse()).await?;
+            down.reverse();
+            let mut expected = model.iter().filter(|(key, _)| key.starts_with(prefix));
+            let expected = records(&mut expected);
+            assert!(up == expected, "{prefix:?}: {} of {}", up.len(), expected.len());
+            assert!(down == expected, "{prefix:?}: {} of {}", down.len(), expected.len());
+        }
+        let range = (Bound::Excluded(b"b".to_vec()), Bound::Included(b"zebra/very/".to_vec()));
+        let found = client.scan(&Scan::range(range.clone())).await?;
+        assert_eq!(found, records(&mut model.range(range)));
+        Ok::<_, IndexError>(())
+    });
+    assert_eq!(read, Ok(()));
+}
+
+fn client(cluster: &Launched, words: &[&str]) -> (Option<i32>, String, String) {
+    let output = farleaf(&[&["client", "--dir", cluster.dir()], words].concat());
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+fn path(cluster: &Launched, name: &str) -> String {
+    cluster.folder.path().join(name).to_str().unwrap().to_owned()
+}
+
+/// Waits for the next life of a compute server after `end` has ended this one.
+fn next_life(cluster: &mut Launched, number: u16, by: Signal) {
+    let before = compute(cluster, number).unwrap();
+    signal(before.pid, by);
+    cluster.await_line(&format!("compute server {number} has been restarted"));
+    eventually("its next life", || {
+        let now = compute(cluster, number).filter(|now| now.pid != before.pid)?;
+        (now.generation > 0).then_some(())
+    });
+}
+
+fn byte_strings_are_served(transport: &str) {
+    let flags = ["--keys", "bytes", "--boundaries", "m", "--restart", "--write-back-ms", "0"];
+    let mut cluster = serving(transport, &flags);
+    let (mut model, mut rng) = (Model::new(), SmallRng::seed_from_u64(1));
+    work(&cluster, &mut model, &mut rng);
+    assert_same(&cluster, &model);
+    // What was flushed outlives a kill; what was acknowledged outlives a clean end.
+    assert_eq!(client(&cluster, &["flush"]).0, Some(0));
+    for number in [0, 1] {
+        next_life(&mut cluster, number, Signal::KILL);
+    }
+    assert_same(&cluster, &model);
+    work(&cluster, &mut model, &mut rng);
+    for number in [0, 1] {
+        next_life(&mut cluster, number, Signal::TERM);
+    }
+    assert_same(&cluster, &model);
+    // Files have every byte of keys and values, in both notations, with a header and without.
+    for (name, flags) in [("a.csv", &[][..]), ("b.csv", &["--no-header"]), ("c.csv", &["--hex"])] {
+        let file = path(&cluster, name);
+        let (code, _, said) = client(&cluster, &[&["export", &file][..], flags].concat());
+        assert_eq!((code, &*said), (Some(0), &*format!("{} records\n", model.len())));
+        let content = std::fs::read_to_string(&file).unwrap();
+        let has_header = !flags.contains(&"--no-header");
+        assert_eq!(content.starts_with("key,value\n"), has_header);
+        assert_eq!(content.lines().count(), model.len() + usize::from(has_header));
+        assert_eq!(client(&cluster, &["clear"]).0, Some(0));
+        assert_same(&cluster, &Model::new());
+        let bulk: &[&str] = if name == "b.csv" { &[] } else { &["--bulk"] };
+        let (code, out, said) = client(&cluster, &[&["load", &file][..], flags, bulk].concat());
+        assert_eq!((code, &*out), (Some(0), &*format!("{} records\n", model.len())), "{said}");
+        assert_same(&cluster, &model);
+    }
+    // The launcher reports the two that were killed by its exit code.
+    assert_eq!(cluster.end(Signal::TERM), Some(1));
+}
+
+#[test]
+fn byte_strings_are_served_over_tcp() {
+    byte_strings_are_served("tcp");
+}
+
+#[test]
+fn byte_strings_are_served_over_shm() {
+    byte_strings_are_served("shm");
+}
+
+#[test]
+fn the_commands_of_a_client_take_byte_strings() {
+    let mut cluster = serving("tcp", &["--keys", "bytes", "--boundaries", "m\\x2c", "--metrics"]);
+    let client = |words: &[&str]| client(&cluster, words);
+    let done = |out: &str| (Some(0), out.to_owned(), String::new());
+    let no = |why: &str| (Some(1), String::new(), why.to_owned());
+    assert_eq!(client(&["get", "a"]), no("key a is absent\n"));
+    assert_eq!(client(&["put", "a\\x00", "\\xff ß"]), done(""));
+    assert_eq!(client(&["get", "a\\x00"]), done("\\xff ß\n"));
+    assert_eq!(client(&["get", "--hex", "6100"]), done("ff20c39f\n"));
+    assert_eq!(client(&["insert", "--hex", "6100", "00"]), no("key 6100 is there already\n"));
+    assert_eq!(client(&["update", "a\\x01", ""]), no("key a\\x01 is absent\n"));
+    assert_eq!(client(&["put", "", ""]), done(""), "both may be empty");
+    assert_eq!(client(&["get", ""]), done("\n"));
+    assert_eq!(client(&["put", "x, \"y\"", "1"]), done(""));
+    assert_eq!(client(&["put", "--", "-x", "2"]), done(""));
+    let all = [",", "-x,2", "a\\x00,\\xff ß", "\"x, \"\"y\"\"\",1"];
+    let lines =
+        |lines: &[&str]| done(&lines.iter().map(|line| format!("{line}\n")).collect::<String>());
+    assert_eq!(client(&["scan"]), lines(&all));
+    let down: Vec<&str> = all.iter().rev().copied().collect();
+    assert_eq!(client(&["scan", "--reverse"]), lines(&down));
+    assert_eq!(client(&["scan", "-n", "1"]).0, Some(2));
+    assert_eq!(client(&["scan", "--limit", "1", "b"]), lines(&all[3..]));
+    assert_eq!(client(&["scan", "b", "--reverse"]), lines(&down[1..]));
+    assert_eq!(client(&["scan", "--prefix", "a\\x00"]), lines(&all[2..3]));
+    assert_eq!(client(&["scan", "--prefix", "61", "--hex"]), done("6100,ff20c39f\n"));
+    assert_eq!(client(&["remove", "a\\x00"]), done(""));
+    assert_eq!(client(&["remove", "a\\x00"]), no("key a\\x00 is absent\n"));
+
+    // What is too long changes nothing, and the limit is named.
+    let key = "k".repeat(129);
+    let too_long = "error: the key has 129 bytes, and keys can have at most 128\n";
+    assert_eq!(client(&["put", &key, "1"]), no(too_long));
+    assert_eq!(client(&["get", &key]), no(too_long));
+    assert_eq!(client(&["scan", &key]), no(too_long));
+    let (code, out, said) = client(&["put", "k", &"v".repeat(300)]);
+    assert_eq!((code, &*out), (Some(1), ""));
+    let limit = "error: the value has 300 bytes, and a value of this key can have at most ";
+    assert!(said.starts_with(limit) && said.lines().count() == 1, "{said}");
+    let most: usize = said.trim_end().rsplit(' ').next().unwrap().parse().unwrap();
+    assert_eq!(client(&["get", "k"]).0, Some(1));
+    assert_eq!(client(&["put", "k", &"v".repeat(most)]), done(""));
+    assert_eq!(client(&["put", "k", &"v".repeat(most + 1)]).0, Some(1));
+    assert_eq!(client(&["get", "k"]).1.len(), most + 1);
+    assert_eq!(client(&["remove", "k"]), done(""));
+    for (words, why) in [
+        (&["get", "a\\n"][..], "a backslash begins"),
+        (&["get", "--hex", "6"], "pairs of hexadecimal digits"),
+        (&["scan", "a", "--prefix", "a"], "cannot be used with"),
+        (&["bench"], "this cluster has bytes keys in pages of 1024 bytes, and this needs u64"),
+    ] {
+        let (code, _, said) = client(words);
+        assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
+
+    // Files.
+    let file = |name: &str, content: &str| {
+        std::fs::write(path(&cluster, name), content).unwrap();
+        path(&cluster, name)
+    };
+    let words = file("words.csv", "word,meaning\nox,animal\n\"p, q\",\\x00\n");
+    let (code, _, said) = client(&["load", &words]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("no column `key`; its columns are: word, meaning"), "{said}");
+    let columns = ["--key-column", "word", "--value-column", "meaning"];
+    assert_eq!(client(&[&["load", &words], &columns[..]].concat()), done("2 records\n"));
+    assert_eq!(client(&["scan", "ox", "--limit", "2"]), lines(&["ox,animal", "\"p, q\",\\x00"]));
+    let plain = file("plain.csv", "7\nkey\n");
+    assert_eq!(client(&["load", "--no-header", &plain]), done("2 records\n"));
+    assert_eq!((client(&["get", "7"]), client(&["get", "key"])), (done("0\n"), done("1\n")));
+    let bad = file("bad.csv", "key,value\na,1\nb,\\q\n");
+    let (code, _, said) = client(&["load", &bad]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("before this: 1: ") && said.contains("line 3: `\\q`: a back"), "{said}");
+    let long = file("long.csv", &format!("key,value\nc,1\n{key},2\n"));
+    let (code, _, said) = client(&["load", &long]);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("before this: 0: the key has 129 bytes"), "{said}");
+    assert_eq!(client(&["get", "c"]), no("key c is absent\n"), "their request changed nothing");
+
+    // The shell, and what shows keys.
+    let script = file("script", "put 'z\\x00' 1\nget 'z\\x00'\nscan --prefix z\n");
+    let shell = std::process::Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["shell", "--dir", cluster.dir()])
+        .stdin(std::fs::File::open(script).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(text(&shell.stdout), "ok\n1\nz\\x00,1\n", "{}", text(&shell.stderr));
+    let status = text(&cluster.status().stdout);
+    for part in ["keys: bytes, in pages of 1024 bytes", " ..m, ", " m,.. "] {
+        assert!(status.contains(part), "{part}: {status}");
+    }
+    let top = farleaf(&["top", "--dir", cluster.dir(), "--once", "--interval", "0.2"]);
+    assert!(text(&top.stdout).contains(" ..m, "), "{top:?}");
+    let moved = farleaf(&["move", "--dir", cluster.dir(), "0", "1"]);
+    assert_eq!(moved.status.code(), Some(0), "{moved:?}");
+    assert!(text(&moved.stdout).contains(": 1 owns .. in map epoch "), "{moved:?}");
+    let json: serde_json::Value =
+        serde_json::from_str(&text(&farleaf(&["status", "--dir", cluster.dir(), "--json"]).stdout))
+            .unwrap();
+    assert_eq!(
+        (&json["settings"]["keys"], &json["map"]["owners"][0]),
+        (&"bytes".into(), &1.into())
+    );
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
+}
+
+/// A cluster of byte strings without boundaries, and with larger pages. A bulk load gives every
+/// compute server its part, and a program of another layout is refused.
+#[test]
+fn larger_pages_take_longer_strings_and_a_load_spreads_them() {
+    for (size, key_bytes, value_bytes) in [("2k", 256, 220), ("4k", 256, 900)] {
+        let flags = ["--keys", "bytes", "--page-bytes", size];
+        let mut cluster = serving("shm", &flags);
+        let record = |number: usize| {
+            let key = format!("{:k<1$}", format!("user{number:06}/"), key_bytes);
+            (key, format!("{number:v<value_bytes$}"))
+        };
+        let records: Vec<(String, String)> = (0..1_000).map(record).collect();
+        let rows = records.iter().map(|(key, value)| format!("{key},{value}\n"));
+        let file = path(&cluster, "rows.csv");
+        std::fs::write(&file, format!("key,value\n{}", rows.collect::<String>())).unwrap();
+        let (code, out, said) = client(&cluster, &["load", "--bulk", &file]);
+        assert_eq!((code, &*out, &*said), (Some(0), "1000 records\n", ""), "nothing to warn of");
+        let (_, found, _) = client(&cluster, &["scan", "--limit", "2000"]);
+        assert!(found.lines().eq(records.iter().map(|(key, value)| format!("{key},{value}"))));
+        let status = text(&cluster.status().stdout);
+        assert!(status.contains(" user00") && !status.contains("xff"), "{status}");
+        let (code, _, said) = client(&cluster, &["put", &"k".repeat(257), "1"]);
+        assert_eq!(code, Some(1));
+        assert!(said.contains("keys can have at most 256"), "{said}");
+
+        let token = path(&cluster, "token");
+        let catalog = Folder(cluster.dir().into()).catalog().unwrap().to_string();
+        let creates = ["--memory-servers", "2", "--compute-servers", "2"];
+        let server = ["memory-server", "--number", "1", "--token-file", &token];
+        let server =
+            [&server[..], &["--catalog", &catalog, "--transport", "tcp"], &creates].concat();
+        let said = farleaf(&server);
+        let why = "as the layout, not u64 keys in pages of 1024 bytes";
+        let error = text(&said.stderr);
+        let last = error.lines().last().unwrap();
+        assert_eq!(said.status.code(), Some(2), "{error}");
+        assert!(last.starts_with("error: ") && last.ends_with(why), "{error}");
+        assert_eq!(cluster.end(Signal::TERM), Some(0));
+    }
+}
+
+#[test]
+fn a_cluster_of_numbers_refuses_what_is_for_byte_strings() {
+    let mut cluster = serving("tcp", &[]);
+    for (words, why) in [
+        (&["get", "five"][..], "the key `five` is not a whole number from 0 to 2^64 - 1"),
+        (&["put", "5", "x"], "the value `x` is not a whole number"),
+        (&["get", "--hex", "05"], "--hex is for byte strings"),
+        (&["scan", "--prefix", "5"], "--prefix is for byte strings"),
+        (&["load", "--no-header", "x.csv"], "--no-header is for byte strings"),
+    ] {
+        let (code, _, said) = client(&cluster, words);
+        assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
+    assert_eq!(client(&cluster, &["put", "5", "50"]).0, Some(0));
+    assert_eq!(client(&cluster, &["scan"]).1, "5,50\n");
+    assert_eq!(client(&cluster, &["scan", "--reverse"]).1, "5,50\n");
+    cluster.end(Signal::TERM);
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let start = ["cluster", "--dir", dir, "--transport", "tcp", "--memory-servers", "1"];
+    for (more, why) in [
+        (&["--page-bytes", "2k"][..], "this program has no u64 keys in pages of 2048 bytes"),
+        (&["--page-bytes", "3k"], "expected 1k, 2k or 4k"),
+        (&["--keys", "text"], "possible values: u64, bytes"),
+        (&["--boundaries", "m"], "--boundaries: `m` is not a whole number"),
+        (&["--keys", "bytes", "--boundaries", ""], "must ascend strictly from above the empty key"),
+        (&["--keys", "bytes", "--boundaries", &"m".repeat(129)], "a boundary is too long"),
+    ] {
+        let output = farleaf(&[&start[..], &["--compute-servers", "2"], more].concat());
+        let said = text(&output.stderr);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
+}
