@@ -185,6 +185,7 @@ fn a_pool_that_may_not_be_locked_ends_with_one_line() {
     setrlimit(Resource::Memlock, Rlimit { current: Some(1 << 20), ..before }).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_farleaf"))
         .args(["memory-server", "--number", "0", "--transport", "verbs", "--pool-bytes", "64Mi"])
+        .args(["--memory-servers", "1", "--compute-servers", "0"])
         .args(["--token-file", &token, "--catalog-listen", "127.0.0.1:0", "--catalog-state"])
         .arg(state)
         .uid(NOBODY)

@@ -344,6 +344,8 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     let keys = Keys::new(&options.cluster)
         .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
     let wanted = Place::wanted(options)?;
+    // An address that cannot be published is an error before the cluster is there.
+    wanted.advertised(options)?;
     let (embedded, place) = match &options.catalog {
         CatalogPlace::At(address) => (None, address.clone()),
         CatalogPlace::Here { listen, state, address_file } => {
