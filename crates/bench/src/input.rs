@@ -27,6 +27,17 @@ pub struct ColumnNames {
     pub value: Option<String>,
 }
 
+/// A row of text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextRow<'a> {
+    /// The key.
+    pub key: &'a str,
+    /// The value, if the file has a column of values.
+    pub value: Option<&'a str>,
+    /// The row's number, from 0.
+    pub number: u64,
+}
+
 /// Reads the records of a file row by row.
 ///
 /// The first row is a header with the names of the columns. Without names in [`ColumnNames`], a
@@ -96,17 +107,17 @@ impl Rows {
         Ok(Self { columns, key, value, read: 0 })
     }
 
-    /// Returns the next row's key and value as text, and its number, from 0; `None` at the end.
+    /// Returns the next row; `None` at the end.
     ///
     /// # Errors
     /// [`InputError`] if the file cannot be read further.
-    pub fn next_text(&mut self) -> Result<Option<(&str, Option<&str>, u64)>, InputError> {
+    pub fn next_text(&mut self) -> Result<Option<TextRow<'_>>, InputError> {
         if !self.columns.next_row()? {
             return Ok(None);
         }
         let value = self.value.map(|column| self.columns.field(column));
         self.read += 1;
-        Ok(Some((self.columns.field(self.key), value, self.read - 1)))
+        Ok(Some(TextRow { key: self.columns.field(self.key), value, number: self.read - 1 }))
     }
 
     /// An error about the row that was read last.
@@ -224,7 +235,7 @@ mod tests {
             let file = TestFile::new(name, content);
             let mut rows = Rows::open_text(file.path(), names, has_header)?;
             let mut read = Vec::new();
-            while let Some((key, value, number)) = rows.next_text()? {
+            while let Some(TextRow { key, value, number }) = rows.next_text()? {
                 read.push(format!("{key}={}", value.map_or(number.to_string(), str::to_owned)));
             }
             Ok::<_, InputError>(read)

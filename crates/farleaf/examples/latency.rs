@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     index.upsert_all((0..GETS).map(|key| (key, key)).collect::<Vec<_>>()).wait()?;
 
     let folder = Folder(dir.into());
-    let connection = Connection::open(&ConnectionConfig {
+    let connection: Connection = Connection::open(&ConnectionConfig {
         cluster: "default".to_owned(),
         catalog: folder.catalog()?,
         token: read_token(&folder.token())?,

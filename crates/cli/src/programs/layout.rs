@@ -3,7 +3,7 @@
 use crate::usage;
 use clap::Args;
 use farleaf_bench::InputError;
-use farleaf_bench::input::{ColumnNames, Rows};
+use farleaf_bench::input::{ColumnNames, Rows, TextRow};
 use farleaf_cluster::config::ConfigError;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_cluster::text::{Notation, Textual};
@@ -56,15 +56,14 @@ pub(super) struct Reading {
     pub(super) has_header: bool,
 }
 
+/// The next record of a file; `None` at its end.
+type NextRecord<L> = Result<Option<(OwnedKey<L>, OwnedValue<L>)>, InputError>;
+
 /// A layout whose records are read from files.
 pub(super) trait FromRows: ClusterLayout {
     fn open(path: &Path, reading: &Reading) -> anyhow::Result<Rows>;
 
-    /// The next record; `None` at the end.
-    fn next(
-        rows: &mut Rows,
-        notation: Notation,
-    ) -> Result<Option<(OwnedKey<Self>, OwnedValue<Self>)>, InputError>;
+    fn next(rows: &mut Rows, notation: Notation) -> NextRecord<Self>;
 }
 
 impl FromRows for Fixed8 {
@@ -89,7 +88,7 @@ where
     }
 
     fn next(rows: &mut Rows, notation: Notation) -> Result<Option<(Vec<u8>, Vec<u8>)>, InputError> {
-        let Some((key, value, number)) = rows.next_text()? else { return Ok(None) };
+        let Some(TextRow { key, value, number }) = rows.next_text()? else { return Ok(None) };
         let key = <[u8]>::parse(key, notation);
         let value = match value {
             Some(value) => <[u8]>::parse(value, notation),

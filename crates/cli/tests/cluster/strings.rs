@@ -34,11 +34,12 @@ fn value(rng: &mut SmallRng) -> Vec<u8> {
 }
 
 /// Runs random operations, and compares each answer.
-fn work(cluster: &Launched, model: &mut Model, rng: &mut SmallRng) {
+fn work(cluster: &Launched, model: &mut Model, seed: u64) {
     let connection = connect_to::<Bytes>(cluster, DEADLINE);
-    let taken = std::sync::Mutex::new((model, rng));
+    let start = model.clone();
     let worked = connection.run(async |client| {
-        let (model, rng) = &mut *taken.lock().unwrap();
+        let (mut model, mut rng) = (start.clone(), SmallRng::seed_from_u64(seed));
+        let rng = &mut rng;
         for _ in 0..OPERATIONS {
             let (key, new) = (key(rng), value(rng));
             let before = model.get(&key).cloned();
@@ -73,9 +74,9 @@ fn work(cluster: &Launched, model: &mut Model, rng: &mut SmallRng) {
                 }
             }
         }
-        Ok::<_, IndexError>(())
+        Ok::<_, IndexError>(model)
     });
-    assert_eq!(worked, Ok(()));
+    *model = worked.unwrap();
 }
 
 /// Reads everything by gets, and by scans of everything, of ranges and of prefixes, both ways.
@@ -130,8 +131,8 @@ fn next_life(cluster: &mut Launched, number: u16, by: Signal) {
 fn byte_strings_are_served(transport: &str) {
     let flags = ["--keys", "bytes", "--boundaries", "m", "--restart", "--write-back-ms", "0"];
     let mut cluster = serving(transport, &flags);
-    let (mut model, mut rng) = (Model::new(), SmallRng::seed_from_u64(1));
-    work(&cluster, &mut model, &mut rng);
+    let mut model = Model::new();
+    work(&cluster, &mut model, 1);
     assert_same(&cluster, &model);
     // What was flushed outlives a kill; what was acknowledged outlives a clean end.
     assert_eq!(client(&cluster, &["flush"]).0, Some(0));
@@ -139,7 +140,7 @@ fn byte_strings_are_served(transport: &str) {
         next_life(&mut cluster, number, Signal::KILL);
     }
     assert_same(&cluster, &model);
-    work(&cluster, &mut model, &mut rng);
+    work(&cluster, &mut model, 2);
     for number in [0, 1] {
         next_life(&mut cluster, number, Signal::TERM);
     }

@@ -96,11 +96,14 @@ impl<L: Layout> Queues<L> {
     }
 }
 
+/// The queues of what is being served, if anything is.
+type Served<L> = Option<Arc<Queues<L>>>;
+
 /// Passes clients' requests to the generation that is being served.
 #[derive(Debug)]
 pub(super) struct Front<L: Layout> {
     /// The same queues for each thread, so that threads do not wait for each other here.
-    serving: Box<[Mutex<Option<Arc<Queues<L>>>>]>,
+    serving: Box<[Mutex<Served<L>>]>,
 }
 
 impl<L: Layout> Front<L> {

@@ -133,7 +133,7 @@ fn partition((low, high): &(KeyRecord, Option<KeyRecord>)) -> Vec<Sample> {
     }
     let high = high.as_ref().map(|high| ("end", high.to_string()));
     let labels = [("lowest", low.to_string())].into_iter().chain(high);
-    let labels = labels.map(|(name, key)| (name, key.into())).collect();
+    let labels = labels.collect();
     vec![Sample { labels, value: 1 }]
 }
 
