@@ -86,7 +86,7 @@ fn a_log_that_cannot_be_written_ends_no_server() {
 }
 
 /// Reads `/metrics`; an error if there is no answer.
-fn metrics(address: &str) -> std::io::Result<String> {
+pub(crate) fn metrics(address: &str) -> std::io::Result<String> {
     let mut socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(60)))?;
     socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;

@@ -1,6 +1,7 @@
 //! Clusters of byte strings, as an operator and a program use them. Every answer is compared with a
 //! map in this process.
 
+use crate::ending::metrics;
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{DEADLINE, compute, connect_to, serving};
 use farleaf_cluster::launch::Folder;
@@ -271,6 +272,8 @@ fn the_commands_of_a_client_take_byte_strings() {
     }
     let top = farleaf(&["top", "--dir", cluster.dir(), "--once", "--interval", "0.2"]);
     assert!(text(&top.stdout).contains(" ..m, "), "{top:?}");
+    let seen = metrics(&compute(&cluster, 0).unwrap().metrics.unwrap()).unwrap();
+    assert!(seen.contains("\nfarleaf_partition{lowest=\"\",end=\"m,\"} 1\n"), "{seen}");
     let moved = farleaf(&["move", "--dir", cluster.dir(), "0", "1"]);
     assert_eq!(moved.status.code(), Some(0), "{moved:?}");
     assert!(text(&moved.stdout).contains(": 1 owns .. in map epoch "), "{moved:?}");
@@ -339,6 +342,15 @@ fn a_cluster_of_numbers_refuses_what_is_for_byte_strings() {
         assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
         assert!(said.contains(why), "{said}");
     }
+    // More than the client fetches at a time.
+    let rows: String = (0..70_000).map(|key| format!("{key},1\n")).collect();
+    let file = path(&cluster, "rows.csv");
+    std::fs::write(&file, &rows).unwrap();
+    assert_eq!(client(&cluster, &["load", "--bulk", &file]).0, Some(0));
+    assert!(client(&cluster, &["scan", "--limit", "1M"]).1 == rows);
+    let down = client(&cluster, &["scan", "--limit", "1M", "--reverse"]).1;
+    assert!(down.lines().rev().eq(rows.lines()));
+    assert_eq!(client(&cluster, &["clear"]).0, Some(0));
     assert_eq!(client(&cluster, &["put", "5", "50"]).0, Some(0));
     assert_eq!(client(&cluster, &["scan"]).1, "5,50\n");
     assert_eq!(client(&cluster, &["scan", "--reverse"]).1, "5,50\n");
