@@ -321,8 +321,8 @@ impl<L: ClusterLayout> Connection<L> {
         (&*self.places.catalog, &self.places.keys)
     }
 
-    /// The registered compute servers: their numbers, addresses and epochs. These differ if a server
-    /// has restarted, joined or left in between.
+    /// The registered compute servers: their numbers, addresses and epochs. These differ once a
+    /// server has restarted, joined or left.
     pub fn servers(&self) -> Vec<(u16, String, u64)> {
         let of = |record: &ComputeRecord| (record.number, record.address.clone(), record.epoch);
         lock(&self.places.known).found.iter().map(of).collect()

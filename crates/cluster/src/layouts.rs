@@ -93,8 +93,8 @@ impl ClusterLayout for Bytes<512> {
     const NAME: LayoutName = LayoutName::Bytes4K;
 }
 
-/// Evaluates an expression with a [`LayoutName`]'s type in the place of `$layout`. Each use compiles
-/// what it calls once for each layout.
+/// Evaluates an expression with the type of a [`LayoutName`] in the place of `$layout`. Each use
+/// compiles what it calls once for each layout.
 #[macro_export]
 macro_rules! with_layout {
     ($name:expr, $layout:ident => $body:expr) => {

@@ -18,8 +18,8 @@ type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const OPERATIONS: usize = 1_500;
 
-/// A key on either side of the boundary `m`: of any length up to the limit, often with a prefix that
-/// others share, and of any bytes.
+/// A key on either side of the boundary `m`: of any length up to the limit, of any bytes, and often
+/// with a prefix that others share.
 fn key(rng: &mut SmallRng) -> Vec<u8> {
     let prefixes: [&[u8]; 6] = [b"", b"apple/", b"m", b"zebra/very/long/prefix/", b"\xff", b"a,\""];
     let mut key = prefixes[rng.random_range(0..prefixes.len())].to_vec();

@@ -68,8 +68,8 @@ pub struct ComputeServerOptions {
     pub term: Duration,
     /// Timeout of one request to a memory server.
     pub request_timeout: Duration,
-    /// The lowest key of each range but the first, as text, used only by the server that creates the
-    /// first partition map. If empty, that server uses [`Textual::first_boundaries`].
+    /// The lowest key of each range but the first, as text. Only the server that creates the first
+    /// partition map uses it. If empty, that server uses [`Textual::first_boundaries`].
     pub boundaries: Vec<String>,
     /// The address to serve metrics on, if any.
     pub metrics: Option<SocketAddr>,
