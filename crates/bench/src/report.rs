@@ -72,6 +72,10 @@ pub struct Report {
     pub server_threads: Option<usize>,
     /// Duration of the load, in the fabric's time.
     pub load_seconds: f64,
+    /// The distribution of latencies, if asked for: fractions of the operations from 0 to 1, and the
+    /// nanoseconds within which they ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latencies: Vec<(f64, u64)>,
     /// Each subtree of this level lies on one memory server, in designs that place subtrees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement_level: Option<u8>,
@@ -304,6 +308,17 @@ impl Report {
             measured.timeline.as_ref().map(Timeline::shares).unwrap_or_default();
         self.changes = measured.changes.iter().map(Changed::from).collect();
         self.timeline = measured.timeline.clone();
+        self
+    }
+
+    /// Fills in the distribution of latencies.
+    #[must_use]
+    pub fn with_latencies(mut self, measured: &Measurement) -> Self {
+        let percents = (1..=99).map(f64::from).chain([99.5, 99.9, 99.99, 100.0]);
+        let at = |percent: f64| {
+            (percent / 100.0, measured.latency_ns.value_at_quantile(percent / 100.0))
+        };
+        self.latencies = percents.map(at).collect();
         self
     }
 

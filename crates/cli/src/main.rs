@@ -13,6 +13,7 @@ mod figures;
 mod output;
 mod plot;
 mod programs;
+mod reproduce;
 mod sim;
 mod units;
 
@@ -48,6 +49,8 @@ enum Command {
     Figures(figures::Arguments),
     /// Run DEX with and without each of its parts, and show what each contributes
     Ablation(ablation::Arguments),
+    /// Repeat the papers' experiments on the simulator, and report which statements hold
+    Reproduce(reproduce::Arguments),
     /// Check scenarios of workloads and faults on a simulated cluster
     Sim(sim::Arguments),
     /// Run one memory server
@@ -115,6 +118,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
         Command::Figures(arguments) => figures::run(&arguments).map(|()| true),
         Command::Ablation(arguments) => ablation::run(&arguments).map(|()| true),
+        Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::MemoryServer(arguments) => programs::memory_server::run(*arguments).map(|()| true),
         Command::ComputeServer(arguments) => {
@@ -160,7 +164,7 @@ fn explain(error: &clap::Error) -> ExitCode {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             output::error_line(
-                "a command is missing: demo, bench, figures, ablation, sim, memory-server, compute-server, cluster, status, client, shell or top; see `farleaf --help`",
+                "a command is missing: demo, bench, figures, ablation, reproduce, sim, memory-server, compute-server, cluster, status, client, shell or top; see `farleaf --help`",
             );
             ExitCode::from(2)
         }

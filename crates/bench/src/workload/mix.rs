@@ -74,7 +74,7 @@ pub struct Mix {
 
 /// The error for an unknown workload name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("unknown workload `{name}`: expected one of {expected}")]
+#[error("unknown workload `{name}`: expected one of {expected}, scan:RECORDS or insert:PERCENT")]
 pub struct UnknownMix {
     name: String,
     expected: String,
@@ -130,11 +130,23 @@ impl Mix {
         self
     }
 
-    /// Returns the mix with this name.
+    /// Returns the mix with this name. Besides [`NAMED_MIXES`] there are `scan:N`, scans of N
+    /// records, and `insert:P`, P percent insertions and otherwise lookups.
     ///
     /// # Errors
     /// [`UnknownMix`] if there is no such mix.
     pub fn named(name: &str) -> Result<Self, UnknownMix> {
+        let number = |prefix: &str, most: u32| {
+            let number: u32 = name.strip_prefix(prefix)?.parse().ok()?;
+            Some(number).filter(|number| (1..=most).contains(number))
+        };
+        if let Some(records) = number("scan:", u32::MAX) {
+            return Ok(Self::new(name.to_owned()).with(OperationKind::scan(records), 100));
+        }
+        if let Some(percent) = number("insert:", 100) {
+            let lookups = Self::new(name.to_owned()).with(Get, 100 - percent);
+            return Ok(lookups.with(Insert, percent));
+        }
         NAMED_MIXES.iter().find(|mix| mix.name == name).cloned().ok_or_else(|| {
             let names: Vec<&str> = NAMED_MIXES.iter().map(|mix| &*mix.name).collect();
             UnknownMix { name: name.to_owned(), expected: names.join(", ") }
@@ -168,6 +180,13 @@ mod tests {
         assert_eq!(latest, Distribution::Latest { theta: 0.99 });
         let message = Mix::named("ycsb-z").unwrap_err().to_string();
         assert!(message.contains("`ycsb-z`") && message.contains("scan-intensive"), "{message}");
+        let scans = Mix::named("scan:2000").unwrap();
+        assert_eq!(&*scans.operations, &[(OperationKind::scan(2000), 100)]);
+        let inserts = Mix::named("insert:5").unwrap();
+        assert_eq!((inserts.insert_share(), inserts.total_weight()), (0.05, 100));
+        for wrong in ["scan:0", "scan:", "scan:-1", "insert:101", "insert:x"] {
+            assert!(Mix::named(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -29,7 +29,8 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
   insert-intensive  50 lookups, 50 insertions         ycsb-d  95 lookups of the latest, 5 insertions
   scan-intensive    95 scans of 100, 5 insertions     ycsb-e  95 scans of 1 to 100, 5 insertions
   scan-only         100 scans of 100                  ycsb-f  50 lookups, 50 read-modify-writes
-  update-only       100 updates
+  update-only       100 updates                       scan:N  100 scans of N
+                                                    insert:P  P insertions, otherwise lookups
 
 DEX as in its paper, with its harness:
   farleaf bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --admission coin:0.1 \
@@ -258,6 +259,9 @@ pub(crate) struct Arguments {
     /// 2,000 of them [default: a sixtieth of the run]
     #[arg(long, value_name = "MS", value_parser = moments::interval, requires = "timeline")]
     pub(super) interval_ms: Option<f64>,
+    /// Add the distribution of latencies to the JSON
+    #[arg(long, requires = "json")]
+    pub(super) latencies: bool,
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,

@@ -196,7 +196,11 @@ impl Task for Bench<'_> {
             }
         };
         let records = testbed.records().max(report.keys);
-        let report = report.with_measurement(&measured).with_cached_bytes(testbed.cached_bytes());
+        let mut report =
+            report.with_measurement(&measured).with_cached_bytes(testbed.cached_bytes());
+        if plan.latencies {
+            report = report.with_latencies(&measured);
+        }
         Ok(report.with_memory(&testbed.usage(), testbed.local_bytes(), records))
     }
 }

@@ -53,6 +53,8 @@ pub(super) struct Plan {
     pub(super) pool_bytes: usize,
     /// The intervals of the timeline, if the options ask for one.
     pub(super) interval: Option<Interval>,
+    /// Whether the report has the distribution of latencies.
+    pub(super) latencies: bool,
     /// Whether a cache was requested for a design that has none.
     pub(super) ignores_cache: bool,
 }
@@ -217,6 +219,7 @@ impl Plan {
             warm_up: arguments.warm_up,
             pool_bytes,
             interval,
+            latencies: arguments.latencies,
             ignores_cache: cache_bytes.is_some() && !arguments.index.has_cache(),
         })
     }

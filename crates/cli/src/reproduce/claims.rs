@@ -1,0 +1,264 @@
+//! Judges claims by the points of a figure.
+
+use super::experiment::{Claim, Metric, Rule, Scale, Spot, Value};
+use super::points::Measured;
+
+/// Whether a claim holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Holds,
+    Differs,
+    /// Virtual time or this scale cannot show it.
+    CannotBeSaid,
+    /// A design is missing, or the options left its points out.
+    NotRun,
+}
+
+impl Verdict {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Holds => "holds",
+            Self::Differs => "differs",
+            Self::CannotBeSaid => "cannot be said here",
+            Self::NotRun => "not run",
+        }
+    }
+}
+
+/// A claim with its outcome.
+#[derive(Clone, Debug)]
+pub(super) struct Judged {
+    pub(super) claim: Claim,
+    pub(super) ours: Option<f64>,
+    pub(super) verdict: Verdict,
+    pub(super) why: String,
+}
+
+/// Judges a claim.
+pub(super) fn judge(claim: &Claim, points: &[Measured], scale: Scale) -> Judged {
+    let judged =
+        |ours, verdict, why: &str| Judged { claim: *claim, ours, verdict, why: why.to_owned() };
+    let ours = match value(&claim.value, points) {
+        Ok(ours) => ours,
+        Err(Absent::Unsaid) => return judged(None, Verdict::CannotBeSaid, claim.because),
+        Err(Absent::Point(what)) => return judged(None, Verdict::NotRun, &what),
+    };
+    if scale < claim.least {
+        let why = format!("stated for other sizes: --scale {} compares it", claim.least.name());
+        return judged(Some(ours), Verdict::CannotBeSaid, &why);
+    }
+    match claim.rule.is_met(ours) {
+        true => judged(Some(ours), Verdict::Holds, ""),
+        false => judged(Some(ours), Verdict::Differs, claim.because),
+    }
+}
+
+/// Why there is no value.
+#[derive(Clone, Debug, PartialEq)]
+enum Absent {
+    Unsaid,
+    Point(String),
+}
+
+fn value(value: &Value, points: &[Measured]) -> Result<f64, Absent> {
+    let at = |metric: Metric, spot: Spot| {
+        let (panel, row, x) = spot;
+        let same =
+            |point: &&Measured| point.panel == panel && point.row.name == row && point.at.x == x;
+        let Some(point) = points.iter().find(same) else {
+            return Err(Absent::Point(format!("`{row}` at {x} was left out")));
+        };
+        match point.median(metric) {
+            Some(value) => Ok(value),
+            None if point.is_missing => {
+                Err(Absent::Point(format!("needs the design `{}`", point.row.design)))
+            }
+            None => Err(Absent::Point(format!("`{row}` at {x} did not run"))),
+        }
+    };
+    match *value {
+        Value::Of(metric, spot) => at(metric, spot),
+        Value::Ratio(metric, over, under) => Ok(at(metric, over)? / at(metric, under)?),
+        Value::Least { metric, panel, rows: [first, second], from, to } => {
+            let mut positions: Vec<f64> = points.iter().map(|point| point.at.x).collect();
+            positions.retain(|x| (from..=to).contains(x));
+            positions.sort_by(f64::total_cmp);
+            positions.dedup();
+            let mut least = f64::INFINITY;
+            for x in positions {
+                let ratio = at(metric, (panel, first, x))? / at(metric, (panel, second, x))?;
+                least = least.min(ratio);
+            }
+            match least.is_finite() {
+                true => Ok(least),
+                false => Err(Absent::Point(format!("there is no point from {from} to {to}"))),
+            }
+        }
+        Value::Closed(compute) => Ok(compute()),
+        Value::Unsaid => Err(Absent::Unsaid),
+    }
+}
+
+/// What counts as zero, per operation.
+const ZERO: f64 = 0.001;
+
+impl Rule {
+    /// Whether the value meets the rule. A value that is not a number does not.
+    pub(super) fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::Within(0.0, _) => value.abs() < ZERO,
+            Self::Within(stated, share) => (value - stated).abs() <= stated.abs() * share,
+            Self::Factor(stated, factor) => (stated / factor..=stated * factor).contains(&value),
+            Self::AtLeast(bound) => value >= bound,
+            Self::AtMost(bound) => value <= bound,
+        }
+    }
+
+    /// The paper's figure with its tolerance.
+    pub(super) fn text(self) -> String {
+        match self {
+            Self::Within(0.0, _) => "0".to_owned(),
+            Self::Within(stated, share) => format!("{stated} ± {:.0}%", share * 100.0),
+            Self::Factor(stated, factor) => format!("{stated} (within × {factor})"),
+            Self::AtLeast(bound) => format!("≥ {bound}"),
+            Self::AtMost(bound) => format!("≤ {bound}"),
+        }
+    }
+}
+
+/// A figure with three digits.
+pub(super) fn digits(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100_000.0 => farleaf_bench::units::rate(value),
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        0.0 => "0".to_owned(),
+        size if size < ZERO => format!("{value:.1e}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::experiment::{At, COUNT, RATIO, Row};
+    use super::*;
+    use farleaf_bench::report::{PerOperation, Report};
+
+    const ROW: Row = Row { name: "dex", design: "dex", words: "" };
+    const OTHER: Row = Row { name: "other", design: "sherman", words: "" };
+
+    fn point(row: Row, x: f64, reads: &[f64]) -> Measured {
+        let report = |reads: &f64| Report {
+            throughput_ops_per_s: reads * 1e6,
+            per_operation: PerOperation { reads: *reads, ..PerOperation::default() },
+            ..Report::default()
+        };
+        Measured {
+            figure: "1",
+            panel: "a",
+            row,
+            at: At { x, ..At::DEX },
+            is_missing: reads.is_empty(),
+            lines: Vec::new(),
+            reports: reads.iter().map(report).collect(),
+        }
+    }
+
+    fn verdict(claim: &Claim, points: &[Measured]) -> Verdict {
+        judge(claim, points, Scale::Small).verdict
+    }
+
+    #[test]
+    fn a_count_outside_its_tolerance_differs() {
+        let claim = Claim::new(
+            "0.33 READs",
+            Value::Of(Metric::Reads, ("a", "dex", 1.0)),
+            Rule::Within(0.33, COUNT),
+        )
+        .because("the reason");
+        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[0.345])]), Verdict::Holds);
+        let judged = judge(&claim, &[point(ROW, 1.0, &[0.35])], Scale::Small);
+        assert_eq!((judged.verdict, &*judged.why), (Verdict::Differs, "the reason"));
+        assert_eq!(judged.ours, Some(0.35));
+        let nan = [point(ROW, 1.0, &[f64::NAN])];
+        assert_eq!(verdict(&claim, &nan), Verdict::Differs);
+    }
+
+    #[test]
+    fn the_median_of_the_seeds_counts() {
+        let claim =
+            Claim::new("", Value::Of(Metric::Reads, ("a", "dex", 1.0)), Rule::Within(1.0, COUNT));
+        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.0, 0.5])]), Verdict::Holds);
+        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.2, 0.5])]), Verdict::Differs);
+    }
+
+    #[test]
+    fn orderings_are_exact_at_every_position() {
+        let metric = Metric::Throughput;
+        let value = Value::Least { metric, panel: "a", rows: ["dex", "other"], from: 1.0, to: 2.0 };
+        let claim = Claim::new("", value, Rule::AtLeast(1.0));
+        let mut points = vec![
+            point(ROW, 1.0, &[2.0]),
+            point(ROW, 2.0, &[2.0]),
+            point(OTHER, 1.0, &[1.0]),
+            point(OTHER, 2.0, &[2.0]),
+            // Outside of the range.
+            point(ROW, 3.0, &[1.0]),
+            point(OTHER, 3.0, &[5.0]),
+        ];
+        assert_eq!(verdict(&claim, &points), Verdict::Holds);
+        points[3] = point(OTHER, 2.0, &[2.0001]);
+        assert_eq!(verdict(&claim, &points), Verdict::Differs);
+    }
+
+    #[test]
+    fn ratios_have_a_factor_on_both_sides() {
+        let spots = [("a", "dex", 1.0), ("a", "dex", 2.0)];
+        let value = Value::Ratio(Metric::Throughput, spots[0], spots[1]);
+        let claim = Claim::new("", value, Rule::Factor(3.0, RATIO));
+        for (ours, expected) in [
+            (1.9, Verdict::Differs),
+            (2.1, Verdict::Holds),
+            (4.4, Verdict::Holds),
+            (4.6, Verdict::Differs),
+        ] {
+            let points = [point(ROW, 1.0, &[ours]), point(ROW, 2.0, &[1.0])];
+            assert_eq!(verdict(&claim, &points), expected, "{ours}");
+        }
+    }
+
+    #[test]
+    fn what_did_not_run_is_not_judged() {
+        let value = Value::Of(Metric::Reads, ("a", "other", 1.0));
+        let claim = Claim::new("", value, Rule::Within(1.0, COUNT));
+        let missing = judge(&claim, &[point(OTHER, 1.0, &[])], Scale::Small);
+        assert_eq!(missing.verdict, Verdict::NotRun);
+        assert_eq!(missing.why, "needs the design `sherman`");
+        assert_eq!(verdict(&claim, &[]), Verdict::NotRun);
+        let unsaid = Claim::unsaid("", "no locks in virtual time");
+        let judged = judge(&unsaid, &[], Scale::Paper);
+        assert_eq!(
+            (judged.verdict, &*judged.why),
+            (Verdict::CannotBeSaid, "no locks in virtual time")
+        );
+    }
+
+    #[test]
+    fn a_small_run_does_not_judge_what_depends_on_size() {
+        let value = Value::Of(Metric::Reads, ("a", "dex", 1.0));
+        let claim = Claim::new("", value, Rule::Within(1.0, COUNT)).from(Scale::Paper);
+        let points = [point(ROW, 1.0, &[2.0])];
+        let small = judge(&claim, &points, Scale::Medium);
+        assert_eq!((small.verdict, small.ours), (Verdict::CannotBeSaid, Some(2.0)));
+        assert_eq!(judge(&claim, &points, Scale::Paper).verdict, Verdict::Differs);
+    }
+
+    #[test]
+    fn zero_is_less_than_one_in_a_thousand() {
+        assert!(Rule::Within(0.0, COUNT).is_met(0.0002));
+        assert!(!Rule::Within(0.0, COUNT).is_met(0.002));
+        assert_eq!(digits(0.0002), "2.0e-4");
+        assert_eq!([digits(0.33), digits(333.9), digits(0.0)], ["0.330", "334", "0"]);
+    }
+}

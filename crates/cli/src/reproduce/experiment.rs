@@ -1,0 +1,270 @@
+//! The shape of an experiment: figures as data, and what their claims compare.
+//!
+//! A figure is a grid of points: panels × rows × positions on its x axis. Each point is one line of
+//! `farleaf bench`. A claim is a statement of the paper with a value that the points define and a
+//! rule that the value must meet.
+
+use clap::ValueEnum;
+use farleaf_bench::report::Report;
+
+/// How large a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Scale {
+    /// Minutes on one core
+    Small,
+    /// An hour or so
+    Medium,
+    /// The number of records of the paper
+    Paper,
+}
+
+impl Scale {
+    /// The name on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Small => "small",
+            Self::Medium => "medium",
+            Self::Paper => "paper",
+        }
+    }
+}
+
+/// The size of a paper's runs at one scale.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) scale: Scale,
+    pub(super) keys: u64,
+    /// Operations to measure, where the panel does not define them per client.
+    pub(super) operations: u64,
+    /// Operations before the measurement, to fill caches; 0 leaves the option out.
+    pub(super) warm_up: u64,
+}
+
+/// A paper and its figures.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paper {
+    /// The name on the command line.
+    pub(super) name: &'static str,
+    pub(super) citation: &'static str,
+    pub(super) sizes: &'static [Size],
+    pub(super) figures: &'static [Figure],
+}
+
+/// One figure or table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figure {
+    /// The paper's number: `8`, `11a`, or `t2` for a table.
+    pub(super) id: &'static str,
+    pub(super) title: &'static str,
+    /// Arguments of all points.
+    pub(super) words: &'static str,
+    pub(super) panels: &'static [Panel],
+    pub(super) rows: &'static [Row],
+    /// Label of the x axis.
+    pub(super) x: &'static str,
+    pub(super) xs: &'static [At],
+    pub(super) shape: Shape,
+    pub(super) claims: &'static [Claim],
+}
+
+/// A part of a figure with a plot of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Panel {
+    pub(super) name: &'static str,
+    pub(super) words: &'static str,
+    /// Whether records are placed as [`At::skewed`] says, instead of evenly.
+    pub(super) skewed: bool,
+    /// Operations of each client, if the scale does not define them.
+    pub(super) each: Option<u64>,
+}
+
+/// A curve, or a row of a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    /// The design. One that this version does not have is listed as missing.
+    pub(super) design: &'static str,
+    pub(super) words: &'static str,
+}
+
+/// A position on the x axis.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At {
+    pub(super) x: f64,
+    pub(super) compute_servers: u16,
+    /// Threads of each compute server.
+    pub(super) threads: u16,
+    pub(super) words: &'static str,
+    /// Arguments for panels with skewed placement.
+    pub(super) skewed: &'static str,
+    /// Records as a multiple of the scale's.
+    pub(super) keys: f64,
+    /// Whether real threads run it, in real time.
+    pub(super) real: bool,
+}
+
+impl At {
+    /// All threads of the setup in DEX §8.1.
+    pub(super) const DEX: Self = Self::new(144.0, 4, 36, "");
+
+    pub(super) const fn new(x: f64, servers: u16, threads: u16, words: &'static str) -> Self {
+        Self {
+            x,
+            compute_servers: servers,
+            threads,
+            words,
+            skewed: "--placement 80,12,5,3",
+            keys: 1.0,
+            real: false,
+        }
+    }
+}
+
+/// How a figure is shown.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shape {
+    /// This metric, one curve for each row, where there are several positions.
+    Lines(Metric),
+    /// Computed without a run.
+    Closed(fn() -> Vec<ClosedCurve>),
+    /// Claims only.
+    Statements,
+}
+
+/// A computed curve.
+#[derive(Clone, Debug)]
+pub(super) struct ClosedCurve {
+    pub(super) panel: &'static str,
+    pub(super) row: &'static str,
+    pub(super) points: Vec<(f64, f64)>,
+}
+
+/// A figure of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Metric {
+    Throughput,
+    Reads,
+    Writes,
+    Atomics,
+    TwoSided,
+    Bytes,
+    /// All network operations of an index operation.
+    Remote,
+    HitRatio,
+    P50,
+    P99,
+    /// Payload bytes on the network per second.
+    NetworkRate,
+    /// Duration of the longest move of keys.
+    MoveSeconds,
+}
+
+impl Metric {
+    pub(super) fn of(self, report: &Report) -> f64 {
+        let cost = &report.per_operation;
+        match self {
+            Self::Throughput => report.throughput_ops_per_s,
+            Self::Reads => cost.reads,
+            Self::Writes => cost.writes,
+            Self::Atomics => cost.atomics,
+            Self::TwoSided => cost.rpcs,
+            Self::Bytes => cost.bytes(),
+            Self::Remote => cost.reads + cost.writes + cost.atomics + cost.rpcs,
+            Self::HitRatio => report.cache.hit_ratio,
+            Self::P50 => report.latency_ns.p50 as f64,
+            Self::P99 => report.latency_ns.p99 as f64,
+            Self::NetworkRate => cost.bytes() * report.throughput_ops_per_s,
+            Self::MoveSeconds => {
+                let moves = report.changes.iter().filter(|change| change.done);
+                moves.map(|change| change.took_ns).max().map_or(f64::NAN, |ns| ns as f64 / 1e9)
+            }
+        }
+    }
+
+    /// The label of an axis.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Throughput => "operations/s",
+            Self::Reads => "READs per operation",
+            Self::Writes => "WRITEs per operation",
+            Self::Atomics => "atomics per operation",
+            Self::TwoSided => "RPCs per operation",
+            Self::Bytes => "bytes per operation",
+            Self::Remote => "remote operations per operation",
+            Self::HitRatio => "hit ratio of leaves",
+            Self::P50 => "median latency, ns",
+            Self::P99 => "99th percentile of latency, ns",
+            Self::NetworkRate => "bytes/s",
+            Self::MoveSeconds => "seconds",
+        }
+    }
+}
+
+/// A position in a figure: panel, row, x.
+pub(super) type Spot = (&'static str, &'static str, f64);
+
+/// What a claim compares.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Value {
+    /// A metric of one point.
+    Of(Metric, Spot),
+    /// A metric of the first point divided by that of the second.
+    Ratio(Metric, Spot, Spot),
+    /// In one panel, the smallest ratio of the first row to the second over these positions.
+    Least { metric: Metric, panel: &'static str, rows: [&'static str; 2], from: f64, to: f64 },
+    /// Computed without a run.
+    Closed(fn() -> f64),
+    /// What this program cannot show, with the reason.
+    Unsaid,
+}
+
+/// What the value must meet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Rule {
+    /// The paper's figure, and the share of it by which the value may differ. Zero allows less than
+    /// one in a thousand operations.
+    Within(f64, f64),
+    /// The paper's ratio, and the factor by which the value may differ.
+    Factor(f64, f64),
+    /// An ordering or a bound.
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// Counts may differ by a twentieth.
+pub(super) const COUNT: f64 = 0.05;
+/// Bytes may differ by this share: harnesses count headers and locks differently.
+pub(super) const BYTES: f64 = 0.12;
+/// Ratios may differ by this factor, the limit that `docs/internals/cost-model.md` states.
+pub(super) const RATIO: f64 = 1.5;
+
+/// A statement of the paper.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    pub(super) statement: &'static str,
+    pub(super) value: Value,
+    pub(super) rule: Rule,
+    /// The smallest scale at which the statement can be compared.
+    pub(super) least: Scale,
+    /// Why it differs or cannot be said.
+    pub(super) because: &'static str,
+}
+
+impl Claim {
+    pub(super) const fn new(statement: &'static str, value: Value, rule: Rule) -> Self {
+        Self { statement, value, rule, least: Scale::Small, because: "" }
+    }
+
+    pub(super) const fn because(self, because: &'static str) -> Self {
+        Self { because, ..self }
+    }
+
+    pub(super) const fn from(self, least: Scale) -> Self {
+        Self { least, ..self }
+    }
+
+    /// A statement that this program cannot test.
+    pub(super) const fn unsaid(statement: &'static str, because: &'static str) -> Self {
+        Self { because, ..Self::new(statement, Value::Unsaid, Rule::AtLeast(0.0)) }
+    }
+}

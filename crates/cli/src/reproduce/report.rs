@@ -1,0 +1,317 @@
+//! Writes what a run found: `report.md`, `report.html`, CSV files, command lines and settings.
+
+use super::claims::{Verdict, digits};
+use super::experiment::{Metric, Shape};
+use super::{Arguments, Outcome};
+use crate::plot::{Curve, Plot};
+use anyhow::Context;
+use serde_json::json;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// The header of the files in `data`, which `docs/reproducing.md` describes.
+const COLUMNS: &str = "figure,panel,row,x,seed,operations_per_s,p50_ns,p99_ns,reads,writes,atomics,rpcs,bytes,\
+                       remote_operations,retries,hit_ratio,network_bytes_per_s,placement_level,command\n";
+
+/// Writes all files.
+pub(super) fn write(outcomes: &[Outcome], arguments: &Arguments) -> anyhow::Result<()> {
+    let out = &arguments.out;
+    let data = out.join("data");
+    let figures = out.join("figures");
+    for folder in [&data, &figures] {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    }
+    let mut commands = String::new();
+    let mut pictures = Vec::new();
+    for outcome in outcomes {
+        let name = format!("{}-{}", outcome.paper.name, outcome.figure.id);
+        save(&data.join(format!("{name}.csv")), &csv(outcome))?;
+        let _ = writeln!(commands, "# {name}: {}", outcome.figure.title);
+        for point in outcome.points.iter().filter(|point| !point.is_missing) {
+            for line in &point.lines {
+                let _ = writeln!(commands, "{line}");
+            }
+        }
+        for (number, plot) in plots(outcome, arguments).into_iter().enumerate() {
+            let path = figures.join(format!("{name}-{}.svg", number + 1));
+            plot.draw(&path)?;
+            let svg = std::fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            pictures.push((outcome.figure.id, outcome.paper.name, svg));
+        }
+    }
+    save(&out.join("commands.txt"), &commands)?;
+    save(&out.join("environment.json"), &environment(arguments))?;
+    save(&out.join("report.md"), &markdown(outcomes, arguments))?;
+    save(&out.join("report.html"), &html(outcomes, arguments, &pictures))
+}
+
+fn save(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The settings of the run and the machine; `environment.json` has no time, so that equal runs
+/// write equal bytes.
+fn environment(arguments: &Arguments) -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let environment = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "scale": arguments.scale.name(),
+        "seed": arguments.seed,
+        "seeds": arguments.seeds,
+        "keys": arguments.keys,
+        "operations": arguments.operations,
+        "cores": cores,
+        "cost_model": format!("{:?}", farleaf_fabric::sim::SimConfig::default()),
+    });
+    format!("{environment:#}\n")
+}
+
+fn csv(outcome: &Outcome) -> String {
+    if let Shape::Closed(compute) = outcome.figure.shape {
+        let mut text = String::from("figure,panel,row,x,value\n");
+        for curve in compute() {
+            for (x, y) in curve.points {
+                let id = outcome.figure.id;
+                let _ = writeln!(text, "{id},{},\"{}\",{x},{y:.1}", curve.panel, curve.row);
+            }
+        }
+        return text;
+    }
+    let mut text = COLUMNS.to_owned();
+    for point in &outcome.points {
+        for (line, report) in point.lines.iter().zip(&point.reports) {
+            let cost = &report.per_operation;
+            let _ = writeln!(
+                text,
+                "{},\"{}\",\"{}\",{},{},{:.1},{},{},{:.5},{:.5},{:.5},{:.5},{:.2},{:.5},{:.5},{:.5},{:.0},{},\"{}\"",
+                point.figure,
+                point.panel,
+                point.row.name,
+                point.at.x,
+                report.seed,
+                report.throughput_ops_per_s,
+                report.latency_ns.p50,
+                report.latency_ns.p99,
+                cost.reads,
+                cost.writes,
+                cost.atomics,
+                cost.rpcs,
+                cost.bytes(),
+                Metric::Remote.of(report),
+                cost.retries,
+                report.cache.hit_ratio,
+                Metric::NetworkRate.of(report),
+                report.placement_level.map_or(String::new(), |level| level.to_string()),
+                line.replace('"', "\"\""),
+            );
+        }
+    }
+    text
+}
+
+/// The rows of the first table: figure, statement, paper, ours, verdict, why.
+fn verdicts(outcomes: &[Outcome]) -> Vec<[String; 6]> {
+    let mut rows = Vec::new();
+    for outcome in outcomes {
+        for judged in &outcome.judged {
+            let stated = match judged.verdict {
+                Verdict::CannotBeSaid if judged.ours.is_none() => "–".to_owned(),
+                _ => judged.claim.rule.text(),
+            };
+            rows.push([
+                format!("{} {}", outcome.paper.name, outcome.figure.id),
+                judged.claim.statement.to_owned(),
+                stated,
+                judged.ours.map_or("–".to_owned(), digits),
+                judged.verdict.name().to_owned(),
+                judged.why.clone(),
+            ]);
+        }
+    }
+    rows
+}
+
+const HEADER: [&str; 6] = ["figure", "the paper's statement", "paper", "ours", "verdict", "why"];
+
+/// The metrics in the tables of points.
+const SHOWN: [Metric; 9] = [
+    Metric::Throughput,
+    Metric::P50,
+    Metric::P99,
+    Metric::Reads,
+    Metric::Writes,
+    Metric::Atomics,
+    Metric::TwoSided,
+    Metric::Bytes,
+    Metric::HitRatio,
+];
+
+/// The table of a figure's points.
+fn table(outcome: &Outcome) -> (Vec<String>, Vec<Vec<String>>) {
+    let mut header = vec!["panel".to_owned(), "row".to_owned(), outcome.figure.x.to_owned()];
+    let mut rows = Vec::new();
+    if let Shape::Closed(compute) = outcome.figure.shape {
+        header.push("value".to_owned());
+        for curve in compute() {
+            rows.extend(curve.points.iter().map(|(x, y)| {
+                vec![curve.panel.to_owned(), curve.row.to_owned(), x.to_string(), digits(*y)]
+            }));
+        }
+        return (header, rows);
+    }
+    header.extend(SHOWN.iter().map(|metric| metric.label().to_owned()));
+    header.push("placement level".to_owned());
+    for point in outcome.points.iter().filter(|point| !point.reports.is_empty()) {
+        let mut row =
+            vec![point.panel.to_owned(), point.row.name.to_owned(), point.at.x.to_string()];
+        row.extend(SHOWN.iter().map(|metric| point.median(*metric).map_or(String::new(), digits)));
+        let level = point.typical().and_then(|report| report.placement_level);
+        row.push(level.map_or("–".to_owned(), |level| level.to_string()));
+        rows.push(row);
+    }
+    (header, rows)
+}
+
+fn markdown_table<H: AsRef<str>, R: AsRef<[String]>>(header: &[H], rows: &[R]) -> String {
+    let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(header.iter().map(AsRef::as_ref).collect());
+    text += &line(vec!["---"; header.len()]);
+    for row in rows {
+        text += &line(row.as_ref().iter().map(String::as_str).collect());
+    }
+    text
+}
+
+fn conditions(arguments: &Arguments) -> String {
+    let Arguments { scale, seed, seeds, .. } = arguments;
+    format!(
+        "Scale {}, {seeds} seed(s) from {seed} on, farleaf {}. In virtual time unless a command says `--fabric local`: \
+         figures show proportions (docs/internals/cost-model.md). Ratios may differ by a factor of 1.5, counts by 5%, \
+         bytes by 12%; orderings are exact.",
+        scale.name(),
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+fn markdown(outcomes: &[Outcome], arguments: &Arguments) -> String {
+    let mut text = format!("# Reproduction\n\n{}\n\n", conditions(arguments));
+    text += &markdown_table(&HEADER, &verdicts(outcomes));
+    for outcome in outcomes {
+        let _ = write!(text, "\n## {}: {}\n\n", outcome.paper.name, outcome.figure.title);
+        for why in &outcome.skipped {
+            let _ = writeln!(text, "- Left out: {why}.");
+        }
+        let (header, rows) = table(outcome);
+        if !rows.is_empty() {
+            let _ = write!(text, "\n{}", markdown_table(&header, &rows));
+        }
+    }
+    text
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+fn html_table<H: AsRef<str>, R: AsRef<[String]>>(header: &[H], rows: &[R]) -> String {
+    let mut text = String::from("<table><tr>");
+    for cell in header {
+        let _ = write!(text, "<th>{}</th>", escape(cell.as_ref()));
+    }
+    text += "</tr>\n";
+    for row in rows {
+        text += "<tr>";
+        for cell in row.as_ref() {
+            let _ = write!(text, "<td>{}</td>", escape(cell));
+        }
+        text += "</tr>\n";
+    }
+    text + "</table>\n"
+}
+
+fn html(outcomes: &[Outcome], arguments: &Arguments, pictures: &[(&str, &str, String)]) -> String {
+    let mut text = String::from(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Reproduction</title>\n<style>\
+         body{font-family:sans-serif;max-width:70em;margin:2em auto}table{border-collapse:collapse;font-size:85%}\
+         td,th{border:1px solid #ccc;padding:.2em .5em;text-align:left}</style></head><body>\n<h1>Reproduction</h1>\n",
+    );
+    let _ = writeln!(text, "<p>{}</p>", escape(&conditions(arguments)));
+    text += &html_table(&HEADER, &verdicts(outcomes));
+    for outcome in outcomes {
+        let (paper, figure) = (outcome.paper, outcome.figure);
+        let _ = writeln!(text, "<h2>{}: {}</h2>", paper.name, escape(figure.title));
+        let _ = writeln!(text, "<p>{}</p>", escape(paper.citation));
+        for why in &outcome.skipped {
+            let _ = writeln!(text, "<p>Left out: {}.</p>", escape(why));
+        }
+        for (id, name, svg) in pictures {
+            if *id == figure.id && *name == paper.name {
+                text += svg;
+            }
+        }
+        let (header, rows) = table(outcome);
+        if !rows.is_empty() {
+            text += &html_table(&header, &rows);
+        }
+    }
+    text + "</body></html>\n"
+}
+
+/// One plot for each panel that has curves of two or more points.
+fn plots(outcome: &Outcome, arguments: &Arguments) -> Vec<Plot> {
+    let figure = outcome.figure;
+    let mut panels: Vec<(String, &'static str, Vec<Curve>)> = Vec::new();
+    let mut add = |panel: &str, y, name: String, points: Vec<(f64, f64)>| {
+        if points.len() < 2 {
+            return;
+        }
+        let curve = Curve { name, points };
+        match panels.iter_mut().find(|(known, ..)| known == panel) {
+            Some((_, _, curves)) => curves.push(curve),
+            None => panels.push((panel.to_owned(), y, vec![curve])),
+        }
+    };
+    if let Shape::Closed(compute) = figure.shape {
+        compute().into_iter().for_each(|c| add(c.panel, "queries/s", c.row.to_owned(), c.points));
+    }
+    let metric = match figure.shape {
+        Shape::Lines(metric) => metric,
+        _ => Metric::Throughput,
+    };
+    for panel in figure.panels {
+        for row in figure.rows {
+            let of_curve = outcome.points.iter().filter(|point| {
+                point.panel == panel.name && point.row.name == row.name && !point.at.real
+            });
+            let points = of_curve.filter_map(|point| Some((point.at.x, point.median(metric)?)));
+            add(panel.name, metric.label(), row.name.to_owned(), points.collect());
+        }
+    }
+    let plot = |(panel, y, curves): (String, &'static str, Vec<Curve>)| Plot {
+        title: format!("{}: {panel}", figure.title),
+        caption: format!("{}, scale {}", outcome.paper.name, arguments.scale.name()),
+        x: figure.x,
+        y,
+        curves,
+        dots: true,
+        marks: Vec::new(),
+    };
+    panels.into_iter().map(plot).collect()
+}
+
+/// The verdicts for people, one line each, and their number.
+pub(super) fn summary(outcomes: &[Outcome]) -> String {
+    let mut text = String::new();
+    for [figure, statement, stated, ours, verdict, why] in verdicts(outcomes) {
+        let why = if why.is_empty() { why } else { format!(": {why}") };
+        let _ =
+            writeln!(text, "{figure:>9}  {verdict:19} {statement}: {ours}, paper {stated}{why}");
+    }
+    let count =
+        |verdict| outcomes.iter().flat_map(|o| &o.judged).filter(|j| j.verdict == verdict).count();
+    let counts = [Verdict::Holds, Verdict::Differs, Verdict::CannotBeSaid, Verdict::NotRun]
+        .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
+    text + &counts.join(", ")
+}

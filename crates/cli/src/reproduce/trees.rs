@@ -1,0 +1,513 @@
+//! The experiments of Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast
+//! RDMA-capable Networks* (SIGMOD 2019).
+//!
+//! §6: 100 M records, four memory servers, forty clients on each compute server, uniform queries.
+//! "Skewed" places 80, 12, 5 and 3 percent of the records on the four servers. Scans select the same
+//! shares of the records as in the paper.
+
+use super::analysis;
+use super::experiment::Metric::{Bytes, NetworkRate, P50, Throughput};
+use super::experiment::{
+    At, COUNT, Claim, Figure, Metric, Panel, Paper, RATIO, Row, Rule, Scale, Shape, Size, Value,
+};
+
+/// The rows.
+pub(super) const TREES: Paper = Paper {
+    name: "trees",
+    citation: "Ziegler et al., Designing Distributed Tree-based Index Structures for Fast RDMA-capable \
+               Networks (SIGMOD 2019)",
+    sizes: &[
+        Size { scale: Scale::Small, keys: 200_000, operations: 0, warm_up: 0 },
+        Size { scale: Scale::Medium, keys: 2_000_000, operations: 0, warm_up: 0 },
+        Size { scale: Scale::Paper, keys: 100_000_000, operations: 0, warm_up: 0 },
+    ],
+    figures: &[T1, T2, T3, F3, F7, F8, F9, F10, F11, F12, F13, F14, F15],
+};
+
+const A: &str = "A: points";
+const B3: &str = "B: ranges of 0.1%";
+const B2: &str = "B: ranges of 1%";
+const B1: &str = "B: ranges of 10%";
+const C: &str = "C: 5% inserts";
+const D: &str = "D: 50% inserts";
+
+const fn even(name: &'static str, words: &'static str, each: u64) -> Panel {
+    Panel { name, words, skewed: false, each: Some(each) }
+}
+
+const fn skewed(panel: Panel) -> Panel {
+    Panel { skewed: true, ..panel }
+}
+
+const POINTS: Panel = even(A, "--workload read-only", 100);
+const RANGES_3: Panel = even(B3, "--workload scan:0.1%", 100);
+const RANGES_2: Panel = even(B2, "--workload scan:1%", 20);
+const RANGES_1: Panel = even(B1, "--workload scan:10%", 2);
+
+const EVEN: &[Panel] = &[POINTS, RANGES_3, RANGES_2, RANGES_1];
+const SKEWED: &[Panel] = &[skewed(POINTS), skewed(RANGES_3), skewed(RANGES_2), skewed(RANGES_1)];
+
+const fn row(name: &'static str, words: &'static str) -> Row {
+    Row { name, design: name, words }
+}
+
+const DESIGNS: &[Row] = &[row("coarse", ""), row("fine", ""), row("hybrid", "")];
+/// Hash partitioning has no skewed placement.
+const WITH_HASH: &[Row] = &[
+    row("coarse", ""),
+    Row { name: "coarse, by hash", design: "coarse", words: "--partitioning hash" },
+    row("fine", ""),
+    row("hybrid", ""),
+];
+
+const CLIENTS: &[At] = &[
+    At::new(20.0, 1, 20, ""),
+    At::new(40.0, 1, 40, ""),
+    At::new(80.0, 2, 40, ""),
+    At::new(120.0, 3, 40, ""),
+    At::new(160.0, 4, 40, ""),
+    At::new(200.0, 5, 40, ""),
+    At::new(240.0, 6, 40, ""),
+];
+
+const UNIFORM: &str = "--distribution uniform --latencies";
+const THROUGHPUT: Shape = Shape::Lines(Throughput);
+
+/// The first row is at least the second one at every number of clients of the range.
+const fn above(
+    statement: &'static str,
+    panel: &'static str,
+    rows: [&'static str; 2],
+    from: f64,
+    to: f64,
+) -> Claim {
+    let value = Value::Least { metric: Throughput, panel, rows, from, to };
+    Claim::new(statement, value, Rule::AtLeast(1.0))
+}
+
+/// A row's value at the second position over that at the first one.
+const fn growth(panel: &'static str, row: &'static str, from: f64, to: f64) -> Value {
+    Value::Ratio(Throughput, (panel, row, to), (panel, row, from))
+}
+
+/// The first row's metric over the second one's, with this many clients.
+const fn between(
+    metric: Metric,
+    panel: &'static str,
+    rows: [&'static str; 2],
+    clients: f64,
+) -> Value {
+    Value::Ratio(metric, (panel, rows[0], clients), (panel, rows[1], clients))
+}
+
+const fn statements(id: &'static str, title: &'static str, claims: &'static [Claim]) -> Figure {
+    Figure {
+        id,
+        title,
+        words: "",
+        panels: &[],
+        rows: &[],
+        x: "",
+        xs: &[],
+        shape: Shape::Statements,
+        claims,
+    }
+}
+
+const T1: Figure = statements(
+    "t1",
+    "Table 1: symbols of the analysis",
+    &[
+        Claim::new("fanout M", Value::Closed(analysis::fanout), Rule::Within(42.0, COUNT)),
+        Claim::new("leaves L", Value::Closed(analysis::leaves), Rule::Within(2.3e6, COUNT)),
+        Claim::new(
+            "height, fine-grained",
+            Value::Closed(|| analysis::height(1.0)),
+            Rule::Within(4.0, COUNT),
+        ),
+        Claim::new(
+            "height, coarse-grained, uniform, 4 servers",
+            Value::Closed(|| analysis::height(4.0)),
+            Rule::Within(4.0, COUNT),
+        ),
+    ],
+);
+
+const T2: Figure = Figure {
+    shape: Shape::Closed(analysis::point_queries),
+    x: "memory servers",
+    ..statements(
+        "t2",
+        "Table 2: the analysis, for point queries (maximal queries/s)",
+        &[Claim::new(
+            "point queries show a similar trend: fine-grained, skewed, 64 servers over 2",
+            Value::Closed(|| analysis::growth("fine", true, 0.0)),
+            Rule::AtLeast(30.0),
+        )],
+    )
+};
+
+const T3: Figure = statements(
+    "t3",
+    "Table 3: workloads",
+    &[
+        Claim::new(
+            "C: share of inserts",
+            Value::Closed(|| inserts("insert:5")),
+            Rule::Within(0.05, COUNT),
+        ),
+        Claim::new(
+            "D: share of inserts",
+            Value::Closed(|| inserts("insert:50")),
+            Rule::Within(0.5, COUNT),
+        ),
+    ],
+);
+
+fn inserts(mix: &str) -> f64 {
+    farleaf_bench::workload::Mix::named(mix).map_or(f64::NAN, |mix| mix.insert_share())
+}
+
+const F3: Figure = Figure {
+    shape: Shape::Closed(analysis::range_queries),
+    x: "memory servers",
+    ..statements(
+        "3",
+        "Figure 3: the analysis, for ranges of 0.1% (maximal queries/s)",
+        &[
+            Claim::new(
+                "all designs scale well for uniform workloads: fine-grained, 64 servers over 2",
+                Value::Closed(|| analysis::growth("fine", false, analysis::SELECTIVITY)),
+                Rule::AtLeast(30.0),
+            ),
+            Claim::new(
+                "coarse-grained by hash scales slightly worse than by range: 64 servers",
+                Value::Closed(|| {
+                    analysis::most("coarse, by hash", false, analysis::SELECTIVITY, 64.0)
+                        / analysis::most("coarse", false, analysis::SELECTIVITY, 64.0)
+                }),
+                Rule::AtMost(1.0),
+            ),
+            Claim::new(
+                "skewed: fine-grained scales as for uniform workloads",
+                Value::Closed(|| analysis::growth("fine", true, analysis::SELECTIVITY)),
+                Rule::AtLeast(30.0),
+            ),
+            Claim::new(
+                "skewed: coarse-grained stagnates: 64 servers over 2",
+                Value::Closed(|| analysis::growth("coarse", true, analysis::SELECTIVITY)),
+                Rule::AtMost(1.0),
+            ),
+        ],
+    )
+};
+
+const PORTS: &str = "forty clients share one port of their compute server, and whole pages at 70% fill take \
+                     more of it than records alone; the paper's machines have two ports";
+
+const F7: Figure = Figure {
+    id: "7",
+    title: "Figure 7: throughput, skewed data",
+    words: UNIFORM,
+    panels: SKEWED,
+    rows: DESIGNS,
+    x: "clients",
+    xs: CLIENTS,
+    shape: THROUGHPUT,
+    claims: &[
+        above(
+            "points: hybrid is above coarse from 40 clients on",
+            A,
+            ["hybrid", "coarse"],
+            40.0,
+            240.0,
+        ),
+        above(
+            "points: fine is below hybrid under low load (20 clients)",
+            A,
+            ["hybrid", "fine"],
+            20.0,
+            20.0,
+        ),
+        Claim::new(
+            "points: coarse stops growing: 240 clients over 40",
+            growth(A, "coarse", 40.0, 240.0),
+            Rule::AtMost(1.2),
+        ),
+        above(
+            "ranges of 1%: fine is above coarse from 80 clients on",
+            B2,
+            ["fine", "coarse"],
+            80.0,
+            240.0,
+        )
+        .because(PORTS),
+        above(
+            "ranges of 1%: hybrid is above coarse from 80 clients on",
+            B2,
+            ["hybrid", "coarse"],
+            80.0,
+            240.0,
+        )
+        .because(PORTS),
+    ],
+};
+
+const F8: Figure = Figure {
+    id: "8",
+    title: "Figure 8: throughput, uniform data",
+    words: UNIFORM,
+    panels: EVEN,
+    rows: WITH_HASH,
+    x: "clients",
+    xs: CLIENTS,
+    shape: THROUGHPUT,
+    claims: &[
+        above(
+            "points: with 20 clients coarse is at least as good as hybrid",
+            A,
+            ["coarse", "hybrid"],
+            20.0,
+            20.0,
+        ),
+        above(
+            "points: with 120 clients and more hybrid is above coarse",
+            A,
+            ["hybrid", "coarse"],
+            120.0,
+            240.0,
+        ),
+        above("points: fine is below hybrid at every load", A, ["hybrid", "fine"], 20.0, 240.0),
+        Claim::new(
+            "ranges of 1%: fine performs almost as good as hybrid (240 clients)",
+            between(Throughput, B2, ["fine", "hybrid"], 240.0),
+            Rule::AtLeast(0.75),
+        ),
+    ],
+};
+
+const F9: Figure = Figure {
+    id: "9",
+    title: "Figure 9: network utilization, skewed data",
+    words: UNIFORM,
+    panels: SKEWED,
+    rows: DESIGNS,
+    x: "clients",
+    xs: CLIENTS,
+    shape: Shape::Lines(NetworkRate),
+    claims: &[
+        Claim::new(
+            "points: fine is less network efficient than hybrid (bytes of an operation)",
+            between(Bytes, A, ["fine", "hybrid"], 240.0),
+            Rule::AtLeast(1.0),
+        ),
+        Claim::new(
+            "points: hybrid needs one READ more than coarse (bytes of an operation)",
+            between(Bytes, A, ["hybrid", "coarse"], 240.0),
+            Rule::AtLeast(1.0),
+        ),
+        Claim::new(
+            "ranges of 0.1%: reading the index adds no noticeable overhead: bytes of fine over coarse",
+            between(Bytes, B3, ["fine", "coarse"], 240.0),
+            Rule::Factor(1.0, RATIO),
+        )
+        .because("a range of fewer records has fewer leaves, so whole pages at 70% fill weigh more"),
+        Claim::new(
+            "ranges of 1%: fine uses more of the network than coarse (240 clients)",
+            between(NetworkRate, B2, ["fine", "coarse"], 240.0),
+            Rule::AtLeast(1.0),
+        ),
+    ],
+};
+
+const fn records(x: f64) -> At {
+    At { keys: x, ..At::new(x, 6, 40, "") }
+}
+
+const F10: Figure = Figure {
+    id: "10",
+    title: "Figure 10: data size, uniform data, 240 clients",
+    words: UNIFORM,
+    panels: &[POINTS, RANGES_1],
+    rows: DESIGNS,
+    x: "records, as a multiple of the scale's",
+    xs: &[records(0.1), records(1.0), records(4.0)],
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        Claim::new(
+            "points: forty times the data costs coarse little",
+            growth(A, "coarse", 0.1, 4.0),
+            Rule::AtLeast(0.5),
+        ),
+        Claim::new("points: … fine little", growth(A, "fine", 0.1, 4.0), Rule::AtLeast(0.5)),
+        Claim::new("points: … hybrid little", growth(A, "hybrid", 0.1, 4.0), Rule::AtLeast(0.5)),
+        Claim::new(
+            "ranges of 10%: fine drops significantly with four times the data",
+            growth(B1, "fine", 1.0, 4.0),
+            Rule::AtMost(0.5),
+        ),
+        Claim::new(
+            "ranges of 10%: hybrid drops significantly with four times the data",
+            growth(B1, "hybrid", 1.0, 4.0),
+            Rule::AtMost(0.5),
+        ),
+    ],
+};
+
+const A_SKEWED: &str = "A: points, skewed";
+const B2_SKEWED: &str = "B: ranges of 1%, skewed";
+
+const F11: Figure = Figure {
+    id: "11",
+    title: "Figure 11: number of memory servers, 120 clients",
+    words: UNIFORM,
+    panels: &[
+        POINTS,
+        RANGES_2,
+        skewed(even(A_SKEWED, "--workload read-only", 100)),
+        skewed(even(B2_SKEWED, "--workload scan:1%", 20)),
+    ],
+    rows: DESIGNS,
+    x: "memory servers",
+    xs: &[
+        servers(1.0, "--memory-servers 1", ""),
+        servers(2.0, "--memory-servers 2", "--placement 80,20"),
+        servers(4.0, "--memory-servers 4", "--placement 80,12,5,3"),
+        servers(8.0, "--memory-servers 8", "--placement 560,20,20,20,20,20,20,20"),
+    ],
+    shape: THROUGHPUT,
+    claims: &[
+        Claim::new(
+            "ranges, skewed: fine makes use of more servers: 8 over 2",
+            growth(B2_SKEWED, "fine", 2.0, 8.0),
+            Rule::AtLeast(2.0),
+        )
+        .because("from 4 servers on, the single ports of the three compute servers are the limit"),
+        Claim::new(
+            "points, uniform: coarse makes use of more servers: 4 over 2",
+            growth(A, "coarse", 2.0, 4.0),
+            Rule::AtLeast(1.7),
+        ),
+        Claim::new(
+            "points, skewed: coarse does not: 8 over 2",
+            growth(A_SKEWED, "coarse", 2.0, 8.0),
+            Rule::AtMost(1.3),
+        ),
+        Claim::new(
+            "points, skewed: hybrid is sensitive to skew too: 8 over 2",
+            growth(A_SKEWED, "hybrid", 2.0, 8.0),
+            Rule::AtMost(1.3),
+        ),
+    ],
+};
+
+const fn servers(x: f64, words: &'static str, skewed: &'static str) -> At {
+    At { skewed, ..At::new(x, 3, 40, words) }
+}
+
+const SPINNING: &str = "in the paper the memory servers' threads spin on latches under load; here critical \
+                        sections are short and uniform inserts seldom meet, so coarse and hybrid do not degrade";
+
+const F12: Figure = Figure {
+    id: "12",
+    title: "Figure 12: throughput with inserts, uniform data",
+    words: UNIFORM,
+    panels: &[even(C, "--workload insert:5", 100), even(D, "--workload insert:50", 100)],
+    rows: WITH_HASH,
+    x: "clients",
+    xs: CLIENTS,
+    shape: THROUGHPUT,
+    claims: &[
+        above(
+            "5% inserts: hybrid is above coarse from 120 clients on",
+            C,
+            ["hybrid", "coarse"],
+            120.0,
+            240.0,
+        )
+        .because("hybrid is level with coarse at 120 clients and above it from 160 on"),
+        above(
+            "50% inserts: below 140 clients hybrid is above fine",
+            D,
+            ["hybrid", "fine"],
+            20.0,
+            120.0,
+        ),
+        above(
+            "50% inserts: from 160 clients on fine is above hybrid",
+            D,
+            ["fine", "hybrid"],
+            160.0,
+            240.0,
+        )
+        .because(SPINNING),
+        above(
+            "50% inserts: from 160 clients on fine is above coarse",
+            D,
+            ["fine", "coarse"],
+            160.0,
+            240.0,
+        )
+        .because(SPINNING),
+    ],
+};
+
+const F13: Figure = Figure {
+    id: "13",
+    title: "Figure 13: latency, skewed data",
+    words: UNIFORM,
+    panels: SKEWED,
+    rows: DESIGNS,
+    x: "clients",
+    xs: CLIENTS,
+    shape: Shape::Lines(P50),
+    claims: &[
+        Claim::new(
+            "points, 20 clients: coarse has the lowest latency: its median over hybrid's",
+            between(P50, A, ["coarse", "hybrid"], 20.0),
+            Rule::AtMost(1.0),
+        ),
+        Claim::new(
+            "points, 240 clients: hybrid's is below coarse's",
+            between(P50, A, ["hybrid", "coarse"], 240.0),
+            Rule::AtMost(1.0),
+        ),
+        Claim::new(
+            "ranges of 1%, 240 clients: fine's is below coarse's",
+            between(P50, B2, ["fine", "coarse"], 240.0),
+            Rule::AtMost(1.0),
+        ),
+    ],
+};
+
+const F14: Figure = Figure {
+    id: "14",
+    title: "Figure 14: latency, uniform data",
+    words: UNIFORM,
+    panels: EVEN,
+    rows: WITH_HASH,
+    x: "clients",
+    xs: CLIENTS,
+    shape: Shape::Lines(P50),
+    claims: &[
+        Claim::new(
+            "points, 20 clients: coarse's median over fine's",
+            between(P50, A, ["coarse", "fine"], 20.0),
+            Rule::AtMost(1.0),
+        ),
+        Claim::new(
+            "points, 240 clients: hybrid's is below coarse's",
+            between(P50, A, ["hybrid", "coarse"], 240.0),
+            Rule::AtMost(1.0),
+        ),
+    ],
+};
+
+const F15: Figure = statements(
+    "15",
+    "Figure 15: co-location, 80 clients",
+    &[Claim::unsaid(
+        "with 25% of the accesses local, all workloads gain alike",
+        "the simulator has no access to the memory of the same machine yet",
+    )],
+);

@@ -1,0 +1,159 @@
+//! `farleaf reproduce` from end to end: its files, exit codes, and runs that continue.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farleaf"));
+    command.arg("reproduce").args(arguments);
+    command
+}
+
+fn reproduce(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+/// A folder of a test, removed at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = format!("farleaf-{}-reproduce-{name}", std::process::id());
+        Self(std::env::temp_dir().join(folder))
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
+    /// All files below the folder, with their content.
+    fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        fn add(folder: &Path, top: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    add(&path, top, files);
+                } else {
+                    let name = path.strip_prefix(top).unwrap().to_owned();
+                    files.insert(name, std::fs::read(&path).unwrap());
+                }
+            }
+        }
+        let mut files = BTreeMap::new();
+        add(&self.0, &self.0, &mut files);
+        files
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // No other test depends on the removal.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const TINY: [&str; 7] = ["dex", "--figure", "t2,4", "--keys", "20k", "--operations", "4k"];
+
+#[test]
+fn a_tiny_reproduction_has_a_report_data_and_commands() {
+    let folder = Folder::new("tiny");
+    let output = reproduce(&[&TINY[..], &["--out", folder.path()]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let files = folder.files();
+    let text = |name: &str| String::from_utf8(files[Path::new(name)].clone()).unwrap();
+    let report = text("report.md");
+    for expected in [
+        "| dex t2 | read-only: WRITEs | 0 | 0 | holds |  |",
+        "cannot be said here",
+        "needs the design `sherman`",
+        "virtual time charges nothing for contention",
+    ] {
+        assert!(report.contains(expected), "{expected}: {report}");
+    }
+    let html = text("report.html");
+    assert!(html.contains("<table>") && html.contains("read-only: WRITEs"), "{html}");
+    let data = text("data/dex-t2.csv");
+    assert_eq!(data.lines().count(), 1 + 2 * 3, "two mixes of three rows: {data}");
+    assert!(data.starts_with("figure,panel,row,x,seed,operations_per_s,p50_ns,p99_ns,reads,"));
+    // The points of the designs that are there, and each line runs as it stands.
+    let commands = text("commands.txt");
+    let lines: Vec<&str> = commands.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(lines.len(), 6, "{commands}");
+    let words: Vec<&str> = lines[0].split(' ').skip(1).collect();
+    let alone = Command::new(env!("CARGO_BIN_EXE_farleaf")).args(words).output().unwrap();
+    assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
+    assert!(text("environment.json").contains("\"scale\": \"small\""));
+}
+
+/// A run that is killed leaves whole points; the run that continues writes the same bytes.
+#[test]
+fn a_killed_run_continues_to_the_same_bytes() {
+    let (whole, cut) = (Folder::new("whole"), Folder::new("cut"));
+    let arguments = |out| [&TINY[..], &["--out", out]].concat();
+    assert!(reproduce(&arguments(whole.path())).status.success());
+
+    let mut child = command(&arguments(cut.path()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let points = cut.0.join("points");
+    let finished = || std::fs::read_dir(&points).map_or(0, Iterator::count);
+    while finished() < 2 && child.try_wait().unwrap().is_none() {
+        std::hint::spin_loop();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!cut.0.join("report.md").exists(), "it was killed in time");
+    let refused = reproduce(&arguments(cut.path()));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("add --resume"));
+    let again = reproduce(&[&arguments(cut.path())[..], &["--resume", "--jobs", "2"]].concat());
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    let (mut first, mut second) = (whole.files(), cut.files());
+    for files in [&mut first, &mut second] {
+        files.retain(|name, _| name.extension().is_none_or(|extension| extension != "part"));
+    }
+    assert!(first.contains_key(Path::new("report.html")));
+    assert_eq!(first.keys().collect::<Vec<_>>(), second.keys().collect::<Vec<_>>());
+    for (name, bytes) in &first {
+        assert!(bytes == &second[name], "{} differs", name.display());
+    }
+}
+
+/// So few records fit into any cache, so throughput does not rise with it as the paper states.
+#[test]
+fn strict_fails_if_a_statement_differs() {
+    let figure =
+        ["dex", "--figure", "11a", "--design", "dex", "--keys", "2k", "--operations", "1k"];
+    let [lax, strict] = [Folder::new("lax"), Folder::new("strict")];
+    let output = reproduce(&[&figure[..], &["--out", lax.path()]].concat());
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && stdout.contains(" 1 differs"), "{stdout}");
+    let output = reproduce(&[&figure[..], &["--strict", "--out", strict.path()]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(strict.0.join("report.md").exists(), "the report is there all the same");
+}
+
+#[test]
+fn bad_input_is_one_line_and_code_2() {
+    for (arguments, expected) in [
+        (&["--figure", "99", "--out", "x"][..], "there is no figure `99`: there are t2, 4,"),
+        (&["dex", "--design", "b-tree", "--out", "x"], "no figure has the design `b-tree`"),
+        (&["nope", "--out", "x"], "possible values: dex, trees"),
+        (&["dex", "--jobs", "0", "--out", "x"], "0 is not in 1..=256"),
+        (&["dex", "--scale", "huge", "--out", "x"], "possible values: small"),
+        (&["dex", "--trace", "/nonexistent.csv", "--out", "x"], "there is no trace"),
+        (&["dex"], "not provided: --out"),
+    ] {
+        let output = reproduce(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(
+            stderr.contains(expected) && stderr.lines().count() == 1,
+            "{arguments:?}: {stderr}"
+        );
+    }
+    assert!(!Path::new("x").exists());
+}
