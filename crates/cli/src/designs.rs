@@ -11,6 +11,8 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::page::Fixed8;
+#[cfg(feature = "verbs")]
+use farleaf_fabric::Either;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -158,10 +160,18 @@ fn on_fabric<D: Design<Fixed8>, T: Task>(
     fabric: &FabricConfig,
     task: T,
 ) -> T::Output {
+    // Each provider is another copy of all designs. Those whose processor time does not matter
+    // share one.
+    #[cfg(feature = "verbs")]
+    let other = |config: &SimConfig| Either::<_, VerbsConfig>::Left(config.clone());
+    #[cfg(not(feature = "verbs"))]
+    let other = SimConfig::clone;
     match fabric {
         FabricConfig::Local(config) => task.run::<D, _>(config, options),
-        FabricConfig::Sim(config) => task.run::<D, _>(&**config, options),
+        FabricConfig::Sim(config) => task.run::<D, _>(&other(config), options),
         #[cfg(feature = "verbs")]
-        FabricConfig::Verbs(config) => task.run::<D, _>(&**config, options),
+        FabricConfig::Verbs(config) => {
+            task.run::<D, _>(&Either::<SimConfig, _>::Right((**config).clone()), options)
+        }
     }
 }

@@ -275,7 +275,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Runs until no task is left; returns `false` if the rest can make no further progress.
-    pub fn run(&mut self, driver: &impl Driver) -> bool {
+    pub fn run(&mut self, driver: &dyn Driver) -> bool {
         self.run_while(driver, &|executor| executor.live > 0)
     }
 

@@ -19,6 +19,7 @@ mod clock;
 mod cluster;
 pub mod conformance;
 mod counters;
+mod either;
 #[cfg(not(any(loom, shuttle)))]
 pub mod endpoint;
 mod error;
@@ -52,6 +53,7 @@ pub use buffer::{BUFFER_BYTES, Buffer, BufferPool};
 pub use calls::{Answers, Call, Calls, ReplySink, Ticket};
 pub use cluster::{ClientTask, Cluster, Provider};
 pub use counters::{CounterSnapshot, Counters};
+pub use either::Either;
 pub use error::{FabricError, Uncertainty};
 pub use message::{MAX_MESSAGE_BYTES, Message};
 pub use region::{Backing, Region, RegionError, prefetch, table};

@@ -1,5 +1,6 @@
 //! Runs the conformance suite over every provider that needs only this process.
 
+use farleaf_fabric::Either;
 use farleaf_fabric::conformance::{self, LateService};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
@@ -8,6 +9,12 @@ use farleaf_fabric::sim::{Faults, SimCluster, SimConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use std::net::{Ipv4Addr, TcpListener};
+
+#[test]
+fn either_of_two_providers_conforms() {
+    conformance::run(&Either::<_, ShmConfig>::Left(LocalConfig::default()));
+    conformance::run(&Either::<LocalConfig, _>::Right(ShmConfig::default()));
+}
 
 #[test]
 fn local_inline() {

@@ -36,12 +36,10 @@ use farleaf_core::cache::{CacheOptions, Dirt};
 use farleaf_core::index::IndexError;
 use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
-use farleaf_fabric::endpoint::EndpointCluster;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::TcpServerConfig;
 use map_store::CatalogMap;
-use reach::MemoryTransport;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -504,18 +502,8 @@ impl<L: ClusterLayout> Program<'_, L> {
         }
         let boundaries = self.boundaries(settings, generation)?;
         let level = settings.placement_level;
-        let created = match MemoryTransport::connect(
-            settings.transport,
-            memory,
-            &self.token,
-            self.options,
-        )? {
-            MemoryTransport::Tcp(cluster) => index::create::<L, _>(&cluster, boundaries, level),
-            MemoryTransport::Shm(cluster) => index::create::<L, _>(&cluster, boundaries, level),
-            #[cfg(feature = "verbs")]
-            MemoryTransport::Verbs(cluster) => index::create::<L, _>(&cluster, boundaries, level),
-        };
-        if let Err(error) = created {
+        let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
+        if let Err(error) = index::create::<L, _>(&cluster, boundaries, level) {
             // Parts of an index may exist, so begin with empty memory.
             records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
             return Err(error);
@@ -540,35 +528,18 @@ impl<L: ClusterLayout> Program<'_, L> {
             self.check_boundaries(&record)?;
         }
         let store = CatalogMap::start(Arc::clone(&self.catalog), &self.keys, generation)?;
-        let threads = match MemoryTransport::connect(
-            settings.transport,
-            memory,
-            &self.token,
-            self.options,
-        )? {
-            MemoryTransport::Tcp(cluster) => self.start(cluster, &store)?,
-            MemoryTransport::Shm(cluster) => self.start(cluster, &store)?,
-            #[cfg(feature = "verbs")]
-            MemoryTransport::Verbs(cluster) => self.start(cluster, &store)?,
-        };
+        let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
+        let map = index::begin_life::<L, _>(&cluster, self.options.number, &store)?;
+        let server = ComputeServer::start(self.options.number, &self.options.cache, map);
+        let server = Arc::new(server.map_err(because)?);
+        let tally = Arc::clone(&self.watched.tally);
+        let threads = Threads::start(&self.crew, server, &cluster, &store, tally)?;
         *lock(&self.watched.serving) = Some(Arc::clone(&threads.shared) as _);
         self.crew.serve(Some(&threads));
         self.serving = Some(Serving { generation, threads });
         self.said.clear();
         tracing::info!("serving generation {generation} of the index");
         Ok(())
-    }
-
-    fn start<C: EndpointCluster>(
-        &self,
-        cluster: C,
-        store: &CatalogMap<L>,
-    ) -> Result<Threads<L>, ProgramError> {
-        let map = index::begin_life::<L, _>(&cluster, self.options.number, store)?;
-        let server = ComputeServer::start(self.options.number, &self.options.cache, map);
-        let server = Arc::new(server.map_err(because)?);
-        let tally = Arc::clone(&self.watched.tally);
-        Threads::start(&self.crew, server, &cluster, store, tally)
     }
 
     fn take_down(&mut self) -> Option<Serving<L>> {

@@ -1,6 +1,9 @@
 //! Connects a compute server to the memory servers over the cluster's transport. It never falls
 //! back to another transport.
 //!
+//! All transports are one type to the code above, [`MemoryCluster`], so that the index is compiled
+//! once for each layout and not once more for each transport.
+//!
 //! *Thread safety*: any number of threads.
 
 use super::{ComputeServerOptions, because};
@@ -12,17 +15,20 @@ use crate::records::{MemoryRecord, Transport as TransportName};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::shm::{ShmCluster, ShmConfig};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
+use farleaf_fabric::{Cluster, Either};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::{DeviceChoice, VerbsCluster, VerbsConfig, probe};
 use std::path::PathBuf;
 
-/// The memory servers over one transport.
-pub(super) enum MemoryTransport {
-    Tcp(TcpCluster),
-    Shm(ShmCluster),
-    #[cfg(feature = "verbs")]
-    Verbs(VerbsCluster),
-}
+/// The memory servers over the cluster's transport.
+pub(super) type MemoryCluster = Either<TcpCluster, OtherCluster>;
+#[cfg(feature = "verbs")]
+type OtherCluster = Either<ShmCluster, VerbsCluster>;
+#[cfg(not(feature = "verbs"))]
+type OtherCluster = ShmCluster;
+
+/// An endpoint of any of the transports.
+pub(super) type MemoryFabric = <MemoryCluster as Cluster>::Fabric;
 
 /// Registered memory of one thread besides the cache: scratch buffers, messages and queues, in
 /// bytes, rounded up.
@@ -55,40 +61,40 @@ pub(super) fn check(
     }
 }
 
-impl MemoryTransport {
-    /// Connects to the memory servers of these records.
-    ///
-    /// # Errors
-    /// [`ProgramError`]: an address cannot be resolved, or the transport cannot be used.
-    pub(super) fn connect(
-        transport: TransportName,
-        memory: &[MemoryRecord],
-        token: &Token,
-        options: &ComputeServerOptions,
-    ) -> Result<Self, ProgramError> {
-        let timeout = options.request_timeout.as_nanos();
-        let timeout_ns = u64::try_from(timeout).unwrap_or(u64::MAX);
-        let places = memory.iter().map(|record| record.address.as_str());
-        let addresses = || places.clone().map(resolve).collect::<Result<Vec<_>, _>>();
-        Ok(match transport {
-            TransportName::Tcp => {
-                let config = TcpConfig { timeout_ns, ..TcpConfig::default() };
-                Self::Tcp(TcpCluster::connect(addresses()?, token, config))
-            }
-            TransportName::Shm => {
-                let paths: Vec<PathBuf> = places.map(PathBuf::from).collect();
-                let config = ShmConfig { timeout_ns, ..ShmConfig::default() };
-                let cluster = ShmCluster::connect(&paths, token, &config);
-                Self::Shm(cluster.map_err(because)?)
-            }
+/// Connects to the memory servers of these records.
+///
+/// # Errors
+/// [`ProgramError`]: an address cannot be resolved, or the transport cannot be used.
+pub(super) fn connect(
+    transport: TransportName,
+    memory: &[MemoryRecord],
+    token: &Token,
+    options: &ComputeServerOptions,
+) -> Result<MemoryCluster, ProgramError> {
+    let timeout = options.request_timeout.as_nanos();
+    let timeout_ns = u64::try_from(timeout).unwrap_or(u64::MAX);
+    let places = memory.iter().map(|record| record.address.as_str());
+    let addresses = || places.clone().map(resolve).collect::<Result<Vec<_>, _>>();
+    match transport {
+        TransportName::Tcp => {
+            let config = TcpConfig { timeout_ns, ..TcpConfig::default() };
+            Ok(Either::Left(TcpCluster::connect(addresses()?, token, config)))
+        }
+        TransportName::Shm => {
+            let paths: Vec<PathBuf> = places.map(PathBuf::from).collect();
+            let config = ShmConfig { timeout_ns, ..ShmConfig::default() };
+            let cluster = ShmCluster::connect(&paths, token, &config).map_err(because)?;
             #[cfg(feature = "verbs")]
-            TransportName::Verbs => {
-                let config = VerbsConfig { timeout_ns, ..VerbsConfig::default() };
-                let cluster = VerbsCluster::connect(addresses()?, token, config);
-                Self::Verbs(cluster.map_err(ProgramError::transport)?)
-            }
-            #[cfg(not(feature = "verbs"))]
-            TransportName::Verbs => return Err(ProgramError::transport(config::without_verbs())),
-        })
+            let cluster = Either::Left(cluster);
+            Ok(Either::Right(cluster))
+        }
+        #[cfg(feature = "verbs")]
+        TransportName::Verbs => {
+            let config = VerbsConfig { timeout_ns, ..VerbsConfig::default() };
+            let cluster = VerbsCluster::connect(addresses()?, token, config);
+            Ok(Either::Right(Either::Right(cluster.map_err(ProgramError::transport)?)))
+        }
+        #[cfg(not(feature = "verbs"))]
+        TransportName::Verbs => Err(ProgramError::transport(config::without_verbs())),
     }
 }

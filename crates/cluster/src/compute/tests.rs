@@ -4,6 +4,7 @@
 use super::front::Reply;
 use super::index;
 use super::map_store::CatalogMap;
+use super::reach::MemoryCluster;
 use super::threads::{Crew, Tally, Threads};
 use crate::catalog::{Catalog, CatalogError, Entry, Lease, Version};
 use crate::records::{self, Keys, MapRecord};
@@ -18,7 +19,7 @@ use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServerConfig};
-use farleaf_fabric::{ClientTask, Cluster, Fabric, Provider, RpcService, ServerId};
+use farleaf_fabric::{ClientTask, Cluster, Either, Fabric, Provider, RpcService, ServerId};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -98,18 +99,18 @@ struct TiersCluster {
     clients: TcpCluster,
     compute: Vec<ComputeServerHere>,
     /// The memory servers behind the compute servers; stopped after them.
-    _memory: Arc<TcpCluster>,
+    _memory: MemoryCluster,
 }
 
 impl Provider for Tiers {
     type Cluster<S: RpcService> = TiersCluster;
 
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TiersCluster {
-        let memory = Arc::new(TcpConfig::default().start(services));
+        let memory: MemoryCluster = Either::Left(TcpConfig::default().start(services));
         let step = u64::MAX / u64::from(self.compute_servers);
         let boundaries: Vec<u64> =
             (1..self.compute_servers).map(|number| step * u64::from(number)).collect();
-        index::create::<Fixed8, _>(&*memory, boundaries.clone(), 1).unwrap();
+        index::create::<Fixed8, _>(&memory, boundaries.clone(), 1).unwrap();
         let token = Token::draw().unwrap();
         let map = PartitionMap::new::<Fixed8>(1, boundaries).unwrap();
         let record = MapRecord::new::<Fixed8>(&MapState { map, moving: None }, None);
@@ -119,7 +120,7 @@ impl Provider for Tiers {
         let store = CatalogMap::<Fixed8>::start(Arc::clone(&catalog) as _, &keys, 1).unwrap();
         let mut compute = Vec::new();
         for number in 0..self.compute_servers {
-            let map = index::begin_life(&*memory, number, &store).unwrap();
+            let map = index::begin_life(&memory, number, &store).unwrap();
             let server = Arc::new(ComputeServer::start(number, &self.cache, map).unwrap());
             let tally = Arc::new(Tally::default());
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -131,7 +132,7 @@ impl Provider for Tiers {
                 ..TcpServerConfig::default()
             };
             let crew = Crew::start(socket, &token, config).unwrap();
-            let threads = Threads::start(&crew, server, &*memory, &store, tally).unwrap();
+            let threads = Threads::start(&crew, server, &memory, &store, tally).unwrap();
             crew.serve(Some(&threads));
             compute.push(ComputeServerHere { crew, threads: Some(threads) });
         }
@@ -289,7 +290,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
         let memory = TcpConfig::default();
         let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
-        let memory = setup.start::<Fixed8>();
+        let memory: MemoryCluster = Either::Left(setup.start::<Fixed8>());
         index::create::<Fixed8, _>(&memory, Vec::new(), 1).unwrap();
         let map = PartitionMap::new::<Fixed8>(1, Vec::new()).unwrap();
         let record = MapRecord::new::<Fixed8>(&MapState { map, moving: None }, None);

@@ -11,6 +11,7 @@
 use super::failed;
 use super::front::{Front, Queues, Reply};
 use super::map_store::CatalogMap;
+use super::reach::{MemoryCluster, MemoryFabric};
 use crate::clock::Clock;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
@@ -20,11 +21,11 @@ use farleaf_core::page::Layout;
 use farleaf_core::partition::{Clients, ComputeServer, Queue, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::endpoint::{self, Endpoint, EndpointCluster, EndpointDriver};
-use farleaf_fabric::executor::Executor;
+use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
-use farleaf_fabric::{CounterSnapshot, Fabric};
+use farleaf_fabric::{CounterSnapshot, Either, Fabric};
 use std::cell::RefCell;
 use std::net::TcpListener;
 use std::rc::Rc;
@@ -186,10 +187,35 @@ pub(super) struct Threads<L: Layout> {
 
 impl<L: ClusterLayout> Threads<L> {
     /// Lets the crew open the index over `cluster`; they can serve once all of them have.
-    pub(super) fn start<C: EndpointCluster>(
+    pub(super) fn start(
         crew: &Crew<L>,
         server: Arc<ComputeServer<Dex, L>>,
-        cluster: &C,
+        cluster: &MemoryCluster,
+        store: &CatalogMap<L>,
+        tally: Arc<Tally>,
+    ) -> Result<Self, ProgramError> {
+        match cluster {
+            Either::Left(tcp) => Self::over(crew, server, (tcp, Either::Left), store, tally),
+            #[cfg(feature = "verbs")]
+            Either::Right(Either::Left(shm)) => {
+                let side = |fabric| Either::Right(Either::Left(fabric));
+                Self::over(crew, server, (shm, side), store, tally)
+            }
+            #[cfg(feature = "verbs")]
+            Either::Right(Either::Right(verbs)) => {
+                let side = |fabric| Either::Right(Either::Right(fabric));
+                Self::over(crew, server, (verbs, side), store, tally)
+            }
+            #[cfg(not(feature = "verbs"))]
+            Either::Right(shm) => Self::over(crew, server, (shm, Either::Right), store, tally),
+        }
+    }
+
+    /// As [`Threads::start`], for one transport. `side` makes its endpoints those of all.
+    fn over<C: EndpointCluster>(
+        crew: &Crew<L>,
+        server: Arc<ComputeServer<Dex, L>>,
+        (cluster, side): (&C, Side<C::Transport>),
         store: &CatalogMap<L>,
         tally: Arc<Tally>,
     ) -> Result<Self, ProgramError> {
@@ -215,9 +241,8 @@ impl<L: ClusterLayout> Threads<L> {
             let job: Job<L> = Box::new(move |io| {
                 let _ending: Sender<()> = ending;
                 // It drops its sender then, so that a thread that never sends is noticed below.
-                serve::<L, C::Transport>(&cluster, io, &shared, store, move |outcome| {
-                    let _ = opened.send(outcome);
-                });
+                let opened = Box::new(move |outcome| drop(opened.send(outcome)));
+                serve::<L, C::Transport>((&cluster, side), io, &shared, store, opened);
             });
             // A thread that has ended is noticed below.
             let _ = hand.jobs.send(job);
@@ -283,13 +308,18 @@ impl<L: Layout> Drop for Closing<'_, L> {
     }
 }
 
+/// Makes an endpoint of one transport one of all of them.
+type Side<X> = fn(Endpoint<X>) -> MemoryFabric;
+/// Says whether a thread could open the index, and if not, why.
+type Opened = Box<dyn FnOnce(Result<(), String>)>;
+
 /// The work of one thread for one generation. It keeps serving clients meanwhile.
 fn serve<L: ClusterLayout, X: endpoint::Transport>(
-    cluster: &Arc<X::Cluster>,
+    (cluster, side): (&Arc<X::Cluster>, Side<X>),
     io: &mut ServerThread<Front<L>>,
     shared: &Shared<L>,
     store: CatalogMap<L>,
-    opened: impl FnOnce(Result<(), String>),
+    opened: Opened,
 ) {
     let number = io.number();
     let open = || {
@@ -297,14 +327,24 @@ fn serve<L: ClusterLayout, X: endpoint::Transport>(
         let endpoint = driver.open(shared.server.number(), number);
         Ok((driver, endpoint.map_err(|error| error.to_string())?))
     };
-    let (driver, fabric): (EndpointDriver<X>, Endpoint<X>) = match open() {
+    let (driver, endpoint) = match open() {
         Ok(endpoint) => endpoint,
         Err(error) => return opened(Err(error)),
     };
-    let driver = match Hosting::new(&driver, io) {
-        Ok(driver) => driver,
-        Err(error) => return opened(Err(error.to_string())),
-    };
+    match Hosting::new(&driver, io) {
+        Ok(driver) => serve_over(&driver, (number, side(endpoint)), shared, store, opened),
+        Err(error) => opened(Err(error.to_string())),
+    }
+}
+
+/// As [`serve`], for all transports: the index above is compiled once.
+fn serve_over<L: ClusterLayout>(
+    driver: &dyn Driver,
+    (number, fabric): (usize, MemoryFabric),
+    shared: &Shared<L>,
+    store: CatalogMap<L>,
+    opened: Opened,
+) {
     let slot = Rc::new(RefCell::new(None));
     let mut executor = Executor::new();
     let result = Rc::clone(&slot);
@@ -312,7 +352,7 @@ fn serve<L: ClusterLayout, X: endpoint::Transport>(
     executor.spawn(0, async move {
         *result.borrow_mut() = Some(Worker::open(server, fabric, Rc::new(store)).await);
     });
-    executor.run(&driver);
+    executor.run(driver);
     let worker = match slot.take() {
         Some(Ok(worker)) => worker,
         Some(Err(error)) => return opened(Err(error.to_string())),
@@ -342,7 +382,7 @@ fn serve<L: ClusterLayout, X: endpoint::Transport>(
     }
     executor.spawn(0, worker.write_back_by_age(&ended));
     executor.spawn(0, tell(&worker, queue, &shared.done[number]));
-    executor.run(&driver);
+    executor.run(driver);
 }
 
 /// Counts requests, and sends their answers.
