@@ -403,7 +403,7 @@ fn trimmed<const W: usize>(changes: Vec<Change>, low: &[u8], high: &[u8]) {
         expected.iter().all(insert)
     };
     if low < high && fits() {
-        Bytes::<W>::trim(page, low, Some(high));
+        assert!(Bytes::<W>::trim(page, low, Some(high)));
         check(page);
         assert_eq!(all(page, false), expected);
         assert_eq!(

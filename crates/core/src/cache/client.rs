@@ -445,7 +445,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if counts.is_empty() {
             return Err(Restart::Refresh); // another node by now
         }
-        L::trim(page, L::key(&counts.low), counts.high.as_ref().map(L::key));
+        if !L::trim(page, L::key(&counts.low), counts.high.as_ref().map(L::key)) {
+            // Not after a crash: `before_narrowing` writes the node first if this could happen.
+            return Err(Restart::Torn(page.address()));
+        }
         self.mark_dirty(free.frame(), page, 1..L::PAGE_WORDS);
         LiveCounters::count(&self.counters.trims);
         Ok(())

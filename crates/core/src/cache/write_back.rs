@@ -14,7 +14,9 @@
 //!   count as being written.
 //!
 //! A leaf is written as the ranges of words that changed, with its stamp if they contain keys (D8):
-//! by one WRITE, or by one of the heap and one of the front, in this order (bytes.Y9).
+//! by one WRITE, or by one of the heap and one of the front, in this order (bytes.Y9). A leaf with
+//! a heap that was laid out anew is written under a wrong stamp: slots of one layout and records of
+//! another could have the right one.
 //! An inner node is written whole and sealed, after a log entry unless nothing leads to it yet
 //! (D9).
 //!
@@ -38,23 +40,23 @@ const WRITE_RETRIES: u32 = 16;
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
 
-/// The WRITEs of words of a leaf.
+/// The WRITEs of words of a leaf, in their order.
 struct PostedWords<F: Fabric> {
-    /// Those of the heap, if others refer to them.
-    heap: Option<F::Op<Buffer>>,
-    /// The others.
+    /// The heap, if other words refer to it, or a wrong stamp.
+    before: Option<F::Op<Buffer>>,
     words: F::Op<Buffer>,
+    /// The stamp, if it was wrong meanwhile.
+    after: Option<F::Op<Buffer>>,
 }
 
 impl<F: Fabric> PostedWords<F> {
     /// Waits for all of them.
     async fn done(self) -> Result<(), FabricError> {
-        let heap = match self.heap {
-            Some(heap) => heap.await.map(drop),
-            None => Ok(()),
-        };
-        let words = self.words.await.map(drop);
-        both(heap, words)
+        let mut outcome = Ok(());
+        for operation in self.before.into_iter().chain([self.words]).chain(self.after) {
+            outcome = both(outcome, operation.await.map(drop));
+        }
+        outcome
     }
 }
 
@@ -112,19 +114,55 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         page: Page<'_, L>,
         words: Words,
     ) -> Option<PostedWords<F>> {
-        let (heap, words) = words.writes();
         let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
+        if L::HAS_HEAP && words.is_whole_layout(L::PAGE_WORDS) {
+            return self.post_layout(at, page, words.writes().1);
+        }
+        let (heap, words) = words.writes();
         let Some(heap) = heap else {
             let buffer = self.copy_out(page, words.clone())?;
-            return Some(PostedWords {
-                heap: None,
-                words: self.fabric().write(place(&words), buffer),
-            });
+            let words = self.fabric().write(place(&words), buffer);
+            return Some(PostedWords { before: None, words, after: None });
         };
         let buffers = (self.copy_out(page, heap.clone())?, self.copy_out(page, words.clone())?);
-        let heap = self.fabric().write(place(&heap), buffers.0);
+        let before = self.fabric().write(place(&heap), buffers.0);
         let words = self.fabric().write(place(&words), buffers.1);
-        Some(PostedWords { heap: Some(heap), words })
+        Some(PostedWords { before: Some(before), words, after: None })
+    }
+
+    /// Posts the WRITEs of a leaf that was laid out anew: a wrong stamp, the words with this stamp
+    /// among them, and the right one (bytes.Y9).
+    fn post_layout(
+        &self,
+        at: GlobalAddr,
+        page: Page<'_, L>,
+        words: Range<usize>,
+    ) -> Option<PostedWords<F>> {
+        let (first, body) = (self.fabric().buffer(8).ok()?, self.copy_out(page, words.clone())?);
+        let last = self.copy_out(page, SIBLING_WORD..SIBLING_WORD + 1)?;
+        let wrong = !last.get(0);
+        first.set(0, wrong);
+        body.set(SIBLING_WORD - words.start, wrong);
+        let write = |word: usize, buffer| self.fabric().write(at.plus(word as u64 * 8), buffer);
+        let before = Some(write(SIBLING_WORD, first));
+        let words = write(words.start, body);
+        Some(PostedWords { before, words, after: Some(write(SIBLING_WORD, last)) })
+    }
+
+    /// WRITEs a leaf that nothing leads to yet.
+    ///
+    /// # Errors
+    /// As [`CacheClient::write_leaf`].
+    pub(crate) async fn write_new_leaf(
+        &self,
+        at: GlobalAddr,
+        page: Page<'_, L>,
+    ) -> Result<(), Restart> {
+        let post = async || {
+            let buffer = self.copy_out(page, 1..L::PAGE_WORDS)?;
+            Some(self.fabric().write(at.plus(8), buffer).await.map(drop))
+        };
+        self.write_to_the_end(at, post).await
     }
 
     /// WRITEs words of a leaf that no other thread can change meanwhile.

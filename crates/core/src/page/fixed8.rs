@@ -492,7 +492,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         left.set_count(plan.slot);
     }
 
-    fn trim(page: View<'_, WORDS>, low: &u64, high: Option<&u64>) {
+    fn trim(page: View<'_, WORDS>, low: &u64, high: Option<&u64>) -> bool {
         let count = page.count();
         let before =
             |key: u64| Self::partition(count, |slot| Self::key_of(page, slot), |k| k < key);
@@ -512,6 +512,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         if !is_leaf && kept > 0 {
             Self::inner_set_key(page, 0, low); // P5
         }
+        true
     }
 
     fn leaf_sum(page: View<'_, WORDS>) -> u64 {

@@ -383,9 +383,14 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         left.set_sibling(right_at);
     }
     /// Removes everything outside `low`, inclusive, to `high`, exclusive (`None`: infinite), and
-    /// makes these the fences. Some key between them must lie within the old fences, and what lies
-    /// inside must have room with them, as it has if a split has made these fences.
-    fn trim(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>);
+    /// makes these the fences. Some key between them must lie within the old fences. Returns
+    /// `false` if what lies inside has no room with these fences; the page is unchanged then.
+    #[must_use]
+    fn trim(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>) -> bool;
+    /// Whether these fences, which lie within the page's, need more room than they do.
+    fn fences_grow(_page: Page<'_, Self>, _low: &Self::Key, _high: Option<&Self::Key>) -> bool {
+        false
+    }
     /// Leaf: a sum over everything but the values, which may change alone. It covers the header,
     /// including the deleted bits, and the keys. A mixture of two states of a leaf that differ in
     /// these has the sum of neither.

@@ -227,8 +227,8 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Fixed8::split_truncate(plain(left), plan);
     }
 
-    fn trim(page: View<'_, WORDS, SEED>, low: &u64, high: Option<&u64>) {
-        Fixed8::trim(plain(page), low, high);
+    fn trim(page: View<'_, WORDS, SEED>, low: &u64, high: Option<&u64>) -> bool {
+        Fixed8::trim(plain(page), low, high)
     }
 
     fn leaf_sum(page: View<'_, WORDS, SEED>) -> u64 {

@@ -132,25 +132,45 @@ impl Identity {
         }
     }
 
-    /// A slot for an entry about the node at `node`: the one pinned for it, or a free one. `None`
-    /// if there is neither, or this server's log has not been prepared.
-    fn take(
+    /// A free slot. `None` if there is none, or this server's log has not been prepared.
+    ///
+    /// Not one that is pinned, not even for another entry of its node: a client that dies while it
+    /// overwrites the entry would leave none, and the node may be half written.
+    fn take(&self, server: ServerId, slot_bytes: u64) -> Option<Slot<'_>> {
+        let mut logs = self.logs.borrow_mut();
+        let log = logs.get_mut(server.index())?.as_mut()?;
+        let number = (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0)?;
+        log.used |= 1 << number;
+        let at = log.at.plus(number * slot_bytes);
+        Some(Slot { identity: self, server, number, at, keep: false, pinned_for: None })
+    }
+
+    /// The slots of a server's log that are pinned for the node at `node`, and their addresses.
+    fn pinned_for(
         &self,
         server: ServerId,
         slot_bytes: u64,
-        node: Option<GlobalAddr>,
-    ) -> Option<Slot<'_>> {
-        let mut logs = self.logs.borrow_mut();
-        let log = logs.get_mut(server.index())?.as_mut()?;
-        let mut pinned = self.pinned.borrow_mut();
-        // A pinned slot holds the entry of this node; a newer entry may overwrite it.
-        let kept = pinned.iter().position(|(at, on, _)| Some(*at) == node && *on == server);
-        let kept = kept.map(|place| pinned.swap_remove(place));
-        let free = || (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0);
-        let number = kept.map_or_else(free, |(.., number)| Some(number))?;
-        log.used |= 1 << number;
-        let (at, pinned_for) = (log.at.plus(number * slot_bytes), kept.map(|(at, ..)| at));
+        node: GlobalAddr,
+    ) -> Vec<(u64, GlobalAddr)> {
+        let logs = self.logs.borrow();
+        let Some(log) = logs[server.index()] else { return Vec::new() };
+        let pinned = self.pinned.borrow();
+        let of_node = pinned.iter().filter(|(at, on, _)| (*at, *on) == (node, server));
+        of_node.map(|(.., number)| (*number, log.at.plus(number * slot_bytes))).collect()
+    }
+
+    /// Takes over a slot that is pinned for the node at `node`.
+    fn take_pinned(&self, server: ServerId, slot_bytes: u64, node: GlobalAddr) -> Option<Slot<'_>> {
+        let (number, at) = self.pinned_for(server, slot_bytes, node).pop()?;
+        self.pinned.borrow_mut().retain(|(_, on, slot)| (*on, *slot) != (server, number));
+        let pinned_for = Some(node);
         Some(Slot { identity: self, server, number, at, keep: false, pinned_for })
+    }
+
+    /// Frees a pinned slot: its entry is no longer needed.
+    fn free_pinned(&self, server: ServerId, number: u64) {
+        self.pinned.borrow_mut().retain(|(_, on, slot)| (*on, *slot) != (server, number));
+        self.free(server, number, false);
     }
 
     /// The nodes that slots of a server's log are pinned for.
@@ -255,6 +275,28 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
+    /// Of the slots pinned for the node at `node`, frees those whose entries a newer whole one
+    /// replaces. No WRITE of the node or its entries may be in flight, and this client must be
+    /// about to write the node.
+    async fn unpin_replaced(&self, server: ServerId, node: GlobalAddr) -> Result<(), RemoteError> {
+        let slots = self.identity.pinned_for(server, log_slot_bytes::<L>(), node);
+        let mut versions = Vec::new();
+        for (number, at) in slots {
+            let entry = self.entry_in(at).await?;
+            let version = entry.and_then(|entry| entry.pages.first().map(|page| page.version));
+            versions.push((number, version));
+        }
+        // A slot without a whole entry is of no use either: its node's WRITE came after it, so it
+        // has not landed.
+        let newest = versions.iter().map(|(_, version)| *version).max().flatten();
+        for (number, version) in versions {
+            if version.is_none() || version < newest {
+                self.identity.free_pinned(server, number);
+            }
+        }
+        Ok(())
+    }
+
     /// Prepares this client's logs on all memory servers that have room, because they may have none
     /// later.
     pub(crate) async fn prepare_logs(&self) {
@@ -265,8 +307,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Takes a slot of this client's log on `server`, which must have been prepared. The entry is
-    /// about `node`, or about several nodes if that is `None`. Waits while all slots are in use; a
-    /// slot is in use for a round trip or two.
+    /// about `node`, which this client is about to write and has no WRITE in flight of, or about
+    /// locked nodes if that is `None`. Waits while all slots are in use; a slot is in use for a
+    /// round trip or two.
     pub(crate) async fn slot(
         &self,
         server: ServerId,
@@ -274,7 +317,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ) -> Result<Slot<'_>, RemoteError> {
         let mut waits = 0;
         loop {
-            if let Some(slot) = self.identity.take(server, log_slot_bytes::<L>(), node) {
+            if let Some(slot) = self.identity.take(server, log_slot_bytes::<L>()) {
                 return Ok(slot);
             }
             if waits == MAX_SLOT_WAITS {
@@ -282,6 +325,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
             if waits.is_multiple_of(WAITS_BEFORE_LOOK) {
                 self.unpin_whole(server).await?;
+                if let Some(node) = node {
+                    self.unpin_replaced(server, node).await?;
+                    // All slots are pinned, for nodes that only their next WRITEs make whole. One
+                    // has to begin, even if a death within its entry now leaves the node torn.
+                    if waits > 0
+                        && let Some(slot) =
+                            self.identity.take_pinned(server, log_slot_bytes::<L>(), node)
+                    {
+                        return Ok(slot);
+                    }
+                }
             }
             waits += 1;
             self.fabric().sleep(SLOT_WAIT_NS).await;

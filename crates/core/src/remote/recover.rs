@@ -273,6 +273,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(found)
     }
 
+    /// The whole entry in the slot at `at`, if there is one. Nothing may be writing it.
+    pub(super) async fn entry_in(&self, at: GlobalAddr) -> Result<Option<Redo>, RemoteError> {
+        let slot = self.read_pieces(at, log_slot_bytes::<L>() as usize / 8).await?;
+        Ok(Redo::decode(&slot))
+    }
+
     /// All whole entries in a client's log, on all memory servers.
     async fn log_entries(&self, owner: u16) -> Result<Vec<Redo>, RemoteError> {
         let mut entries = Vec::new();
@@ -283,9 +289,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 Err(error) => return Err(error),
             };
             for slot in 0..LOG_SLOTS {
-                let bytes = log_slot_bytes::<L>();
-                let slot = self.read_pieces(at.plus(slot * bytes), bytes as usize / 8).await?;
-                entries.extend(Redo::decode(&slot).filter(|entry| entry.owner == owner));
+                let entry = self.entry_in(at.plus(slot * log_slot_bytes::<L>())).await?;
+                entries.extend(entry.filter(|entry| entry.owner == owner));
             }
         }
         Ok(entries)

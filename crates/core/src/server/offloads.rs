@@ -130,7 +130,7 @@ impl<L: Layout> Offloads<L> {
         ticket: Option<Ticket>,
     ) -> Result<Reply<L>, Refusal> {
         let found = Self::leaf(cpu, page_at, node, level, Probe::At(edit.key)).await?;
-        let Found { at, page, .. } = found;
+        let Found { at, page, keys } = found;
         if !edit.changes() {
             let look = || page.stamp_fits().then(|| edit.apply(page));
             return match Self::read(cpu, page, look).await? {
@@ -139,6 +139,12 @@ impl<L: Layout> Offloads<L> {
             };
         }
         let ticket = ticket.ok_or(Refusal::Malformed)?;
+        // After a crash a leaf may have wider fences than its slot. A record added to it now could
+        // take the room that its trim needs (D7), so the compute server trims it first.
+        let may_be_wide = level == 0 || keys != (L::low(page), L::high(page));
+        if L::HAS_HEAP && may_be_wide {
+            return Err(Refusal::Restructures); // offloads.W3
+        }
         cpu.charge(Work::ChangeNode).await;
         let mut tickets = lock(&self.tickets);
         let last = tickets.get(&ticket.place());

@@ -3,7 +3,7 @@
 //! *Thread safety*: the latch is the right to change the node.
 
 use super::DexIndex;
-use crate::cache::{FrameId, OptimisticRef, Ownership, Restart, is_clean};
+use crate::cache::{FrameId, OptimisticRef, Ownership, Restart, dirty_words, is_clean, mark_clean};
 use crate::page::{Exclusive, Layout, LockWord, Page};
 use crate::remote::{Image, PageCopy};
 use crate::rules;
@@ -70,6 +70,37 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         image.page().seal(word);
         buffer.copy_from(image.words());
         Ok(PageCopy::from_cached(node.at(), buffer, self.fabric().now_ns()))
+    }
+
+    /// Writes a latched node that is about to lose keys to others back if its copy in the pool
+    /// might have no room for its new fences, `low` and `high`.
+    ///
+    /// The node itself is written later, so a crash leaves that copy, which the next life trims to
+    /// the new fences (D7). It always has room if they need no more than the fences in the frame
+    /// do, or if it has the frame's content: a split or an evening out leaves room in both halves.
+    ///
+    /// # Errors
+    /// As [`DexIndex::write_exclusive`]. The frame is unchanged.
+    pub(super) async fn before_narrowing(
+        &self,
+        node: &Latched<'_, L>,
+        low: &L::Key,
+        high: Option<&L::Key>,
+    ) -> Result<(), Restart> {
+        let fits = is_clean(node.page) || node.shared || !L::fences_grow(node.page, low, high);
+        if fits {
+            return Ok(());
+        }
+        if node.is_leaf() {
+            let may_land = MayLand { index: self, node };
+            let words = dirty_words(node.page);
+            let written = self.client.write_leaf(node.at(), node.page, words).await;
+            may_land.has_ended(written)?;
+        } else {
+            self.write_exclusive(node, &self.client.cache().image(node.page)).await?;
+        }
+        mark_clean(node.page);
+        Ok(())
     }
 
     /// WRITEs `image`, the next content of a latched exclusive node. The caller updates the frame.

@@ -6,7 +6,8 @@
 //! removals would borrow again. Nodes never join across a boundary: both must be exclusive (D3).
 //!
 //! *Order of the WRITEs* (D2): the node that gains, then the parent. The node that loses is written
-//! by a later write-back, or is freed.
+//! by a later write-back, or is freed. If its copy in the pool might have no room for its new fences,
+//! it is first written as it is (`before_narrowing`).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -203,6 +204,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(Tidied::Nothing);
         };
         let left_gains = separator > L::low(right.page);
+        let (low, high) = (L::low(left.page), L::high(right.page));
+        let between = L::key(&separator);
+        match left_gains {
+            true => self.before_narrowing(&right, between, high.as_ref().map(L::key)).await?,
+            false => self.before_narrowing(&left, L::key(&low), Some(between)).await?,
+        }
         let lock = self.lock_shared(&parent).await?;
         self.charge(Work::RestructureNode).await;
         lower.page().set_note(0);

@@ -181,8 +181,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         level: u8,
         offer: Offer,
     ) -> bool {
-        // A scan may need leaves besides the missing one.
-        let of_one_leaf = level == 0 && offer != Offer::Edit;
+        // A scan may need leaves besides the missing one. A leaf with a heap may have to be trimmed
+        // before a change.
+        let of_one_leaf = level == 0 && (offer != Offer::Edit || L::HAS_HEAP);
         if of_one_leaf
             || level > self.placement_level
             || self.has_detached()

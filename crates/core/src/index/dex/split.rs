@@ -4,7 +4,8 @@
 //!
 //! *Order of the WRITEs* (D2): the new node, then the parent. The lower half is written by a later
 //! write-back, or together with the parent if it is shared. Until then its copy in the pool is the
-//! one from before the split: it holds too many keys, which is harmless.
+//! one from before the split: it holds too many keys, which is harmless. But if it might have no
+//! room for its new fences, the node is first written as it is (`before_narrowing`).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -137,7 +138,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if page.level() == 0 {
             // Do not send what the frame held before.
             L::clear_unused(page);
-            self.client.write_leaf(node.at(), page, 1..L::PAGE_WORDS).await?;
+            self.client.write_new_leaf(node.at(), page).await?;
             return Ok(LockWord::from_bits(0));
         }
         // Versions continue from the node's previous use.
@@ -164,6 +165,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let free = self.client.free_frame().await?;
         let parent = self.latch(parent)?;
         let child = self.latch(child)?;
+        let low = L::low(child.page);
+        self.before_narrowing(&child, L::key(&low), Some(L::key(&plan.separator))).await?;
         let parent_lock = self.lock_shared(&parent).await?;
         let child_lock = match self.lock_shared(&child).await {
             Ok(lock) => lock,

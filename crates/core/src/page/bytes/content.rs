@@ -40,7 +40,7 @@ impl Fences<'_> {
     }
 
     /// Words of the header and the fences.
-    fn words(self) -> usize {
+    pub(super) fn words(self) -> usize {
         let high_rest = self.high.map_or(0, |high| high.len() - self.prefix());
         HEADER_WORDS + fence_words(self.low.len(), high_rest)
     }

@@ -85,7 +85,8 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Ok(number) => (0, Some(Slot::at(page, front.first, number))),
             Err(_) => (1, None),
         };
-        let same = |old: Slot| old.value == value && old.suffix == suffix;
+        // Only a value of one word: no reader, and no death, can meet half of it.
+        let same = |old: Slot| old.value == value && old.suffix == suffix && value <= 8;
         if let Some(old) = old.filter(|old| same(*old)) {
             return Room::InPlace(old.record);
         }
@@ -123,10 +124,13 @@ impl<const WORDS: usize> Bytes<WORDS> {
         let number = at.unwrap_or_else(|place| place);
         let place = front_of.first + number;
         let (mut front, mut heap_words) = (0..0, record..record + needed);
+        let mut overwrites = false;
         store_record(page, record, value, suffix);
         match at {
             Ok(_) => {
                 let old = Slot::at(page, front_of.first, number);
+                overwrites = record == old.record
+                    && (value.len() > 8 || old.value != value.len() || old.suffix != suffix.len());
                 // The words that the old record had, and the new one does not have.
                 heap.garbage +=
                     if record == old.record { old.words() - needed } else { old.words() };
@@ -150,6 +154,10 @@ impl<const WORDS: usize> Bytes<WORDS> {
         } else if !is_inner(page) {
             // The same key, and a value of the same length.
             heap_words.end = record + value.len().div_ceil(8);
+        }
+        if overwrites {
+            // The pool has a slot that refers to these words (bytes.Y9).
+            return Some((FRONT_WORD..WORDS).into());
         }
         if front.is_empty() && heap_words.is_empty() {
             front = place..place + 1; // some word must stand for the change
@@ -176,18 +184,28 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// Lays a page out anew with other fences. Deleted entries go if there is no room for them.
     fn lay_out_again(
-        mut content: Content,
+        content: Content,
         range: Range<usize>,
         fences: Fences<'_>,
         page: View<'_, WORDS>,
     ) {
+        let there = Self::try_lay_out_again(content, range, fences, page);
+        debug_assert!(there, "bytes.Y6: a change of fences asks for room first");
+    }
+
+    /// Like [`Bytes::lay_out_again`]; `false`, with the page unchanged, if there is no room.
+    fn try_lay_out_again(
+        mut content: Content,
+        range: Range<usize>,
+        fences: Fences<'_>,
+        page: View<'_, WORDS>,
+    ) -> bool {
         if content.lay_out(range.clone(), fences, page) {
-            return;
+            return true;
         }
         content = content.part(range);
         content.drop_deleted();
-        let there = content.lay_out(0..content.len(), fences, page);
-        debug_assert!(there, "bytes.Y6: whoever changes fences has asked for room");
+        content.lay_out(0..content.len(), fences, page)
     }
 
     fn set_fences(page: View<'_, WORDS>, fences: Fences<'_>) {
@@ -646,14 +664,18 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         Self::lay_out_again(content, lower, fences, left);
     }
 
-    fn trim(page: View<'_, WORDS>, low: &[u8], high: Option<&[u8]>) {
+    fn fences_grow(page: View<'_, WORDS>, low: &[u8], high: Option<&[u8]>) -> bool {
+        Fences { low, high }.words() > Front::of(page).first
+    }
+
+    fn trim(page: View<'_, WORDS>, low: &[u8], high: Option<&[u8]>) -> bool {
         let first = match is_inner(page) {
             true => Self::inner_slot(page, Probe::At(low)),
             false => Self::slots_below(page, low, false),
         };
         let end = high.map_or(page.count(), |high| Self::slots_below(page, high, false));
         let content = Content::of(page);
-        Self::lay_out_again(content, first..end.max(first), Fences { low, high }, page);
+        Self::try_lay_out_again(content, first..end.max(first), Fences { low, high }, page)
     }
 
     fn leaf_sum(page: View<'_, WORDS>) -> u64 {
