@@ -19,8 +19,9 @@ const MODULES: [(&str, &[&str]); 10] = [
     ("client", &["partition", "index", "page", "wire", "together", "rules"]),
 ];
 
-/// What the suites may use in addition, because they start whole clusters.
-const SUITES: [(&str, &[&str]); 1] = [("index/conformance.rs", &["server"])];
+/// What suites and files of tests may use in addition, because they start whole clusters.
+const SUITES: [(&str, &[&str]); 2] =
+    [("index/conformance.rs", &["server"]), ("remote/identity_tests.rs", &["server"])];
 
 /// The crates, each with the project's crates that it may depend on.
 const CRATES: [(&str, &[&str]); 9] = [

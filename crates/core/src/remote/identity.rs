@@ -146,7 +146,7 @@ impl Identity {
     }
 
     /// The slots of a server's log that are pinned for the node at `node`, and their addresses.
-    fn pinned_for(
+    pub(super) fn pinned_for(
         &self,
         server: ServerId,
         slot_bytes: u64,

@@ -21,6 +21,8 @@ mod error;
 mod fresh;
 mod heads;
 mod identity;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod identity_tests;
 mod leaves;
 mod lock;
 mod pages;

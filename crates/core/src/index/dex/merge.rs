@@ -6,8 +6,8 @@
 //! removals would borrow again. Nodes never join across a boundary: both must be exclusive (D3).
 //!
 //! *Order of the WRITEs* (D2): the node that gains, then the parent. The node that loses is written
-//! by a later write-back, or is freed. If its copy in the pool might have no room for its new fences,
-//! it is first written as it is (`before_narrowing`).
+//! by a later write-back, or is freed. If its copy in the pool might have no room for its new
+//! fences, it is first written as it is (`before_narrowing`).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
