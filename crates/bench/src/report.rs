@@ -72,8 +72,8 @@ pub struct Report {
     pub server_threads: Option<usize>,
     /// Duration of the load, in the fabric's time.
     pub load_seconds: f64,
-    /// The distribution of latencies, if asked for: fractions of the operations from 0 to 1, and the
-    /// nanoseconds within which they ended.
+    /// The distribution of latencies, if asked for: fractions of the operations from 0 to 1, and
+    /// the nanoseconds within which they ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latencies: Vec<(f64, u64)>,
     /// Each subtree of this level lies on one memory server, in designs that place subtrees.

@@ -83,7 +83,7 @@ impl Located {
         let unknown =
             || ProgramError::Failed(format!("no cluster {} in the catalog", config.cluster));
         let (settings, _) = settings.ok_or_else(unknown)?;
-        let layout = LayoutName::of(&settings)?;
+        let layout = settings.layout()?;
         Ok(Self { config: config.clone(), catalog, keys, settings, layout })
     }
 

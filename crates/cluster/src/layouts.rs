@@ -4,7 +4,6 @@
 //! *Thread safety*: plain values.
 
 use crate::config::ConfigError;
-use crate::records::SettingsRecord;
 use crate::text::Textual;
 use farleaf_core::page::{Bytes, Fixed8, Layout};
 use std::fmt;
@@ -38,14 +37,6 @@ impl LayoutName {
                  in pages of 1024 bytes, and bytes keys in pages of 1024, 2048 and 4096"
             ))
         })
-    }
-
-    /// The layout of a cluster.
-    ///
-    /// # Errors
-    /// As for [`LayoutName::new`].
-    pub fn of(settings: &SettingsRecord) -> Result<Self, ConfigError> {
-        Self::new(&settings.keys, settings.page_bytes)
     }
 
     /// The kind of keys and values: `u64` or `bytes`.

@@ -13,6 +13,7 @@
 //! *Thread safety*: plain values.
 
 use crate::catalog::{Catalog, CatalogError, Lease, Version};
+use crate::config::ConfigError;
 use crate::layouts::{ClusterLayout, LayoutName};
 use crate::text::{KeyRecord, Textual};
 use farleaf_core::index::IndexError;
@@ -218,6 +219,16 @@ pub struct SettingsRecord {
     pub page_bytes: u64,
 }
 
+impl SettingsRecord {
+    /// The layout of the cluster.
+    ///
+    /// # Errors
+    /// As for [`LayoutName::new`].
+    pub fn layout(&self) -> Result<LayoutName, ConfigError> {
+        LayoutName::new(&self.keys, self.page_bytes)
+    }
+}
+
 fn u64_keys() -> String {
     LayoutName::default().keys().to_owned()
 }
@@ -388,7 +399,7 @@ mod tests {
         let settings =
             r#"{"memory_servers":2,"compute_servers":1,"transport":"tcp","placement_level":3}"#;
         let settings: SettingsRecord = decode("settings", settings).unwrap();
-        assert_eq!(LayoutName::of(&settings).unwrap(), LayoutName::Numbers);
+        assert_eq!(settings.layout().unwrap(), LayoutName::Numbers);
         let map = r#"{"epoch":4,"boundaries":[7,18446744073709551615],"owners":[1,0,2],"moving":{"id":3,"from":0,"to":1,"at":9}}"#;
         let record: MapRecord = decode("map", map).unwrap();
         let state = record.clone().state::<Fixed8>().unwrap();

@@ -6,7 +6,6 @@
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::ConfigError;
 use crate::error::ProgramError;
-use crate::layouts::LayoutName;
 use crate::records::{self, Keys, SettingsRecord};
 
 /// Returns the cluster's settings. If there are none yet, writes `mine`.
@@ -35,7 +34,7 @@ pub fn agree(
     };
     let SettingsRecord { memory_servers, compute_servers, transport, placement_level, .. } = mine;
     // First: nothing else matters to a program that has no such pages.
-    let (their_layout, my_layout) = (LayoutName::of(&theirs)?, LayoutName::of(mine)?);
+    let (their_layout, my_layout) = (theirs.layout()?, mine.layout()?);
     if their_layout != my_layout {
         return differs("the layout", &their_layout, &my_layout);
     }

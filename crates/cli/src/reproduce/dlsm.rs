@@ -1,5 +1,5 @@
-//! The experiments of Wang et al., *dLSM: An LSM-Based Index for Memory Disaggregation* (ICDE 2023).
-//! They need the design, so each statement is listed and none is run.
+//! The experiments of Wang et al., *dLSM: An LSM-Based Index for Memory Disaggregation* (ICDE
+//! 2023). They need the design, so each statement is listed and none is run.
 
 use super::experiment::{Claim, Figure, Paper, Scale, Shape, Size};
 

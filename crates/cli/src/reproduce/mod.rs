@@ -5,8 +5,8 @@
 //! `claims.rs` judges, and `report.rs` writes.
 //!
 //! *Invariants*
-//! - reproduce.R1. The report is a function of the options and the reports of the points: a run that
-//!   was interrupted and continued writes the same bytes.
+//! - reproduce.R1. The report is a function of the options and the reports of the points: a run
+//!   that was interrupted and continued writes the same bytes.
 //! - reproduce.R2. What did not run is listed with its reason and never judged.
 
 mod allocator;

@@ -2,8 +2,8 @@
 //! RDMA-capable Networks* (SIGMOD 2019).
 //!
 //! §6: 100 M records, four memory servers, forty clients on each compute server, uniform queries.
-//! "Skewed" places 80, 12, 5 and 3 percent of the records on the four servers. Scans select the same
-//! shares of the records as in the paper.
+//! "Skewed" places 80, 12, 5 and 3 percent of the records on the four servers. Scans select the
+//! same shares of the records as in the paper.
 
 use super::analysis;
 use super::experiment::Metric::{Bytes, NetworkRate, P50, Throughput};

@@ -181,7 +181,7 @@ fn await_layout(
         let waits_for = match records::get::<SettingsRecord>(catalog, &keys.settings()) {
             Ok(Some((settings, _))) => {
                 settings::check_compute_number(options.number, settings.compute_servers)?;
-                return Ok(Some(LayoutName::of(&settings)?));
+                return Ok(Some(settings.layout()?));
             }
             Ok(None) => "waiting for the cluster's settings".to_owned(),
             Err(error) => error.to_string(),

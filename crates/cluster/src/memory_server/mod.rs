@@ -366,7 +366,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     let (memory_servers, layout) = match &options.creates {
         Some(creates) => (creates.memory_servers, creates.layout),
         None => match await_settings(&*catalog, &keys, stop)? {
-            Some(settings) => (settings.memory_servers, LayoutName::of(&settings)?),
+            Some(settings) => (settings.memory_servers, settings.layout()?),
             None => return Ok(()),
         },
     };
