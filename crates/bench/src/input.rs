@@ -4,7 +4,6 @@
 
 use crate::InputError;
 use crate::columns::Columns;
-use crate::keys::KeySpace;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use std::path::Path;
@@ -147,18 +146,6 @@ impl Rows {
 /// its share within a few percent.
 const SAMPLED: usize = 100_000;
 
-/// Reads the keys of a file, ascending, each once. Above `SAMPLED` rows, it returns an even
-/// sample.
-///
-/// # Errors
-/// [`InputError`], as for [`read_records`].
-pub fn sample_keys(path: &Path, names: &ColumnNames) -> Result<KeySpace, InputError> {
-    let mut rows = Rows::open(path, names)?;
-    let keys = sample(|| Ok(rows.next_record()?.map(|(key, _)| key)))?;
-    let records: Vec<(u64, u64)> = keys.into_iter().map(|key| (key, 0)).collect();
-    KeySpace::listed(&records).ok_or_else(|| rows.columns.empty())
-}
-
 /// The keys that `next` returns until it has no more, ascending, each once. Above `SAMPLED` keys,
 /// an even sample of them.
 ///
@@ -284,14 +271,17 @@ mod tests {
     fn a_sample_of_many_keys_is_even() {
         let rows: String = (0..250_000).map(|key| format!("{}\n", key * 3)).collect();
         let file = TestFile::new("many.csv", rows.as_bytes());
-        let sample = sample_keys(file.path(), &ColumnNames::default()).unwrap();
-        assert_eq!(sample.len(), SAMPLED as u64);
+        let keys_of = |file: &TestFile| {
+            let mut rows = Rows::open(file.path(), &ColumnNames::default()).unwrap();
+            sample(|| Ok::<_, InputError>(rows.next_record()?.map(|(key, _)| key))).unwrap()
+        };
+        let keys = keys_of(&file);
+        assert_eq!(keys.len(), SAMPLED);
         // The median's place has a standard deviation of some 0.16% of the keys.
-        let [middle] = *sample.boundaries(&[1, 1]) else { panic!("one boundary") };
+        let middle = keys[keys.len() / 2];
         assert!((367_500..382_500).contains(&middle), "{middle}");
         let few = TestFile::new("few.csv", b"9\n1\n5\n7\n");
-        let sample = sample_keys(few.path(), &ColumnNames::default()).unwrap();
-        assert_eq!(sample.boundaries(&[1, 1]), [7]);
+        assert_eq!(keys_of(&few), [1, 5, 7, 9]);
     }
 
     #[test]

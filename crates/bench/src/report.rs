@@ -198,6 +198,11 @@ impl PerOperation {
     pub fn bytes(&self) -> f64 {
         self.bytes_read + self.bytes_written + self.rpc_bytes + 8.0 * self.atomics
     }
+
+    /// All network operations.
+    pub fn remote(&self) -> f64 {
+        self.reads + self.writes + self.atomics + self.rpcs
+    }
 }
 
 /// Cache counters and size.

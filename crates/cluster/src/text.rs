@@ -150,12 +150,7 @@ fn is_plain(character: char) -> bool {
 }
 
 fn escape(bytes: &[u8], to: &mut String) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for byte in bytes {
-        to.push_str("\\x");
-        to.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        to.push(char::from(DIGITS[usize::from(byte & 15)]));
-    }
+    bytes.iter().for_each(|byte| to.push_str(&format!("\\x{byte:02x}")));
 }
 
 fn unescape(text: &str) -> Result<Vec<u8>, String> {

@@ -126,16 +126,11 @@ const BYTES: Column =
 const RETRIES: Column = Column { name: "retries", value: |r| three(r.per_operation.retries) };
 const HIT_RATIO: Column = Column { name: "hit ratio", value: |r| three(r.cache.hit_ratio) };
 const EVICTED: Column = Column { name: "evicted", value: |r| three(r.cache.evictions) };
-const REMOTE: Column = Column { name: "remote operations", value: |r| three(remote(r)) };
+const REMOTE: Column =
+    Column { name: "remote operations", value: |r| three(r.per_operation.remote()) };
 
 fn three(value: f64) -> String {
     format!("{value:.3}")
-}
-
-/// Network operations per index operation.
-pub(super) fn remote(report: &Report) -> f64 {
-    let cost = &report.per_operation;
-    cost.reads + cost.writes + cost.atomics + cost.rpcs
 }
 
 /// All experiments.

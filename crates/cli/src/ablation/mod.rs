@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::{Args, Parser};
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
-use experiments::{EXPERIMENTS, Experiment, Machines, Part, Row, Words, remote};
+use experiments::{EXPERIMENTS, Experiment, Machines, Part, Row, Words};
 use farleaf_bench::report::Report;
 use farleaf_bench::units::rate;
 use std::fmt::Write as _;
@@ -272,7 +272,7 @@ fn write_csv(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
             cost.rpcs,
             cost.bytes(),
             cost.retries,
-            remote(report),
+            cost.remote(),
             cache.hit_ratio,
             cache.evictions,
             report.errors,

@@ -1,8 +1,7 @@
 //! Weisgut et al., *Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or
-//! Foe?*: figures of page faults under TPC-H and TPC-DS, which
-//! Farleaf does not run.
+//! Foe?*: figures of page faults under TPC-H and TPC-DS, which Farleaf does not run.
 
-use super::experiment::{Claim, Figure, Paper, Scale, Shape, Size};
+use super::experiment::{Claim, Figure, Paper, Scale, Size};
 
 /// The rows.
 pub(super) const ALLOCATOR: Paper = Paper {
@@ -13,18 +12,12 @@ pub(super) const ALLOCATOR: Paper = Paper {
         Size { scale: Scale::Medium, keys: 10_000_000, operations: 300_000, warm_up: 0 },
         Size { scale: Scale::Paper, keys: 100_000_000, operations: 300_000, warm_up: 0 },
     ],
-    figures: &[Figure {
-        id: "5-9",
-        title: "Figures 5 to 9: where an allocator keeps its metadata",
-        words: "",
-        panels: &[],
-        rows: &[],
-        x: "",
-        xs: &[],
-        shape: Shape::Statements,
-        claims: &[Claim::unsaid(
+    figures: &[Figure::statements(
+        "5-9",
+        "Figures 5 to 9: where an allocator keeps its metadata",
+        &[Claim::unsaid(
             "where the metadata lies changes page faults and run time of TPC-H and TPC-DS",
             "needs a heap on far memory under a database system; the differences reported are within noise",
         )],
-    }],
+    )],
 };

@@ -39,10 +39,14 @@ const fn ratio(metric: Metric, over: Spot, under: Spot) -> Value {
     Value::Ratio(metric, over, under)
 }
 
-const PUBLISHED: &str = "--admission coin:0.1 --victims random --write-back pages --dense --keep-values \
-                         --own-keys --fill 0.5";
-const OFFLOADING: &str = "--admission coin:0.1 --victims random --write-back pages --dense --keep-values \
-                          --own-keys --fill 0.5 --offload cost-aware";
+macro_rules! published {
+    ($($more:literal)?) => {
+        concat!(
+            "--admission coin:0.1 --victims random --write-back pages --dense --keep-values --own-keys --fill 0.5",
+            $($more)?
+        )
+    };
+}
 const ZIPFIAN: &str = "--distribution zipfian:0.99";
 
 /// The threads of Figures 5 to 8: a compute server is filled before the next one is used.
@@ -66,8 +70,8 @@ const T2: Figure = Figure {
         panel("write-intensive", "--workload write-intensive"),
     ],
     rows: &[
-        row("DEX as published", "dex", PUBLISHED),
-        row("DEX as published, offloading", "dex", OFFLOADING),
+        row("DEX as published", "dex", published!()),
+        row("DEX as published, offloading", "dex", published!(" --offload cost-aware")),
         row("DEX, our defaults", "dex", ""),
         row("Sherman", "sherman", ""),
         row("SMART", "smart", ""),
@@ -151,17 +155,11 @@ const fn t2(metric: Metric, panel: &'static str) -> Value {
 
 const LOCKS: &str = "virtual time charges nothing for contention on a lock of the compute server";
 
-const F4: Figure = Figure {
-    id: "4",
-    title: "Figure 4: cooling structures",
-    words: "",
-    panels: &[],
-    rows: &[],
-    x: "threads",
-    xs: &[],
-    shape: Shape::Statements,
-    claims: &[Claim::unsaid("the cooling map scales with threads, one FIFO queue does not", LOCKS)],
-};
+const F4: Figure = Figure::statements(
+    "4",
+    "Figure 4: cooling structures",
+    &[Claim::unsaid("the cooling map scales with threads, one FIFO queue does not", LOCKS)],
+);
 
 const F5: Figure = Figure {
     id: "5",
@@ -280,6 +278,9 @@ const F7: Figure = Figure {
     ],
 };
 
+const HIGHER: &str =
+    "the paper's tree of 200 M records is two levels higher, so a cache saves more READs";
+
 const F8: Figure = Figure {
     id: "8",
     title: "Figure 8: each part of DEX, write-intensive, a cache of 1%",
@@ -315,17 +316,13 @@ const F8: Figure = Figure {
             ratio(Throughput, ("skewed", "+ cache", 144.0), ("skewed", "+ partitions", 144.0)),
             Rule::Factor(21.2, RATIO),
         )
-        .because(
-            "the paper's tree of 200 M records is two levels higher, so a cache saves more READs",
-        ),
+        .because(HIGHER),
         Claim::new(
             "uniform: the cache over partitions, 144 threads",
             ratio(Throughput, ("uniform", "+ cache", 144.0), ("uniform", "+ partitions", 144.0)),
             Rule::Factor(6.9, RATIO),
         )
-        .because(
-            "the paper's tree of 200 M records is two levels higher, so a cache saves more READs",
-        ),
+        .because(HIGHER),
         Claim::new(
             "skewed: offloading over the cache alone, 144 threads",
             ratio(Throughput, ("skewed", "+ offloading", 144.0), ("skewed", "+ cache", 144.0)),
@@ -435,8 +432,9 @@ const fn moved(x: f64) -> Value {
     Value::Of(MoveSeconds, ("repartitioning", "DEX", x))
 }
 
-const fn cached(x: f64, words: &'static str) -> At {
-    At::new(x, 4, 36, words)
+/// All threads, with these arguments.
+const fn all(x: f64, words: &'static str) -> At {
+    At { x, words, ..At::DEX }
 }
 
 const F11A: Figure = Figure {
@@ -471,13 +469,13 @@ const F11A: Figure = Figure {
 };
 
 const CACHES: &[At] = &[
-    cached(1.0, "--cache-each 1"),
-    cached(2.0, "--cache-each 2"),
-    cached(4.0, "--cache-each 4"),
-    cached(8.0, "--cache-each 8"),
-    cached(16.0, "--cache-each 16"),
-    cached(32.0, "--cache-each 32"),
-    cached(64.0, "--cache-each 64"),
+    all(1.0, "--cache-each 1"),
+    all(2.0, "--cache-each 2"),
+    all(4.0, "--cache-each 4"),
+    all(8.0, "--cache-each 8"),
+    all(16.0, "--cache-each 16"),
+    all(32.0, "--cache-each 32"),
+    all(64.0, "--cache-each 64"),
 ];
 
 const F11B: Figure = Figure {
@@ -510,11 +508,11 @@ const F12: Figure = Figure {
     rows: &[row("DEX", "dex", "")],
     x: "threads of a memory server",
     xs: &[
-        offloading(0.0, "--server-cores 1 --offload never"),
-        offloading(1.0, "--server-cores 1 --offload cost-aware"),
-        offloading(2.0, "--server-cores 2 --offload cost-aware"),
-        offloading(3.0, "--server-cores 3 --offload cost-aware"),
-        offloading(4.0, "--server-cores 4 --offload cost-aware"),
+        all(0.0, "--server-cores 1 --offload never"),
+        all(1.0, "--server-cores 1 --offload cost-aware"),
+        all(2.0, "--server-cores 2 --offload cost-aware"),
+        all(3.0, "--server-cores 3 --offload cost-aware"),
+        all(4.0, "--server-cores 4 --offload cost-aware"),
     ],
     shape: Shape::Lines(Throughput),
     claims: &[
@@ -546,10 +544,6 @@ const F12: Figure = Figure {
 const UNOFFLOADED: &str = "with a cache of 1% the inner nodes of a smaller tree all fit, so a miss is a \
                            leaf alone, which one READ fetches as cheaply as an RPC; 1% of 200 M records \
                            misses inner nodes too";
-
-const fn offloading(x: f64, words: &'static str) -> At {
-    At::new(x, 4, 36, words)
-}
 
 const TRACE: Figure = Figure {
     id: "trace",

@@ -1,7 +1,7 @@
 //! The experiments of Wang et al., *dLSM: An LSM-Based Index for Memory Disaggregation* (ICDE
 //! 2023). They need the design, so each statement is listed and none is run.
 
-use super::experiment::{Claim, Figure, Paper, Scale, Shape, Size};
+use super::experiment::{Claim, Figure, Paper, Scale, Size};
 
 /// The rows.
 pub(super) const DLSM: Paper = Paper {
@@ -13,25 +13,29 @@ pub(super) const DLSM: Paper = Paper {
         Size { scale: Scale::Paper, keys: 100_000_000, operations: 2_000_000, warm_up: 0 },
     ],
     figures: &[
-        missing(
+        Figure::statements(
             "7",
             "Figure 7: random writes",
             &[needs("1.8 to 11.7 × Sherman, bulk load and normal mode")],
         ),
-        missing("8", "Figure 8: random reads", &[needs("up to 12.5% below Sherman")]),
-        missing("10", "Figure 10: mixes of reads and writes", &[needs("8 shards bring 1.7 ×")]),
-        missing("11", "Figure 11: full scans", &[needs("1.8 × Sherman")]),
-        missing(
+        Figure::statements("8", "Figure 8: random reads", &[needs("up to 12.5% below Sherman")]),
+        Figure::statements(
+            "10",
+            "Figure 10: mixes of reads and writes",
+            &[needs("8 shards bring 1.7 ×")],
+        ),
+        Figure::statements("11", "Figure 11: full scans", &[needs("1.8 × Sherman")]),
+        Figure::statements(
             "12",
             "Figure 12: compaction near the data",
             &[needs("throughput rises with the memory server's cores")],
         ),
-        missing(
+        Figure::statements(
             "13",
             "Figure 13: byte-addressable tables",
             &[needs("60% more reads than with blocks")],
         ),
-        missing(
+        Figure::statements(
             "14",
             "Figure 14: 16 compute and 16 memory servers",
             &[needs("throughput scales with the servers")],
@@ -41,18 +45,4 @@ pub(super) const DLSM: Paper = Paper {
 
 const fn needs(statement: &'static str) -> Claim {
     Claim::unsaid(statement, "needs the design `dlsm`, which this version does not have")
-}
-
-const fn missing(id: &'static str, title: &'static str, claims: &'static [Claim]) -> Figure {
-    Figure {
-        id,
-        title,
-        words: "",
-        panels: &[],
-        rows: &[],
-        x: "",
-        xs: &[],
-        shape: Shape::Statements,
-        claims,
-    }
 }

@@ -67,6 +67,18 @@ pub(super) struct Figure {
     pub(super) claims: &'static [Claim],
 }
 
+impl Figure {
+    /// A figure of claims for which no point runs.
+    pub(super) const fn statements(
+        id: &'static str,
+        title: &'static str,
+        claims: &'static [Claim],
+    ) -> Self {
+        let shape = Shape::Statements;
+        Self { id, title, words: "", panels: &[], rows: &[], x: "", xs: &[], shape, claims }
+    }
+}
+
 /// A part of a figure with a plot of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Panel {
@@ -169,7 +181,7 @@ impl Metric {
             Self::Atomics => cost.atomics,
             Self::TwoSided => cost.rpcs,
             Self::Bytes => cost.bytes(),
-            Self::Remote => cost.reads + cost.writes + cost.atomics + cost.rpcs,
+            Self::Remote => cost.remote(),
             Self::HitRatio => report.cache.hit_ratio,
             Self::P50 => report.latency_ns.p50 as f64,
             Self::P99 => report.latency_ns.p99 as f64,

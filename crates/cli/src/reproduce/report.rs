@@ -99,7 +99,7 @@ fn csv(outcome: &Outcome) -> String {
                 cost.atomics,
                 cost.rpcs,
                 cost.bytes(),
-                Metric::Remote.of(report),
+                cost.remote(),
                 cost.retries,
                 report.cache.hit_ratio,
                 Metric::NetworkRate.of(report),

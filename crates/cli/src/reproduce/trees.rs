@@ -100,21 +100,7 @@ const fn between(
     Value::Ratio(metric, (panel, rows[0], clients), (panel, rows[1], clients))
 }
 
-const fn statements(id: &'static str, title: &'static str, claims: &'static [Claim]) -> Figure {
-    Figure {
-        id,
-        title,
-        words: "",
-        panels: &[],
-        rows: &[],
-        x: "",
-        xs: &[],
-        shape: Shape::Statements,
-        claims,
-    }
-}
-
-const T1: Figure = statements(
+const T1: Figure = Figure::statements(
     "t1",
     "Table 1: symbols of the analysis",
     &[
@@ -136,7 +122,7 @@ const T1: Figure = statements(
 const T2: Figure = Figure {
     shape: Shape::Closed(analysis::point_queries),
     x: "memory servers",
-    ..statements(
+    ..Figure::statements(
         "t2",
         "Table 2: the analysis, for point queries (maximal queries/s)",
         &[Claim::new(
@@ -147,7 +133,7 @@ const T2: Figure = Figure {
     )
 };
 
-const T3: Figure = statements(
+const T3: Figure = Figure::statements(
     "t3",
     "Table 3: workloads",
     &[
@@ -171,7 +157,7 @@ fn inserts(mix: &str) -> f64 {
 const F3: Figure = Figure {
     shape: Shape::Closed(analysis::range_queries),
     x: "memory servers",
-    ..statements(
+    ..Figure::statements(
         "3",
         "Figure 3: the analysis, for ranges of 0.1% (maximal queries/s)",
         &[
@@ -503,7 +489,7 @@ const F14: Figure = Figure {
     ],
 };
 
-const F15: Figure = statements(
+const F15: Figure = Figure::statements(
     "15",
     "Figure 15: co-location, 80 clients",
     &[Claim::unsaid(
