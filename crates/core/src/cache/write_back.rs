@@ -115,10 +115,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         words: Words,
     ) -> Option<PostedWords<F>> {
         let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
-        if L::HAS_HEAP && words.is_whole_layout(L::PAGE_WORDS) {
-            return self.post_layout(at, page, words.writes().1);
-        }
         let (heap, words) = words.writes();
+        // The last slot of a full leaf without records ends where the page ends, too.
+        if L::HAS_HEAP && words.end == L::PAGE_WORDS && words.contains(&SIBLING_WORD) {
+            return self.post_layout(at, page, words);
+        }
         let Some(heap) = heap else {
             let buffer = self.copy_out(page, words.clone())?;
             let words = self.fabric().write(place(&words), buffer);

@@ -85,13 +85,6 @@ impl Words {
         self.front().len() + self.heap().len() == 1
     }
 
-    /// Whether these are the words of a page of `page_words` words that was laid out anew, so that
-    /// its slots and its records belong together.
-    #[inline]
-    pub fn is_whole_layout(self, page_words: usize) -> bool {
-        self.front().end == page_words
-    }
-
     /// Whether the word at `index` is included.
     pub fn contains(self, index: usize) -> bool {
         self.front().contains(&index) || self.heap().contains(&index)

@@ -17,8 +17,10 @@ pub(super) struct Identity {
     owner: Cell<u16>,
     /// By memory server: where the log is, once known, and which of its slots are in use.
     logs: RefCell<Vec<Option<Log>>>,
-    /// Slots kept for nodes that are not locked and may be half written: node, server, slot.
-    pinned: RefCell<Vec<(GlobalAddr, ServerId, u64)>>,
+    /// Slots kept for nodes that are not locked and may be half written.
+    pinned: RefCell<Vec<Pinned>>,
+    /// Number of times a slot was pinned.
+    pins: Cell<u64>,
     /// For each ticket slot: the last number given out, and whether it is in use.
     tickets: RefCell<[(u32, bool); TICKETS]>,
 }
@@ -44,6 +46,18 @@ pub(crate) struct Slot<'a> {
     pinned_for: Option<GlobalAddr>,
 }
 
+/// A slot that is kept for a node. Tasks of this thread free slots and use them again while another
+/// one READs what they hold, so what was found counts only while the same pin is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pinned {
+    node: GlobalAddr,
+    server: ServerId,
+    number: u64,
+    pub(super) at: GlobalAddr,
+    /// Different for each time that a slot is pinned.
+    pin: u64,
+}
+
 /// A slot that stays in use until it is freed explicitly.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeftSlot {
@@ -55,7 +69,12 @@ pub(super) struct LeftSlot {
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         match self.pinned_for {
-            Some(at) => self.identity.pinned.borrow_mut().push((at, self.server, self.number)),
+            Some(node) => {
+                let Self { identity, server, number, at, .. } = *self;
+                let pin = identity.pins.get();
+                identity.pins.set(pin + 1);
+                identity.pinned.borrow_mut().push(Pinned { node, server, number, at, pin });
+            }
             None => self.identity.free(self.server, self.number, self.keep),
         }
     }
@@ -93,6 +112,7 @@ impl Identity {
             owner: Cell::new(0),
             logs,
             pinned: RefCell::default(),
+            pins: Cell::new(0),
             tickets: RefCell::new([(0, false); TICKETS]),
         }
     }
@@ -145,38 +165,48 @@ impl Identity {
         Some(Slot { identity: self, server, number, at, keep: false, pinned_for: None })
     }
 
-    /// The slots of a server's log that are pinned for the node at `node`, and their addresses.
-    pub(super) fn pinned_for(
-        &self,
-        server: ServerId,
-        slot_bytes: u64,
-        node: GlobalAddr,
-    ) -> Vec<(u64, GlobalAddr)> {
-        let logs = self.logs.borrow();
-        let Some(log) = logs[server.index()] else { return Vec::new() };
+    /// The slots of a server's log that are pinned for the node at `node`.
+    pub(super) fn pinned_for(&self, server: ServerId, node: GlobalAddr) -> Vec<Pinned> {
         let pinned = self.pinned.borrow();
-        let of_node = pinned.iter().filter(|(at, on, _)| (*at, *on) == (node, server));
-        of_node.map(|(.., number)| (*number, log.at.plus(number * slot_bytes))).collect()
+        pinned.iter().filter(|pin| (pin.node, pin.server) == (node, server)).copied().collect()
     }
 
     /// Takes over a slot that is pinned for the node at `node`.
-    fn take_pinned(&self, server: ServerId, slot_bytes: u64, node: GlobalAddr) -> Option<Slot<'_>> {
-        let (number, at) = self.pinned_for(server, slot_bytes, node).pop()?;
-        self.pinned.borrow_mut().retain(|(_, on, slot)| (*on, *slot) != (server, number));
-        let pinned_for = Some(node);
-        Some(Slot { identity: self, server, number, at, keep: false, pinned_for })
+    fn take_pinned(&self, server: ServerId, node: GlobalAddr) -> Option<Slot<'_>> {
+        let Pinned { number, at, .. } = *self.pinned_for(server, node).last()?;
+        self.pinned.borrow_mut().retain(|pin| (pin.server, pin.number) != (server, number));
+        Some(Slot { identity: self, server, number, at, keep: false, pinned_for: Some(node) })
     }
 
-    /// Frees a pinned slot: its entry is no longer needed.
-    fn free_pinned(&self, server: ServerId, number: u64) {
-        self.pinned.borrow_mut().retain(|(_, on, slot)| (*on, *slot) != (server, number));
-        self.free(server, number, false);
+    /// Frees a pinned slot, unless it has been freed or used since.
+    fn unpin(&self, pin: Pinned) {
+        let mut pinned = self.pinned.borrow_mut();
+        if let Some(place) = pinned.iter().position(|other| *other == pin) {
+            pinned.swap_remove(place);
+            self.free(pin.server, pin.number, false);
+        }
     }
 
-    /// The nodes that slots of a server's log are pinned for.
-    fn pinned_on(&self, server: ServerId) -> Vec<GlobalAddr> {
-        let pinned = self.pinned.borrow();
-        pinned.iter().filter(|(_, on, _)| *on == server).map(|(at, ..)| *at).collect()
+    /// Of all slots pinned for a node, with the versions of the whole entries that were found in
+    /// them, frees those that the newest one replaces. Frees nothing if the node's slots have
+    /// changed since `found` was collected: the newest entry may be gone.
+    pub(super) fn unpin_replaced(
+        &self,
+        server: ServerId,
+        node: GlobalAddr,
+        found: &[(Pinned, Option<u64>)],
+    ) {
+        if !self.pinned_for(server, node).iter().eq(found.iter().map(|(pin, _)| pin)) {
+            return;
+        }
+        // A slot without a whole entry is of no use either: its node's WRITE came after it, so it
+        // has not landed.
+        let newest = found.iter().filter_map(|(_, version)| *version).max();
+        for (pin, version) in found {
+            if version.is_none() || *version < newest {
+                self.unpin(*pin);
+            }
+        }
     }
 }
 
@@ -252,48 +282,43 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Frees the slots that were pinned for the node at `at`, which is whole.
     pub(crate) fn unpin(&self, at: GlobalAddr) {
-        let mut pinned = self.identity.pinned.borrow_mut();
-        for (_, server, number) in pinned.extract_if(.., |(node, ..)| *node == at) {
-            self.identity.free(server, number, false);
-        }
+        self.unpin_unless(|node| node != at);
     }
 
     /// Frees the slots pinned for nodes that are no longer `needed`.
     pub(crate) fn unpin_unless(&self, needed: impl Fn(GlobalAddr) -> bool) {
-        let pinned: Vec<_> = self.identity.pinned.borrow().iter().map(|(at, ..)| *at).collect();
-        pinned.into_iter().filter(|at| !needed(*at)).for_each(|at| self.unpin(at));
+        let pinned = self.identity.pinned.borrow().clone();
+        pinned.into_iter().filter(|pin| !needed(pin.node)).for_each(|pin| self.identity.unpin(pin));
     }
 
     /// Frees the slots pinned for nodes that other clients have written since: those nodes are
     /// whole.
     async fn unpin_whole(&self, server: ServerId) -> Result<(), RemoteError> {
-        for at in self.identity.pinned_on(server) {
-            if self.read_raw(at).await?.page().is_of_one_piece() {
-                self.unpin(at);
+        let pinned = self.identity.pinned.borrow().clone();
+        for pin in pinned.into_iter().filter(|pin| pin.server == server) {
+            if self.read_raw(pin.node).await?.page().is_of_one_piece() {
+                self.identity.unpin(pin);
             }
         }
         Ok(())
     }
 
     /// Of the slots pinned for the node at `node`, frees those whose entries a newer whole one
-    /// replaces. No WRITE of the node or its entries may be in flight, and this client must be
-    /// about to write the node.
-    async fn unpin_replaced(&self, server: ServerId, node: GlobalAddr) -> Result<(), RemoteError> {
-        let slots = self.identity.pinned_for(server, log_slot_bytes::<L>(), node);
-        let mut versions = Vec::new();
-        for (number, at) in slots {
-            let entry = self.entry_in(at).await?;
-            let version = entry.and_then(|entry| entry.pages.first().map(|page| page.version));
-            versions.push((number, version));
+    /// replaces.
+    pub(super) async fn unpin_replaced(
+        &self,
+        server: ServerId,
+        node: GlobalAddr,
+    ) -> Result<(), RemoteError> {
+        let mut found = Vec::new();
+        for pin in self.identity.pinned_for(server, node) {
+            // The slot may still hold an entry of its last use.
+            let entry = self.entry_in(pin.at).await?;
+            let own = entry.filter(|entry| Some(entry.owner) == self.identity.owner());
+            let page = own.and_then(|entry| entry.pages.into_iter().find(|page| page.at == node));
+            found.push((pin, page.map(|page| page.version)));
         }
-        // A slot without a whole entry is of no use either: its node's WRITE came after it, so it
-        // has not landed.
-        let newest = versions.iter().map(|(_, version)| *version).max().flatten();
-        for (number, version) in versions {
-            if version.is_none() || version < newest {
-                self.identity.free_pinned(server, number);
-            }
-        }
+        self.identity.unpin_replaced(server, node, &found);
         Ok(())
     }
 
@@ -307,17 +332,23 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Takes a slot of this client's log on `server`, which must have been prepared. The entry is
-    /// about `node`, which this client is about to write and has no WRITE in flight of, or about
-    /// locked nodes if that is `None`. Waits while all slots are in use; a slot is in use for a
-    /// round trip or two.
+    /// about `node`, which this client is about to write, or about locked nodes if that is `None`.
+    /// Waits while all slots are in use; a slot is in use for a round trip or two.
     pub(crate) async fn slot(
         &self,
         server: ServerId,
         node: Option<GlobalAddr>,
     ) -> Result<Slot<'_>, RemoteError> {
+        let take = || self.identity.take(server, log_slot_bytes::<L>());
+        // WRITEs of one node that keep failing must not take all slots.
+        if let Some(node) = node
+            && self.identity.pinned_for(server, node).len() > 1
+        {
+            self.unpin_replaced(server, node).await?;
+        }
         let mut waits = 0;
         loop {
-            if let Some(slot) = self.identity.take(server, log_slot_bytes::<L>()) {
+            if let Some(slot) = take() {
                 return Ok(slot);
             }
             if waits == MAX_SLOT_WAITS {
@@ -327,11 +358,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 self.unpin_whole(server).await?;
                 if let Some(node) = node {
                     self.unpin_replaced(server, node).await?;
+                    if let Some(slot) = take() {
+                        return Ok(slot);
+                    }
                     // All slots are pinned, for nodes that only their next WRITEs make whole. One
                     // has to begin, even if a death within its entry now leaves the node torn.
                     if waits > 0
-                        && let Some(slot) =
-                            self.identity.take_pinned(server, log_slot_bytes::<L>(), node)
+                        && let Some(slot) = self.identity.take_pinned(server, node)
                     {
                         return Ok(slot);
                     }

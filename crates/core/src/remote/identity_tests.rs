@@ -6,7 +6,6 @@ use super::redo::{Redo, RedoPage};
 use super::{Image, PageClient};
 use crate::page::{Bytes, Layout, LockWord};
 use crate::server::{MemoryServer, MemoryServerConfig};
-use crate::wire::log_slot_bytes;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
@@ -112,13 +111,63 @@ fn entries_that_were_replaced_give_up_their_slots() {
             let end = if version % 2 == 0 { entry.len() } else { 300 };
             client.post_pieces(slot.at, &entry[..end]).await.unwrap().done().await.unwrap();
             drop(slot);
-            let slots = client.identity.pinned_for(REGISTRAR, log_slot_bytes::<Large>(), at);
+            let slots = client.identity.pinned_for(REGISTRAR, at);
+            assert!(slots.len() <= 3, "others have room");
             let mut newest = 0;
-            for (_, at) in slots {
-                let entry = client.entry_in(at).await.unwrap();
+            for slot in slots {
+                let entry = client.entry_in(slot.at).await.unwrap();
                 newest = newest.max(entry.map_or(0, |entry| entry.pages[0].version));
             }
             assert_eq!(newest, version / 2 * 2);
         }
+    });
+}
+
+/// A slot that was pinned before its entry landed holds the entry of another node, which may have a
+/// higher version. It replaced the only entry about the node.
+#[test]
+fn the_entry_of_another_node_replaces_none() {
+    cluster().run_one(async |fabric| {
+        let (client, at) = with_half_a_node(&fabric).await;
+        let other = client.take_node(REGISTRAR).await.unwrap();
+        let mut slot = client.slot(REGISTRAR, Some(at)).await.unwrap();
+        slot.pin(at);
+        let redo = RedoPage::whole(other, node(other, slot.owner(), 57).page());
+        let entry = Redo { owner: slot.owner(), pages: vec![redo] }.words();
+        client.post_pieces(slot.at, &entry).await.unwrap().done().await.unwrap();
+        drop(slot);
+        client.unpin_replaced(REGISTRAR, at).await.unwrap();
+        let left = client.identity.pinned_for(REGISTRAR, at);
+        let entry = client.entry_in(left[0].at).await.unwrap().unwrap();
+        assert_eq!((left.len(), entry.pages[0].at, entry.pages[0].version), (1, at, 2));
+    });
+}
+
+/// While one task READs the entries of a node, another one makes the node whole, and its slots get
+/// other entries. The first task freed the slot of such an entry.
+#[test]
+fn a_slot_that_was_used_since_is_not_freed() {
+    cluster().run_one(async |fabric| {
+        let (client, at) = with_half_a_node(&fabric).await;
+        let identity = &client.identity;
+        let mut slot = client.slot(REGISTRAR, Some(at)).await.unwrap();
+        slot.pin(at);
+        drop(slot);
+        let found: Vec<_> =
+            identity.pinned_for(REGISTRAR, at).into_iter().zip([Some(2), Some(3)]).collect();
+        assert_eq!(found.len(), 2);
+        client.unpin(at);
+        let mut slots = Vec::new();
+        for _ in 0..2 {
+            slots.push(client.slot(REGISTRAR, Some(at)).await.unwrap());
+        }
+        identity.unpin_replaced(REGISTRAR, at, &found);
+        let third = client.slot(REGISTRAR, Some(at)).await.unwrap();
+        assert!(slots.iter().all(|slot| slot.at != third.at), "all of them are in use");
+        // Pinned again, with other entries.
+        slots.iter_mut().for_each(|slot| slot.pin(at));
+        drop(slots);
+        identity.unpin_replaced(REGISTRAR, at, &found);
+        assert_eq!(identity.pinned_for(REGISTRAR, at).len(), 2);
     });
 }

@@ -156,3 +156,25 @@ fn no_death_within_a_write_mixes_values() {
     }
     assert!(damaged > 0 && changed > 500, "{damaged} damaged, {changed} changed");
 }
+
+/// A leaf of records without any words but their slots is full when its last slot is its last word.
+/// The WRITE of this slot was taken for one of a leaf laid out anew, and the thread panicked.
+#[test]
+fn the_last_slot_of_a_full_leaf_can_be_written_alone() {
+    let provider = SimConfig::default();
+    let setup =
+        Setup { provider: &provider, options: options(), memory_servers: 1, server: config() };
+    let cluster = setup.with_index::<Small, Dex>();
+    let options = &setup.options;
+    cluster.run_one(|fabric| async move {
+        let pool = <Dex as Design<Small>>::compute(options).unwrap();
+        let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
+        for key in 0..130 {
+            assert!(index.insert(&[key], b"").await.unwrap());
+            index.flush().await.unwrap();
+            assert!(index.update(&[key], b"").await.unwrap());
+            index.flush().await.unwrap();
+        }
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 130);
+    });
+}
