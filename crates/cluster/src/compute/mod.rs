@@ -381,6 +381,11 @@ impl<L: ClusterLayout> Program<'_, L> {
             self.say("waiting for the cluster's settings".to_owned());
             return Ok(());
         };
+        let layout = settings.layout()?;
+        if layout != L::NAME {
+            let what = format!("the cluster has {layout} by now, and this server has {}", L::NAME);
+            return Err(ConfigError::Settings(what).into());
+        }
         if !self.is_reachable {
             reach::check(settings.transport, self.options)?;
             self.is_reachable = true;

@@ -100,6 +100,8 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         options: u64,
         root: GlobalAddr,
     ) -> Result<(), RemoteError> {
+        // A server whose pages have another layout would read this index's pages as its own.
+        self.superblock(server).await?;
         match self.ask_harmless(server, &PoolRequest::Claim { options, root }).await? {
             Reply::Done => Ok(()),
             _ => Err(RemoteError::BadReply { server }),

@@ -179,14 +179,6 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         Ok(usages)
     }
 
-    /// Checks, by one READ, that the pages of the server's pool have layout `L`.
-    ///
-    /// # Errors
-    /// [`RemoteError::BadPool`] if they have not.
-    pub async fn check_superblock(&self, server: ServerId) -> Result<(), RemoteError> {
-        self.superblock(server).await.map(drop)
-    }
-
     /// Reads the superblock of a server's pool, whose pages must have layout `L`; one READ.
     ///
     /// # Errors

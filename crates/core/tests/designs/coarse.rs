@@ -4,7 +4,7 @@
 use super::clients::fill_until_refused;
 use farleaf_core::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::Setup;
-use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
 use farleaf_core::page::{Action, Fixed8, Layout, LeafEdit};
 use farleaf_core::remote::{NodeAllocator, RemoteError};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
@@ -238,18 +238,6 @@ fn same(reply: Option<Reply<Fixed8>>, expected: Option<Reply<Fixed8>>) -> bool {
         message
     };
     bytes(reply) == bytes(expected)
-}
-
-#[test]
-fn a_client_refuses_a_pool_of_other_pages() {
-    let config = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
-    let server = Arc::new(MemoryServer::<Fixed8<16>>::new(ServerId::new(0), &config).unwrap());
-    let cluster = LocalConfig::default().start(vec![server]);
-    cluster.run_one(|fabric| async move {
-        <Coarse as Design<Fixed8<16>>>::create(&fabric, &range(1)).await.unwrap();
-        let opened = <Coarse as Design<Fixed8>>::open(fabric, &()).await.map(|_| ());
-        assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{opened:?}");
-    });
 }
 
 #[test]

@@ -115,10 +115,11 @@ fn a_split_is_made_known_by_one_rpc() {
     });
 }
 
-/// The lookups of one multi-get go together: one doorbell for the RPCs, and one for the READs.
+/// The lookups of one multi-get go together: one doorbell for the RPCs, and one for the READs. In
+/// virtual time, for a READ that comes too late after its RPC restarts.
 #[test]
 fn a_multi_get_is_two_doorbells() {
-    let provider = LocalConfig { network_latency_ns: 100_000, ..LocalConfig::default() };
+    let provider = SimConfig::default();
     let cluster = setup(&provider, 3, 32 << 20, 300_000).with_index::<Fixed8, Hybrid>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;

@@ -12,3 +12,4 @@ mod dex_load;
 mod dex_moves;
 mod fine;
 mod hybrid;
+mod other_pages;

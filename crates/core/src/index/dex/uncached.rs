@@ -24,7 +24,7 @@
 //! thread.
 
 use super::DexIndex;
-use crate::cache::{IoMark, LiveCounters, Mapped, OwnedRange, Restart};
+use crate::cache::{IoMark, LiveCounters, Mapped, OwnedRange, Restart, is_clean};
 use crate::page::{
     FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, Probe, slot_range,
 };
@@ -145,9 +145,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.charge(Work::VisitNode).await;
         let mut change = None;
         let work = |page: Page<'_, L>| {
+            let was_trimmed = !is_clean(page); // then the whole page is written
             let outcome = edit(page);
             if let LeafOutcome::Changed { words, .. } = &outcome
-                && !words.is_one_word()
+                && (was_trimmed || !words.is_one_word())
             {
                 change = Some(unsettled.begin());
             }
