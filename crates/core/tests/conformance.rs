@@ -1,4 +1,7 @@
 //! Every index design on every provider.
+//!
+//! The providers are one type ([`Either`]), so that each design is compiled once for all of them,
+//! as in the programs.
 
 use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -12,7 +15,98 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
-use farleaf_fabric::{Backing, Provider};
+use farleaf_fabric::{Backing, Either};
+
+/// Any of the providers.
+type AnyProvider = Either<Either<LocalConfig, SimConfig>, Either<ShmConfig, TcpConfig>>;
+
+fn local(config: LocalConfig) -> AnyProvider {
+    Either::Left(Either::Left(config))
+}
+
+fn sim(config: SimConfig) -> AnyProvider {
+    Either::Left(Either::Right(config))
+}
+
+fn shm(config: ShmConfig) -> AnyProvider {
+    Either::Right(Either::Left(config))
+}
+
+fn tcp(config: TcpConfig) -> AnyProvider {
+    Either::Right(Either::Right(config))
+}
+
+fn local_with_latency() -> AnyProvider {
+    local(LocalConfig {
+        network_latency_ns: 2_000,
+        bandwidth_bytes_per_s: 12_500_000_000,
+        one_client_thread: true,
+        ..LocalConfig::default()
+    })
+}
+
+/// A test of each provider for one design, in a module of the design's name.
+macro_rules! on_every_provider {
+    ($design:ident) => {
+        mod $design {
+            use super::*;
+
+            #[test]
+            fn on_shm() {
+                super::$design(&shm(ShmConfig::default()));
+            }
+
+            #[test]
+            fn on_shm_with_one_client_thread() {
+                super::$design(&shm(ShmConfig { one_client_thread: true, ..ShmConfig::default() }));
+            }
+
+            #[test]
+            fn on_local_inline() {
+                super::$design(&local(LocalConfig::default()));
+            }
+
+            #[test]
+            fn on_local_with_one_client_thread() {
+                let one_client_thread = true;
+                super::$design(&local(LocalConfig { one_client_thread, ..LocalConfig::default() }));
+            }
+
+            #[test]
+            fn on_local_with_server_threads() {
+                super::$design(&local(LocalConfig { server_threads: 2, ..LocalConfig::default() }));
+            }
+
+            #[test]
+            fn on_local_with_latency() {
+                super::$design(&local_with_latency());
+            }
+
+            #[test]
+            fn on_tcp() {
+                super::$design(&tcp(TcpConfig::default()));
+            }
+
+            #[test]
+            fn on_the_simulator() {
+                super::$design(&sim(SimConfig::default()));
+            }
+
+            #[test]
+            fn on_a_rough_network() {
+                for seed in 0..4 {
+                    let faults = Faults::rough();
+                    super::$design(&sim(SimConfig { seed, faults, ..SimConfig::default() }));
+                }
+            }
+        }
+    };
+}
+
+on_every_provider!(coarse);
+on_every_provider!(fine);
+on_every_provider!(hybrid);
+on_every_provider!(dex);
 
 fn range() -> CoarseOptions<u64> {
     let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
@@ -31,7 +125,7 @@ fn lent() -> MemoryServerConfig {
 /// Tiny pages make high trees from few keys, and most operations restructure something.
 type Tiny = Fixed8<16>;
 
-fn coarse(provider: &impl Provider) {
+fn coarse(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 8 << 20, chunk_bytes: 1 << 14, ..lent() };
     for options in [range(), hash()] {
         let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
@@ -41,59 +135,7 @@ fn coarse(provider: &impl Provider) {
     conformance::run::<Fixed8, Coarse, _>(&setup);
 }
 
-#[test]
-fn coarse_on_shm() {
-    coarse(&ShmConfig::default());
-}
-
-#[test]
-fn coarse_on_shm_with_one_client_thread() {
-    coarse(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
-}
-
-#[test]
-fn coarse_on_local_inline() {
-    coarse(&LocalConfig::default());
-}
-
-#[test]
-fn coarse_on_local_with_one_client_thread() {
-    coarse(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
-}
-
-#[test]
-fn coarse_on_local_with_server_threads() {
-    coarse(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
-}
-
-#[test]
-fn coarse_on_local_with_latency() {
-    coarse(&LocalConfig {
-        network_latency_ns: 2_000,
-        bandwidth_bytes_per_s: 12_500_000_000,
-        one_client_thread: true,
-        ..LocalConfig::default()
-    });
-}
-
-#[test]
-fn coarse_on_tcp() {
-    coarse(&TcpConfig::default());
-}
-
-#[test]
-fn coarse_on_the_simulator() {
-    coarse(&SimConfig::default());
-}
-
-#[test]
-fn coarse_on_a_rough_network() {
-    for seed in 0..4 {
-        coarse(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
-    }
-}
-
-fn fine(provider: &impl Provider) {
+fn fine(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
@@ -102,59 +144,7 @@ fn fine(provider: &impl Provider) {
     conformance::run::<Fixed8, Fine, _>(&setup);
 }
 
-#[test]
-fn fine_on_shm() {
-    fine(&ShmConfig::default());
-}
-
-#[test]
-fn fine_on_shm_with_one_client_thread() {
-    fine(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
-}
-
-#[test]
-fn fine_on_local_inline() {
-    fine(&LocalConfig::default());
-}
-
-#[test]
-fn fine_on_local_with_one_client_thread() {
-    fine(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
-}
-
-#[test]
-fn fine_on_local_with_server_threads() {
-    fine(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
-}
-
-#[test]
-fn fine_on_local_with_latency() {
-    fine(&LocalConfig {
-        network_latency_ns: 2_000,
-        bandwidth_bytes_per_s: 12_500_000_000,
-        one_client_thread: true,
-        ..LocalConfig::default()
-    });
-}
-
-#[test]
-fn fine_on_tcp() {
-    fine(&TcpConfig::default());
-}
-
-#[test]
-fn fine_on_the_simulator() {
-    fine(&SimConfig::default());
-}
-
-#[test]
-fn fine_on_a_rough_network() {
-    for seed in 0..4 {
-        fine(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
-    }
-}
-
-fn hybrid(provider: &impl Provider) {
+fn hybrid(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, chunk_bytes: 1 << 14, ..lent() };
     let options = HybridOptions { chunk_nodes_log2: 4, partitioning: range().partitioning };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
@@ -164,59 +154,7 @@ fn hybrid(provider: &impl Provider) {
     conformance::run::<Fixed8, Hybrid, _>(&setup);
 }
 
-#[test]
-fn hybrid_on_shm() {
-    hybrid(&ShmConfig::default());
-}
-
-#[test]
-fn hybrid_on_shm_with_one_client_thread() {
-    hybrid(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
-}
-
-#[test]
-fn hybrid_on_local_inline() {
-    hybrid(&LocalConfig::default());
-}
-
-#[test]
-fn hybrid_on_local_with_one_client_thread() {
-    hybrid(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
-}
-
-#[test]
-fn hybrid_on_local_with_server_threads() {
-    hybrid(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
-}
-
-#[test]
-fn hybrid_on_local_with_latency() {
-    hybrid(&LocalConfig {
-        network_latency_ns: 2_000,
-        bandwidth_bytes_per_s: 12_500_000_000,
-        one_client_thread: true,
-        ..LocalConfig::default()
-    });
-}
-
-#[test]
-fn hybrid_on_tcp() {
-    hybrid(&TcpConfig::default());
-}
-
-#[test]
-fn hybrid_on_the_simulator() {
-    hybrid(&SimConfig::default());
-}
-
-#[test]
-fn hybrid_on_a_rough_network() {
-    for seed in 0..4 {
-        hybrid(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
-    }
-}
-
-fn dex(provider: &impl Provider) {
+fn dex(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let thirds = vec![u64::MAX / 3, u64::MAX / 3 * 2];
     // The fewest frames that a cache can have: nearly every node has to be fetched.
@@ -237,7 +175,7 @@ fn dex(provider: &impl Provider) {
 }
 
 /// Every operation that misses a node is offloaded to a memory server.
-fn dex_offloading(provider: &impl Provider) {
+fn dex_offloading(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let half = vec![u64::MAX / 2];
     let few = CacheOptions { bytes: 0, offload: OffloadName::Always, ..CacheOptions::default() };
@@ -253,29 +191,29 @@ fn dex_offloading(provider: &impl Provider) {
 #[test]
 fn dex_offloading_on_shm() {
     let server = ShmServerConfig { threads: 2, ..ShmServerConfig::default() };
-    dex_offloading(&ShmConfig { server, ..ShmConfig::default() });
+    dex_offloading(&shm(ShmConfig { server, ..ShmConfig::default() }));
 }
 
 #[test]
 fn dex_offloading_on_local_inline() {
-    dex_offloading(&LocalConfig::default());
+    dex_offloading(&local(LocalConfig::default()));
 }
 
 #[test]
 fn dex_offloading_on_local_with_server_threads() {
-    dex_offloading(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
+    dex_offloading(&local(LocalConfig { server_threads: 2, ..LocalConfig::default() }));
 }
 
 #[test]
 fn dex_offloading_on_tcp() {
     let server = TcpServerConfig { io_threads: 2, ..TcpServerConfig::default() };
-    dex_offloading(&TcpConfig { server, one_client_thread: true, ..TcpConfig::default() });
+    dex_offloading(&tcp(TcpConfig { server, one_client_thread: true, ..TcpConfig::default() }));
 }
 
 #[test]
 fn dex_offloading_on_the_simulator() {
-    dex_offloading(&SimConfig::default());
-    dex_offloading(&SimConfig { faults: Faults::rough(), ..SimConfig::default() });
+    dex_offloading(&sim(SimConfig::default()));
+    dex_offloading(&sim(SimConfig { faults: Faults::rough(), ..SimConfig::default() }));
 }
 
 #[test]
@@ -288,60 +226,8 @@ fn dex_without_a_cache() {
         placement_level: 1,
         ..DexOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2], cache)
     };
-    let provider = LocalConfig::default();
+    let provider = local(LocalConfig::default());
     let setup = Setup { provider: &provider, options, memory_servers: 3, server };
     conformance::run::<Tiny, Dex, _>(&setup);
     conformance::run::<Fixed8, Dex, _>(&setup);
-}
-
-#[test]
-fn dex_on_shm() {
-    dex(&ShmConfig::default());
-}
-
-#[test]
-fn dex_on_shm_with_one_client_thread() {
-    dex(&ShmConfig { one_client_thread: true, ..ShmConfig::default() });
-}
-
-#[test]
-fn dex_on_local_inline() {
-    dex(&LocalConfig::default());
-}
-
-#[test]
-fn dex_on_local_with_one_client_thread() {
-    dex(&LocalConfig { one_client_thread: true, ..LocalConfig::default() });
-}
-
-#[test]
-fn dex_on_local_with_server_threads() {
-    dex(&LocalConfig { server_threads: 2, ..LocalConfig::default() });
-}
-
-#[test]
-fn dex_on_local_with_latency() {
-    dex(&LocalConfig {
-        network_latency_ns: 2_000,
-        bandwidth_bytes_per_s: 12_500_000_000,
-        one_client_thread: true,
-        ..LocalConfig::default()
-    });
-}
-
-#[test]
-fn dex_on_tcp() {
-    dex(&TcpConfig::default());
-}
-
-#[test]
-fn dex_on_the_simulator() {
-    dex(&SimConfig::default());
-}
-
-#[test]
-fn dex_on_a_rough_network() {
-    for seed in 0..4 {
-        dex(&SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() });
-    }
 }

@@ -1,5 +1,6 @@
 //! What a crash of a DEX compute server leaves in leaves of byte strings.
 
+use super::providers::{sim, simulated};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
@@ -26,7 +27,7 @@ fn options() -> DexOptions<Vec<u8>> {
 /// could not, and a scan ended at the old fence.
 #[test]
 fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
-    let provider = SimConfig::default();
+    let provider = sim(SimConfig::default());
     let setup =
         Setup { provider: &provider, options: options(), memory_servers: 2, server: config() };
     let cluster = setup.with_index::<Small, Dex>();
@@ -95,8 +96,12 @@ fn no_death_within_a_write_mixes_values() {
     let (mut damaged, mut changed) = (0, 0);
     for seed in 0..240_u64 {
         let faults = Faults { tear_probability: 1.0, ..Faults::rough() };
-        let provider =
-            SimConfig { seed, faults, give_up_after_ns: 20_000_000_000, ..SimConfig::default() };
+        let provider = sim(SimConfig {
+            seed,
+            faults,
+            give_up_after_ns: 20_000_000_000,
+            ..SimConfig::default()
+        });
         let setup =
             Setup { provider: &provider, options: options(), memory_servers: 1, server: config() };
         let cluster = setup.with_index::<Small, Dex>();
@@ -110,7 +115,7 @@ fn no_death_within_a_write_mixes_values() {
             }
             index.flush().await.unwrap();
         });
-        cluster.kill_compute_servers_at_write(vec![1], seed % 80, LastWords::Some);
+        simulated(&cluster).kill_compute_servers_at_write(vec![1], seed % 80, LastWords::Some);
         cluster.run(&[1], |fabric, _| async move {
             let pool = <Dex as Design<Small>>::compute(options).unwrap();
             let index = <Dex as Design<Small>>::open(fabric.clone(), &pool).await.unwrap();
@@ -129,7 +134,7 @@ fn no_death_within_a_write_mixes_values() {
                 }
             }
         });
-        cluster.call_off_death();
+        simulated(&cluster).call_off_death();
         let found = cluster.run(&[2], |fabric, _| async move {
             let pool = <Dex as Design<Small>>::compute(options).unwrap();
             let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
@@ -161,7 +166,7 @@ fn no_death_within_a_write_mixes_values() {
 /// The WRITE of this slot was taken for one of a leaf laid out anew, and the thread panicked.
 #[test]
 fn the_last_slot_of_a_full_leaf_can_be_written_alone() {
-    let provider = SimConfig::default();
+    let provider = sim(SimConfig::default());
     let setup =
         Setup { provider: &provider, options: options(), memory_servers: 1, server: config() };
     let cluster = setup.with_index::<Small, Dex>();

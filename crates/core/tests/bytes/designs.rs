@@ -1,8 +1,9 @@
 //! The designs with one-sided leaves, and DEX, on byte strings: their contents against `BTreeMap`,
-//! and a client that dies at any of its WRITEs. Pages of 2 and 4 KB have log entries of several
-//! pieces, so some of these deaths are between two pieces of an entry. DEX writes leaves back by up
+//! and a client that dies at any of its WRITEs. Pages of 4 KB have log entries of several pieces,
+//! so some of these deaths are between two pieces of an entry. DEX writes leaves back by up
 //! to two WRITEs, so some are between these.
 
+use super::providers::{AnyProvider, local, rough, sim, simulated};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
@@ -12,8 +13,8 @@ use farleaf_core::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
-use farleaf_fabric::{Cluster, Fabric, Provider};
+use farleaf_fabric::sim::{LastWords, SimConfig};
+use farleaf_fabric::{Cluster, Fabric};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Mutex;
@@ -25,13 +26,13 @@ fn server() -> MemoryServerConfig {
     MemoryServerConfig { pool_bytes: 32 << 20, chunk_bytes: 1 << 16, ..Default::default() }
 }
 
-fn fine<P: Provider>(provider: &P) -> Setup<'_, P, FineOptions> {
+fn fine(provider: &AnyProvider) -> Setup<'_, AnyProvider, FineOptions> {
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 30 };
     Setup { provider, options, memory_servers: 3, server: server() }
 }
 
 /// The middle share begins within the keys that share a long prefix.
-fn hybrid<P: Provider>(provider: &P) -> Setup<'_, P, HybridOptions<Key>> {
+fn hybrid(provider: &AnyProvider) -> Setup<'_, AnyProvider, HybridOptions<Key>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     let options =
         HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
@@ -147,10 +148,11 @@ async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &Model
 }
 
 /// Several clients, each with its own keys between those of the others.
-fn random_operations<const W: usize, D, P>(setup: &Setup<'_, P, D::Options>, operations: usize)
-where
+fn random_operations<const W: usize, D>(
+    setup: &Setup<'_, AnyProvider, D::Options>,
+    operations: usize,
+) where
     D: Design<Bytes<W>>,
-    P: Provider,
 {
     let cluster = setup.with_index::<Bytes<W>, D>();
     let compute = &D::compute(&setup.options).unwrap();
@@ -184,10 +186,9 @@ where
     });
 }
 
-fn loads<const W: usize, D, P>(setup: &Setup<'_, P, D::Options>)
+fn loads<const W: usize, D>(setup: &Setup<'_, AnyProvider, D::Options>)
 where
     D: Design<Bytes<W>>,
-    P: Provider,
 {
     for fill in [0.5, 1.0] {
         let cluster = setup.with_index::<Bytes<W>, D>();
@@ -212,47 +213,40 @@ where
     }
 }
 
-fn rough(seed: u64) -> SimConfig {
-    let faults = Faults::rough();
-    SimConfig { seed, faults, give_up_after_ns: 20_000_000_000, ..SimConfig::default() }
-}
-
 #[test]
 fn fine_locally() {
-    let provider = LocalConfig::default();
-    random_operations::<128, Fine, _>(&fine(&provider), 3_000);
-    random_operations::<256, Fine, _>(&fine(&provider), 3_000);
-    random_operations::<512, Fine, _>(&fine(&provider), 3_000);
-    loads::<128, Fine, _>(&fine(&provider));
-    loads::<512, Fine, _>(&fine(&provider));
+    let provider = local(LocalConfig::default());
+    random_operations::<128, Fine>(&fine(&provider), 3_000);
+    random_operations::<512, Fine>(&fine(&provider), 3_000);
+    loads::<128, Fine>(&fine(&provider));
+    loads::<512, Fine>(&fine(&provider));
 }
 
 #[test]
 fn fine_simulated() {
     for seed in 0..2 {
-        random_operations::<128, Fine, _>(&fine(&rough(seed)), 800);
-        random_operations::<256, Fine, _>(&fine(&rough(seed)), 800);
+        random_operations::<128, Fine>(&fine(&rough(seed)), 800);
+        random_operations::<512, Fine>(&fine(&rough(seed)), 800);
     }
-    loads::<128, Fine, _>(&fine(&rough(7)));
+    loads::<128, Fine>(&fine(&rough(7)));
 }
 
 #[test]
 fn hybrid_locally() {
-    let provider = LocalConfig::default();
-    random_operations::<128, Hybrid, _>(&hybrid(&provider), 3_000);
-    random_operations::<256, Hybrid, _>(&hybrid(&provider), 3_000);
-    random_operations::<512, Hybrid, _>(&hybrid(&provider), 3_000);
-    loads::<128, Hybrid, _>(&hybrid(&provider));
-    loads::<512, Hybrid, _>(&hybrid(&provider));
+    let provider = local(LocalConfig::default());
+    random_operations::<128, Hybrid>(&hybrid(&provider), 3_000);
+    random_operations::<512, Hybrid>(&hybrid(&provider), 3_000);
+    loads::<128, Hybrid>(&hybrid(&provider));
+    loads::<512, Hybrid>(&hybrid(&provider));
 }
 
 #[test]
 fn hybrid_simulated() {
     for seed in 0..2 {
-        random_operations::<128, Hybrid, _>(&hybrid(&rough(seed)), 800);
-        random_operations::<256, Hybrid, _>(&hybrid(&rough(seed)), 800);
+        random_operations::<128, Hybrid>(&hybrid(&rough(seed)), 800);
+        random_operations::<512, Hybrid>(&hybrid(&rough(seed)), 800);
     }
-    loads::<128, Hybrid, _>(&hybrid(&rough(7)));
+    loads::<128, Hybrid>(&hybrid(&rough(7)));
 }
 
 /// The keys that a client has changed before it dies, and the change that was in flight.
@@ -273,7 +267,7 @@ where
     let setup = Setup { provider: &provider, options, memory_servers: 2, server: server() };
     let cluster = setup.with_index::<Bytes<W>, D>();
     let known = &Mutex::new(Known::default());
-    cluster.kill_compute_servers_at_write(vec![1], write, last_words);
+    simulated(&cluster).kill_compute_servers_at_write(vec![1], write, last_words);
     cluster.run(&[1], |fabric, _| async move {
         let index = D::open(fabric.clone(), &()).await.unwrap();
         let change = async |key: Key, value: Option<Vec<u8>>| {
@@ -304,7 +298,7 @@ where
         }
         index.collect().await.unwrap();
     });
-    let lived = cluster.call_off_death().is_some();
+    let lived = simulated(&cluster).call_off_death().is_some();
     cluster.run(&[2], |fabric, _| async move {
         let index = D::open(fabric.clone(), &()).await.unwrap();
         index.declare_dead(1).await.unwrap();
@@ -353,8 +347,7 @@ where
 
 #[test]
 fn fine_survives_a_death_at_any_write() {
-    deaths::<256, Fine, _>(&FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 }, 1);
-    deaths::<512, Fine, _>(&FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 }, 3);
+    deaths::<512, Fine, _>(&FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 }, 1);
 }
 
 #[test]
@@ -363,8 +356,7 @@ fn hybrid_survives_a_death_at_any_write() {
         chunk_nodes_log2: 4,
         ..HybridOptions::with_boundaries(vec![long_prefix(b"key-0000000020")])
     };
-    deaths::<256, Hybrid, _>(&options(), 2);
-    deaths::<512, Hybrid, _>(&options(), 5);
+    deaths::<512, Hybrid, _>(&options(), 2);
 }
 
 fn dex_options(cache: CacheOptions) -> DexOptions<Key> {
@@ -376,7 +368,7 @@ fn dex_options(cache: CacheOptions) -> DexOptions<Key> {
     }
 }
 
-fn dex<P: Provider>(provider: &P, cache: CacheOptions) -> Setup<'_, P, DexOptions<Key>> {
+fn dex(provider: &AnyProvider, cache: CacheOptions) -> Setup<'_, AnyProvider, DexOptions<Key>> {
     let options = dex_options(cache);
     let server = MemoryServerConfig { chunk_bytes: 1 << 18, ..server() };
     Setup { provider, options, memory_servers: 3, server }
@@ -390,12 +382,12 @@ fn caches() -> [CacheOptions; 2] {
 
 #[test]
 fn dex_locally() {
-    let provider = LocalConfig::default();
+    let provider = local(LocalConfig::default());
     for cache in caches() {
-        random_operations::<128, Dex, _>(&dex(&provider, cache), 3_000);
-        random_operations::<256, Dex, _>(&dex(&provider, cache), 3_000);
-        loads::<128, Dex, _>(&dex(&provider, cache));
-        loads::<512, Dex, _>(&dex(&provider, cache));
+        random_operations::<128, Dex>(&dex(&provider, cache), 3_000);
+        random_operations::<512, Dex>(&dex(&provider, cache), 3_000);
+        loads::<128, Dex>(&dex(&provider, cache));
+        loads::<512, Dex>(&dex(&provider, cache));
     }
 }
 
@@ -403,10 +395,10 @@ fn dex_locally() {
 fn dex_simulated() {
     for cache in caches() {
         for seed in 0..2 {
-            random_operations::<128, Dex, _>(&dex(&rough(seed), cache), 800);
-            random_operations::<256, Dex, _>(&dex(&rough(seed), cache), 800);
+            random_operations::<128, Dex>(&dex(&rough(seed), cache), 800);
+            random_operations::<512, Dex>(&dex(&rough(seed), cache), 800);
         }
-        loads::<128, Dex, _>(&dex(&rough(7), cache));
+        loads::<128, Dex>(&dex(&rough(7), cache));
     }
 }
 
@@ -425,7 +417,7 @@ fn one_server() -> DexOptions<Key> {
 /// value of eight bytes writes back one word.
 #[test]
 fn dex_writes_back_what_has_changed() {
-    let provider = SimConfig::default();
+    let provider = sim(SimConfig::default());
     let setup = Setup { options: one_server(), ..dex(&provider, caches()[1]) };
     let cluster = setup.with_index::<Small, Dex>();
     let pool = &<Dex as Design<Small>>::compute(&setup.options).unwrap();
@@ -481,7 +473,7 @@ fn dex_dies_between_the_writes_of_a_leaf() {
             index.bulk_load(small_records().into_iter(), 0.5).await.unwrap();
         });
         let changed = &changed;
-        cluster.kill_compute_servers_at_write(vec![1], write, LastWords::All);
+        simulated(&cluster).kill_compute_servers_at_write(vec![1], write, LastWords::All);
         cluster.run(&[1], |fabric, _| async move {
             let pool = <Dex as Design<Small>>::compute(options).unwrap();
             let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
@@ -490,7 +482,7 @@ fn dex_dies_between_the_writes_of_a_leaf() {
             }
             index.flush().await.unwrap();
         });
-        let lived = cluster.call_off_death().is_some();
+        let lived = simulated(&cluster).call_off_death().is_some();
         let added = cluster.run(&[2], |fabric, _| async move {
             let pool = <Dex as Design<Small>>::compute(options).unwrap();
             let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();

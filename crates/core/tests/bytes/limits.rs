@@ -1,6 +1,7 @@
 //! What happens at the limits of keys and values and beyond them, and messages of records as long
 //! as can be.
 
+use super::providers::local;
 use super::suite::{hash, range, server};
 use farleaf_core::client::{ClientIndex, ClientOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -33,7 +34,7 @@ fn crowded<const W: usize>(number: u32) -> Vec<u8> {
 /// The longest keys with the longest values, and values that shrink to nothing and grow again:
 /// updates and exchanges split leaves, and no batch or reply is too large for a message.
 fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
-    let provider = &LocalConfig::default();
+    let provider = &local(LocalConfig::default());
     let setup = Setup { provider, options: options.clone(), memory_servers: 3, server: server() };
     let cluster = setup.with_index::<Bytes<W>, Coarse>();
     let value = |byte: u8| vec![byte; Bytes::<W>::longest_value_beside(Bytes::<W>::MAX_KEY)];
@@ -87,7 +88,7 @@ fn the_largest_records() {
 
 /// What ends in the error that names the limit. Nothing is changed by it.
 fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
-    let provider = &LocalConfig::default();
+    let provider = &local(LocalConfig::default());
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     let cluster = setup.with_index::<Bytes<W>, D>();
     let compute = &D::compute(&setup.options).unwrap();

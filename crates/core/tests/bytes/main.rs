@@ -6,4 +6,5 @@
 mod crashes;
 mod designs;
 mod limits;
+mod providers;
 mod suite;
