@@ -141,8 +141,18 @@ impl<W> Dialled<W> {
     }
 
     /// The transport's part of it.
+    pub(crate) fn wire(&self) -> &W {
+        &self.wire
+    }
+
+    /// [`Dialled::wire`], to be changed.
     pub(crate) fn wire_mut(&mut self) -> &mut W {
         &mut self.wire
+    }
+
+    /// The socket, if operations can use it.
+    pub(crate) fn open_socket(&self) -> Option<&TcpStream> {
+        self.socket.as_ref().filter(|_| self.is_open())
     }
 
     fn lost(&self) -> FabricError {

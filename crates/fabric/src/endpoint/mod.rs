@@ -361,7 +361,7 @@ impl<X: Transport> Inner<X> {
     }
 
     /// Handles an event on the socket of a link.
-    fn visit(&self, link: u16) {
+    pub(crate) fn visit(&self, link: u16) {
         let server = ServerId::new(link);
         let _ = self.with_link(server, |link, slots, context| link.visit(slots, context));
     }

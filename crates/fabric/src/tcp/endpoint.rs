@@ -14,9 +14,13 @@ use crate::endpoint::{
 use crate::handshake::{Identity, Role};
 use crate::sync::Arc;
 use crate::{FabricError, ServerId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+
+/// A dropped endpoint waits at most this long for its posted operations, in nanoseconds.
+const LINGER_NS: u64 = 1_000_000_000;
 
 /// The transport: operations as frames over TCP.
 #[derive(Debug)]
@@ -101,17 +105,61 @@ impl Transport for Tcp {
         !(slot.progress.is_sent || slot.progress.is_aside)
     }
 
-    /// Sends what waits for the window too, as far as the sockets accept it.
+    /// Sends what waits for the window too, and waits for the answers. A socket that is closed
+    /// before they arrive answers them with a reset, and the reset discards what the socket has
+    /// still to send.
     fn linger(endpoint: &Inner<Self>) {
         for link in &mut endpoint.core.borrow_mut().links {
             link.wire_mut().lift_window();
         }
-        endpoint.drive();
+        let (_, mut nearest_ns) = endpoint.drive();
+        if std::thread::panicking() {
+            return;
+        }
+        let until_ns = endpoint.resources.now_ns().saturating_add(LINGER_NS);
+        loop {
+            let now_ns = endpoint.resources.now_ns();
+            if now_ns >= until_ns {
+                return;
+            }
+            let wait_ns = nearest_ns.min(until_ns).saturating_sub(now_ns);
+            let Some(ready) = wait_for_answers(endpoint, wait_ns) else { return };
+            ready.iter().for_each(|server| endpoint.visit(server.number()));
+            (_, nearest_ns) = endpoint.drive();
+        }
     }
 
     async fn reset(endpoint: &Rc<Inner<Self>>, server: ServerId) -> Result<(), FabricError> {
         reset_link(endpoint, server).await
     }
+}
+
+/// Waits up to `wait_ns` until a socket over which anything but READs is pending can be used.
+/// Returns the servers of such sockets, which are none when the time is up; `None` if nothing is
+/// pending. Nobody will see what dropped READs bring, so they are not waited for.
+fn wait_for_answers(endpoint: &Inner<Tcp>, wait_ns: u64) -> Option<Vec<ServerId>> {
+    let core = endpoint.core.borrow();
+    let due = core.slots.iter_pending().filter(|(_, slot)| !matches!(slot.body, Body::Read { .. }));
+    let mut servers: Vec<_> = due.map(|(_, slot)| slot.server).collect();
+    servers.sort_unstable();
+    servers.dedup();
+    servers.retain(|server| core.links[server.index()].open_socket().is_some());
+    if servers.is_empty() {
+        return None;
+    }
+    let watch = |server: &ServerId| {
+        let link = &core.links[server.index()];
+        let out = if link.wire().is_blocked() { PollFlags::OUT } else { PollFlags::empty() };
+        link.open_socket().map(|socket| PollFd::new(socket, PollFlags::IN | out))
+    };
+    let mut sockets: Vec<_> = servers.iter().filter_map(watch).collect();
+    let seconds = wait_ns / 1_000_000_000;
+    let wait = Timespec { tv_sec: seconds as i64, tv_nsec: (wait_ns % 1_000_000_000) as i64 };
+    // An interruption only shortens the wait.
+    let _ = poll(&mut sockets, Some(&wait));
+    let is_ready = |socket: &PollFd<'_>| !socket.revents().is_empty();
+    let ready = servers.iter().zip(&sockets).filter(|(_, socket)| is_ready(socket));
+    Some(ready.map(|(server, _)| *server).collect())
 }
 
 impl Dials for Tcp {

@@ -144,6 +144,11 @@ impl Frames {
         }
     }
 
+    /// Whether it waits for the socket to become writable.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
     /// From now on, nothing waits for the window.
     pub(super) fn lift_window(&mut self) {
         self.window_bytes = usize::MAX;
