@@ -593,7 +593,21 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         page.count() >= fill
     }
 
-    fn fill_end(_filling: (), page: View<'_, WORDS>, high: Option<&u64>) {
+    fn fill_leaf_end(
+        _filling: (),
+        page: View<'_, WORDS>,
+        high: Option<&u64>,
+    ) -> Option<(u64, (u64, u64))> {
         Self::set_high(page, high);
+        None
+    }
+
+    fn fill_inner_end(
+        _filling: (),
+        page: View<'_, WORDS>,
+        high: Option<&u64>,
+    ) -> Option<(u64, GlobalAddr)> {
+        Self::set_high(page, high);
+        None
     }
 }

@@ -228,12 +228,6 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// The smallest key.
     fn min_key() -> OwnedKey<Self>;
 
-    /// A key that divides leaves: above `below`, and not above `above`.
-    #[inline]
-    fn separator(_below: &Self::Key, above: &Self::Key) -> OwnedKey<Self> {
-        above.to_owned()
-    }
-
     /// The borrowed form of a key.
     #[inline]
     fn key(owned: &OwnedKey<Self>) -> &Self::Key {
@@ -413,13 +407,15 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     type Filling: Debug + Default + Send;
     /// Bulk load: adds a record to a leaf that was formatted empty. Returns `false` if the leaf has
     /// its share, which is `fill` of [`Layout::FULL`], or has no room: the record begins the next.
+    /// A leaf without records takes any.
     fn fill_leaf(
         filling: &mut Self::Filling,
         page: Page<'_, Self>,
         record: (&Self::Key, &Self::Value),
         fill: usize,
     ) -> bool;
-    /// Bulk load: adds a child to an inner page, as [`Layout::fill_leaf`] does for records.
+    /// Bulk load: adds a child to an inner page, as [`Layout::fill_leaf`] does for records. A page
+    /// with one child takes any second.
     fn fill_inner(
         filling: &mut Self::Filling,
         page: Page<'_, Self>,
@@ -428,8 +424,27 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     ) -> bool;
     /// Bulk load: whether the page probably takes no other entry.
     fn is_filled(filling: &Self::Filling, page: Page<'_, Self>, fill: usize) -> bool;
-    /// Bulk load: the page is complete and ends at `high` (`None`: infinite).
-    fn fill_end(filling: Self::Filling, page: Page<'_, Self>, high: Option<&Self::Key>);
+    /// Bulk load: where a leaf should end before a record with key `next`.
+    fn fill_separator(_filling: &Self::Filling, next: &Self::Key) -> OwnedKey<Self> {
+        next.to_owned()
+    }
+    /// Bulk load: ends a leaf at `high` (`None`: infinite). With that fence the leaf may have no
+    /// room for its last record. Then it ends before it, and the record is given back, with the
+    /// leaf's high fence.
+    #[must_use]
+    fn fill_leaf_end(
+        filling: Self::Filling,
+        page: Page<'_, Self>,
+        high: Option<&Self::Key>,
+    ) -> Option<(OwnedKey<Self>, (OwnedKey<Self>, OwnedValue<Self>))>;
+    /// Bulk load: ends an inner page, as [`Layout::fill_leaf_end`] does a leaf. What it gives back
+    /// is a child and its key, which is the page's high fence.
+    #[must_use]
+    fn fill_inner_end(
+        filling: Self::Filling,
+        page: Page<'_, Self>,
+        high: Option<&Self::Key>,
+    ) -> Option<(OwnedKey<Self>, GlobalAddr)>;
 }
 
 /// The entry that a page had no room for.

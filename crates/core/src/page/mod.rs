@@ -8,6 +8,7 @@ mod bytes;
 mod carve;
 mod checksum;
 mod edit;
+mod filling;
 mod fixed8;
 mod latch;
 mod layout;
@@ -25,6 +26,7 @@ pub use bytes::Bytes;
 pub use carve::NodeCarver;
 pub(crate) use checksum::sum_of;
 pub use edit::{Action, Answer, LeafEdit, LeafOutcome};
+pub use filling::{Back, fill_end};
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
 pub use layout::{

@@ -276,7 +276,19 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Self::refuses_entry(page) || Fixed8::is_filled(filling, plain(page), fill)
     }
 
-    fn fill_end(filling: (), page: View<'_, WORDS, SEED>, high: Option<&u64>) {
-        Fixed8::fill_end(filling, plain(page), high);
+    fn fill_leaf_end(
+        filling: (),
+        page: View<'_, WORDS, SEED>,
+        high: Option<&u64>,
+    ) -> Option<(u64, (u64, u64))> {
+        Fixed8::fill_leaf_end(filling, plain(page), high)
+    }
+
+    fn fill_inner_end(
+        filling: (),
+        page: View<'_, WORDS, SEED>,
+        high: Option<&u64>,
+    ) -> Option<(u64, GlobalAddr)> {
+        Fixed8::fill_inner_end(filling, plain(page), high)
     }
 }

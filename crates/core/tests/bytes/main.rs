@@ -6,5 +6,6 @@
 mod crashes;
 mod designs;
 mod limits;
+mod loads;
 mod providers;
 mod suite;

@@ -153,26 +153,73 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(())
     }
 
-    /// Closes the open node of a level and writes it. Returns its low fence and address, for the
-    /// level above.
-    async fn close(
-        &mut self,
-        level: u8,
-        high: Option<&L::Key>,
-    ) -> Result<Option<(OwnedKey<L>, GlobalAddr)>, RemoteError> {
+    /// Takes the open node of a level, which is complete.
+    fn take(&mut self, level: u8) -> Option<Open<F, L>> {
         let (open, closed) = &mut self.levels[usize::from(level)];
-        let Some(Open { node, image, filling }) = open.take() else { return Ok(None) };
+        let open = open.take()?;
         *closed += 1;
         if level == self.placement_level {
             self.subtrees += 1;
         }
-        L::fill_end(filling, image.page(), high);
-        if level == 0 {
-            image.page().set_stamp();
-        }
+        Some(open)
+    }
+
+    /// Writes a complete node. Returns its low fence and address, for the level above.
+    async fn write(
+        &mut self,
+        node: FreshNode<F>,
+        image: Image<L>,
+    ) -> Result<(OwnedKey<L>, GlobalAddr), RemoteError> {
         let entry = (L::low(image.page()), node.at());
         self.writer.write(node, image).await?;
+        Ok(entry)
+    }
+
+    /// Ends the open leaf at `high`, or before its last record: then the next leaf is open, and
+    /// begins with that record, and the answer is `false`.
+    async fn end_leaf(&mut self, high: Option<&L::Key>) -> Result<bool, RemoteError> {
+        let Some(Open { node, image, filling }) = self.take(0) else { return Ok(true) };
+        let back = L::fill_leaf_end(filling, image.page(), high);
+        image.page().set_stamp();
+        let (low, at) = self.write(node, image).await?;
+        self.add_child(1, low, at).await?;
+        let Some((low, (key, value))) = back else { return Ok(true) };
+        self.open(0, L::key(&low)).await?;
+        if let Some((_, records_before)) = self.leaves.last_mut() {
+            *records_before -= 1; // this one was counted
+        }
+        match self.add_record((L::key(&key), L::value(&value))) {
+            true => Ok(false),
+            false => Err(RemoteError::Contended { retries: 0 }),
+        }
+    }
+
+    /// Ends the open inner node of a level at `high`, or before its last child: then the next node
+    /// is open, and begins with that child. Returns what the level above gets.
+    async fn end_inner(
+        &mut self,
+        level: u8,
+        high: Option<&L::Key>,
+    ) -> Result<Option<(OwnedKey<L>, GlobalAddr)>, RemoteError> {
+        let Some(Open { node, image, filling }) = self.take(level) else { return Ok(None) };
+        let back = L::fill_inner_end(filling, image.page(), high);
+        let entry = self.write(node, image).await?;
+        self.begin_with(level, back).await?;
         Ok(Some(entry))
+    }
+
+    /// Opens a node of a level that begins with a child, if there is one.
+    async fn begin_with(
+        &mut self,
+        level: u8,
+        child: Option<(OwnedKey<L>, GlobalAddr)>,
+    ) -> Result<(), RemoteError> {
+        let Some((low, child)) = child else { return Ok(()) };
+        self.open(level, L::key(&low)).await?;
+        match self.add_to_open(level, (L::key(&low), child)) {
+            true => Ok(()),
+            false => Err(RemoteError::Contended { retries: 0 }),
+        }
     }
 
     /// Adds a child to the open node of `level`; `false` if it is full, or there is none.
@@ -207,12 +254,12 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
                 break;
             }
             let carried = match usize::from(level) < self.levels.len() {
-                true => self.close(level, Some(L::key(&low))).await?,
+                true => self.end_inner(level, Some(L::key(&low))).await?,
                 false => None,
             };
-            self.open(level, L::key(&low)).await?;
+            // A node that begins with a child of the one before takes any second child.
             if !self.add_to_open(level, (L::key(&low), child)) {
-                return Err(RemoteError::Contended { retries: 0 });
+                self.begin_with(level, Some((low, child))).await?;
             }
             match carried {
                 Some((closed_low, closed)) => (level, low, child) = (level + 1, closed_low, closed),
@@ -222,13 +269,10 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(())
     }
 
-    /// Closes the open leaf at `low` and opens the next one there.
+    /// Ends the open leaf at `low` and opens the next one there.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
-        if self.levels.is_empty() {
-            return self.open(0, low).await;
-        }
-        if let Some((closed_low, closed)) = self.close(0, Some(low)).await? {
-            self.add_child(1, closed_low, closed).await?;
+        if !self.levels.is_empty() {
+            while !self.end_leaf(Some(low)).await? {}
         }
         self.open(0, low).await
     }
@@ -253,10 +297,16 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
         self.pass_boundaries(Some(key)).await?;
-        if !self.add_record((key, value)) {
-            self.next_leaf(key).await?;
-            if !self.add_record((key, value)) {
+        let mut ends = 0;
+        while !self.add_record((key, value)) {
+            // A leaf may begin with the last record of the one before, and have no room for this.
+            ends += 1;
+            let Some(Open { filling, .. }) = self.levels[0].0.as_ref().filter(|_| ends <= 3) else {
                 return Err(RemoteError::Contended { retries: 0 });
+            };
+            let low = L::fill_separator(filling, key);
+            if self.end_leaf(Some(L::key(&low))).await? {
+                self.open(0, L::key(&low)).await?;
             }
         }
         self.records += 1;
@@ -266,23 +316,29 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
     /// On return all nodes but the root are written.
     async fn finish(&mut self) -> Result<BuiltTree<L>, RemoteError> {
         self.pass_boundaries(None).await?;
-        let mut level = 0;
-        let root = loop {
+        while !self.end_leaf(None).await? {}
+        let mut level = 1;
+        let (node, image) = loop {
             let index = usize::from(level);
             // A level above the leaves with a single node is the root's.
-            if level > 0 && self.levels[index].1 == 0 {
-                break self.levels[index].0.take();
+            if self.levels[index].1 == 0 {
+                let Some(Open { node, image, filling }) = self.take(level) else {
+                    return Err(RemoteError::Contended { retries: 0 });
+                };
+                let back = L::fill_inner_end(filling, image.page(), None);
+                if back.is_none() {
+                    break (node, image);
+                }
+                let (low, at) = self.write(node, image).await?;
+                self.begin_with(level, back).await?;
+                self.add_child(level + 1, low, at).await?;
             }
-            if let Some((low, at)) = self.close(level, None).await? {
+            while let Some((low, at)) = self.end_inner(level, None).await? {
                 self.add_child(level + 1, low, at).await?;
             }
             level += 1;
         };
         self.writer.finish().await?;
-        let Some(Open { node, image, filling }) = root else {
-            return Err(RemoteError::Contended { retries: 0 });
-        };
-        L::fill_end(filling, image.page(), None);
         self.writer.release(node).await;
         let leaves = std::mem::take(&mut self.leaves);
         Ok(BuiltTree { root: image, leaves, records: self.records })

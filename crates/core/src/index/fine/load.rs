@@ -8,7 +8,7 @@
 
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, LockWord, OwnedKey, OwnedValue, filled_weight};
+use crate::page::{Back, Layout, LockWord, OwnedKey, OwnedValue, fill_end, filled_weight};
 use crate::remote::{
     Change, Image, Miss, PageClient, RemoteError, head_leaves, list_leaf, open_head,
 };
@@ -118,7 +118,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         L::fill_inner(filling, image.page(), child, fill)
     }
 
-    /// Adds the first child to the open page of a level.
+    /// Adds the first or second child to the open page of a level.
     fn add_first(&mut self, level: usize, child: (&L::Key, GlobalAddr)) -> Result<(), RemoteError> {
         match self.add_child(level, child) {
             true => Ok(()),
@@ -167,18 +167,27 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         if self.levels.is_empty() {
             self.open(0, L::key(&L::min_key())).await?;
         }
-        if self.add_record((key, value)) {
-            return Ok(());
+        // A leaf may begin with the last record of the one before, and have no room for this.
+        for _ in 0..3 {
+            if self.add_record((key, value)) {
+                return Ok(());
+            }
+            let low = L::fill_separator(&self.levels[0].0.filling, key);
+            self.next_leaf(L::key(&low)).await?;
         }
-        self.next_leaf(key).await?;
         match self.add_record((key, value)) {
             true => Ok(()),
             false => Err(RemoteError::Contended { retries: 0 }),
         }
     }
 
-    /// Closes the open leaf at `low` and opens the next one; repeats this on the levels above as
-    /// long as pages are full.
+    /// Ends the open page of a level, as [`fill_end`] does.
+    fn end(&mut self, level: usize, high: Option<&L::Key>) -> Option<(OwnedKey<L>, Back<L>)> {
+        let Open { image, filling, .. } = &mut self.levels[level].0;
+        fill_end(filling, image.page(), high)
+    }
+
+    /// Ends the open leaf at `low` and opens the next one.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
         // There is a head after every n-th leaf, and one where a scan reaches the end of a parent.
         let is_full = |Open { image, filling, .. }: &Open<F, L>| {
@@ -199,17 +208,39 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
             self.leaves_since_head = 0;
             link = Some(at);
         }
-        let mut child = None;
-        let mut level = 0;
+        match self.end(0, Some(low)) {
+            Some(next) => self.open_next(0, next, link).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Closes the ended page of a level and opens the next one; repeats this on the levels above as
+    /// long as pages are full. `link` is the page's sibling, unless that is the next one.
+    async fn open_next(
+        &mut self,
+        mut level: usize,
+        (mut low, mut back): (OwnedKey<L>, Back<L>),
+        mut link: Option<GlobalAddr>,
+    ) -> Result<(), RemoteError> {
+        // The page that was opened on the level below.
+        let mut below: Option<(OwnedKey<L>, GlobalAddr)> = None;
         loop {
-            let full = self.open(level, low).await?.expect("the level has an open page");
+            let full = self.open(level, L::key(&low)).await?.expect("the level has an open page");
             let opened = self.levels[level].0.at;
-            let Open { at: full_at, fresh, image, filling } = full;
-            L::fill_end(filling, image.page(), Some(low));
+            let Open { at: full_at, fresh, image, .. } = full;
             image.page().set_sibling(link.take().unwrap_or(opened));
             self.close(full_at, fresh, image).await?;
-            if let Some(child) = child.replace(opened) {
-                self.add_first(level, (low, child))?;
+            match back {
+                Back::Nothing => {}
+                Back::Record(key, value) => {
+                    if !self.add_record((L::key(&key), L::value(&value))) {
+                        return Err(RemoteError::Contended { retries: 0 });
+                    }
+                }
+                Back::Child(child) => self.add_first(level, (L::key(&low), child))?,
+            }
+            if let Some((key, child)) = below.take() {
+                self.add_first(level, (L::key(&key), child))?;
             }
             level += 1;
             if level == self.levels.len() {
@@ -218,9 +249,12 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
                 self.open(level, L::key(&min)).await?;
                 self.add_first(level, (L::key(&min), full_at))?;
             }
-            if self.add_child(level, (low, opened)) {
+            if self.add_child(level, (L::key(&low), opened)) {
                 return Ok(());
             }
+            let Some(next) = self.end(level, Some(L::key(&low))) else { return Ok(()) };
+            below = Some((low, opened));
+            (low, back) = next;
         }
     }
 
@@ -234,13 +268,19 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     /// Writes all open pages except the top one, which becomes the root's content. Waits for all
     /// WRITEs.
     async fn finish(&mut self) -> Result<Option<Image<L>>, RemoteError> {
+        let mut level = 0;
+        while level < self.levels.len() {
+            match self.end(level, None) {
+                Some(next) => self.open_next(level, next, None).await?,
+                None => level += 1,
+            }
+        }
         self.close_head().await?;
         let levels = std::mem::take(&mut self.levels);
         let count = levels.len();
         let mut top = None;
         for (number, (open, _)) in levels.into_iter().enumerate() {
-            let Open { at, fresh, image, filling } = open;
-            L::fill_end(filling, image.page(), None);
+            let Open { at, fresh, image, .. } = open;
             if number + 1 == count {
                 top = Some(image);
                 drop(fresh.await);

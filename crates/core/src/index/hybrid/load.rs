@@ -52,10 +52,14 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         let share = self.index.server_of(Probe::At(key)).index();
         match &self.open {
             Some(open) if open.share == share => {
-                if self.add((key, value)) {
-                    return Ok(());
+                // A leaf may begin with the last record of the one before, and have no room for
+                // this.
+                for _ in 0..3 {
+                    if self.add((key, value)) {
+                        return Ok(());
+                    }
+                    self.next_leaf(key).await?;
                 }
-                self.next_leaf(key).await?;
             }
             _ => {
                 self.end_share().await?;
@@ -84,28 +88,53 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         })
     }
 
-    /// Closes the open leaf at `low` and opens the next one of its share.
-    async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
-        let Some(full) = self.open.take() else { return Ok(()) };
+    /// Ends the open leaf before a record with key `next`, and opens the next one of its share.
+    async fn next_leaf(&mut self, next: &L::Key) -> Result<(), RemoteError> {
+        let Some(Open { share, node, image, filling }) = self.open.take() else { return Ok(()) };
+        let low = L::fill_separator(&filling, next);
+        let (low, back) = match L::fill_leaf_end(filling, image.page(), Some(L::key(&low))) {
+            Some((early, record)) => (early, Some(record)),
+            None => (low, None),
+        };
+        self.open_next((share, node, image), low, back).await
+    }
+
+    /// Opens a leaf that begins with `back`, if there is a record, after the one that has ended.
+    async fn open_next(
+        &mut self,
+        (share, before, content): (usize, Option<FreshNode<F>>, Image<L>),
+        low: OwnedKey<L>,
+        back: Option<(OwnedKey<L>, OwnedValue<L>)>,
+    ) -> Result<(), RemoteError> {
+        let low = L::key(&low);
         let node = self.writer.take().await?;
-        full.image.page().set_sibling(node.at());
-        let high = self.part(full.share).high.as_ref();
+        content.page().set_sibling(node.at());
+        let high = self.part(share).high.as_ref();
         let image = empty_leaf::<L>(node.at(), low, high.map(L::key), GlobalAddr::NULL);
         let value = L::value_of_address(node.at());
         if !self.room.takes::<L>(low, L::value(&value)) {
-            self.send_batch(full.share).await?;
+            self.send_batch(share).await?;
             self.room.takes::<L>(low, L::value(&value));
         }
         self.batch.push((low.to_owned(), value));
         let filling = L::Filling::default();
-        self.open = Some(Open { share: full.share, node: Some(node), image, filling });
-        self.close(full, Some(low)).await
+        self.open = Some(Open { share, node: Some(node), image, filling });
+        self.write(share, before, content).await?;
+        match back {
+            Some((key, value)) if !self.add((L::key(&key), L::value(&value))) => {
+                Err(RemoteError::Contended { retries: 0 })
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Ends a leaf at `high`.
-    async fn close(&mut self, done: Open<F, L>, high: Option<&L::Key>) -> Result<(), RemoteError> {
-        let Open { share, node, image, filling } = done;
-        L::fill_end(filling, image.page(), high);
+    /// Writes a leaf that has ended.
+    async fn write(
+        &mut self,
+        share: usize,
+        node: Option<FreshNode<F>>,
+        image: Image<L>,
+    ) -> Result<(), RemoteError> {
         match node {
             Some(node) => self.writer.write(node, image).await?,
             None => self.firsts.push((share, image)),
@@ -115,13 +144,19 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
 
     /// Closes the last leaf of a share, before the first of the next one.
     async fn end_share(&mut self) -> Result<(), RemoteError> {
-        let Some(last) = self.open.take() else { return Ok(()) };
-        if let Some(next) = self.index.parts.get(last.share + 1) {
-            last.image.page().set_sibling(next.first);
+        while let Some(Open { share, node, image, filling }) = self.open.take() {
+            let high = self.part(share).high.as_ref().map(L::key);
+            if let Some((low, record)) = L::fill_leaf_end(filling, image.page(), high) {
+                self.open_next((share, node, image), low, Some(record)).await?;
+                continue;
+            }
+            if let Some(next) = self.index.parts.get(share + 1) {
+                image.page().set_sibling(next.first);
+            }
+            self.send_batch(share).await?;
+            self.write(share, node, image).await?;
         }
-        self.send_batch(last.share).await?;
-        let high = self.part(last.share).high.as_ref();
-        self.close(last, high.map(L::key)).await
+        Ok(())
     }
 
     /// Sends a server the leaves of its share that are in the batch.

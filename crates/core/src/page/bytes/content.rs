@@ -131,12 +131,16 @@ impl Content {
 
     /// Words that the entries of `range` take as a page with these fences.
     pub(super) fn words(&self, range: &Range<usize>, fences: Fences<'_>, inner: bool) -> usize {
-        let prefix = fences.prefix();
+        fences.words() + self.entries_words(range, fences.prefix(), inner)
+    }
+
+    /// Words that the entries of `range` take with a prefix of this length.
+    pub(super) fn entries_words(&self, range: &Range<usize>, prefix: usize, inner: bool) -> usize {
         let entry = |number: usize| {
             let suffix = self.suffix_length(number, range, prefix, inner);
             entry_words(self.items[number].value.len(), suffix)
         };
-        fences.words() + range.clone().map(entry).sum::<usize>()
+        range.clone().map(entry).sum()
     }
 
     /// Words that one entry takes with a prefix of this length.

@@ -3,10 +3,10 @@
 //! *Thread safety*: that of [`crate::page::Page`].
 
 use super::content::{Content, Fences, is_inner, store_record};
-use super::plan::{divide, halves, shortest};
+use super::fill::Filling;
+use super::plan::{divide, halves};
 use super::slots::{
-    Bytes, FRONT_WORD, Front, HEAD_BYTES, HEAP_WORD, Heap, Slot, View, entry_words, head_of,
-    record_words,
+    Bytes, FRONT_WORD, Front, HEAD_BYTES, HEAP_WORD, Heap, Slot, View, head_of, record_words,
 };
 use crate::page::checksum::chained_sum;
 use crate::page::layout::{
@@ -52,9 +52,6 @@ impl OwnFences {
 }
 
 impl<const WORDS: usize> Bytes<WORDS> {
-    /// Words that a bulk load fills: the high fence, known only at the end, needs some.
-    const MOST_FILL: usize = Self::FULL - Self::MAX_KEY / 8;
-
     /// Words that deleted entries take.
     fn deleted_entry_words(page: View<'_, WORDS>, front: Front, heap: Heap) -> usize {
         if heap.deleted == 0 {
@@ -274,14 +271,10 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     /// Two lengths, and what a page can hold. The key's head is in the slot.
     const MOST_MESSAGE_BYTES: usize = 2 * LENGTH_BYTES + HEAD_BYTES + (Self::MOST_WORDS - 1) * 8;
 
-    type Filling = ();
+    type Filling = Filling;
 
     fn min_key() -> Vec<u8> {
         Vec::new()
-    }
-
-    fn separator(below: &[u8], above: &[u8]) -> Vec<u8> {
-        shortest(below, above).to_vec()
     }
 
     #[inline]
@@ -733,33 +726,46 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     }
 
     fn fill_leaf(
-        _filling: &mut (),
+        filling: &mut Filling,
         page: View<'_, WORDS>,
         (key, value): (&[u8], &[u8]),
         fill: usize,
     ) -> bool {
-        let fill = fill.min(Self::MOST_FILL);
-        (page.count() == 0 || Self::used(page) + entry_words(value.len(), key.len()) <= fill)
-            && Self::leaf_insert(page, key, value).is_inserted()
+        Self::check_record(key, value).is_ok() && filling.add(page, (key, value), fill, 1)
     }
 
     fn fill_inner(
-        _filling: &mut (),
+        filling: &mut Filling,
         page: View<'_, WORDS>,
         (key, child): (&[u8], GlobalAddr),
         fill: usize,
     ) -> bool {
         // An inner page needs two children, whatever their size, or levels would have no end.
-        let fill = fill.min(Self::MOST_FILL);
-        (page.count() < 2 || Self::used(page) + entry_words(8, key.len()) <= fill)
-            && Self::inner_insert(page, key, child)
+        Self::check_key(key).is_ok()
+            && filling.add(page, (key, &child.to_bits().to_le_bytes()), fill, 2)
     }
 
-    fn is_filled(_filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {
-        Self::used(page) >= fill.min(Self::MOST_FILL)
+    fn is_filled(filling: &Filling, _page: View<'_, WORDS>, fill: usize) -> bool {
+        filling.is_filled::<WORDS>(fill)
     }
 
-    fn fill_end(_filling: (), page: View<'_, WORDS>, high: Option<&[u8]>) {
-        Self::set_high(page, high);
+    fn fill_separator(filling: &Filling, next: &[u8]) -> Vec<u8> {
+        filling.separator(next)
+    }
+
+    fn fill_leaf_end(
+        filling: Filling,
+        page: View<'_, WORDS>,
+        high: Option<&[u8]>,
+    ) -> Option<(Vec<u8>, (Vec<u8>, Vec<u8>))> {
+        filling.end_leaf(page, high)
+    }
+
+    fn fill_inner_end(
+        filling: Filling,
+        page: View<'_, WORDS>,
+        high: Option<&[u8]>,
+    ) -> Option<(Vec<u8>, GlobalAddr)> {
+        filling.end_inner(page, high)
     }
 }

@@ -48,6 +48,7 @@
 //! *Thread safety*: that of [`super::Page`].
 
 mod content;
+mod fill;
 mod layout;
 mod plan;
 mod slots;

@@ -6,7 +6,7 @@
 
 use super::descend::restarting;
 use super::{Fail, Tree};
-use crate::page::{Layout, OwnedKey, OwnedValue, Page, filled_weight};
+use crate::page::{Back, Layout, OwnedKey, OwnedValue, Page, fill_end, filled_weight};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr};
 
@@ -62,16 +62,20 @@ impl<L: Layout> Tree<L> {
             let record = (L::key(key), L::value(value));
             let fill = loader.fill;
             let (leaf, filling) = self.load_page(loader, 0)?;
-            if !L::fill_leaf(filling, leaf, record, fill) {
-                let low = match &loader.last {
-                    Some(last) => L::separator(L::key(last), L::key(key)),
-                    None => return Err(Refusal::Damaged), // an empty leaf takes any record
-                };
+            // A leaf may begin with the last record of the one before, and have no room for this.
+            let mut is_added = L::fill_leaf(filling, leaf, record, fill);
+            for _ in 0..3 {
+                if is_added {
+                    break;
+                }
+                let (_, filling) = self.load_page(loader, 0)?;
+                let low = L::fill_separator(filling, L::key(key));
                 self.load_next(loader, L::key(&low))?;
                 let (leaf, filling) = self.load_page(loader, 0)?;
-                if !L::fill_leaf(filling, leaf, record, fill) {
-                    return Err(Refusal::Damaged);
-                }
+                is_added = L::fill_leaf(filling, leaf, record, fill);
+            }
+            if !is_added {
+                return Err(Refusal::Damaged); // an empty leaf takes any record
             }
             loader.last = Some(key.clone());
         }
@@ -107,14 +111,14 @@ impl<L: Layout> Tree<L> {
         loader: &mut Loader<L>,
         level: usize,
         low: &L::Key,
-    ) -> Result<Option<(GlobalAddr, L::Filling)>, Refusal> {
+    ) -> Result<Option<GlobalAddr>, Refusal> {
         let at = self.nodes.take(1).ok_or(Refusal::OutOfMemory)?[0];
         loader.nodes.push(at);
         let page = self.page(at).ok_or(Refusal::Damaged)?;
         page.format_empty(at, u8::try_from(level).map_err(|_| Refusal::Damaged)?, low, None);
         let open = (at, L::Filling::default());
         match loader.open.get_mut(level) {
-            Some(held) => Ok(Some(std::mem::replace(held, open))),
+            Some(held) => Ok(Some(std::mem::replace(held, open).0)),
             None => {
                 loader.open.push(open);
                 Ok(None)
@@ -122,53 +126,101 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// Closes the open leaf at `low` and opens the next, and likewise on each level above whose
-    /// open page is full.
+    /// Ends the open leaf at `low` and opens the next one.
     fn load_next(&self, loader: &mut Loader<L>, low: &L::Key) -> Result<(), Refusal> {
-        self.load_sibling(loader, 0, low)?;
-        let mut child = loader.open[0].0;
-        let mut level = 1;
+        match self.load_end_page(loader, 0, Some(low))? {
+            Some(next) => self.load_open(loader, 0, next),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the open page of a level, as [`fill_end`] does.
+    fn load_end_page(
+        &self,
+        loader: &mut Loader<L>,
+        level: usize,
+        high: Option<&L::Key>,
+    ) -> Result<Option<(OwnedKey<L>, Back<L>)>, Refusal> {
+        let (page, filling) = self.load_page(loader, level)?;
+        Ok(fill_end(filling, page, high))
+    }
+
+    /// Opens a page after the ended one of a level, and likewise on each level above whose open
+    /// page is full.
+    fn load_open(
+        &self,
+        loader: &mut Loader<L>,
+        mut level: usize,
+        (mut low, mut back): (OwnedKey<L>, Back<L>),
+    ) -> Result<(), Refusal> {
+        // The page that was opened on the level below.
+        let mut below: Option<(OwnedKey<L>, GlobalAddr)> = None;
         loop {
+            let left = self.load_node(loader, level, L::key(&low))?.ok_or(Refusal::Damaged)?;
+            let opened = loader.open[level].0;
+            self.page(left).ok_or(Refusal::Damaged)?.set_sibling(opened);
+            match back {
+                Back::Nothing => {}
+                Back::Record(key, value) => {
+                    let fill = loader.fill;
+                    let (leaf, filling) = self.load_page(loader, level)?;
+                    let record = (L::key(&key), L::value(&value));
+                    if !L::fill_leaf(filling, leaf, record, fill) {
+                        return Err(Refusal::Damaged);
+                    }
+                }
+                Back::Child(child) => self.load_first(loader, level, (L::key(&low), child))?,
+            }
+            if let Some((key, child)) = below.take() {
+                self.load_first(loader, level, (L::key(&key), child))?;
+            }
+            level += 1;
             if level == loader.open.len() {
                 // The first page of a level starts with the leftmost page of the level below.
-                let first = self.load_first(loader, level - 1)?;
+                let first = self.load_leftmost(loader, level - 1)?;
                 let min = L::min_key();
                 self.load_node(loader, level, L::key(&min))?;
-                if !self.load_child(loader, level, (L::key(&min), first))? {
-                    return Err(Refusal::Damaged);
-                }
+                self.load_first(loader, level, (L::key(&min), first))?;
             }
-            if self.load_child(loader, level, (low, child))? {
+            if self.load_child(loader, level, (L::key(&low), opened))? {
                 return Ok(());
             }
-            self.load_sibling(loader, level, low)?;
-            if !self.load_child(loader, level, (low, child))? {
-                return Err(Refusal::Damaged);
-            }
-            child = loader.open[level].0;
-            level += 1;
+            let next = self.load_end_page(loader, level, Some(L::key(&low)))?;
+            below = Some((low, opened));
+            (low, back) = next.ok_or(Refusal::Damaged)?;
+        }
+    }
+
+    /// Adds the first or second child to the open page of a level.
+    fn load_first(
+        &self,
+        loader: &mut Loader<L>,
+        level: usize,
+        child: (&L::Key, GlobalAddr),
+    ) -> Result<(), Refusal> {
+        match self.load_child(loader, level, child)? {
+            true => Ok(()),
+            false => Err(Refusal::Damaged),
         }
     }
 
     /// The leftmost page of a level that has just got its second page.
-    fn load_first(&self, loader: &Loader<L>, level: usize) -> Result<GlobalAddr, Refusal> {
+    fn load_leftmost(&self, loader: &Loader<L>, level: usize) -> Result<GlobalAddr, Refusal> {
         let is_first = |&&at: &&GlobalAddr| {
             self.page(at).is_some_and(|page| usize::from(page.level()) == level)
         };
         loader.nodes.iter().find(is_first).copied().ok_or(Refusal::Damaged)
     }
 
-    /// Closes the open page of a level at `low` and opens the next.
-    fn load_sibling(
-        &self,
-        loader: &mut Loader<L>,
-        level: usize,
-        low: &L::Key,
-    ) -> Result<(), Refusal> {
-        let (left, filling) = self.load_node(loader, level, low)?.ok_or(Refusal::Damaged)?;
-        let left = self.page(left).ok_or(Refusal::Damaged)?;
-        L::fill_end(filling, left, Some(low));
-        left.set_sibling(loader.open[level].0);
+    /// Ends the open pages of all levels.
+    fn load_end_pages(&self, loader: &mut Loader<L>) -> Result<(), Refusal> {
+        let mut level = 0;
+        while level < loader.open.len() {
+            match self.load_end_page(loader, level, None)? {
+                Some(next) => self.load_open(loader, level, next)?,
+                None => level += 1,
+            }
+        }
         Ok(())
     }
 
@@ -177,11 +229,15 @@ impl<L: Layout> Tree<L> {
     /// # Errors
     /// [`Refusal`] if the tree is no longer empty; the load is aborted then.
     pub async fn load_end<C: Cpu>(&self, cpu: &C, mut loader: Loader<L>) -> Result<(), Refusal> {
+        match self.load_end_pages(&mut loader) {
+            Ok(()) => {}
+            Err(refusal) => {
+                self.load_abort(loader);
+                return Err(refusal);
+            }
+        }
         let Some((top_at, _)) = loader.open.last() else { return Ok(()) };
         let top_at = *top_at;
-        for (at, filling) in std::mem::take(&mut loader.open) {
-            L::fill_end(filling, self.page(at).ok_or(Refusal::Damaged)?, None);
-        }
         let shown = restarting!(self, cpu, self.show(cpu, top_at));
         if shown.is_err() {
             self.load_abort(loader);

@@ -1,0 +1,35 @@
+//! How a bulk load ends a page and begins the next one.
+//!
+//! *Thread safety*: plain functions. The page must be private.
+
+use super::layout::{Layout, OwnedKey, OwnedValue};
+use super::view::Page;
+use farleaf_fabric::GlobalAddr;
+
+/// What a page begins with: the last entry of the one before, if that had no room for it with its
+/// high fence.
+#[derive(Debug)]
+pub enum Back<L: Layout> {
+    /// Nothing yet.
+    Nothing,
+    /// A record of a leaf.
+    Record(OwnedKey<L>, OwnedValue<L>),
+    /// A child of an inner page, whose key is where the page begins.
+    Child(GlobalAddr),
+}
+
+/// Ends a page at `high` (`None`: infinite), or before its last entry. Returns where the next page
+/// begins and what with; `None` if this was the last page.
+pub fn fill_end<L: Layout>(
+    filling: &mut L::Filling,
+    page: Page<'_, L>,
+    high: Option<&L::Key>,
+) -> Option<(OwnedKey<L>, Back<L>)> {
+    let filling = std::mem::take(filling);
+    let back = match page.level() {
+        0 => L::fill_leaf_end(filling, page, high)
+            .map(|(low, (key, value))| (low, Back::Record(key, value))),
+        _ => L::fill_inner_end(filling, page, high).map(|(low, child)| (low, Back::Child(child))),
+    };
+    back.or_else(|| high.map(|high| (high.to_owned(), Back::Nothing)))
+}

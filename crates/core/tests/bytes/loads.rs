@@ -1,0 +1,122 @@
+//! How many bytes a bulk load takes for each record, on all levels.
+
+use super::providers::local;
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::fine::{Fine, FineOptions};
+use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::{Design, RangeIndex, Scan};
+use farleaf_core::page::Bytes;
+use farleaf_core::server::MemoryServerConfig;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::{Cluster, Fabric};
+use std::path::PathBuf;
+
+type Small = Bytes<128>;
+type Records = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Loads the records, reads them back, and returns the bytes that were WRITTEN for each.
+fn loaded<D: Design<Small>>(
+    options: D::Options,
+    memory_servers: u16,
+    fill: f64,
+    records: &Records,
+) -> f64 {
+    let provider = &local(LocalConfig::default());
+    let server = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
+    let setup = Setup { provider, options, memory_servers, server };
+    let cluster = setup.with_index::<Small, D>();
+    let compute = &D::compute(&setup.options).unwrap();
+    cluster.run_one(|fabric| async move {
+        let index = D::open(fabric.clone(), compute).await.unwrap();
+        let before = fabric.counters().snapshot();
+        let count = index.bulk_load(records.iter().cloned(), fill).await.unwrap();
+        let cost = fabric.counters().snapshot() - before;
+        assert_eq!(count, records.len() as u64);
+        assert!(index.scan(&Scan::range(..)).await.unwrap() == *records);
+        for (key, value) in records.iter().step_by(7) {
+            assert_eq!(index.get(key).await.unwrap().as_ref(), Some(value));
+        }
+        cost.bytes_written as f64 / records.len() as f64
+    })
+}
+
+fn dex(boundaries: Vec<Vec<u8>>) -> DexOptions<Vec<u8>> {
+    let cache = CacheOptions { bytes: 16 << 20, ..CacheOptions::default() };
+    DexOptions::with_boundaries(boundaries, cache)
+}
+
+/// Without heads, which are pages of their own.
+fn fine() -> FineOptions {
+    FineOptions { leaves_per_head: 0, ..FineOptions::default() }
+}
+
+/// The paths of the toolchain's documentation; `None` where it is not installed.
+fn paths() -> Option<Records> {
+    let sysroot = std::process::Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
+    let sysroot = PathBuf::from(String::from_utf8_lossy(&sysroot.stdout).trim());
+    let root = sysroot.join("share/doc/rust/html");
+    let (mut folders, mut records) = (vec![root.clone()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|kind| kind == "html") {
+                let path = path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+                records.push((format!("/rust/html/{path}").into_bytes(), vec![1; 8]));
+            }
+        }
+    }
+    records.retain(|(key, _)| key.len() <= Small::MAX_KEY);
+    records.sort();
+    (records.len() > 10_000).then_some(records)
+}
+
+/// Pages are as full with the prefix cut off as a load was asked to fill them.
+#[test]
+fn a_load_cuts_prefixes_off_before_it_fills_pages() {
+    let numbers = |step: u64| -> Records {
+        (0..20_000_u64).map(|n| ((n * step).to_be_bytes().to_vec(), vec![1; 8])).collect()
+    };
+    let spread = numbers(u64::MAX / 20_000);
+    let mut sets = vec![("u64 spread", spread, 41.1), ("u64 dense", numbers(1), 26.9)];
+    match paths() {
+        Some(records) => sets.push(("paths", records, 60.3)),
+        None => println!("without paths: the toolchain's documentation is not installed"),
+    }
+    for (name, records, table) in sets {
+        let dex = loaded::<Dex>(dex(vec![]), 1, 0.7, &records);
+        let fine = loaded::<Fine>(fine(), 1, 0.7, &records);
+        for (design, bytes) in [("dex", dex), ("fine", fine)] {
+            println!("{name}, {design}: {bytes:.1} bytes a record, {table} in the table");
+            assert!(bytes <= table * 1.05, "{name}, {design}: {bytes} instead of {table}");
+        }
+    }
+}
+
+/// Neighbours that share nearly all of a key alternate with keys that share nothing with them, so
+/// pages lose their prefix at their end; and boundaries divide such neighbours.
+#[test]
+fn a_page_that_loses_its_prefix_gives_its_last_record_back() {
+    let mut records = Records::new();
+    for group in 0..120_u8 {
+        // From 1 to 40 records: some groups end when their page is nearly full.
+        for number in 0..1 + group % 40 {
+            let mut key = vec![group; Small::MAX_KEY - 3];
+            key.extend_from_slice(&[number, group ^ number]);
+            records.push((key, vec![number; usize::from(group % 24)]));
+        }
+    }
+    let thirds = || vec![records[800].0.clone(), records[1_600].0.clone()];
+    let partitioning = || Partitioning::Range { boundaries: thirds() };
+    for fill in [0.5, 0.7, 0.9, 1.0] {
+        loaded::<Dex>(dex(vec![]), 1, fill, &records);
+        loaded::<Dex>(dex(thirds()), 2, fill, &records);
+        loaded::<Fine>(FineOptions::default(), 2, fill, &records);
+        loaded::<Hybrid>(HybridOptions::with_boundaries(thirds()), 3, fill, &records);
+        loaded::<Coarse>(CoarseOptions { partitioning: partitioning() }, 3, fill, &records);
+    }
+}
