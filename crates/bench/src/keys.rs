@@ -102,6 +102,20 @@ impl KeySpace {
         }
     }
 
+    /// The place of the last loaded key that is not above `key`, and the distance from there to
+    /// `key`; `None` if all loaded keys are above it.
+    pub fn place_of(&self, key: u64) -> Option<(u64, u64)> {
+        let (mut low, mut high) = (0, self.len());
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            match self.key(middle) <= key {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        Some((low, key.checked_sub(self.key(low))?))
+    }
+
     /// Returns the value that the key at a place is loaded with.
     #[inline]
     pub fn value(&self, place: u64) -> u64 {
@@ -210,6 +224,19 @@ mod tests {
         assert_eq!(space.boundaries(&[1, 1]), [500]);
         let space = KeySpace::spread(4);
         assert_eq!(space.spacing(), 1 << 62);
+    }
+
+    #[test]
+    fn each_key_has_a_place() {
+        for space in [KeySpace::spread(1), KeySpace::spread(1000), listed(&[5, 7, u64::MAX])] {
+            for place in 0..space.len() {
+                let key = space.key(place);
+                assert_eq!(space.place_of(key), Some((place, 0)));
+                let gap = space.gap(place);
+                assert_eq!(space.place_of(key + gap), Some((place, gap)));
+            }
+        }
+        assert_eq!(listed(&[5, 7]).place_of(4), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Measures index designs: workloads, clients, and the cost of their operations.
 //!
 //! - [`keys`] defines the loaded keys and where new ones fall.
+//! - [`strings`] makes byte strings of them.
 //! - [`workload`] generates the operations of clients.
 //! - [`driver`] runs the clients and counts.
 //! - [`report`], [`table`] and [`timeline`] present the results, with [`units`].
@@ -18,6 +19,7 @@ pub mod input;
 pub mod keys;
 pub mod report;
 pub mod single_machine;
+pub mod strings;
 pub mod table;
 pub mod timeline;
 pub mod trace;

@@ -106,6 +106,18 @@ pub struct Report {
     /// nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub harness_cpu_ns_per_operation: Option<f64>,
+    /// The form of byte strings as keys; `None` for numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_form: Option<String>,
+    /// Average bytes of a loaded key, of byte strings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_bytes: Option<f64>,
+    /// Average bytes of a value, of byte strings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_bytes: Option<f64>,
+    /// The size of pages, of byte strings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_bytes: Option<u64>,
 }
 
 /// A shift of the popular keys.

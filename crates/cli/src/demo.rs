@@ -1,7 +1,7 @@
 //! `farleaf demo`: runs a few workloads on every design in an embedded cluster, and prints one
 //! table.
 
-use crate::bench::{memory_servers, pool_bytes, warn_of_errors};
+use crate::bench::{NUMBERS_IN_PAGE, memory_servers, pool_bytes, warn_of_errors};
 use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, Task};
 use crate::output::{JsonTarget, bar, grouped};
 use crate::units;
@@ -13,7 +13,7 @@ use farleaf_bench::report::Report;
 use farleaf_bench::table::narrow_table;
 use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::dex::{DexOptions, spreading_level};
+use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
 use farleaf_core::index::{Design, Scan};
 use farleaf_core::page::Fixed8;
 use farleaf_fabric::Provider;
@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let demo = Demo {
         keys: &keys,
         seed: arguments.seed,
-        pool_bytes: pool_bytes(keys.len(), FILL, inserts, &weights)?,
+        pool_bytes: pool_bytes(keys.len(), NUMBERS_IN_PAGE, FILL, inserts, &weights)?,
         design: DesignName::Coarse,
         json: &json,
     };
@@ -98,10 +98,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         partitioning: PartitioningName::Range,
         boundaries: keys.boundaries(&weights),
         dex: DexOptions {
-            placement_level: spreading_level::<Fixed8>(keys.len(), FILL, MEMORY_SERVERS),
+            placement_level: spreading_level::<Fixed8>(
+                keys.len(),
+                EntryWeights::default(),
+                FILL,
+                MEMORY_SERVERS,
+            ),
             ..DexOptions::with_boundaries(Vec::new(), cache_of(keys.len()))
         },
-        single_pool_bytes: pool_bytes(keys.len(), FILL, inserts, &[1])?,
+        single_pool_bytes: pool_bytes(keys.len(), NUMBERS_IN_PAGE, FILL, inserts, &[1])?,
     };
     let fabric =
         FabricConfig::Local(LocalConfig { seed: arguments.seed, ..LocalConfig::default() });

@@ -78,6 +78,16 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     within(text, 1e-6, 86_400.0, "expected a number of seconds from 0.000001 to 86400")
 }
 
+/// A size of pages.
+pub(crate) fn page_bytes(text: &str) -> Result<u64, String> {
+    match text {
+        "1k" | "1Ki" | "1024" => Ok(1024),
+        "2k" | "2Ki" | "2048" => Ok(2048),
+        "4k" | "4Ki" | "4096" => Ok(4096),
+        _ => Err("expected 1k, 2k or 4k".to_owned()),
+    }
+}
+
 fn within(text: &str, least: f64, most: f64, expected: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
     number.filter(|number| (least..=most).contains(number)).ok_or_else(|| expected.to_owned())

@@ -52,6 +52,7 @@ impl Drop for TestFile {
     }
 }
 
+const STRINGS: [&str; 7] = ["bench", "--index", "dex", "--fabric", "sim", "--key-form", "ycsb"];
 const SMALL: [&str; 5] = ["bench", "--keys", "10k", "--operations", "5k"];
 
 fn small<'a>(more: &[&'a str]) -> Vec<&'a str> {
@@ -115,6 +116,14 @@ fn bad_values_end_with_one_line_and_code_2() {
         ),
         (&["bench", "--network-latency-ns", "2G"], "at most 1G"),
         (&["bench", "--trace", "x.csv", "--keys", "5"], "cannot be used with"),
+        (&["bench", "--key-form", "words"], "expected u64, ycsb, dlsm or file:PATH"),
+        (&["bench", "--key-form", "ycsb"], "needs --index dex --fabric sim"),
+        (&["bench", "--value-bytes", "100"], "need byte strings: --key-form"),
+        (&["bench", "--page-bytes", "3k"], "expected 1k, 2k or 4k"),
+        (&[&STRINGS[..], &["--value-bytes", "400-100"]].concat(), "or a range such as 100-400"),
+        (&[&STRINGS[..], &["--value-bytes", "4"]].concat(), "must have at least 8 bytes"),
+        (&[&STRINGS[..], &["--value-bytes", "900"]].concat(), "the value has 900 bytes"),
+        (&[&STRINGS[..], &["--own-keys"]].concat(), "cannot be combined with --own-keys"),
         (&["bench", "--trace", "x.csv", "--threads", "2"], "by one client"),
         (&["bench", "--trace-op-column", "op"], "not provided: --trace"),
         (&["bench", "--interval-ms", "5"], "not provided: --timeline"),

@@ -19,12 +19,14 @@ mod background;
 mod block;
 mod changes;
 mod client;
+mod form;
 mod idle;
 mod measurement;
 mod moment;
 
 pub use changes::{AppliedChange, Change, PlannedChange, Reshaping};
 pub use client::{execute, first_key, scan_from};
+pub use form::{Form, Numbers};
 pub use measurement::Measurement;
 pub use moment::{Due, Moment};
 
@@ -34,7 +36,6 @@ use crate::workload::{Inserted, Operation, OperationStream, StreamConfig};
 use background::{AtWork, BackgroundTasks};
 use client::{Client, thread_cpu_ns};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Fixed8;
 use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::Usage;
 use farleaf_fabric::sync::Arc;
@@ -154,9 +155,10 @@ const PROGRESS_EVERY: u64 = 4096;
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// A cluster that holds one index.
-pub struct Testbed<D: Design<Fixed8>, P: Provider> {
-    cluster: P::Cluster<MemoryServer<Fixed8>>,
-    services: Vec<Arc<MemoryServer<Fixed8>>>,
+pub struct Testbed<D: Design<O::Layout>, P: Provider, O: Form = Numbers> {
+    cluster: P::Cluster<MemoryServer<O::Layout>>,
+    services: Vec<Arc<MemoryServer<O::Layout>>>,
+    form: O,
     next_number: u64,
     /// Number of runs so far. Each run draws operations of its own.
     runs: u64,
@@ -164,28 +166,43 @@ pub struct Testbed<D: Design<Fixed8>, P: Provider> {
     compute: D::Compute,
 }
 
-impl<D: Design<Fixed8>, P: Provider> std::fmt::Debug for Testbed<D, P> {
+impl<D: Design<O::Layout>, P: Provider, O: Form> std::fmt::Debug for Testbed<D, P, O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Testbed").field("design", &D::NAME).finish_non_exhaustive()
     }
 }
 
-impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
-    /// Starts the memory servers and creates an empty index on them.
+impl<D: Design<<Numbers as Form>::Layout>, P: Provider> Testbed<D, P> {
+    /// Starts the memory servers and creates an empty index of numbers on them.
     ///
     /// # Errors
     /// [`BenchError::Create`].
     pub fn start(
         provider: &P,
-        services: Vec<Arc<MemoryServer<Fixed8>>>,
+        services: Vec<Arc<MemoryServer<<Numbers as Form>::Layout>>>,
         options: &D::Options,
+    ) -> Result<Self, BenchError> {
+        Self::start_with(provider, services, options, Numbers)
+    }
+}
+
+impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
+    /// Starts the memory servers and creates an empty index on them, with keys of this form.
+    ///
+    /// # Errors
+    /// [`BenchError::Create`].
+    pub fn start_with(
+        provider: &P,
+        services: Vec<Arc<MemoryServer<O::Layout>>>,
+        options: &D::Options,
+        form: O,
     ) -> Result<Self, BenchError> {
         let cluster = provider.start(services.clone());
         cluster
             .run_one(|fabric| async move { D::create(&fabric, options).await })
             .map_err(BenchError::Create)?;
         let compute = D::compute(options).map_err(BenchError::Create)?;
-        Ok(Self { cluster, services, next_number: 0, runs: 0, records: 0, compute })
+        Ok(Self { cluster, services, form, next_number: 0, runs: 0, records: 0, compute })
     }
 
     /// Bulk loads the empty index with `keys`, with pages filled to `fill`. Returns the time it
@@ -200,9 +217,10 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         progress: Progress<'_>,
     ) -> Result<u64, BenchError> {
         let compute = &self.compute;
-        let load = async |fabric: FabricOf<P>| {
+        let form = &self.form;
+        let load = async |fabric: FabricOf<P, O>| {
             let start_ns = fabric.now_ns();
-            let index = D::open(fabric.clone(), compute).await.map_err(BenchError::Open)?;
+            let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
             let mut since = 0;
             let records = keys.records().inspect(|_| {
                 since += 1;
@@ -243,16 +261,16 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         self.runs += 1;
         let background = BackgroundTasks::new(run, clients);
         let gate = Gate::new(clients);
-        let compute = &self.compute;
+        let (compute, form) = (&self.compute, &self.form);
         let endpoints: Vec<u16> =
             compute_servers.iter().copied().chain(background.endpoints()).collect();
         let outcomes = self.cluster.run(&endpoints, async |fabric, number| {
             if let Some(task) = number.checked_sub(clients) {
-                let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
+                let opened = open::<D, _, O>(fabric.clone(), compute, form).await;
                 return background.run(&fabric, &opened?, &gate, task).await;
             }
             let _at_work = AtWork::new(&background);
-            let opened = D::open(fabric.clone(), compute).await.map_err(BenchError::Open);
+            let opened = open::<D, _, O>(fabric.clone(), compute, form).await;
             let stream = OperationStream::for_run(&run.stream, number_of_run, number, &inserted);
             let mut client = Client::new(&fabric, stream, run, compute_servers[number], progress);
             if let Ok(index) = &opened {
@@ -320,9 +338,9 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
         operations: &[Operation],
         progress: Progress<'_>,
     ) -> Result<Measurement, BenchError> {
-        let compute = &self.compute;
+        let (compute, form) = (&self.compute, &self.form);
         self.cluster.run_one(async |fabric| {
-            let index = D::open(fabric.clone(), compute).await.map_err(BenchError::Open)?;
+            let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
             let mut measured = Measurement::new();
             let (start_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
             for operation in operations {
@@ -345,9 +363,9 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Read`].
     pub fn get(&self, key: u64) -> Result<Option<u64>, BenchError> {
-        let compute = &self.compute;
+        let (compute, form) = (&self.compute, &self.form);
         self.cluster.run_one(async |fabric| {
-            let index = D::open(fabric, compute).await.map_err(BenchError::Open)?;
+            let index = open::<D, _, O>(fabric, compute, form).await?;
             index.get(&key).await.map_err(BenchError::Read)
         })
     }
@@ -357,15 +375,15 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Read`].
     pub fn scan(&self, scan: &Scan<u64>) -> Result<Vec<(u64, u64)>, BenchError> {
-        let compute = &self.compute;
+        let (compute, form) = (&self.compute, &self.form);
         self.cluster.run_one(async |fabric| {
-            let index = D::open(fabric, compute).await.map_err(BenchError::Open)?;
+            let index = open::<D, _, O>(fabric, compute, form).await?;
             index.scan(scan).await.map_err(BenchError::Read)
         })
     }
 
     /// The cluster, to run other clients on it or to make servers fail.
-    pub fn cluster(&self) -> &P::Cluster<MemoryServer<Fixed8>> {
+    pub fn cluster(&self) -> &P::Cluster<MemoryServer<O::Layout>> {
         &self.cluster
     }
 
@@ -439,7 +457,17 @@ impl<D: Design<Fixed8>, P: Provider> Testbed<D, P> {
 }
 
 /// The endpoints of a provider's clusters.
-type FabricOf<P> = <<P as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
+type FabricOf<P, O> =
+    <<P as Provider>::Cluster<MemoryServer<<O as Form>::Layout>> as Cluster>::Fabric;
+
+/// Opens the index, to be used by numbers.
+async fn open<D: Design<O::Layout>, F: Fabric, O: Form>(
+    fabric: F,
+    compute: &D::Compute,
+    form: &O,
+) -> Result<impl IndexAdmin<Key = u64, Value = u64> + use<D, F, O>, BenchError> {
+    D::open(fabric, compute).await.map(|index| form.by_number(index)).map_err(BenchError::Open)
+}
 
 /// The result of one task of a run.
 enum Brought {

@@ -6,3 +6,4 @@ mod driver;
 mod replay;
 mod reshaping;
 mod single_machine;
+mod strings;

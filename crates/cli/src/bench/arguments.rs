@@ -1,13 +1,15 @@
 //! Options of `farleaf bench`.
 
-use super::moments;
+use super::{form, moments};
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
 use farleaf_bench::driver::{Moment, PlannedChange};
+use farleaf_bench::strings::KeyForm;
 use farleaf_bench::workload::{Distribution, Mix};
 use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
 use farleaf_core::index::Boundaries;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
@@ -37,9 +39,12 @@ DEX as in its paper, with its harness:
     --victims random --write-back pages --dense --keep-values --scan-intervals --own-keys --fill 0.5
 
 Numbers may have `_` between digits and a suffix k, M or G; bytes also Ki, Mi or Gi.
-Keys and values are 8 bytes each.
+Keys and values are 8 bytes each unless --key-form says otherwise.
 
 Exit codes: 0 success, 1 failure, 2 invalid command line or input file.";
+
+/// The form of byte strings; `None` for numbers.
+type OptionalForm = Option<KeyForm>;
 
 /// Options of `farleaf bench`.
 #[derive(Debug, Args)]
@@ -64,6 +69,23 @@ pub(crate) struct Arguments {
     /// Load the dense keys 0, 1, 2 and so on instead
     #[arg(long)]
     pub(super) dense: bool,
+    /// Take keys of this form: `u64`, or byte strings, which need `--index dex --fabric sim`: `ycsb`
+    /// (user and 19 digits), `dlsm` (20 digits), or the lines of `file:PATH`, with numbers behind
+    /// them if they are fewer than the keys
+    #[arg(
+        long,
+        value_name = "FORM",
+        default_value = "u64",
+        value_parser = form::key_form,
+        conflicts_with = "dense"
+    )]
+    pub(super) key_form: OptionalForm,
+    /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
+    #[arg(long, value_name = "N|A-B", value_parser = form::value_bytes)]
+    pub(super) value_bytes: Option<RangeInclusive<usize>>,
+    /// Keep byte strings in pages of this size: 1k, 2k or 4k
+    #[arg(long, value_name = "SIZE", default_value = "1k", value_parser = units::page_bytes)]
+    pub(super) page_bytes: u64,
     /// Replace insertions by upserts, drawn like lookups but from the loaded keys and the N keys
     /// after them
     #[arg(long, value_name = "N", value_parser = units::positive)]
@@ -112,8 +134,8 @@ pub(crate) struct Arguments {
     /// Give each compute server a cache of this size
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
-    /// Give all compute servers together a cache of this percentage of the loaded records at 16
-    /// bytes each, or of the records that a trace touches. About 200 hold all of them, because
+    /// Give all compute servers together a cache of this percentage of the loaded records' keys and
+    /// values (16 bytes each), or of the records that a trace touches. About 200 hold all of them, because
     /// pages also have free space and separators
     #[arg(long, value_name = "PERCENT", value_parser = units::cache_percent)]
     pub(super) cache_percent: Option<f64>,
@@ -193,7 +215,7 @@ pub(crate) struct Arguments {
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
             "shift_hotspot_at", "timeline", "balance", "moves", "add_memory_server_at",
-            "own_keys", "batch", "dense", "upserts_among_more", "keep_values", "scan_intervals",
+            "own_keys", "batch", "dense", "key_form", "upserts_among_more", "keep_values", "scan_intervals",
         ]
     )]
     pub(super) trace: Option<PathBuf>,

@@ -1,18 +1,20 @@
 //! `farleaf bench`: one design, one workload or trace, one report.
 
 mod arguments;
+mod form;
 mod moments;
 mod over_time;
 mod plan;
 mod reshaping;
 
 pub(crate) use arguments::Arguments;
+pub(crate) use form::NUMBERS_IN_PAGE;
 pub(crate) use moments::{moment, part};
 pub(crate) use plan::{memory_servers, pool_bytes};
 
 use crate::designs::{self, DesignName, Task};
 use crate::output::{self, JsonTarget, bar, grouped};
-use farleaf_bench::driver::{Amount, Testbed};
+use farleaf_bench::driver::{Amount, Form, Numbers, Testbed};
 use farleaf_bench::report::Report;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
@@ -55,7 +57,10 @@ impl Plan {
             let bytes = self.pool_bytes.saturating_mul(self.report.memory_servers.into());
             farleaf_fabric_verbs::probe(&config.device, bytes)?;
         }
-        designs::run(index, &self.index, &self.fabric, Bench(self))
+        match self.run_strings() {
+            Some(report) => report,
+            None => designs::run(index, &self.index, &self.fabric, Bench(self)),
+        }
     }
 }
 
@@ -157,9 +162,20 @@ impl Task for Bench<'_> {
         provider: &P,
         options: &D::Options,
     ) -> anyhow::Result<Report> {
+        self.measure::<D, P, _>(provider, options, Numbers)
+    }
+}
+
+impl Bench<'_> {
+    fn measure<D: Design<O::Layout>, P: Provider, O: Form>(
+        self,
+        provider: &P,
+        options: &D::Options,
+        form: O,
+    ) -> anyhow::Result<Report> {
         let plan = self.0;
         let services = memory_servers(plan.report.memory_servers, plan.pool_bytes)?;
-        let mut testbed = Testbed::<D, P>::start(provider, services, options)?;
+        let mut testbed = Testbed::<D, P, O>::start_with(provider, services, options, form)?;
         let mut report = plan.report.clone();
         let measured = match &plan.work {
             Work::Trace(operations) => {

@@ -1,6 +1,7 @@
 //! Turns options into a plan. All errors of a command line are found here, before the run starts.
 
 use super::arguments::{Arguments, FabricName};
+use super::form::KeysAndValues;
 use super::{over_time, reshaping};
 use crate::designs::{DesignName, FabricConfig, IndexOptions, PartitioningName};
 use crate::usage;
@@ -12,8 +13,8 @@ use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{TraceFormat, read_trace, touched_keys};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::dex::{DexOptions, spreading_level};
-use farleaf_core::page::Fixed8;
+use farleaf_core::index::dex::DexOptions;
+use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
@@ -45,6 +46,7 @@ const LEAST_POOL_BYTES: u64 = 4 << 20;
 pub(super) struct Plan {
     /// The part of the report that is known before the run.
     pub(super) report: Report,
+    pub(super) form: KeysAndValues,
     pub(super) index: IndexOptions,
     pub(super) fabric: FabricConfig,
     pub(super) work: Work,
@@ -70,6 +72,7 @@ impl Plan {
         let threads = arguments.threads.unwrap_or(if arguments.trace.is_some() { 1 } else { 2 });
         check(arguments, threads)?;
         let fabric = fabric(arguments);
+        let form = KeysAndValues::new(arguments)?;
         let interval = over_time::intervals(arguments)?;
         let distribution = arguments.distribution.unwrap_or(arguments.workload.distribution);
         over_time::check_shift(arguments, distribution)?;
@@ -81,9 +84,10 @@ impl Plan {
                 (Work::Trace(operations), keys, inserts)
             }
             None => {
-                let keys = match arguments.dense {
-                    true => KeySpace::dense(arguments.keys),
-                    false => KeySpace::spread(arguments.keys),
+                let keys = match (form.keys(), arguments.dense) {
+                    (Some(keys), _) => keys.clone(),
+                    (None, true) => KeySpace::dense(arguments.keys),
+                    (None, false) => KeySpace::spread(arguments.keys),
                 };
                 let stream = StreamConfig {
                     mix: arguments.workload.clone(),
@@ -131,18 +135,18 @@ impl Plan {
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
             Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
             None => (
-                pool_bytes(loaded, arguments.fill, inserts, &weights)?,
-                pool_bytes(loaded, arguments.fill, inserts, &[1])?,
+                pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, &weights)?,
+                pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, &[1])?,
             ),
         };
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
         let is_range = arguments.partitioning == PartitioningName::Range;
-        let cache_bytes = cache_bytes(arguments, keys.len());
+        let cache_bytes = cache_bytes(arguments, keys.len() as f64 * form.record_bytes());
         let used_servers = arguments.memory_servers.saturating_sub(arguments.spare_memory_servers);
         let placement_level = arguments.placement_level.unwrap_or_else(|| {
-            spreading_level::<Fixed8>(keys.len(), arguments.fill, used_servers.max(1))
+            form.spreading_level(keys.len(), arguments.fill, used_servers.max(1))
         });
-        Ok(Self {
+        let mut plan = Self {
             report: Report {
                 index: arguments.index.name().to_owned(),
                 workload: by_trace(arguments.workload.name.to_string()),
@@ -221,7 +225,10 @@ impl Plan {
             interval,
             latencies: arguments.latencies,
             ignores_cache: cache_bytes.is_some() && !arguments.index.has_cache(),
-        })
+            form,
+        };
+        plan.form.say(arguments, &mut plan.report);
+        Ok(plan)
     }
 }
 
@@ -350,26 +357,28 @@ fn expected_inserts(amount: Amount, share: f64) -> u64 {
     (operations * 1.05 * share).ceil() as u64
 }
 
-fn cache_bytes(arguments: &Arguments, keys: u64) -> Option<u64> {
-    let of_all = |percent: f64| keys as f64 * 16.0 * percent / 100.0;
+fn cache_bytes(arguments: &Arguments, raw_bytes: f64) -> Option<u64> {
+    let of_all = |percent: f64| raw_bytes * percent / 100.0;
     let percent = arguments.cache_percent.map(|p| of_all(p) / f64::from(arguments.compute_servers));
     arguments.cache_bytes.or(percent.map(|bytes| bytes as u64))
 }
 
 /// The memory that each server needs for its share of `keys` and for all of `inserts`, which may
 /// all fall into one share. The estimate is generous, because memory is only taken as it is used.
+///
+/// Pages without free space have `bytes_in_page` for each record.
 pub(crate) fn pool_bytes(
     keys: u64,
+    bytes_in_page: f64,
     fill: f64,
     inserts: u64,
     weights: &[u64],
 ) -> anyhow::Result<usize> {
     let total: f64 = weights.iter().map(|weight| *weight as f64).sum();
     let most = weights.iter().copied().max().unwrap_or(1) as f64;
-    // A page of 1 KB holds 60 records. After splits it is half full; another tenth is for inner
-    // nodes.
-    let loaded = keys as f64 * most / total * 1024.0 / (60.0 * fill).floor() * 2.2;
-    let inserted = inserts as f64 * 1024.0 / 30.0 * 1.1;
+    // After splits a page is half full; another tenth is for inner nodes.
+    let loaded = keys as f64 * most / total * bytes_in_page / fill * 2.2;
+    let inserted = inserts as f64 * bytes_in_page * 2.0 * 1.1;
     // The conversion saturates; the result is then far above the limit.
     round_up(((loaded + inserted) as u64).saturating_add(64 << 20))
 }
@@ -390,10 +399,10 @@ fn round_up(bytes: u64) -> anyhow::Result<usize> {
 }
 
 /// Creates the configuration of memory servers with pools of this size.
-pub(crate) fn memory_servers(
+pub(crate) fn memory_servers<L: Layout>(
     count: u16,
     pool_bytes: usize,
-) -> anyhow::Result<Vec<Arc<MemoryServer<Fixed8>>>> {
+) -> anyhow::Result<Vec<Arc<MemoryServer<L>>>> {
     let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
     (0..count)
         .map(|number| {

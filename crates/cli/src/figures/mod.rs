@@ -4,7 +4,7 @@
 mod experiments;
 mod plot;
 
-use crate::bench::{memory_servers, pool_bytes};
+use crate::bench::{NUMBERS_IN_PAGE, memory_servers, pool_bytes};
 use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, Task};
 use crate::output::{bar, grouped};
 use crate::plot::rate;
@@ -19,7 +19,7 @@ use farleaf_bench::keys::KeySpace;
 use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::Design;
-use farleaf_core::index::dex::{DexOptions, spreading_level};
+use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
 use farleaf_core::page::Fixed8;
 use farleaf_fabric::Provider;
 use farleaf_fabric::sim::SimConfig;
@@ -278,10 +278,21 @@ impl Setting {
             partitioning: PartitioningName::Range,
             boundaries: keys.boundaries(&weights),
             dex: DexOptions {
-                placement_level: spreading_level::<Fixed8>(self.keys, FILL, self.memory_servers),
+                placement_level: spreading_level::<Fixed8>(
+                    self.keys,
+                    EntryWeights::default(),
+                    FILL,
+                    self.memory_servers,
+                ),
                 ..DexOptions::with_boundaries(Vec::new(), CacheOptions::default())
             },
-            single_pool_bytes: pool_bytes(self.keys, FILL, self.operations(), &[1])?,
+            single_pool_bytes: pool_bytes(
+                self.keys,
+                NUMBERS_IN_PAGE,
+                FILL,
+                self.operations(),
+                &[1],
+            )?,
         };
         let compute_servers = self.clients.div_ceil(CLIENTS_PER_COMPUTE_SERVER);
         let run = Run {
@@ -302,7 +313,7 @@ impl Setting {
             own_keys: false,
             reshaping: Reshaping::default(),
         };
-        let pool_bytes = pool_bytes(self.keys, FILL, self.operations(), &weights)?;
+        let pool_bytes = pool_bytes(self.keys, NUMBERS_IN_PAGE, FILL, self.operations(), &weights)?;
         let fabric = FabricConfig::Sim(Box::new(SimConfig { seed, ..SimConfig::default() }));
         let task = Measure { setting: self, design: design.name(), run, pool_bytes };
         designs::run(design, &options, &fabric, task)

@@ -1,6 +1,6 @@
 //! The layout of a new cluster, and rows of files as records of any layout.
 
-use crate::usage;
+use crate::{units, usage};
 use clap::Args;
 use farleaf_bench::InputError;
 use farleaf_bench::input::{ColumnNames, Rows, TextRow};
@@ -27,19 +27,10 @@ pub(super) struct LayoutArguments {
         long,
         value_name = "SIZE",
         default_value = "1k",
-        value_parser = page_bytes,
+        value_parser = units::page_bytes,
         requires = "memory_servers"
     )]
     page_bytes: u64,
-}
-
-fn page_bytes(text: &str) -> Result<u64, String> {
-    match text {
-        "1k" | "1Ki" | "1024" => Ok(1024),
-        "2k" | "2Ki" | "2048" => Ok(2048),
-        "4k" | "4Ki" | "4096" => Ok(4096),
-        _ => Err("expected 1k, 2k or 4k".to_owned()),
-    }
 }
 
 impl LayoutArguments {

@@ -20,7 +20,7 @@ mod reshape;
 pub use crate::page::{Action, Answer, LeafEdit};
 pub use admin::{Background, IndexAdmin};
 pub use bulk::{Ascending, check_fill};
-pub use by_name::ByName;
+pub use by_name::{ByName, NamesOfLayout, Naming};
 pub use design::Design;
 pub use error::IndexError;
 pub use memory_use::MemoryUse;

@@ -21,14 +21,36 @@ const INNER_FILL: f64 = 0.9;
 /// Subtrees per memory server that a placement level needs to spread a tree evenly.
 const SUBTREES_EACH: u64 = 16;
 
+/// The average weights of a tree's entries ([`Layout::weight`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryWeights {
+    /// Weight of a record in a leaf.
+    pub record: usize,
+    /// Weight of a child with its separator in an inner node.
+    pub child: usize,
+}
+
+/// Those of a layout whose entries all weigh the same.
+impl Default for EntryWeights {
+    fn default() -> Self {
+        Self { record: 1, child: 1 }
+    }
+}
+
 /// The largest placement level that still spreads a bulk-loaded tree over the memory servers, that
 /// is, with at least 16 subtrees of that level per server. Returns 0, which places each leaf by
 /// itself, if there are too few records.
-pub fn spreading_level<L: Layout>(records: u64, fill: f64, memory_servers: u16) -> u8 {
-    let mut subtrees = records / records_per_leaf::<L>(fill) as u64;
+pub fn spreading_level<L: Layout>(
+    records: u64,
+    weights: EntryWeights,
+    fill: f64,
+    memory_servers: u16,
+) -> u8 {
+    let each = |in_node: usize, weight: usize| (in_node / weight.max(1)).max(2) as u64;
+    let mut subtrees = records / each(records_per_leaf::<L>(fill), weights.record);
     let mut level = 0;
     while level < MAX_LEVEL {
-        subtrees /= children_per_node::<L>(fill) as u64;
+        subtrees /= each(children_per_node::<L>(fill), weights.child);
         if subtrees < SUBTREES_EACH * u64::from(memory_servers) {
             break;
         }
@@ -43,11 +65,11 @@ fn weight_of(full: usize, fill: f64) -> usize {
 }
 
 fn records_per_leaf<L: Layout>(fill: f64) -> usize {
-    weight_of(L::CAPACITY, fill)
+    weight_of(L::FULL, fill)
 }
 
 fn children_per_node<L: Layout>(fill: f64) -> usize {
-    weight_of(L::CAPACITY, fill.max(INNER_FILL))
+    weight_of(L::FULL, fill.max(INNER_FILL))
 }
 
 /// A node under construction.
@@ -379,11 +401,13 @@ mod tests {
     fn the_placement_level_grows_with_the_tree() {
         // 42 records a leaf, 54 children a node: 2 M keys make 881 nodes of level 1 and 16 of level
         // 2.
+        let each = EntryWeights::default();
         let levels = [(1_000, 4), (100_000, 4), (2_000_000, 4), (2_000_000, 1), (20_000_000, 4)];
-        let found = levels.map(|(keys, servers)| spreading_level::<Fixed8>(keys, 0.7, servers));
+        let found =
+            levels.map(|(keys, servers)| spreading_level::<Fixed8>(keys, each, 0.7, servers));
         assert_eq!(found, [0, 0, 1, 2, 2]);
-        assert_eq!(spreading_level::<Fixed8>(200_000_000, 0.7, 1), 3);
-        assert!(spreading_level::<Fixed8>(u64::MAX, 0.1, 1) <= MAX_LEVEL);
+        assert_eq!(spreading_level::<Fixed8>(200_000_000, each, 0.7, 1), 3);
+        assert!(spreading_level::<Fixed8>(u64::MAX, each, 0.1, 1) <= MAX_LEVEL);
     }
 
     #[test]

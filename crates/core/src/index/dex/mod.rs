@@ -61,7 +61,7 @@ use scan::LeafSizes;
 
 pub use design::Dex;
 pub use hand_over::GivenUp;
-pub use load::{Builder, BuiltTree, spreading_level};
+pub use load::{Builder, BuiltTree, EntryWeights, spreading_level};
 pub use options::DexOptions;
 pub use pool::DexPool;
 pub use server::DexServer;

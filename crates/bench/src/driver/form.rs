@@ -1,0 +1,44 @@
+//! What the driver's numbers are in an index: numbers, or byte strings.
+//!
+//! *Thread safety*: plain values.
+
+use crate::strings::Strings;
+use farleaf_core::index::{ByName, IndexAdmin};
+use farleaf_core::page::{Bytes, Fixed8, Layout};
+
+/// The form of keys and values in an index. The driver knows them by number.
+pub trait Form: Clone + Send + Sync + 'static {
+    /// The layout of the index's pages.
+    type Layout: Layout;
+
+    /// The index as one of numbers.
+    fn by_number<I>(&self, index: I) -> impl IndexAdmin<Key = u64, Value = u64> + use<Self, I>
+    where
+        I: IndexAdmin<Key = <Self::Layout as Layout>::Key, Value = <Self::Layout as Layout>::Value>;
+}
+
+/// Numbers of 8 bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbers;
+
+impl Form for Numbers {
+    type Layout = Fixed8;
+
+    fn by_number<I: IndexAdmin<Key = u64, Value = u64>>(
+        &self,
+        index: I,
+    ) -> impl IndexAdmin<Key = u64, Value = u64> + use<I> {
+        index
+    }
+}
+
+impl<const WORDS: usize> Form for Strings<WORDS> {
+    type Layout = Bytes<WORDS>;
+
+    fn by_number<I: IndexAdmin<Key = [u8], Value = [u8]>>(
+        &self,
+        index: I,
+    ) -> impl IndexAdmin<Key = u64, Value = u64> + use<WORDS, I> {
+        ByName::with(index, self.clone())
+    }
+}

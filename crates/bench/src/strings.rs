@@ -1,0 +1,340 @@
+//! Byte strings for the numbers that workloads draw: keys in the forms that published benchmarks
+//! use or from a file, and values of any length.
+//!
+//! Streams and drivers know keys by number ([`KeySpace::spread`]); [`Strings`] makes them byte
+//! strings when the index is called, and numbers again of what it returns.
+//!
+//! *Invariants*
+//! - strings.T1. Keys have the order of their numbers, and different numbers have different keys.
+//! - strings.T2. The first eight bytes of a value are its number, so that any mixture of two values
+//!   of a length shows.
+//!
+//! *Thread safety*: plain values; clones share what they hold.
+
+use crate::keys::{KeySpace, mix64};
+use farleaf_core::index::Naming;
+use farleaf_core::page::{Bytes, Layout, TooLong};
+use farleaf_fabric::sync::Arc;
+use std::fmt::{Display, Formatter};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// What comes between a line of a file and the number that makes several keys of it: below what
+/// text has, so that these keys come before any longer line.
+const TILE: u8 = b'\t';
+/// What comes between a loaded key and the number of a new key behind it.
+const NEW: u8 = 0;
+/// The bytes of a value's number.
+const NUMBER_BYTES: usize = size_of::<u64>();
+
+/// Where the loaded keys come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyForm {
+    /// YCSB's: `user` and 19 digits, 23 bytes.
+    Ycsb,
+    /// dLSM's: 20 digits.
+    Dlsm,
+    /// The lines of a file. Where there are fewer lines than keys, each line stands for several
+    /// keys, told apart by a number at the end; where there are more, an even selection is taken.
+    File(PathBuf),
+}
+
+impl FromStr for KeyForm {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.strip_prefix("file:")) {
+            ("ycsb", _) => Ok(Self::Ycsb),
+            ("dlsm", _) => Ok(Self::Dlsm),
+            (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
+            _ => Err("expected u64, ycsb, dlsm or file:PATH".into()),
+        }
+    }
+}
+
+impl Display for KeyForm {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ycsb => f.write_str("ycsb"),
+            Self::Dlsm => f.write_str("dlsm"),
+            Self::File(path) => write!(f, "file:{}", path.display()),
+        }
+    }
+}
+
+/// Why keys and values cannot be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StringsError {
+    /// The file of keys cannot be read.
+    #[error("cannot read {}: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        error: std::io::Error,
+    },
+    /// The file of keys has no lines.
+    #[error("{} has no lines", .0.display())]
+    Empty(PathBuf),
+    /// A line of the file has bytes that would bring keys out of order.
+    #[error("{} has lines with a tab or a byte below it", .0.display())]
+    Control(PathBuf),
+    /// Values are too short for a number.
+    #[error("values must have at least {NUMBER_BYTES} bytes")]
+    ShortValues,
+    /// A key or a value is too long for the pages.
+    #[error("{0}")]
+    TooLong(TooLong),
+}
+
+#[derive(Debug)]
+enum Loaded {
+    /// A prefix, and this many digits.
+    Digits { prefix: &'static str, digits: usize },
+    /// Lines, ascending, each once, and how many keys each of them stands for.
+    Lines { lines: Vec<Vec<u8>>, tiles: u64, digits: usize },
+}
+
+/// Byte strings in the pages of a layout with `WORDS` words.
+#[derive(Clone, Debug)]
+pub struct Strings<const WORDS: usize> {
+    loaded: Arc<Loaded>,
+    keys: KeySpace,
+    value_bytes: (usize, usize),
+}
+
+impl<const WORDS: usize> Strings<WORDS> {
+    /// `n` keys of this form, and values with lengths in this range. New keys are longer than
+    /// loaded ones; `grows` says whether there will be any.
+    ///
+    /// # Errors
+    /// [`StringsError`].
+    ///
+    /// # Panics
+    /// If `n` is 0.
+    pub fn new(
+        form: &KeyForm,
+        n: u64,
+        value_bytes: RangeInclusive<usize>,
+        grows: bool,
+    ) -> Result<Self, StringsError> {
+        let loaded = match form {
+            KeyForm::Ycsb => Loaded::Digits { prefix: "user", digits: 19 },
+            KeyForm::Dlsm => Loaded::Digits { prefix: "", digits: 20 },
+            KeyForm::File(path) => lines_of(path, n)?,
+        };
+        let value_bytes = (*value_bytes.start(), *value_bytes.end());
+        if value_bytes.0 < NUMBER_BYTES {
+            return Err(StringsError::ShortValues);
+        }
+        let strings = Self { loaded: Arc::new(loaded), keys: KeySpace::spread(n), value_bytes };
+        let key_bytes = strings.most_key_bytes() + if grows { 1 + NUMBER_BYTES } else { 0 };
+        let (key, value) = (vec![0; key_bytes], vec![0; value_bytes.1]);
+        Bytes::<WORDS>::check_record(&key, &value).map_err(StringsError::TooLong)?;
+        Ok(strings)
+    }
+
+    /// The numbers of the loaded keys.
+    pub fn keys(&self) -> &KeySpace {
+        &self.keys
+    }
+
+    /// Average bytes of a loaded key and its value.
+    pub fn record_bytes(&self) -> (f64, f64) {
+        let key = match &*self.loaded {
+            Loaded::Digits { prefix, digits } => (prefix.len() + digits) as f64,
+            Loaded::Lines { lines, digits, .. } => {
+                let bytes: usize = lines.iter().map(Vec::len).sum();
+                bytes as f64 / lines.len() as f64 + tile_bytes(*digits) as f64
+            }
+        };
+        (key, (self.value_bytes.0 + self.value_bytes.1) as f64 / 2.0)
+    }
+
+    fn most_key_bytes(&self) -> usize {
+        match &*self.loaded {
+            Loaded::Digits { prefix, digits } => prefix.len() + digits,
+            Loaded::Lines { lines, digits, .. } => {
+                lines.iter().map(Vec::len).max().unwrap_or(0) + tile_bytes(*digits)
+            }
+        }
+    }
+
+    /// The loaded key at a place.
+    fn loaded_key(&self, place: u64) -> Vec<u8> {
+        match &*self.loaded {
+            Loaded::Digits { prefix, digits } => {
+                // 64 bits have up to 20 digits.
+                let number = self.keys.key(place) >> (20 - digits);
+                format!("{prefix}{number:0digits$}").into_bytes()
+            }
+            Loaded::Lines { lines, tiles, digits } => {
+                let n = self.keys.len();
+                let of_all = u128::from(n.div_ceil(*tiles));
+                let line = u128::from(place / tiles) * lines.len() as u128 / of_all;
+                let mut key = lines[line as usize].clone();
+                if *digits > 0 {
+                    key.push(TILE);
+                    key.extend_from_slice(format!("{:0digits$}", place % tiles).as_bytes());
+                }
+                key
+            }
+        }
+    }
+}
+
+/// Bytes that tell the keys of a line apart.
+fn tile_bytes(digits: usize) -> usize {
+    if digits > 0 { 1 + digits } else { 0 }
+}
+
+fn lines_of(path: &PathBuf, n: u64) -> Result<Loaded, StringsError> {
+    let text =
+        std::fs::read(path).map_err(|error| StringsError::File { path: path.clone(), error })?;
+    let mut lines: Vec<_> = text
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(<[u8]>::to_vec)
+        .collect();
+    lines.sort_unstable();
+    lines.dedup();
+    if lines.is_empty() {
+        return Err(StringsError::Empty(path.clone()));
+    }
+    if lines.iter().flatten().any(|byte| *byte <= TILE) {
+        return Err(StringsError::Control(path.clone()));
+    }
+    let tiles = n.div_ceil(lines.len() as u64);
+    let digits = if tiles > 1 { (tiles - 1).to_string().len() } else { 0 };
+    Ok(Loaded::Lines { lines, tiles, digits })
+}
+
+impl<const WORDS: usize> Naming<Bytes<WORDS>> for Strings<WORDS> {
+    /// The key of a new number is that of the loaded one before it, with the distance behind.
+    fn key_named(&self, name: u64) -> Vec<u8> {
+        let Some((place, behind)) = self.keys.place_of(name) else { return Vec::new() };
+        let mut key = self.loaded_key(place);
+        if behind > 0 {
+            key.push(NEW);
+            key.extend_from_slice(&behind.to_be_bytes());
+        }
+        key
+    }
+
+    fn name_of_key(&self, key: &[u8]) -> Option<u64> {
+        let (mut low, mut high) = (0, self.keys.len());
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            match self.loaded_key(middle).as_slice() <= key {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        let first = self.keys.key(low);
+        match key.strip_prefix(self.loaded_key(low).as_slice())? {
+            [] => Some(first),
+            [NEW, behind @ ..] => first.checked_add(u64::from_be_bytes(behind.try_into().ok()?)),
+            _ => None,
+        }
+    }
+
+    fn value_named(&self, name: u64) -> Vec<u8> {
+        let (least, most) = self.value_bytes;
+        let length = least + (mix64(name) % (most - least + 1) as u64) as usize;
+        let mut value = Vec::with_capacity(length + NUMBER_BYTES);
+        let mut word = name;
+        while value.len() < length {
+            value.extend_from_slice(&word.to_le_bytes());
+            word = mix64(word);
+        }
+        value.truncate(length);
+        value
+    }
+
+    fn name_of_value(&self, value: &[u8]) -> Option<u64> {
+        let name = u64::from_le_bytes(*value.first_chunk()?);
+        (self.value_named(name) == value).then_some(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::columns::tests::TestFile;
+
+    /// The numbers of loaded keys and of new ones between them, ascending.
+    fn numbers(keys: &KeySpace) -> Vec<u64> {
+        let behind = (0..keys.len()).filter_map(|place| keys.new_key(place, place));
+        let mut numbers: Vec<_> = keys.records().map(|(key, _)| key).chain(behind).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    fn keep_order_and_names(strings: &Strings<128>) {
+        let numbers = numbers(strings.keys());
+        let keys: Vec<_> = numbers.iter().map(|number| strings.key_named(*number)).collect();
+        assert!(keys.is_sorted_by(|a, b| a < b), "T1");
+        for (number, key) in numbers.iter().zip(&keys) {
+            assert_eq!(strings.name_of_key(key), Some(*number), "{key:?}");
+            let value = strings.value_named(*number);
+            assert_eq!(strings.name_of_value(&value), Some(*number));
+        }
+        assert_eq!(strings.name_of_key(b"nothing that was made"), None);
+    }
+
+    #[test]
+    fn every_form_keeps_order_and_names() {
+        let text = b"b\nb/a\nb!\na/long/path\n\nzz\nb\n\xc3\xa4\n";
+        let file = TestFile::new("lines", text);
+        let forms = [KeyForm::Ycsb, KeyForm::Dlsm, KeyForm::File(file.path().into())];
+        for form in forms {
+            for n in [1, 3, 6, 7, 1000, 4321] {
+                keep_order_and_names(&Strings::new(&form, n, 8..=40, true).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn records_have_the_published_lengths() {
+        let ycsb = Strings::<512>::new(&KeyForm::Ycsb, 100, 900..=900, true).unwrap();
+        let dlsm = Strings::<128>::new(&KeyForm::Dlsm, 100, 8..=16, true).unwrap();
+        assert_eq!((ycsb.record_bytes(), dlsm.record_bytes()), ((23.0, 900.0), (20.0, 12.0)));
+        let first = ycsb.key_named(ycsb.keys().key(1));
+        assert_eq!((first.len(), &first[..4]), (23, &b"user"[..]));
+        assert_eq!(dlsm.key_named(dlsm.keys().key(99)).len(), 20);
+        assert_eq!(ycsb.value_named(7).len(), 900);
+        let lengths: Vec<_> = (0..100).map(|name| dlsm.value_named(name).len()).collect();
+        assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&8), Some(&16)));
+    }
+
+    #[test]
+    fn a_mixture_of_values_has_no_name() {
+        let strings = Strings::<128>::new(&KeyForm::Dlsm, 10, 40..=40, true).unwrap();
+        let (one, other) = (strings.value_named(1), strings.value_named(2));
+        for at in 1..40 {
+            let mixed: Vec<_> = one[..at].iter().chain(&other[at..]).copied().collect();
+            assert_eq!(strings.name_of_value(&mixed), None, "T2: {at}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_an_error() {
+        let error = |form: &KeyForm, values| {
+            Strings::<128>::new(form, 10, values, true).map(|_| ()).unwrap_err().to_string()
+        };
+        assert_eq!(error(&KeyForm::Ycsb, 7..=9), "values must have at least 8 bytes");
+        let long = error(&KeyForm::Ycsb, 8..=900);
+        assert!(long.contains("the value has 900 bytes"), "{long}");
+        assert!(error(&KeyForm::File("/nothing/here".into()), 8..=8).contains("/nothing/here"));
+        let with_tab = TestFile::new("tab", b"a\tb\n");
+        let error = error(&KeyForm::File(with_tab.path().into()), 8..=8);
+        assert!(error.ends_with("lines with a tab or a byte below it"), "{error}");
+        for text in ["", "file:", "u32", "YCSB"] {
+            assert!(text.parse::<KeyForm>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Runs over byte strings: every key that a workload asks for is there, with the value that the
+//! workload gave it, and costs are those of the layout.
+
+use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
+use farleaf_bench::strings::{KeyForm, Strings};
+use farleaf_bench::workload::{Harness, Mix, StreamConfig};
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::{Naming, Scan};
+use farleaf_core::page::Bytes;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::ServerId;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sync::Arc;
+
+type Small = Strings<128>;
+
+fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, SimConfig, Small> {
+    let config = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
+    let server = |number| MemoryServer::<Bytes<128>>::new(ServerId::new(number), &config).unwrap();
+    let services = (0..2).map(|number| Arc::new(server(number))).collect();
+    let boundary = strings.key_named(strings.keys().boundaries(&[1, 1])[0]);
+    let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
+    let options = DexOptions::with_boundaries(vec![boundary], cache);
+    let provider = SimConfig::default();
+    let mut testbed = Testbed::start_with(&provider, services, &options, strings.clone()).unwrap();
+    testbed.load(strings.keys(), 0.7, &|_| ()).unwrap();
+    testbed
+}
+
+fn run_of(mix: &str, strings: &Small, operations: u64) -> Run {
+    let mix = Mix::named(mix).unwrap();
+    let stream = StreamConfig {
+        distribution: mix.distribution,
+        mix,
+        clustered: false,
+        keys: strings.keys().clone(),
+        seed: 7,
+        harness: Harness::default(),
+    };
+    Run {
+        stream,
+        compute_servers: 2,
+        threads: 2,
+        amount: Amount::Operations(operations),
+        shift: None,
+        timeline: None,
+        batch: 1,
+        own_keys: false,
+        reshaping: Reshaping::default(),
+    }
+}
+
+#[test]
+fn every_workload_finds_its_keys() {
+    for (form, values) in [(KeyForm::Ycsb, 60..=190), (KeyForm::Dlsm, 8..=8)] {
+        let strings = Strings::new(&form, 5_000, values, true).unwrap();
+        let mut testbed = testbed(&strings, 1 << 20);
+        for mix in ["write-intensive", "insert-intensive", "ycsb-e", "ycsb-f", "read-only"] {
+            let before = testbed.records();
+            let run = run_of(mix, &strings, 2_000);
+            for run in [run.clone(), Run { batch: 8, ..run }] {
+                let measured = testbed.measure(&run, &|_| ()).unwrap();
+                assert_eq!((measured.errors, measured.misses), (0, 0), "{mix} on {form}");
+            }
+            let inserts = mix == "insert-intensive" || mix == "ycsb-e";
+            assert_eq!(testbed.records() > before, inserts, "{mix}");
+        }
+        // Every record has a name, or the scan would panic, and none is missing.
+        let records = testbed.scan(&Scan::range(..)).unwrap();
+        assert_eq!(records.len() as u64, testbed.records());
+        let key = strings.keys().key(17);
+        let found = records.iter().find(|(found, _)| *found == key);
+        assert_eq!(testbed.get(key).unwrap(), found.map(|(_, value)| *value));
+    }
+}
+
+/// A page without common prefixes would hold fewer URLs, and the same cache fewer of them.
+#[test]
+fn prefixes_save_reads() {
+    let lines: String = (0..500)
+        .map(|page| format!("doc.example.org/library/module{}/page{page:03}.html\n", page / 50))
+        .collect();
+    let path = std::env::temp_dir().join(format!("farleaf-lines-{}", std::process::id()));
+    std::fs::write(&path, lines).unwrap();
+    let form = KeyForm::File(path.clone());
+    let urls = Strings::new(&form, 40_000, 8..=8, false).unwrap();
+    let words = Strings::new(&KeyForm::Dlsm, 40_000, 8..=8, false).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(urls.record_bytes().0 > 2.0 * words.record_bytes().0);
+    let reads = |strings: &Small| {
+        let mut testbed = testbed(strings, 256 << 10);
+        let measured = testbed.measure(&run_of("read-only", strings, 40_000), &|_| ()).unwrap();
+        assert_eq!((measured.errors, measured.misses), (0, 0));
+        measured.counters.reads as f64 / measured.operations as f64
+    };
+    let (of_urls, of_words) = (reads(&urls), reads(&words));
+    assert!(of_urls < 1.1 * of_words, "{of_urls} READs of URLs, {of_words} of words");
+}

@@ -1,0 +1,183 @@
+//! The form of keys and values in a benchmark: numbers, or byte strings in pages of some size.
+//!
+//! Byte strings run with DEX in the simulator only: each design and fabric is one more copy of
+//! everything below for each page size.
+
+use super::Bench;
+use super::arguments::{Arguments, FabricName};
+use super::plan::Plan;
+use crate::designs::{DesignName, FabricConfig};
+use crate::usage;
+use anyhow::bail;
+use farleaf_bench::driver::Form;
+use farleaf_bench::keys::KeySpace;
+use farleaf_bench::report::Report;
+use farleaf_bench::strings::{KeyForm, Strings};
+use farleaf_core::index::Naming;
+use farleaf_core::index::dex::{Dex, DexOptions, EntryWeights, spreading_level};
+use farleaf_core::page::{Bytes, Fixed8, Layout};
+use std::ops::RangeInclusive;
+
+/// Bytes of a full page for each record of numbers.
+pub(crate) const NUMBERS_IN_PAGE: f64 = 1024.0 / 60.0;
+
+/// What the keys of a run are.
+#[derive(Clone, Debug)]
+pub(super) enum KeysAndValues {
+    /// Numbers of 8 bytes.
+    Numbers,
+    /// Byte strings in pages of 1 KiB.
+    In1K(Strings<128>),
+    /// Byte strings in pages of 2 KiB.
+    In2K(Strings<256>),
+    /// Byte strings in pages of 4 KiB.
+    In4K(Strings<512>),
+}
+
+/// Evaluates an expression for byte strings, or another for numbers.
+macro_rules! by_form {
+    ($form:expr, $strings:ident => $body:expr, $numbers:expr) => {
+        match $form {
+            KeysAndValues::Numbers => $numbers,
+            KeysAndValues::In1K($strings) => $body,
+            KeysAndValues::In2K($strings) => $body,
+            KeysAndValues::In4K($strings) => $body,
+        }
+    };
+}
+
+/// What an option's words say about the form of keys: `None` for numbers.
+pub(super) fn key_form(text: &str) -> Result<Option<KeyForm>, String> {
+    match text {
+        "u64" => Ok(None),
+        text => text.parse().map(Some),
+    }
+}
+
+/// A length of values, or a range of lengths.
+pub(super) fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    match (least.parse(), most.parse()) {
+        (Ok(least), Ok(most)) if least <= most => Ok(least..=most),
+        _ => Err("expected a number of bytes, or a range such as 100-400".to_owned()),
+    }
+}
+
+impl KeysAndValues {
+    pub(super) fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+        let (form, n) = (&arguments.key_form, arguments.keys);
+        let values = arguments.value_bytes.clone().unwrap_or(8..=8);
+        let Some(form) = form else {
+            return match (&arguments.value_bytes, arguments.page_bytes) {
+                (None, 1024) => Ok(Self::Numbers),
+                _ => usage("--value-bytes and --page-bytes need byte strings: --key-form"),
+            };
+        };
+        if arguments.index != DesignName::Dex || arguments.fabric != FabricName::Sim {
+            return usage("--key-form of byte strings needs --index dex --fabric sim");
+        }
+        if arguments.own_keys
+            || arguments.balance
+            || !arguments.moves.is_empty()
+            || arguments.scan_intervals
+        {
+            return usage(
+                "--key-form of byte strings cannot be combined with --own-keys, --balance, --move \
+                 or --scan-intervals",
+            );
+        }
+        let grows = arguments.workload.insert_share() > 0.0;
+        let strings = match arguments.page_bytes {
+            1024 => Strings::new(form, n, values, grows).map(Self::In1K),
+            2048 => Strings::new(form, n, values, grows).map(Self::In2K),
+            _ => Strings::new(form, n, values, grows).map(Self::In4K),
+        };
+        strings.or_else(|error| usage(error.to_string()))
+    }
+
+    /// The loaded keys, by number.
+    pub(super) fn keys(&self) -> Option<&KeySpace> {
+        by_form!(self, strings => Some(strings.keys()), None)
+    }
+
+    /// Average bytes of a loaded record.
+    pub(super) fn record_bytes(&self) -> f64 {
+        let sum = |(key, value)| key + value;
+        by_form!(self, strings => sum(strings.record_bytes()), 16.0)
+    }
+
+    /// Bytes of pages that a record takes at most, on average, apart from free space.
+    pub(super) fn bytes_in_page(&self) -> f64 {
+        // A slot, and two fields that are padded to words.
+        by_form!(self, _strings => self.record_bytes() + 24.0, NUMBERS_IN_PAGE)
+    }
+
+    /// The placement level that spreads a tree of `records` over the memory servers.
+    pub(super) fn spreading_level(&self, records: u64, fill: f64, memory_servers: u16) -> u8 {
+        let of_layout = match self {
+            Self::Numbers => spreading_level::<Fixed8>,
+            Self::In1K(_) => spreading_level::<Bytes<128>>,
+            Self::In2K(_) => spreading_level::<Bytes<256>>,
+            Self::In4K(_) => spreading_level::<Bytes<512>>,
+        };
+        let weights = match self {
+            Self::Numbers => EntryWeights::default(),
+            // Separators are as short as they can be: a slot, a child, and some bytes.
+            _ => EntryWeights { record: (self.bytes_in_page() / 8.0) as usize, child: 4 },
+        };
+        of_layout(records, weights, fill, memory_servers)
+    }
+
+    /// Completes the settings in a report.
+    pub(super) fn say(&self, arguments: &Arguments, report: &mut Report) {
+        let Some(form) = &arguments.key_form else { return };
+        let (key, value) = by_form!(self, strings => strings.record_bytes(), (8.0, 8.0));
+        report.key_form = Some(form.to_string());
+        report.key_bytes = Some(key);
+        report.value_bytes = Some(value);
+        report.page_bytes = Some(arguments.page_bytes);
+    }
+}
+
+impl Plan {
+    /// Runs a benchmark on byte strings; `None` for numbers.
+    pub(super) fn run_strings(&self) -> Option<anyhow::Result<Report>> {
+        by_form!(&self.form, strings => Some(self.run_on(strings)), None)
+    }
+
+    fn run_on<const WORDS: usize>(&self, strings: &Strings<WORDS>) -> anyhow::Result<Report>
+    where
+        Strings<WORDS>: Form<Layout = Bytes<WORDS>> + Naming<Bytes<WORDS>>,
+        Bytes<WORDS>: Layout<Key = [u8], Value = [u8]>,
+    {
+        let FabricConfig::Sim(config) = &self.fabric else { bail!("only the simulator") };
+        let numbers = &self.index.dex;
+        let boundaries = numbers.boundaries.iter().map(|number| strings.key_named(*number));
+        let options = DexOptions {
+            boundaries: boundaries.collect(),
+            spare_compute_servers: numbers.spare_compute_servers,
+            spare_memory_servers: numbers.spare_memory_servers,
+            balance: numbers.balance.clone(),
+            at_load: numbers.at_load,
+            cache: numbers.cache.clone(),
+            placement_level: numbers.placement_level,
+            chunk_nodes_log2: numbers.chunk_nodes_log2,
+        };
+        Bench(self).measure::<Dex, _, _>(config.as_ref(), &options, strings.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_say_forms_and_lengths() {
+        assert_eq!(key_form("u64"), Ok(None));
+        assert_eq!(key_form("file:a b"), Ok(Some(KeyForm::File("a b".into()))));
+        assert!(key_form("words").is_err());
+        assert_eq!(value_bytes("400"), Ok(400..=400));
+        assert_eq!(value_bytes("8-100"), Ok(8..=100));
+        assert!(["", "-", "9-8", "8-", "x"].iter().all(|text| value_bytes(text).is_err()));
+    }
+}
