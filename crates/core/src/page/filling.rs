@@ -18,13 +18,16 @@ pub enum Back<L: Layout> {
     Child(GlobalAddr),
 }
 
+/// Where the next page begins, and what with.
+pub type NextPage<L> = (OwnedKey<L>, Back<L>);
+
 /// Ends a page at `high` (`None`: infinite), or before its last entry. Returns where the next page
 /// begins and what with; `None` if this was the last page.
 pub fn fill_end<L: Layout>(
     filling: &mut L::Filling,
     page: Page<'_, L>,
     high: Option<&L::Key>,
-) -> Option<(OwnedKey<L>, Back<L>)> {
+) -> Option<NextPage<L>> {
     let filling = std::mem::take(filling);
     let back = match page.level() {
         0 => L::fill_leaf_end(filling, page, high)

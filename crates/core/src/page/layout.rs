@@ -173,6 +173,8 @@ pub trait Wire: Put + Sized {
 pub type OwnedKey<L> = <<L as Layout>::Key as ToOwned>::Owned;
 /// A value of layout `L` in its owned form.
 pub type OwnedValue<L> = <<L as Layout>::Value as ToOwned>::Owned;
+/// A record of layout `L` in its owned form.
+pub type OwnedRecord<L> = (OwnedKey<L>, OwnedValue<L>);
 
 /// The bytes of one kind of page.
 ///
@@ -436,7 +438,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         filling: Self::Filling,
         page: Page<'_, Self>,
         high: Option<&Self::Key>,
-    ) -> Option<(OwnedKey<Self>, (OwnedKey<Self>, OwnedValue<Self>))>;
+    ) -> Option<(OwnedKey<Self>, OwnedRecord<Self>)>;
     /// Bulk load: ends an inner page, as [`Layout::fill_leaf_end`] does a leaf. What it gives back
     /// is a child and its key, which is the page's high fence.
     #[must_use]

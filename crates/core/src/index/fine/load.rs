@@ -8,7 +8,9 @@
 
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Back, Layout, LockWord, OwnedKey, OwnedValue, fill_end, filled_weight};
+use crate::page::{
+    Back, Layout, LockWord, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight,
+};
 use crate::remote::{
     Change, Image, Miss, PageClient, RemoteError, head_leaves, list_leaf, open_head,
 };
@@ -182,7 +184,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     }
 
     /// Ends the open page of a level, as [`fill_end`] does.
-    fn end(&mut self, level: usize, high: Option<&L::Key>) -> Option<(OwnedKey<L>, Back<L>)> {
+    fn end(&mut self, level: usize, high: Option<&L::Key>) -> Option<NextPage<L>> {
         let Open { image, filling, .. } = &mut self.levels[level].0;
         fill_end(filling, image.page(), high)
     }
@@ -219,7 +221,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     async fn open_next(
         &mut self,
         mut level: usize,
-        (mut low, mut back): (OwnedKey<L>, Back<L>),
+        (mut low, mut back): NextPage<L>,
         mut link: Option<GlobalAddr>,
     ) -> Result<(), RemoteError> {
         // The page that was opened on the level below.

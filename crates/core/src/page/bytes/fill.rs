@@ -9,7 +9,7 @@
 use super::content::{Content, Fences, is_inner, shared};
 use super::plan::shortest;
 use super::slots::{Bytes, View, entry_words};
-use crate::page::layout::Layout;
+use crate::page::layout::{Layout, OwnedRecord};
 use farleaf_fabric::GlobalAddr;
 
 /// The entries of a page that a bulk load fills.
@@ -73,7 +73,7 @@ impl Filling {
         self,
         page: View<'_, WORDS>,
         high: Option<&[u8]>,
-    ) -> Option<(Vec<u8>, (Vec<u8>, Vec<u8>))> {
+    ) -> Option<(Vec<u8>, OwnedRecord<Bytes<WORDS>>)> {
         let last = self.end(page, high, |below, last| shortest(below, last).to_vec())?;
         let record = (self.content.key(last.0).to_vec(), self.content.value(last.0).to_vec());
         Some((last.1, record))

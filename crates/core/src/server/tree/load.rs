@@ -6,7 +6,7 @@
 
 use super::descend::restarting;
 use super::{Fail, Tree};
-use crate::page::{Back, Layout, OwnedKey, OwnedValue, Page, fill_end, filled_weight};
+use crate::page::{Back, Layout, NextPage, OwnedKey, OwnedValue, Page, fill_end, filled_weight};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr};
 
@@ -140,7 +140,7 @@ impl<L: Layout> Tree<L> {
         loader: &mut Loader<L>,
         level: usize,
         high: Option<&L::Key>,
-    ) -> Result<Option<(OwnedKey<L>, Back<L>)>, Refusal> {
+    ) -> Result<Option<NextPage<L>>, Refusal> {
         let (page, filling) = self.load_page(loader, level)?;
         Ok(fill_end(filling, page, high))
     }
@@ -151,7 +151,7 @@ impl<L: Layout> Tree<L> {
         &self,
         loader: &mut Loader<L>,
         mut level: usize,
-        (mut low, mut back): (OwnedKey<L>, Back<L>),
+        (mut low, mut back): NextPage<L>,
     ) -> Result<(), Refusal> {
         // The page that was opened on the level below.
         let mut below: Option<(OwnedKey<L>, GlobalAddr)> = None;
