@@ -591,6 +591,39 @@ fn what_no_slot_names_is_cleared() {
     check(cleared.page::<128>());
 }
 
+/// Regression test: a simulated death tore the WRITE of a new slot. The pool kept the word that was
+/// there before, a slot of the same key from an earlier layout: the stamp fitted, and the record
+/// that this slot named was another's by then. Or it kept the old top of the heap, and the next
+/// record was put over the new one.
+#[test]
+fn each_word_of_a_torn_insertion_shows_in_the_stamp() {
+    let key = |number: u8| [b'k', number];
+    let pool = OwnedPage::leaf::<64>(b"", None);
+    let page = pool.page::<64>();
+    for number in 0..8 {
+        let value = [number; 12];
+        assert!(Bytes::<64>::leaf_insert(page, &key(number), &value).is_inserted());
+    }
+    // The last slot moves down, and where it was is between the slots and the heap.
+    assert!(Bytes::<64>::leaf_delete(page, &key(3)));
+    assert_eq!(Bytes::<64>::leaf_compact(page), 1);
+    page.set_stamp();
+    let before = pool.words();
+    assert!(Bytes::<64>::leaf_insert(page, &key(3), b"another").is_inserted());
+    page.set_stamp();
+    let after = pool.words();
+    let differing: Vec<_> = (0..64).filter(|word| before[*word] != after[*word]).collect();
+    let slot = *differing.iter().rfind(|word| **word < 30).expect("the new slot");
+    for torn in differing {
+        let word = &page.words()[torn];
+        word.store(before[torn], Ordering::Relaxed);
+        // The WRITE of the heap comes first, and is whole by then.
+        assert!(!page.stamp_fits() || torn > slot, "word {torn} of {slot}");
+        word.store(after[torn], Ordering::Relaxed);
+    }
+    assert!(page.stamp_fits());
+}
+
 /// Bytes a record takes in pages of `W` words, all levels, if each page is filled to `fill`.
 fn bytes_per_record<const W: usize>(records: &[(Vec<u8>, Vec<u8>)], fill: f64) -> f64 {
     let most = (Bytes::<W>::FULL as f64 * fill) as usize;

@@ -498,7 +498,7 @@ pub(crate) async fn read_everything<I>(
     if !again(Action::Scan(everything.reverse())).await {
         // A memory server is dead: read the keys that the others hold.
         for place in 0..scenario.workload.key_space {
-            let key = workload::key_at(place, scenario.workload.key_space);
+            let key = workload::key_at(place, &scenario.workload);
             board.perform(fabric, index, number, &Action::Get(key)).await;
         }
     }

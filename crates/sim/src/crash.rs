@@ -22,8 +22,8 @@ use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload::{self, Stream};
 use farleaf_core::cache::OwnedRange;
 use farleaf_core::index::dex::Dex;
-use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Layout, Named, clipped};
+use farleaf_core::index::{Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::page::{Layout, Named, OwnedKey, clipped};
 use farleaf_core::partition::{ComputePool, end_former_life, fence_former_life};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::{LastWords, SimCluster, SimControl};
@@ -48,12 +48,9 @@ type Sim<L> = SimCluster<MemoryServer<L>>;
 ///
 /// The compute servers of these scenarios share a process: each endpoint may write nodes of all of
 /// them, so the next life mends nodes of all keys.
-async fn begin_life<L: Layout<Key = u64>>(
-    fabric: &impl Fabric,
-    server: u16,
-) -> Result<(), IndexError> {
+async fn begin_life<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
     fence_former_life(fabric, server).await?;
-    let all_keys = OwnedRange { low: u64::MIN, high: None };
+    let all_keys = OwnedRange { low: L::min_key(), high: None };
     end_former_life::<Dex, _, L>(fabric.clone(), server, &all_keys).await
 }
 
@@ -67,7 +64,7 @@ struct Run<'a, L: Layout> {
 /// Runs all rounds and adds their histories to `board`.
 pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named<Key = u64, Value = u64>,
+    L: Named,
 {
     let spec = scenario.crash.as_ref().ok_or("this scenario has no [crash]")?;
     let options = dex_options::<L>(scenario)?;
@@ -123,13 +120,14 @@ where
         written.extend(values_written(&history));
         let any_value = (scenario.faults.tear_probability > 0.0).then_some(&written);
         let map = pool.map();
+        let owner_of = |name| map.owner_of(L::key(&L::key_named(name)));
         let kept = check_kept(
             &history,
             &found.contents,
             &found.damaged,
             any_value,
-            |key| died(map.owner_of(&key)),
-            |client, key| run.flushes(round, client).is_none_or(|own| own == map.owner_of(&key)),
+            |key| died(owner_of(key)),
+            |client, key| run.flushes(round, client).is_none_or(|own| own == owner_of(key)),
             spec.loses_ns,
         );
         match kept {
@@ -143,7 +141,7 @@ where
     if found.damaged.is_empty() { run.settle(&cluster, &pool) } else { Ok(()) }
 }
 
-fn restarted<L: Named<Key = u64, Value = u64>>(
+fn restarted<L: Named>(
     pool: &ComputePool<Dex, L>,
     dead: impl Fn(u16) -> bool,
 ) -> Result<Arc<ComputePool<Dex, L>>, String> {
@@ -154,7 +152,7 @@ fn restarted<L: Named<Key = u64, Value = u64>>(
 
 /// A client that asks only for keys of its compute server and does everything through that server's
 /// endpoint.
-async fn own_client<L: Named<Key = u64, Value = u64>>(
+async fn own_client<L: Named>(
     fabric: impl Fabric,
     pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
@@ -166,7 +164,8 @@ async fn own_client<L: Named<Key = u64, Value = u64>>(
     board.wait_for_load(&fabric).await;
     let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
     let server = fabric.compute_server();
-    let range = pool.map().range_of(server);
+    let range = named_range::<L>(&pool.map().range_of(server));
+    let index = ByName::<L, _>::new(index);
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
     let streams = (number * in_flight..(number + 1) * in_flight).map(async |stream| {
         let mut stream = Stream::new(&scenario.workload, seed, (first + stream) as u32);
@@ -176,7 +175,7 @@ async fn own_client<L: Named<Key = u64, Value = u64>>(
                 fabric.sleep(pause_ns).await;
             }
             let Some(action) = of_own_keys(action, &range) else { continue };
-            let here = index.part(server);
+            let here = index.index().part(server);
             let client = stream.client();
             let outcome = match action {
                 Action::Flush => board.record(&fabric, client, &action, here.flush()).await,
@@ -187,6 +186,26 @@ async fn own_client<L: Named<Key = u64, Value = u64>>(
         }
     });
     join_all(streams).await;
+}
+
+/// A range as one of names. Its ends need not have names.
+fn named_range<L: Named>(range: &OwnedRange<OwnedKey<L>>) -> OwnedRange<u64> {
+    let low = first_from::<L>(L::key(&range.low)).unwrap_or(u64::MAX);
+    OwnedRange { low, high: range.high.as_ref().and_then(|high| first_from::<L>(L::key(high))) }
+}
+
+/// The first name whose key is not below `end`; `None` if all keys with names are below it.
+fn first_from<L: Named>(end: &L::Key) -> Option<u64> {
+    let is_below = |name| L::key(&L::key_named(name)) < end;
+    let (mut low, mut high) = (0, u64::MAX);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match is_below(middle) {
+            true => low = middle + 1,
+            false => high = middle,
+        }
+    }
+    (!is_below(low)).then_some(low)
 }
 
 /// Restricts an action to the keys of a range; `None` if nothing remains.
@@ -225,18 +244,14 @@ fn is_some_key_within(scan: &Scan<u64>) -> bool {
 }
 
 /// Writes back by age on a compute server, if the scenario asks for it.
-async fn write_back<L: Named<Key = u64, Value = u64>>(
-    fabric: impl Fabric,
-    pool: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
-) {
+async fn write_back<L: Named>(fabric: impl Fabric, pool: &Arc<ComputePool<Dex, L>>, board: &Board) {
     board.wait_for_load(&fabric).await;
     let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
     let ended = index.background(Background::WriteBack, &|| board.is_over(), &|_| {}).await;
     ended.unwrap_or_else(|error| board.report(format!("cannot write back by age: {error}")));
 }
 
-impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
+impl<L: Named> Run<'_, L> {
     /// Streams of operations in a round, including the keeper's.
     fn streams(&self) -> u32 {
         let cluster = &self.scenario.cluster;
@@ -326,6 +341,7 @@ impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
         let _over = Over(board);
         let opened = board.open::<L, Dex, F>(&fabric, pool).await;
         let Some(index) = opened else { return board.let_clients_begin() };
+        let index = ByName::<L, _>::new(index);
         if round == 0 {
             client::load(&fabric, &index, board, self.scenario, number).await;
             board.perform(&fabric, &index, number, &Action::Flush).await;
@@ -388,7 +404,9 @@ impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
             }
             let open = async |number: usize| {
                 let opened = <Dex as Design<L>>::open(fabric.clone(), &pools[number]).await;
-                opened.map_err(|error| format!("the index cannot be opened: {error}"))
+                opened
+                    .map(ByName::<L, _>::new)
+                    .map_err(|error| format!("the index cannot be opened: {error}"))
             };
             let found = self.read_each(&open(0).await?).await?;
             let up = self.read_all(&open(1).await?, Scan::range(..)).await?;
@@ -441,8 +459,9 @@ impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
         index: &I,
     ) -> Result<Found, String> {
         let mut found = Found { contents: BTreeMap::new(), damaged: BTreeSet::new() };
-        let key_space = self.scenario.workload.key_space;
-        for key in (0..key_space).map(|place| workload::key_at(place, key_space)) {
+        let spec = &self.scenario.workload;
+        let places = 0..spec.key_space;
+        for key in places.map(|place| workload::key_at(place, spec)) {
             let alone = Scan::range(key..=key);
             let got = self.unless_damaged(index.get(&key).await)?;
             let up = self.read_all(index, alone.clone()).await?;
@@ -464,7 +483,7 @@ impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
     /// Writes everything back and checks that the pool holds exactly the index's records.
     fn settle(&self, sim: &Sim<L>, pool: &Arc<ComputePool<Dex, L>>) -> Result<(), String> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
-            let index = <Dex as Design<L>>::open(fabric, pool).await?;
+            let index = ByName::<L, _>::new(<Dex as Design<L>>::open(fabric, pool).await?);
             index.flush().await?;
             index.scan(&Scan::range(..)).await
         });

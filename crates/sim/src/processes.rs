@@ -21,8 +21,8 @@ use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload;
 use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::{BalanceOptions, Design, IndexError, RangeIndex, Reshaped, Scan};
-use farleaf_core::page::{Layout, Named};
+use farleaf_core::index::{BalanceOptions, ByName, Design, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::{
     Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queues, Worker,
     begin_life, end_former_life, fence_former_life,
@@ -35,6 +35,7 @@ use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Region, ReplySink};
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;
 use std::cell::{Cell, RefCell};
+use std::fmt::Debug;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
@@ -196,14 +197,14 @@ impl<L: Layout> Answering<L> {
 
 /// The map record: its content, its version, and puts that take effect late.
 #[derive(Debug)]
-struct Record {
-    state: MapState<u64>,
+struct Record<K> {
+    state: MapState<K>,
     version: u64,
-    late: Vec<(u64, u64, MapState<u64>)>,
+    late: Vec<(u64, u64, MapState<K>)>,
 }
 
-impl Record {
-    fn put_if(&mut self, version: u64, state: &MapState<u64>) -> bool {
+impl<K: Clone> Record<K> {
+    fn put_if(&mut self, version: u64, state: &MapState<K>) -> bool {
         let is_current = self.version == version;
         if is_current {
             (self.state, self.version) = (state.clone(), version + 1);
@@ -222,14 +223,14 @@ impl Record {
 
 /// The record as one endpoint reaches it.
 #[derive(Debug)]
-struct SimStore {
-    record: Arc<Mutex<Record>>,
+struct SimStore<K> {
+    record: Arc<Mutex<Record<K>>>,
     fabric: SimFabric,
     /// One read in this many fails, and one put in this many has an unknown outcome.
     fails_one_in: u64,
 }
 
-impl SimStore {
+impl<K: Clone> SimStore<K> {
     async fn travel(&self) {
         self.fabric.sleep(1 + self.fabric.random() % RECORD_NS).await;
     }
@@ -238,15 +239,15 @@ impl SimStore {
         self.fails_one_in > 0 && self.fabric.random().is_multiple_of(self.fails_one_in)
     }
 
-    fn look(&self) -> (MapState<u64>, u64) {
+    fn look(&self) -> (MapState<K>, u64) {
         let mut record = lock(&self.record);
         record.take_late(self.fabric.now_ns());
         (record.state.clone(), record.version)
     }
 }
 
-impl MapStore<u64> for SimStore {
-    fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<u64>, u64)>> {
+impl<K: Clone + Debug> MapStore<K> for SimStore<K> {
+    fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<K>, u64)>> {
         Box::pin(async {
             self.travel().await;
             let read = self.look();
@@ -255,7 +256,7 @@ impl MapStore<u64> for SimStore {
         })
     }
 
-    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<u64>) -> LocalBoxFuture<'a, Put> {
+    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<K>) -> LocalBoxFuture<'a, Put> {
         Box::pin(async move {
             self.travel().await;
             self.look();
@@ -277,16 +278,16 @@ impl MapStore<u64> for SimStore {
 
 /// A client's directory: the record, as another thread of the client's process read it.
 #[derive(Debug)]
-struct RecordDirectory(Arc<Mutex<Record>>);
+struct RecordDirectory<K>(Arc<Mutex<Record<K>>>);
 
-impl Directory<u64> for RecordDirectory {
+impl<K: Clone + Debug + Ord> Directory<K> for RecordDirectory<K> {
     fn is_absent(&self, _compute_server: u16) -> bool {
         false
     }
 
     fn look_again(&self) {}
 
-    fn newer_map(&self, epoch: u64) -> Option<PartitionMap<u64>> {
+    fn newer_map(&self, epoch: u64) -> Option<PartitionMap<K>> {
         let record = lock(&self.0);
         (record.state.map.epoch() > epoch).then(|| record.state.map.clone())
     }
@@ -297,28 +298,28 @@ impl Directory<u64> for RecordDirectory {
 struct Deployed;
 
 #[derive(Clone, Debug)]
-struct DeployedCompute {
-    record: Arc<Mutex<Record>>,
+struct DeployedCompute<K> {
+    record: Arc<Mutex<Record<K>>>,
     options: ClientOptions,
 }
 
-impl<L: Named<Key = u64, Value = u64>> Design<L> for Deployed {
+impl<L: Named> Design<L> for Deployed {
     const NAME: &'static str = "deployed";
     type Options = ();
-    type Compute = DeployedCompute;
+    type Compute = DeployedCompute<OwnedKey<L>>;
     type Index<F: Fabric> = ClientIndex<F, L>;
 
     async fn create<F: Fabric>(_fabric: &F, _options: &()) -> Result<(), IndexError> {
         Ok(())
     }
 
-    fn compute(_options: &()) -> Result<DeployedCompute, IndexError> {
+    fn compute(_options: &()) -> Result<DeployedCompute<OwnedKey<L>>, IndexError> {
         Err(IndexError::InvalidArgument("the compute servers are processes of the run"))
     }
 
     async fn open<F: Fabric>(
         fabric: F,
-        compute: &DeployedCompute,
+        compute: &DeployedCompute<OwnedKey<L>>,
     ) -> Result<ClientIndex<F, L>, IndexError> {
         let map = lock(&compute.record).state.map.clone();
         let directory = Rc::new(RecordDirectory(Arc::clone(&compute.record)));
@@ -331,9 +332,9 @@ struct Run<'a, L: Layout> {
     spec: &'a ProcessesSpec,
     seed: u64,
     board: &'a Board,
-    options: DexOptions<u64>,
+    options: DexOptions<OwnedKey<L>>,
     fronts: Vec<Arc<Front<L>>>,
-    compute: DeployedCompute,
+    compute: DeployedCompute<OwnedKey<L>>,
 }
 
 /// Runs a scenario with `[processes]`.
@@ -344,7 +345,7 @@ pub(crate) fn play<L>(
     board: &Board,
 ) -> Result<(), String>
 where
-    L: Named<Key = u64, Value = u64>,
+    L: Named,
 {
     let options = dex_options::<L>(scenario)?;
     let memory: Servers<L> = start::<L, Dex>(scenario, &options)?;
@@ -383,7 +384,7 @@ where
     run.look_at_the_end(&cluster, &inspector)
 }
 
-impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
+impl<L: Named> Run<'_, L> {
     fn memory_servers(&self) -> u16 {
         self.scenario.cluster.memory_servers
     }
@@ -406,7 +407,7 @@ impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
         fabric.limited_to(0, self.memory_servers())
     }
 
-    fn store(&self, fabric: &SimFabric) -> Rc<SimStore> {
+    fn store(&self, fabric: &SimFabric) -> Rc<SimStore<OwnedKey<L>>> {
         let record = Arc::clone(&self.compute.record);
         let fails_one_in = self.spec.record_fails_one_in;
         Rc::new(SimStore { record, fabric: fabric.clone(), fails_one_in })
@@ -566,15 +567,15 @@ impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
             let mut takers: Vec<u16> = beside.filter_map(|at| owners.get(at).copied()).collect();
             takers.extend(newcomers);
             let (from, to) = (owners[place], *pick(&takers, &mut rng));
-            let near = workload::key_at(rng.random_range(0..key_space), key_space);
-            let near = rng.random_bool(0.8).then_some(near);
+            let near = workload::key_at(rng.random_range(0..key_space), &self.scenario.workload);
+            let near = rng.random_bool(0.8).then(|| L::key_named(near));
             if kills > 0 && rng.random_bool(0.5) {
                 kills -= 1;
                 let doomed = if rng.random_bool(0.5) { from } else { to };
                 let dies_at_ns = fabric.now_ns() + rng.random_range(1..=LONGEST_UNTIL_DEATH_NS);
                 self.fronts[usize::from(doomed)].dies_at(dies_at_ns);
             }
-            match index.move_keys(from, to, near.as_ref()).await {
+            match index.move_keys(from, to, near.as_ref().map(|near| L::key(near))).await {
                 Ok(_) => self.board.count_balanced(),
                 // They may not be neighbours, there may be no boundary near the key, other keys may
                 // be moving, or one of the servers may have died.
@@ -620,7 +621,8 @@ impl<L: Named<Key = u64, Value = u64>> Run<'_, L> {
         let compute = compute.map_err(|error| format!("cannot set up a reader: {error}"))?;
         let mut scanned = cluster.run(&[self.nobody()], async |fabric, _| {
             let fabric = self.as_compute_server(&fabric);
-            <Dex as Design<L>>::open(fabric, &compute).await?.scan(&Scan::range(..)).await
+            let index = <Dex as Design<L>>::open(fabric, &compute).await?;
+            ByName::<L, _>::new(index).scan(&Scan::range(..)).await
         });
         let records = match scanned.pop().flatten() {
             Some(Ok(records)) => records,

@@ -209,6 +209,7 @@ fn workload(dice: &mut Dice, cluster: &ClusterSpec, is_dex: bool) -> WorkloadSpe
         Weights { get: 10, insert: 80, remove: 5, scan: 2, reverse_scan: 2, ..Weights::default() },
     ]);
     WorkloadSpec {
+        in_groups: false,
         key_space,
         one_leaf: false,
         initial_keys: dice.up_to(key_space),

@@ -21,7 +21,7 @@ pub(crate) async fn mover<L, F>(
     scenario: &Scenario,
     (seed, which): (u64, u64),
 ) where
-    L: Named<Key = u64, Value = u64>,
+    L: Named,
     F: Fabric,
 {
     let DesignSpec::Dex { moves, .. } = scenario.design else { return };
@@ -40,9 +40,9 @@ pub(crate) async fn mover<L, F>(
         let _ = index.settle().await;
         let from = *pick(compute.map().owners(), &mut rng);
         let to = rng.random_range(0..compute.servers().len() as u16);
-        let near = workload::key_at(rng.random_range(0..key_space), key_space);
-        let near = rng.random_bool(0.8).then_some(near);
-        match index.move_keys(from, to, near.as_ref()).await {
+        let near = workload::key_at(rng.random_range(0..key_space), &scenario.workload);
+        let near = rng.random_bool(0.8).then(|| L::key_named(near));
+        match index.move_keys(from, to, near.as_ref().map(|near| L::key(near))).await {
             // The compute servers may not be neighbours, or no leaf may begin at the key.
             Ok(_) | Err(IndexError::InvalidArgument(_)) => {}
             // The balancer is moving keys.
@@ -62,7 +62,7 @@ pub(crate) async fn grower<L, F>(
     scenario: &Scenario,
     seed: u64,
 ) where
-    L: Named<Key = u64, Value = u64>,
+    L: Named,
     F: Fabric,
 {
     let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
@@ -85,7 +85,7 @@ pub(crate) async fn balancer<L, F>(
     board: &Board,
     scenario: &Scenario,
 ) where
-    L: Named<Key = u64, Value = u64>,
+    L: Named,
     F: Fabric,
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };

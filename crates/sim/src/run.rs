@@ -22,7 +22,7 @@ use farleaf_core::index::coarse::Coarse;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
-use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{ByName, Design, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, Fixed8, Named};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
@@ -142,8 +142,7 @@ fn run_and_count(
 /// Selects the code for the scenario's page size. A checked scenario has a supported one.
 fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     match (scenario.cluster.keys, scenario.cluster.page_words) {
-        (KeysSpec::Bytes, 64) => play_bytes::<Bytes<64>>(scenario, seed, board),
-        (KeysSpec::Bytes, 128) => play_bytes::<Bytes<128>>(scenario, seed, board),
+        (KeysSpec::Bytes, 64) => play_design::<Bytes<64>>(scenario, seed, board),
         (KeysSpec::U64, 16) => play_design::<Fixed8<16>>(scenario, seed, board),
         (KeysSpec::U64, 24) => play_design::<Fixed8<24>>(scenario, seed, board),
         (KeysSpec::U64, 40) => play_design::<Fixed8<40>>(scenario, seed, board),
@@ -152,21 +151,7 @@ fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     }
 }
 
-/// Runs a scenario over byte strings, of a design that takes them.
-fn play_bytes<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
-    match &scenario.design {
-        DesignSpec::Coarse { partitioning } => {
-            let options = coarse_options::<L>(scenario, *partitioning);
-            play_on::<L, Coarse>(scenario, seed, board, &options)
-        }
-        _ => Err("the design does not run on byte strings".to_owned()),
-    }
-}
-
-fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
-where
-    L: Named<Key = u64, Value = u64>,
-{
+fn play_design<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
             let options = coarse_options::<L>(scenario, *partitioning);
@@ -177,7 +162,7 @@ where
             play_on::<L, Fine>(scenario, seed, board, &options)
         }
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
-            let options = hybrid_options(scenario, *chunk_nodes_log2);
+            let options = hybrid_options::<L>(scenario, *chunk_nodes_log2);
             play_on::<L, Hybrid>(scenario, seed, board, &options)
         }
         DesignSpec::Dex { .. } => play_dex::<L>(scenario, seed, board),
@@ -207,10 +192,7 @@ where
 }
 
 /// Runs a scenario of DEX and inspects its tree during the run and at the end.
-fn play_dex<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
-where
-    L: Named<Key = u64, Value = u64>,
-{
+fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     if scenario.crash.is_some() {
         return crash::play::<L>(scenario, seed, board);
     }
@@ -251,7 +233,7 @@ where
         for part in 0..compute.servers().len() as u16 {
             index.part(part).flush().await?;
         }
-        index.scan(&Scan::range(..)).await
+        ByName::<L, _>::new(index).scan(&Scan::range(..)).await
     });
     let records = match flushed.pop().flatten() {
         Some(Ok(records)) => records,

@@ -61,6 +61,15 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-balance", include_str!("../scenarios/dex-balance.toml")),
     ("dex-balance-faults", include_str!("../scenarios/dex-balance-faults.toml")),
     ("dex-bulk", include_str!("../scenarios/dex-bulk.toml")),
+    ("dex-bytes-churn", include_str!("../scenarios/dex-bytes-churn.toml")),
+    ("dex-bytes-crash", include_str!("../scenarios/dex-bytes-crash.toml")),
+    ("dex-bytes-crash-one", include_str!("../scenarios/dex-bytes-crash-one.toml")),
+    ("dex-bytes-crash-torn", include_str!("../scenarios/dex-bytes-crash-torn.toml")),
+    ("dex-bytes-faults", include_str!("../scenarios/dex-bytes-faults.toml")),
+    ("dex-bytes-long-scans", include_str!("../scenarios/dex-bytes-long-scans.toml")),
+    ("dex-bytes-moves", include_str!("../scenarios/dex-bytes-moves.toml")),
+    ("dex-bytes-moves-faults", include_str!("../scenarios/dex-bytes-moves-faults.toml")),
+    ("dex-bytes-offload", include_str!("../scenarios/dex-bytes-offload.toml")),
     ("dex-calm", include_str!("../scenarios/dex-calm.toml")),
     ("dex-churn", include_str!("../scenarios/dex-churn.toml")),
     ("dex-coin", include_str!("../scenarios/dex-coin.toml")),
@@ -121,6 +130,9 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-tiny-cache", include_str!("../scenarios/dex-tiny-cache.toml")),
     ("dex-two-movers", include_str!("../scenarios/dex-two-movers.toml")),
     ("fine-bulk", include_str!("../scenarios/fine-bulk.toml")),
+    ("fine-bytes-churn", include_str!("../scenarios/fine-bytes-churn.toml")),
+    ("fine-bytes-client-dies", include_str!("../scenarios/fine-bytes-client-dies.toml")),
+    ("fine-bytes-faults", include_str!("../scenarios/fine-bytes-faults.toml")),
     ("fine-calm", include_str!("../scenarios/fine-calm.toml")),
     ("fine-churn", include_str!("../scenarios/fine-churn.toml")),
     ("fine-client-dies", include_str!("../scenarios/fine-client-dies.toml")),
@@ -136,6 +148,8 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("fine-slow-gainers", include_str!("../scenarios/fine-slow-gainers.toml")),
     ("fine-small-pool", include_str!("../scenarios/fine-small-pool.toml")),
     ("hybrid-bulk", include_str!("../scenarios/hybrid-bulk.toml")),
+    ("hybrid-bytes-churn", include_str!("../scenarios/hybrid-bytes-churn.toml")),
+    ("hybrid-bytes-faults", include_str!("../scenarios/hybrid-bytes-faults.toml")),
     ("hybrid-calm", include_str!("../scenarios/hybrid-calm.toml")),
     ("hybrid-churn", include_str!("../scenarios/hybrid-churn.toml")),
     ("hybrid-client-dies", include_str!("../scenarios/hybrid-client-dies.toml")),
@@ -151,6 +165,8 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
     ("processes-balance", include_str!("../scenarios/processes-balance.toml")),
     ("processes-bulk", include_str!("../scenarios/processes-bulk.toml")),
+    ("processes-bytes-die", include_str!("../scenarios/processes-bytes-die.toml")),
+    ("processes-bytes-moves", include_str!("../scenarios/processes-bytes-moves.toml")),
     ("processes-calm", include_str!("../scenarios/processes-calm.toml")),
     ("processes-die", include_str!("../scenarios/processes-die.toml")),
     ("processes-die-for-long", include_str!("../scenarios/processes-die-for-long.toml")),
@@ -162,7 +178,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
 /// Page sizes that scenarios can choose, in words. Code is compiled for each.
 pub const PAGE_WORDS: &[usize] = &[16, 24, 40, 128];
 /// Page sizes of scenarios over byte strings.
-pub const BYTES_PAGE_WORDS: &[usize] = &[64, 128];
+pub const BYTES_PAGE_WORDS: &[usize] = &[64];
 
 /// Why a scenario cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -632,6 +648,10 @@ pub struct WorkloadSpec {
     /// Number of keys. A small number makes clients collide. The keys include the smallest and the
     /// largest possible key.
     pub key_space: u64,
+    /// The keys are in groups that begin alike as byte strings, each group longer than the one
+    /// before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_groups: bool,
     /// Keys that exist at first, evenly spread.
     pub initial_keys: u64,
     /// All keys fit one leaf, so that a scan is a snapshot and is checked as one. The index has one
@@ -777,9 +797,6 @@ impl Scenario {
         };
         if !sizes.contains(&cluster.page_words) {
             return Err(format!("page_words must be one of {sizes:?}"));
-        }
-        if cluster.keys == KeysSpec::Bytes && !matches!(self.design, DesignSpec::Coarse { .. }) {
-            return Err("only the coarse design takes keys = \"bytes\"".to_owned());
         }
         let positive = [
             ("memory_servers", u64::from(cluster.memory_servers)),

@@ -35,8 +35,12 @@ pub(crate) fn coarse_options<L: Named>(
     CoarseOptions { partitioning }
 }
 
-pub(crate) fn hybrid_options(scenario: &Scenario, chunk_nodes_log2: u8) -> HybridOptions<u64> {
-    let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.memory_servers);
+pub(crate) fn hybrid_options<L: Named>(
+    scenario: &Scenario,
+    chunk_nodes_log2: u8,
+) -> HybridOptions<OwnedKey<L>> {
+    let names = workload::boundaries(&scenario.workload, scenario.cluster.memory_servers);
+    let boundaries = names.into_iter().map(L::key_named).collect();
     HybridOptions { chunk_nodes_log2, ..HybridOptions::with_boundaries(boundaries) }
 }
 
@@ -44,10 +48,9 @@ pub(crate) fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOp
     FineOptions { chunk_nodes_log2, leaves_per_head }
 }
 
-pub(crate) fn dex_options<L>(scenario: &Scenario) -> Result<DexOptions<u64>, String>
-where
-    L: Layout<Key = u64, Value = u64>,
-{
+pub(crate) fn dex_options<L: Named>(
+    scenario: &Scenario,
+) -> Result<DexOptions<OwnedKey<L>>, String> {
     let DesignSpec::Dex {
         chunk_nodes_log2,
         placement_level,
@@ -76,7 +79,8 @@ where
         write_back_ns,
         ..CacheOptions::default()
     };
-    let boundaries = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
+    let names = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
+    let boundaries = names.into_iter().map(L::key_named).collect();
     let options = DexOptions::with_boundaries(boundaries, cache);
     // Runs are short: sample every operation, and act after a single window.
     let balance = BalanceOptions {

@@ -15,23 +15,30 @@ use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// The key at a place in a key space of `key_space` keys.
-pub(crate) fn key_at(place: u64, key_space: u64) -> u64 {
-    if place + 1 == key_space { u64::MAX } else { place }
+/// Groups of names whose byte strings begin alike ([`farleaf_core::page::Named`]).
+const GROUPS: u64 = 16;
+
+/// The key at a place in the key space.
+pub(crate) fn key_at(place: u64, spec: &WorkloadSpec) -> u64 {
+    match (place + 1 == spec.key_space, spec.in_groups) {
+        (true, _) => u64::MAX,
+        (false, false) => place,
+        (false, true) => (place * GROUPS / spec.key_space) << 60 | place,
+    }
 }
 
 /// The initial contents of the index.
 pub(crate) fn initial_contents(spec: &WorkloadSpec) -> BTreeMap<u64, u64> {
     (0..spec.initial_keys)
         .map(|number| number * spec.key_space / spec.initial_keys)
-        .map(|place| (key_at(place, spec.key_space), place))
+        .map(|place| (key_at(place, spec), place))
         .collect()
 }
 
 /// The keys at which range partitioning splits the key space among `servers` servers.
 pub(crate) fn boundaries(spec: &WorkloadSpec, servers: u16) -> Vec<u64> {
     (1..u64::from(servers))
-        .map(|server| key_at(server * spec.key_space / u64::from(servers), spec.key_space))
+        .map(|server| key_at(server * spec.key_space / u64::from(servers), spec))
         .collect()
 }
 
@@ -179,7 +186,7 @@ impl Stream {
 
     fn key(&mut self) -> u64 {
         let place = self.place();
-        key_at(place, self.spec.key_space)
+        key_at(place, &self.spec)
     }
 
     /// A range of any shape: bounds of every kind, occasionally in the wrong order, with or without
@@ -188,7 +195,7 @@ impl Stream {
         let all = self.spec.key_space;
         let low = self.place();
         let high = (low + self.rng.random_range(0..self.spec.max_scan_keys)).min(all - 1);
-        let (low, high) = (key_at(low, all), key_at(high, all));
+        let (low, high) = (key_at(low, &self.spec), key_at(high, &self.spec));
         let (low, high) = if self.rng.random_ratio(1, 50) { (high, low) } else { (low, high) };
         let limit = match self.rng.random_range(0..40_u32) {
             0 => 0,

@@ -117,7 +117,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
         let (heap, words) = words.writes();
         // The last slot of a full leaf without records ends where the page ends, too.
-        if L::HAS_HEAP && words.end == L::PAGE_WORDS && words.contains(&SIBLING_WORD) {
+        let is_layout = L::HAS_HEAP && words.end == L::PAGE_WORDS && words.contains(&SIBLING_WORD);
+        if is_layout && !self.fabric().breaks(rules::LAYOUTS_MARKED) {
             return self.post_layout(at, page, words);
         }
         let Some(heap) = heap else {
@@ -125,9 +126,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             let words = self.fabric().write(place(&words), buffer);
             return Some(PostedWords { before: None, words, after: None });
         };
-        let buffers = (self.copy_out(page, heap.clone())?, self.copy_out(page, words.clone())?);
-        let before = self.fabric().write(place(&heap), buffers.0);
-        let words = self.fabric().write(place(&words), buffers.1);
+        let (first, then) = match self.fabric().breaks(rules::HEAP_FIRST) {
+            false => (heap, words),
+            true => (words, heap),
+        };
+        let buffers = (self.copy_out(page, first.clone())?, self.copy_out(page, then.clone())?);
+        let before = self.fabric().write(place(&first), buffers.0);
+        let words = self.fabric().write(place(&then), buffers.1);
         Some(PostedWords { before: Some(before), words, after: None })
     }
 

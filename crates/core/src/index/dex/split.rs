@@ -72,7 +72,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         for pair in path.windows(2).rev() {
             let (parent, child) = (pair[0], pair[1]);
             let plan = L::split_plan(child.page, pending.as_ref());
-            if L::inner_has_room(parent.page, L::key(&plan.separator)) {
+            if L::inner_has_room(parent.page, L::key(&plan.separator))
+                || self.fabric().breaks(rules::PARENTS_ASKED)
+            {
                 return self.split_child(parent, child, &plan).await;
             }
             pending = Some(Entry::Child(plan.separator, GlobalAddr::NULL));

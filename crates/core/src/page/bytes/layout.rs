@@ -267,7 +267,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     const CAPACITY: usize = Self::SLOTS;
     const FULL: usize = WORDS - HEADER_WORDS;
     const HAS_HEAP: bool = true;
-    const FORMAT: u8 = 2;
+    const FORMAT: u8 = 3;
     /// Two lengths, and what a page can hold. The key's head is in the slot.
     const MOST_MESSAGE_BYTES: usize = 2 * LENGTH_BYTES + HEAD_BYTES + (Self::MOST_WORDS - 1) * 8;
 
@@ -673,7 +673,8 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn leaf_sum(page: View<'_, WORDS>) -> u64 {
         let front = Front::of(page);
-        let header = [SELF_WORD, 2, META_WORD].map(|word| page.load(word));
+        // An old top of the heap beside new slots would let the next record overwrite theirs.
+        let header = [SELF_WORD, FRONT_WORD, HEAP_WORD, META_WORD].map(|word| page.load(word));
         let fences = (HEADER_WORDS..front.first).map(|word| page.load(word));
         let mut rest = Vec::new();
         let keys = (0..page.count()).map(|number| {
