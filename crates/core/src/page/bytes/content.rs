@@ -3,8 +3,7 @@
 //! *Thread safety*: plain values. Laying out needs the page exclusively.
 
 use super::slots::{
-    Bytes, Front, HEAD_BYTES, Heap, NO_SLOT, Slot, View, entry_words, fence_words, head_of,
-    record_words,
+    Bytes, Front, HEAD_BYTES, Heap, Slot, View, entry_words, fence_words, head_of, record_words,
 };
 use crate::page::view::HEADER_WORDS;
 use std::ops::Range;
@@ -188,9 +187,6 @@ impl Content {
                 deleted: flag,
             };
             page.store(first + place, slot.to_word());
-        }
-        if !inner {
-            (first + range.len()..top).for_each(|index| page.store(index, NO_SLOT));
         }
         page.set_count(range.len());
         Heap { top, garbage: 0, deleted }.store(page);

@@ -673,17 +673,17 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn leaf_sum(page: View<'_, WORDS>) -> u64 {
         let front = Front::of(page);
-        // An old top of the heap beside new slots would let the next record overwrite theirs.
+        // Not only the keys: beside new slots, an old top of the heap would let the next record
+        // overwrite theirs, and an old slot of the same key has the place of an old record.
         let header = [SELF_WORD, FRONT_WORD, HEAP_WORD, META_WORD].map(|word| page.load(word));
         let fences = (HEADER_WORDS..front.first).map(|word| page.load(word));
         let mut rest = Vec::new();
-        let keys = (0..page.count()).map(|number| {
+        let slots = (0..page.count()).map(|number| {
             let slot = Slot::at(page, front.first, number);
             slot.copy_suffix(page, &mut rest);
-            let length = (slot.suffix as u64) << 1 | u64::from(slot.deleted);
-            u64::from(slot.head) << 32 | length
+            slot.to_word()
         });
-        let sum = chained_sum(header.into_iter().chain(fences).chain(keys));
+        let sum = chained_sum(header.into_iter().chain(fences).chain(slots));
         sum ^ Self::hash(&rest)
     }
 

@@ -175,10 +175,6 @@ impl Heap {
     }
 }
 
-/// What is between the slots and the heap of a leaf that was laid out (bytes.Y4): no slot has a
-/// suffix of this length.
-pub(super) const NO_SLOT: u64 = u64::MAX;
-
 /// A slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
