@@ -159,7 +159,7 @@ impl Plan {
             spare_memory_servers: numbers.spare_memory_servers,
             balance: numbers.balance.clone(),
             at_load: numbers.at_load,
-            cache: numbers.cache.clone(),
+            cache: numbers.cache,
             placement_level: numbers.placement_level,
             chunk_nodes_log2: numbers.chunk_nodes_log2,
         };

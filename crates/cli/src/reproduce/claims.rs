@@ -108,7 +108,10 @@ impl Rule {
         match self {
             Self::Within(0.0, _) => value.abs() < ZERO,
             Self::Within(stated, share) => (value - stated).abs() <= stated.abs() * share,
-            Self::Factor(stated, factor) => (stated / factor..=stated * factor).contains(&value),
+            Self::Factor(stated, factor) => {
+                let is_other_way = (stated > 1.0 && value < 1.0) || (stated < 1.0 && value > 1.0);
+                (stated / factor..=stated * factor).contains(&value) && !is_other_way
+            }
             Self::AtLeast(bound) => value >= bound,
             Self::AtMost(bound) => value <= bound,
         }
@@ -183,6 +186,16 @@ mod tests {
         assert_eq!(judged.ours, Some(0.35));
         let nan = [point(ROW, 1.0, &[f64::NAN])];
         assert_eq!(verdict(&claim, &nan), Verdict::Differs);
+    }
+
+    #[test]
+    fn a_loss_is_no_small_gain() {
+        let gain = Rule::Factor(1.25, RATIO);
+        assert!(gain.is_met(1.0) && gain.is_met(1.8));
+        assert!(!gain.is_met(0.99) && !gain.is_met(1.9));
+        let saving = Rule::Factor(0.8, RATIO);
+        assert!(saving.is_met(1.0) && saving.is_met(0.6) && !saving.is_met(1.01));
+        assert!(Rule::Factor(1.0, RATIO).is_met(0.7));
     }
 
     #[test]

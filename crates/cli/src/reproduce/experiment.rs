@@ -236,7 +236,8 @@ pub(super) enum Rule {
     /// The paper's figure, and the share of it by which the value may differ. Zero allows less than
     /// one in a thousand operations.
     Within(f64, f64),
-    /// The paper's ratio, and the factor by which the value may differ.
+    /// The paper's ratio, and the factor by which the value may differ. A gain must be one, and a
+    /// saving too, however small the stated one is.
     Factor(f64, f64),
     /// An ordering or a bound.
     AtLeast(f64),
