@@ -1,6 +1,8 @@
 //! Parsers of numbers as people write them: `20_000_000`, `20M`, `64Mi`.
 
+use farleaf_bench::strings::KeyForm;
 use farleaf_cluster::text::{THOUSANDS, scaled};
+use std::ops::RangeInclusive;
 
 /// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M` or `G`
 /// (thousands, millions, thousand millions).
@@ -88,6 +90,23 @@ pub(crate) fn page_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// What an option's words say about the form of keys: `None` for numbers.
+pub(crate) fn key_form(text: &str) -> Result<Option<KeyForm>, String> {
+    match text {
+        "u64" => Ok(None),
+        text => text.parse().map(Some),
+    }
+}
+
+/// A length of values, or a range of lengths.
+pub(crate) fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    match (least.parse(), most.parse()) {
+        (Ok(least), Ok(most)) if least <= most => Ok(least..=most),
+        _ => Err("expected a number of bytes, or a range such as 100-400".to_owned()),
+    }
+}
+
 fn within(text: &str, least: f64, most: f64, expected: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
     number.filter(|number| (least..=most).contains(number)).ok_or_else(|| expected.to_owned())
@@ -123,5 +142,15 @@ mod tests {
         assert!(["0.05", "1.01", "NaN", "x"].iter().all(|text| fill(text).is_err()));
         assert!(["-1", "100.5", "inf"].iter().all(|text| percent(text).is_err()));
         assert!(["0", "-1", "1e9"].iter().all(|text| seconds(text).is_err()));
+    }
+
+    #[test]
+    fn forms_and_lengths() {
+        assert_eq!(key_form("u64"), Ok(None));
+        assert_eq!(key_form("file:a b"), Ok(Some(KeyForm::File("a b".into()))));
+        assert!(key_form("words").is_err());
+        assert_eq!(value_bytes("400"), Ok(400..=400));
+        assert_eq!(value_bytes("8-100"), Ok(8..=100));
+        assert!(["", "-", "9-8", "8-", "x"].iter().all(|text| value_bytes(text).is_err()));
     }
 }

@@ -403,8 +403,8 @@ fn a_fence_shuts_out_what_waits() {
 }
 
 /// F8: what waits for the window when its endpoint is dropped takes effect, also what a socket
-/// accepts only later. While the proxy passes on what it held, it answers the first WRITEs: were the
-/// socket closed by then, these answers would reset it, with the rest still to be sent.
+/// accepts only later. While the proxy passes on what it held, the first WRITEs are answered: were
+/// the socket closed by then, these answers would reset it, with the rest still to be sent.
 #[test]
 fn a_dropped_endpoint_sends_what_waits() {
     const MANY: usize = 60;

@@ -1,6 +1,6 @@
 //! Options of `farleaf bench`.
 
-use super::{form, moments};
+use super::moments;
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
 use clap::{Args, ValueEnum};
@@ -69,19 +69,19 @@ pub(crate) struct Arguments {
     /// Load the dense keys 0, 1, 2 and so on instead
     #[arg(long)]
     pub(super) dense: bool,
-    /// Take keys of this form: `u64`, or byte strings, which need `--index dex --fabric sim`: `ycsb`
-    /// (user and 19 digits), `dlsm` (20 digits), or the lines of `file:PATH`, with numbers behind
-    /// them if they are fewer than the keys
+    /// Take keys of this form: `u64`, or byte strings, which need `--index dex --fabric sim`:
+    /// `ycsb` (user and 19 digits), `dlsm` (20 digits), or the lines of `file:PATH`, with numbers
+    /// behind them if they are fewer than the keys
     #[arg(
         long,
         value_name = "FORM",
         default_value = "u64",
-        value_parser = form::key_form,
+        value_parser = units::key_form,
         conflicts_with = "dense"
     )]
     pub(super) key_form: OptionalForm,
     /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
-    #[arg(long, value_name = "N|A-B", value_parser = form::value_bytes)]
+    #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
     pub(super) value_bytes: Option<RangeInclusive<usize>>,
     /// Keep byte strings in pages of this size: 1k, 2k or 4k
     #[arg(long, value_name = "SIZE", default_value = "1k", value_parser = units::page_bytes)]

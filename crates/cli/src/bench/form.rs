@@ -3,20 +3,14 @@
 //! Byte strings run with DEX in the simulator only: each design and fabric is one more copy of
 //! everything below for each page size.
 
-use super::Bench;
 use super::arguments::{Arguments, FabricName};
-use super::plan::Plan;
-use crate::designs::{DesignName, FabricConfig};
+use crate::designs::DesignName;
 use crate::usage;
-use anyhow::bail;
-use farleaf_bench::driver::Form;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
-use farleaf_bench::strings::{KeyForm, Strings};
-use farleaf_core::index::Naming;
-use farleaf_core::index::dex::{Dex, DexOptions, EntryWeights, spreading_level};
-use farleaf_core::page::{Bytes, Fixed8, Layout};
-use std::ops::RangeInclusive;
+use farleaf_bench::strings::Strings;
+use farleaf_core::index::dex::{EntryWeights, spreading_level};
+use farleaf_core::page::{Bytes, Fixed8};
 
 /// Bytes of a full page for each record of numbers.
 pub(crate) const NUMBERS_IN_PAGE: f64 = 1024.0 / 60.0;
@@ -44,23 +38,6 @@ macro_rules! by_form {
             KeysAndValues::In4K($strings) => $body,
         }
     };
-}
-
-/// What an option's words say about the form of keys: `None` for numbers.
-pub(super) fn key_form(text: &str) -> Result<Option<KeyForm>, String> {
-    match text {
-        "u64" => Ok(None),
-        text => text.parse().map(Some),
-    }
-}
-
-/// A length of values, or a range of lengths.
-pub(super) fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
-    let (least, most) = text.split_once('-').unwrap_or((text, text));
-    match (least.parse(), most.parse()) {
-        (Ok(least), Ok(most)) if least <= most => Ok(least..=most),
-        _ => Err("expected a number of bytes, or a range such as 100-400".to_owned()),
-    }
 }
 
 impl KeysAndValues {
@@ -136,48 +113,5 @@ impl KeysAndValues {
         report.key_bytes = Some(key);
         report.value_bytes = Some(value);
         report.page_bytes = Some(arguments.page_bytes);
-    }
-}
-
-impl Plan {
-    /// Runs a benchmark on byte strings; `None` for numbers.
-    pub(super) fn run_strings(&self) -> Option<anyhow::Result<Report>> {
-        by_form!(&self.form, strings => Some(self.run_on(strings)), None)
-    }
-
-    fn run_on<const WORDS: usize>(&self, strings: &Strings<WORDS>) -> anyhow::Result<Report>
-    where
-        Strings<WORDS>: Form<Layout = Bytes<WORDS>> + Naming<Bytes<WORDS>>,
-        Bytes<WORDS>: Layout<Key = [u8], Value = [u8]>,
-    {
-        let FabricConfig::Sim(config) = &self.fabric else { bail!("only the simulator") };
-        let numbers = &self.index.dex;
-        let boundaries = numbers.boundaries.iter().map(|number| strings.key_named(*number));
-        let options = DexOptions {
-            boundaries: boundaries.collect(),
-            spare_compute_servers: numbers.spare_compute_servers,
-            spare_memory_servers: numbers.spare_memory_servers,
-            balance: numbers.balance.clone(),
-            at_load: numbers.at_load,
-            cache: numbers.cache,
-            placement_level: numbers.placement_level,
-            chunk_nodes_log2: numbers.chunk_nodes_log2,
-        };
-        Bench(self).measure::<Dex, _, _>(config.as_ref(), &options, strings.clone())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_say_forms_and_lengths() {
-        assert_eq!(key_form("u64"), Ok(None));
-        assert_eq!(key_form("file:a b"), Ok(Some(KeyForm::File("a b".into()))));
-        assert!(key_form("words").is_err());
-        assert_eq!(value_bytes("400"), Ok(400..=400));
-        assert_eq!(value_bytes("8-100"), Ok(8..=100));
-        assert!(["", "-", "9-8", "8-", "x"].iter().all(|text| value_bytes(text).is_err()));
     }
 }

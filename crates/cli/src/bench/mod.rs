@@ -16,11 +16,14 @@ use crate::designs::{self, DesignName, Task};
 use crate::output::{self, JsonTarget, bar, grouped};
 use farleaf_bench::driver::{Amount, Form, Numbers, Testbed};
 use farleaf_bench::report::Report;
+use farleaf_bench::strings::Strings;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
-use farleaf_core::index::{Design, Scan};
-use farleaf_core::page::Fixed8;
+use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::{Design, Naming, Scan};
+use farleaf_core::page::{Bytes, Fixed8, Layout};
 use farleaf_fabric::Provider;
+use form::KeysAndValues;
 use plan::{Plan, Work};
 
 /// Runs the benchmark and prints its report.
@@ -61,6 +64,39 @@ impl Plan {
             Some(report) => report,
             None => designs::run(index, &self.index, &self.fabric, Bench(self)),
         }
+    }
+
+    /// Runs a benchmark on byte strings; `None` for numbers.
+    fn run_strings(&self) -> Option<anyhow::Result<Report>> {
+        Some(match &self.form {
+            KeysAndValues::Numbers => return None,
+            KeysAndValues::In1K(strings) => self.run_on(strings),
+            KeysAndValues::In2K(strings) => self.run_on(strings),
+            KeysAndValues::In4K(strings) => self.run_on(strings),
+        })
+    }
+
+    fn run_on<const WORDS: usize>(&self, strings: &Strings<WORDS>) -> anyhow::Result<Report>
+    where
+        Strings<WORDS>: Form<Layout = Bytes<WORDS>> + Naming<Bytes<WORDS>>,
+        Bytes<WORDS>: Layout<Key = [u8], Value = [u8]>,
+    {
+        let designs::FabricConfig::Sim(config) = &self.fabric else {
+            anyhow::bail!("byte strings run in the simulator only")
+        };
+        let numbers = &self.index.dex;
+        let boundaries = numbers.boundaries.iter().map(|number| strings.key_named(*number));
+        let options = DexOptions {
+            boundaries: boundaries.collect(),
+            spare_compute_servers: numbers.spare_compute_servers,
+            spare_memory_servers: numbers.spare_memory_servers,
+            balance: numbers.balance.clone(),
+            at_load: numbers.at_load,
+            cache: numbers.cache,
+            placement_level: numbers.placement_level,
+            chunk_nodes_log2: numbers.chunk_nodes_log2,
+        };
+        Bench(self).measure::<Dex, _, _>(config.as_ref(), &options, strings.clone())
     }
 }
 
