@@ -135,8 +135,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
     /// Give all compute servers together a cache of this percentage of the loaded records' keys and
-    /// values (16 bytes each), or of the records that a trace touches. About 200 hold all of them, because
-    /// pages also have free space and separators
+    /// values (16 bytes each), or of the records that a trace touches. About 200 hold all of them,
+    /// because pages also have free space and separators
     #[arg(long, value_name = "PERCENT", value_parser = units::cache_percent)]
     pub(super) cache_percent: Option<f64>,
     /// Admit leaves to the cache: `cold`, `hot`, `coin:P` (hot with probability P) or `never`,
