@@ -105,15 +105,22 @@ impl KeySpace {
     /// The place of the last loaded key that is not above `key`, and the distance from there to
     /// `key`; `None` if all loaded keys are above it.
     pub fn place_of(&self, key: u64) -> Option<(u64, u64)> {
+        let place = self.last_place(|place| self.key(place) <= key);
+        Some((place, key.checked_sub(self.key(place))?))
+    }
+
+    /// The last place of those that come first, for which `is_reached` is true; the first place if
+    /// it is true for none.
+    pub(crate) fn last_place(&self, is_reached: impl Fn(u64) -> bool) -> u64 {
         let (mut low, mut high) = (0, self.len());
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            match self.key(middle) <= key {
+            match is_reached(middle) {
                 true => low = middle,
                 false => high = middle,
             }
         }
-        Some((low, key.checked_sub(self.key(low))?))
+        low
     }
 
     /// Returns the value that the key at a place is loaded with.

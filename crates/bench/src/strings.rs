@@ -225,16 +225,9 @@ impl<const WORDS: usize> Naming<Bytes<WORDS>> for Strings<WORDS> {
     }
 
     fn name_of_key(&self, key: &[u8]) -> Option<u64> {
-        let (mut low, mut high) = (0, self.keys.len());
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            match self.loaded_key(middle).as_slice() <= key {
-                true => low = middle,
-                false => high = middle,
-            }
-        }
-        let first = self.keys.key(low);
-        match key.strip_prefix(self.loaded_key(low).as_slice())? {
+        let place = self.keys.last_place(|place| self.loaded_key(place).as_slice() <= key);
+        let first = self.keys.key(place);
+        match key.strip_prefix(self.loaded_key(place).as_slice())? {
             [] => Some(first),
             [NEW, behind @ ..] => first.checked_add(u64::from_be_bytes(behind.try_into().ok()?)),
             _ => None,

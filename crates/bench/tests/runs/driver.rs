@@ -37,7 +37,7 @@ fn testbed<P: Provider>(provider: &P, keys: &KeySpace, pool_bytes: usize) -> Tes
     testbed
 }
 
-fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
+pub(super) fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
     let distribution = mix.distribution;
     let stream = StreamConfig {
         mix: mix.clone(),

@@ -1,9 +1,9 @@
 //! Runs over byte strings: every key that a workload asks for is there, with the value that the
 //! workload gave it, and costs are those of the layout.
 
-use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
+use farleaf_bench::driver::{Amount, Run, Testbed};
 use farleaf_bench::strings::{KeyForm, Strings};
-use farleaf_bench::workload::{Harness, Mix, StreamConfig};
+use farleaf_bench::workload::Mix;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Naming, Scan};
@@ -29,26 +29,8 @@ fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, SimConfig, Small> 
 }
 
 fn run_of(mix: &str, strings: &Small, operations: u64) -> Run {
-    let mix = Mix::named(mix).unwrap();
-    let stream = StreamConfig {
-        distribution: mix.distribution,
-        mix,
-        clustered: false,
-        keys: strings.keys().clone(),
-        seed: 7,
-        harness: Harness::default(),
-    };
-    Run {
-        stream,
-        compute_servers: 2,
-        threads: 2,
-        amount: Amount::Operations(operations),
-        shift: None,
-        timeline: None,
-        batch: 1,
-        own_keys: false,
-        reshaping: Reshaping::default(),
-    }
+    let amount = Amount::Operations(operations);
+    super::driver::run_of(&Mix::named(mix).unwrap(), strings.keys(), amount)
 }
 
 #[test]
