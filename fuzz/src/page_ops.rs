@@ -34,7 +34,7 @@ fn play<const W: usize>(data: &[u8]) {
                 LeafInsert::Inserted(_) => assert_eq!(model.insert(key, value), None),
                 LeafInsert::Exists => assert!(model.contains_key(&key)),
                 LeafInsert::Full => {
-                    assert_eq!(page.live_count(), Fixed8::<W>::CAPACITY);
+                    assert_eq!(page.live_count(), Fixed8::<W>::capacity());
                     if separator.is_none() {
                         let plan = Fixed8::<W>::split_plan(left, None);
                         Fixed8::<W>::split_copy(left, right, at(2), &plan);

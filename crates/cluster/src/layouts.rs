@@ -129,7 +129,7 @@ mod tests {
         for name in LayoutName::ALL {
             assert_eq!(LayoutName::new(name.keys(), name.page_bytes()).unwrap(), name);
             assert_eq!(with_layout!(name, L => L::NAME), name);
-            assert_eq!(with_layout!(name, L => L::PAGE_WORDS) as u64 * 8, name.page_bytes());
+            assert_eq!(with_layout!(name, L => L::page_words()) as u64 * 8, name.page_bytes());
         }
     }
 

@@ -416,7 +416,7 @@ fn trimmed<const W: usize>(changes: Vec<Change>, low: &[u8], high: &[u8]) {
 /// Calls everything that may run on a page that changes meanwhile.
 fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) {
     let most = W * 8 * 3;
-    assert!(page.count() <= Bytes::<W>::CAPACITY && page.deleted_count() <= page.count());
+    assert!(page.count() <= Bytes::<W>::capacity() && page.deleted_count() <= page.count());
     assert!(Bytes::<W>::low(page).len() <= Bytes::<W>::MAX_KEY);
     assert!(Bytes::<W>::high(page).is_none_or(|high| high.len() <= Bytes::<W>::MAX_KEY));
     for probe in [Probe::At(key), Probe::Before(key), Probe::Last] {
@@ -626,7 +626,7 @@ fn each_word_of_a_torn_insertion_shows_in_the_stamp() {
 
 /// Bytes a record takes in pages of `W` words, all levels, if each page is filled to `fill`.
 fn bytes_per_record<const W: usize>(records: &[(Vec<u8>, Vec<u8>)], fill: f64) -> f64 {
-    let most = (Bytes::<W>::FULL as f64 * fill) as usize;
+    let most = (Bytes::<W>::full() as f64 * fill) as usize;
     let shortest = |below: &[u8], above: &[u8]| {
         let shared = below.iter().zip(above).take_while(|(a, b)| a == b).count();
         above[..(shared + 1).min(above.len())].to_vec()

@@ -59,7 +59,7 @@ fn apply<const W: usize>(page: Page<'_, Fixed8<W>>, model: &mut Model, change: &
                 LeafInsert::Exists => assert!(there),
                 LeafInsert::Full => {
                     assert!(!there);
-                    assert_eq!(model.len(), Fixed8::<W>::CAPACITY, "full only without garbage");
+                    assert_eq!(model.len(), Fixed8::<W>::capacity(), "full only without garbage");
                 }
             }
         }
@@ -169,7 +169,7 @@ fn inner_entries<const W: usize>(keys: &std::collections::BTreeSet<u64>) {
     for (number, &key) in keys.iter().rev().enumerate().filter(|&(_, &key)| key > 0) {
         let child = at(number as u64 + 2);
         let fits = Fixed8::<W>::inner_insert(page, &key, child);
-        assert_eq!(fits, model.len() < Fixed8::<W>::CAPACITY);
+        assert_eq!(fits, model.len() < Fixed8::<W>::capacity());
         if fits {
             model.insert(key, child);
         }

@@ -23,7 +23,7 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::{ByName, Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, Fixed8, Named};
+use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Named, with_page_words};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
@@ -143,11 +143,10 @@ fn run_and_count(
 fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     match (scenario.cluster.keys, scenario.cluster.page_words) {
         (KeysSpec::Bytes, 64) => play_design::<Bytes<64>>(scenario, seed, board),
-        (KeysSpec::U64, 16) => play_design::<Fixed8<16>>(scenario, seed, board),
-        (KeysSpec::U64, 24) => play_design::<Fixed8<24>>(scenario, seed, board),
-        (KeysSpec::U64, 40) => play_design::<Fixed8<40>>(scenario, seed, board),
-        (KeysSpec::U64, 128) => play_design::<Fixed8<128>>(scenario, seed, board),
-        (_, words) => Err(format!("unsupported page size: {words} words")),
+        (KeysSpec::Bytes, words) => Err(format!("unsupported page size: {words} words")),
+        (KeysSpec::U64, words) => {
+            with_page_words(words, || play_design::<Fixed8<CHOSEN>>(scenario, seed, board))
+        }
     }
 }
 

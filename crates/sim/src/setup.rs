@@ -70,7 +70,7 @@ pub(crate) fn dex_options<L: Named>(
         return Err("the scenario's design is not dex".to_owned());
     };
     let cache = CacheOptions {
-        bytes: u64::from(cache_frames) * L::PAGE_WORDS as u64 * 8,
+        bytes: u64::from(cache_frames) * L::page_words() as u64 * 8,
         admission,
         cooling,
         cooling_percent,

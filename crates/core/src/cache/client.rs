@@ -247,7 +247,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(crate) fn prefetch_for_fetch(&self, address: GlobalAddr) {
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
-        self.fabric().expect(address, L::PAGE_WORDS * 8);
+        self.fabric().expect(address, L::page_words() * 8);
     }
 
     /// Claims the node at `address`, to which the child word at `slot` of `parent` points: returns
@@ -449,7 +449,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             // Not after a crash: `before_narrowing` writes the node first if this could happen.
             return Err(Restart::Torn(page.address()));
         }
-        self.mark_dirty(free.frame(), page, 1..L::PAGE_WORDS);
+        self.mark_dirty(free.frame(), page, 1..L::page_words());
         LiveCounters::count(&self.counters.trims);
         Ok(())
     }
@@ -512,7 +512,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             // If entries were trimmed, write the whole page.
             let words = match is_clean(page) {
                 true => self.to_write(words),
-                false => (1..L::PAGE_WORDS).into(),
+                false => (1..L::page_words()).into(),
             };
             mark_clean(page);
             let written = Box::pin(self.write_leaf(page.address(), page, words)).await;
@@ -682,7 +682,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         };
         let mut outcome = Err(Restart::Busy);
         for _ in 0..READ_RETRIES {
-            let buffer = cache.arena().buffer(frame, 1..L::PAGE_WORDS);
+            let buffer = cache.arena().buffer(frame, 1..L::page_words());
             let posted_ns = self.timed();
             match self.fabric().read(address.plus(8), buffer).await {
                 Ok(_) => {

@@ -107,7 +107,7 @@ impl<L: Layout> Arena<L> {
     /// # Errors
     /// [`RegionError`] if the memory cannot be allocated.
     pub fn new(frames: u32) -> Result<Self, RegionError> {
-        let bytes = (frames as usize * L::PAGE_WORDS * 8).next_multiple_of(4096);
+        let bytes = (frames as usize * L::page_words() * 8).next_multiple_of(4096);
         let header = |_| Header {
             state: AtomicU64::new(FrameState::Free as u64),
             writing: AtomicBool::new(false),
@@ -130,8 +130,8 @@ impl<L: Layout> Arena<L> {
     /// The page in a frame.
     #[inline]
     pub fn page(&self, frame: FrameId) -> Page<'_, L> {
-        let first = frame.index() * L::PAGE_WORDS;
-        Page::new(&self.memory.words()[first..first + L::PAGE_WORDS])
+        let first = frame.index() * L::page_words();
+        Page::new(&self.memory.words()[first..first + L::page_words()])
     }
 
     /// The latch of a frame.
@@ -143,8 +143,8 @@ impl<L: Layout> Arena<L> {
     /// Words of a frame as the target of a READ. The frame is lent to the fabric until the READ
     /// ends.
     pub fn buffer(&self, frame: FrameId, words: Range<usize>) -> Buffer {
-        debug_assert!(words.start > 0 && words.end <= L::PAGE_WORDS, "C1");
-        let first = frame.index() * L::PAGE_WORDS + words.start;
+        debug_assert!(words.start > 0 && words.end <= L::page_words(), "C1");
+        let first = frame.index() * L::page_words() + words.start;
         Buffer::over(Arc::clone(&self.memory), first, words.len())
     }
 

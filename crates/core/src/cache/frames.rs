@@ -165,7 +165,7 @@ impl<L: Layout> Cache<L> {
         options: &CacheOptions,
         owned: OwnedRange<OwnedKey<L>>,
     ) -> Result<Self, RegionError> {
-        let frames = options.frames(L::PAGE_WORDS * 8);
+        let frames = options.frames(L::page_words() * 8);
         Ok(Self {
             arena: Arena::new(frames)?,
             mapping: Mapping::new(frames as usize),
@@ -221,7 +221,7 @@ impl<L: Layout> Cache<L> {
 
     /// The changes that the pool does not have yet, at time `now_ns` of the fabric's clock.
     pub fn dirt(&self, now_ns: u64) -> Dirt {
-        let page_bytes = L::PAGE_WORDS as u64 * 8;
+        let page_bytes = L::page_words() as u64 * 8;
         if self.ages.limit_ns() == 0 {
             let frames = self.unwritten_frames().len() as u64;
             return Dirt { bytes: frames * page_bytes, oldest_ns: 0 };
@@ -249,7 +249,7 @@ impl<L: Layout> Cache<L> {
     /// Bytes of frames that are in use.
     pub fn used_bytes(&self) -> u64 {
         let free = lock(&self.free).len() as u64;
-        (self.touched().saturating_sub(free)) * L::PAGE_WORDS as u64 * 8
+        (self.touched().saturating_sub(free)) * L::page_words() as u64 * 8
     }
 
     /// Number of frames that have ever been used.

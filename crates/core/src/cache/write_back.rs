@@ -101,7 +101,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// Copies a whole page to a buffer of the endpoint. `None` if the endpoint has no buffer left.
     fn image_out(&self, image: &Image<L>) -> Option<Buffer> {
-        let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).ok()?;
+        let buffer = self.fabric().buffer(L::page_words() * 8).ok()?;
         buffer.copy_from(image.words());
         Some(buffer)
     }
@@ -117,7 +117,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
         let (heap, words) = words.writes();
         // The last slot of a full leaf without records ends where the page ends, too.
-        let is_layout = L::HAS_HEAP && words.end == L::PAGE_WORDS && words.contains(&SIBLING_WORD);
+        let is_layout =
+            L::HAS_HEAP && words.end == L::page_words() && words.contains(&SIBLING_WORD);
         if is_layout && !self.fabric().breaks(rules::LAYOUTS_MARKED) {
             return self.post_layout(at, page, words);
         }
@@ -165,7 +166,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         page: Page<'_, L>,
     ) -> Result<(), Restart> {
         let post = async || {
-            let buffer = self.copy_out(page, 1..L::PAGE_WORDS)?;
+            let buffer = self.copy_out(page, 1..L::page_words())?;
             Some(self.fabric().write(at.plus(8), buffer).await.map(drop))
         };
         self.write_to_the_end(at, post).await
@@ -327,7 +328,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(super) fn to_write(&self, words: Words) -> Words {
         match self.cache.options().write_back {
             WriteBackName::Words => words,
-            WriteBackName::Pages => (1..L::PAGE_WORDS).into(),
+            WriteBackName::Pages => (1..L::page_words()).into(),
         }
     }
 
@@ -465,7 +466,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(crate) fn may_land(&self, frame: FrameId, page: Page<'_, L>) {
         if !self.fabric().breaks(rules::FAILED_WRITES_KEPT) {
             self.cache.arena().set_writing(frame, true);
-            let (at, words) = (page.address(), (1..L::PAGE_WORDS).into());
+            let (at, words) = (page.address(), (1..L::page_words()).into());
             let since_ns = self.cache.ages().since_ns(frame);
             self.doubt(InDoubt { frame, at, words, since_ns });
         }

@@ -51,7 +51,7 @@ pub(super) fn chained_sum(mut words: impl Iterator<Item = u64>) -> u64 {
 impl<L: Layout> Page<'_, L> {
     fn sum(self, word: LockWord) -> u64 {
         let mut sum = mix(0, word.version());
-        for index in (1..CHECKSUM_WORD).chain(CHECKSUM_WORD + 1..L::PAGE_WORDS) {
+        for index in (1..CHECKSUM_WORD).chain(CHECKSUM_WORD + 1..L::page_words()) {
             sum = sum.wrapping_add(mix(index, self.load(index)));
         }
         sum

@@ -14,6 +14,7 @@
 //! *Thread safety*: that of [`super::Page`].
 
 use super::checksum::chained_sum;
+use super::chosen::{CHOSEN, words_of};
 use super::layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
@@ -23,22 +24,24 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Ordering;
 use std::ops::{Bound, Range};
 
-/// `u64` keys and values in pages of `WORDS` words. A page of 128 words (1 KB) holds 60 records.
+/// `u64` keys and values in pages of `WORDS` words, or of as many as the thread has chosen
+/// ([`CHOSEN`]). A page of 128 words (1 KB) holds 60 records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed8<const WORDS: usize = 128>;
 
-const _: () = assert!(Fixed8::<128>::CAPACITY == 60);
-const _: () = assert!(HEADER_WORDS + 2 * Fixed8::<128>::CAPACITY == 128);
+const _: () = assert!(capacity_of(128) == 60);
+const _: () = assert!(HEADER_WORDS + 2 * capacity_of(128) == 128);
+
+/// Entries of a page of `words` words.
+const fn capacity_of(words: usize) -> usize {
+    (words - HEADER_WORDS) / 2
+}
 
 type View<'a, const WORDS: usize> = Page<'a, Fixed8<WORDS>>;
 
 impl<const WORDS: usize> Fixed8<WORDS> {
-    const CHECKED_CAPACITY: usize = {
-        let capacity = (WORDS - HEADER_WORDS) / 2;
-        assert!(capacity >= 4, "a page holds at least four entries");
-        assert!(capacity <= 64, "one word holds the deleted bits");
-        capacity
-    };
+    /// That a page of this size holds at least four entries, and one word the deleted bits.
+    const IS_SENSIBLE: () = assert!(WORDS == CHOSEN || (16 <= WORDS && WORDS <= 136));
 
     #[inline]
     fn record_key(page: View<'_, WORDS>, slot: usize) -> u64 {
@@ -80,12 +83,12 @@ impl<const WORDS: usize> Fixed8<WORDS> {
 
     #[inline]
     fn child(page: View<'_, WORDS>, slot: usize) -> u64 {
-        page.load(HEADER_WORDS + Self::CHECKED_CAPACITY + slot)
+        page.load(HEADER_WORDS + Self::capacity() + slot)
     }
 
     fn set_entry(page: View<'_, WORDS>, slot: usize, key: u64, child: u64) {
         page.store(HEADER_WORDS + slot, key);
-        page.store(HEADER_WORDS + Self::CHECKED_CAPACITY + slot, child);
+        page.store(HEADER_WORDS + Self::capacity() + slot, child);
     }
 
     /// The number of entries with a key that satisfies `left_of`, which must hold for a prefix of
@@ -181,15 +184,28 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     type Key = u64;
     type Value = u64;
 
-    const PAGE_WORDS: usize = WORDS;
-    const CAPACITY: usize = Self::CHECKED_CAPACITY;
-    const FULL: usize = Self::CHECKED_CAPACITY;
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = 1;
     const MOST_MESSAGE_BYTES: usize = 16;
 
     /// Nothing: entries go into the page at once.
     type Filling = ();
+
+    #[inline]
+    fn page_words() -> usize {
+        const { Self::IS_SENSIBLE };
+        words_of(WORDS)
+    }
+
+    #[inline]
+    fn capacity() -> usize {
+        capacity_of(Self::page_words())
+    }
+
+    #[inline]
+    fn full() -> usize {
+        Self::capacity()
+    }
 
     fn min_key() -> u64 {
         0
@@ -305,7 +321,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
             Self::set_deleted(page, slot, false);
             return LeafInsert::Inserted(Self::inserted_words(page));
         }
-        if page.count() == Self::CAPACITY {
+        if page.count() == Self::capacity() {
             if Self::leaf_compact(page) == 0 {
                 return LeafInsert::Full;
             }
@@ -369,7 +385,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     fn record_window(_key: &u64) -> Range<usize> {
-        HEADER_WORDS..WORDS
+        HEADER_WORDS..Self::page_words()
     }
 
     fn deleted_words(_page: View<'_, WORDS>) -> Range<usize> {
@@ -397,7 +413,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     #[inline]
     fn inner_child_word(_page: View<'_, WORDS>, slot: usize) -> usize {
-        HEADER_WORDS + Self::CHECKED_CAPACITY + slot
+        HEADER_WORDS + Self::capacity() + slot
     }
 
     #[inline]
@@ -413,12 +429,12 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     fn inner_key(page: View<'_, WORDS>, slot: usize) -> u64 {
-        Self::separator(page, slot.min(Self::CAPACITY - 1))
+        Self::separator(page, slot.min(Self::capacity() - 1))
     }
 
     fn inner_insert(page: View<'_, WORDS>, key: &u64, child: GlobalAddr) -> bool {
         let count = page.count();
-        if count == Self::CAPACITY {
+        if count == Self::capacity() {
             return false;
         }
         let slot = Self::partition(count, |slot| Self::separator(page, slot), |k| k < *key);
@@ -431,7 +447,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     fn inner_has_room(page: View<'_, WORDS>, _key: &u64) -> bool {
-        page.count() < Self::CAPACITY
+        page.count() < Self::capacity()
     }
 
     fn inner_remove(page: View<'_, WORDS>, slot: usize) {
@@ -459,12 +475,12 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     fn is_full(page: View<'_, WORDS>) -> bool {
-        page.count() == Self::CAPACITY && (page.level() > 0 || page.deleted_count() == 0)
+        page.count() == Self::capacity() && (page.level() > 0 || page.deleted_count() == 0)
     }
 
     fn clear_unused(page: View<'_, WORDS>) {
         let set = if page.level() == 0 { Self::set_record } else { Self::set_entry };
-        (page.count()..Self::CAPACITY).for_each(|slot| set(page, slot, 0, 0));
+        (page.count()..Self::capacity()).for_each(|slot| set(page, slot, 0, 0));
     }
 
     /// The middle, whatever is pending: half a page has room for another entry.
@@ -524,7 +540,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
         // Leave an eighth of a page free, so that the next insert does not split it at once.
-        left.live_count() + right.live_count() <= Self::CAPACITY - Self::CAPACITY / 8
+        left.live_count() + right.live_count() <= Self::capacity() - Self::capacity() / 8
     }
 
     fn merge(left: View<'_, WORDS>, right: View<'_, WORDS>) {

@@ -215,11 +215,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         + 'static;
 
     /// Size of a page in words, including the header.
-    const PAGE_WORDS: usize;
+    fn page_words() -> usize;
     /// Largest number of entries of a page.
-    const CAPACITY: usize;
+    fn capacity() -> usize;
     /// Weight of a full page, in the unit of [`Layout::weight`].
-    const FULL: usize;
+    fn full() -> usize;
     /// Whether records are in a heap, apart from what names them ([`Words::heap`]).
     const HAS_HEAP: bool;
     /// Number of the format, stored in every page and superblock.
@@ -408,7 +408,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// layout that can lay entries out only when it knows the high fence collects them here.
     type Filling: Debug + Default + Send;
     /// Bulk load: adds a record to a leaf that was formatted empty. Returns `false` if the leaf has
-    /// its share, which is `fill` of [`Layout::FULL`], or has no room: the record begins the next.
+    /// its share, which is `fill` of [`Layout::full`], or has no room: the record begins the next.
     /// A leaf without records takes any.
     fn fill_leaf(
         filling: &mut Self::Filling,

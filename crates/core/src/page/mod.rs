@@ -7,6 +7,7 @@
 mod bytes;
 mod carve;
 mod checksum;
+mod chosen;
 mod edit;
 mod filling;
 mod fixed8;
@@ -25,6 +26,7 @@ mod words;
 pub use bytes::Bytes;
 pub use carve::NodeCarver;
 pub(crate) use checksum::sum_of;
+pub use chosen::{CHOSEN, with_page_words};
 pub use edit::{Action, Answer, LeafEdit, LeafOutcome};
 pub use filling::{Back, NextPage, fill_end};
 pub use fixed8::Fixed8;

@@ -39,7 +39,7 @@ impl<const WORDS: usize, const SEED: u64> Stubborn<WORDS, SEED> {
 
     /// Whether the page refuses another entry, or another value.
     fn refuses_entry(page: View<'_, WORDS, SEED>) -> bool {
-        page.count() > Self::CAPACITY / 2 + 1 && Self::refuses(page)
+        page.count() > Self::capacity() / 2 + 1 && Self::refuses(page)
     }
 }
 
@@ -47,14 +47,23 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
     type Key = u64;
     type Value = u64;
 
-    const PAGE_WORDS: usize = WORDS;
-    const CAPACITY: usize = Fixed8::<WORDS>::CAPACITY;
-    const FULL: usize = Fixed8::<WORDS>::FULL;
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = Fixed8::<WORDS>::FORMAT;
     const MOST_MESSAGE_BYTES: usize = Fixed8::<WORDS>::MOST_MESSAGE_BYTES;
 
     type Filling = ();
+
+    fn page_words() -> usize {
+        Fixed8::<WORDS>::page_words()
+    }
+
+    fn capacity() -> usize {
+        Fixed8::<WORDS>::capacity()
+    }
+
+    fn full() -> usize {
+        Fixed8::<WORDS>::full()
+    }
 
     fn min_key() -> u64 {
         Fixed8::<WORDS>::min_key()

@@ -89,7 +89,7 @@ impl Superblock {
     /// # Panics
     /// If `words` are fewer than [`Superblock::WORDS`].
     pub fn write<L: Layout>(&self, words: &[AtomicU64]) {
-        let format = u64::from(L::FORMAT) | (L::PAGE_WORDS as u64) << 16;
+        let format = u64::from(L::FORMAT) | (L::page_words() as u64) << 16;
         let content = [MAGIC, format, 0, self.placement_level, self.pool_bytes, self.options];
         for (word, value) in words.iter().zip(content) {
             word.store(value, Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl Superblock {
             return Err(SuperblockError::Missing);
         }
         let (format, page_words) = (word(1) as u16, (word(1) >> 16) as u16 as usize);
-        let (ours, ours_words) = (u16::from(L::FORMAT), L::PAGE_WORDS);
+        let (ours, ours_words) = (u16::from(L::FORMAT), L::page_words());
         if (format, page_words) != (ours, ours_words) {
             return Err(SuperblockError::OtherLayout { format, page_words, ours, ours_words });
         }

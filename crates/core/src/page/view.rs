@@ -65,7 +65,7 @@ impl<'a, L: Layout> Page<'a, L> {
     /// If `words` does not have exactly the length of a page of `L`.
     #[inline]
     pub fn new(words: &'a [AtomicU64]) -> Self {
-        assert_eq!(words.len(), L::PAGE_WORDS, "a page has the layout's number of words");
+        assert_eq!(words.len(), L::page_words(), "a page has the layout's number of words");
         Self { words, layout: PhantomData }
     }
 
@@ -107,14 +107,14 @@ impl<'a, L: Layout> Page<'a, L> {
     /// changes.
     #[inline]
     pub fn count(self) -> usize {
-        ((self.load(META_WORD) >> COUNT_SHIFT) as u16 as usize).min(L::CAPACITY)
+        ((self.load(META_WORD) >> COUNT_SHIFT) as u16 as usize).min(L::capacity())
     }
 
     /// Level and count from a single load, for the hot path.
     #[inline]
     pub fn level_and_count(self) -> (u8, usize) {
         let meta = self.load(META_WORD);
-        ((meta & LEVEL_BITS) as u8, ((meta >> COUNT_SHIFT) as u16 as usize).min(L::CAPACITY))
+        ((meta & LEVEL_BITS) as u8, ((meta >> COUNT_SHIFT) as u16 as usize).min(L::capacity()))
     }
 
     fn flag(self, flag: u64) -> bool {
@@ -206,7 +206,7 @@ impl<'a, L: Layout> Page<'a, L> {
     }
 
     pub(super) fn set_count(self, count: usize) {
-        debug_assert!(count <= L::CAPACITY, "P2");
+        debug_assert!(count <= L::capacity(), "P2");
         let meta = self.load(META_WORD) & !(0xffff << COUNT_SHIFT);
         self.store(META_WORD, meta | (count as u64) << COUNT_SHIFT);
     }
@@ -238,14 +238,14 @@ impl<'a, L: Layout> Page<'a, L> {
 
     /// Copies all words of `from` except the latch and the page's own address.
     pub fn copy_content(self, from: Page<'_, L>) {
-        for index in 2..L::PAGE_WORDS {
+        for index in 2..L::page_words() {
             self.store(index, from.load(index));
         }
     }
 
     /// Copies all words of `from` except the latch.
     pub fn copy_all_but_latch(self, from: Page<'_, L>) {
-        for index in 1..L::PAGE_WORDS {
+        for index in 1..L::page_words() {
             self.store(index, from.load(index));
         }
     }

@@ -41,7 +41,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     /// An allocator without chunks, which requests chunks of `chunk_bytes`.
     pub fn new(fabric: F, chunk_bytes: u64) -> Self {
         let servers = fabric.memory_servers();
-        let carvers = (0..servers).map(|_| RefCell::new(NodeCarver::new(L::PAGE_WORDS * 8)));
+        let carvers = (0..servers).map(|_| RefCell::new(NodeCarver::new(L::page_words() * 8)));
         let random = fabric.random();
         Self {
             carvers: carvers.collect(),

@@ -218,7 +218,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let buffer = |piece: &Range<usize>| self.fabric().buffer(piece.len() * 8);
         let buffers = pieces(words.len()).map(|piece| Ok((buffer(&piece)?, piece)));
         let buffers = buffers.collect::<Result<SmallVec<[_; 1]>, FabricError>>()?;
-        let page = self.fabric().buffer(Self::PAGE_BYTES)?;
+        let page = self.fabric().buffer(Self::page_bytes())?;
         page.copy_from(after.words());
         let mut entry = Pieces::none();
         for (buffer, piece) in buffers.into_iter().rev() {

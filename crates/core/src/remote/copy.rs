@@ -84,7 +84,7 @@ pub struct Image<L> {
 impl<L: Layout> Image<L> {
     /// A page of zeros.
     pub fn empty() -> Self {
-        let words = (0..L::PAGE_WORDS).map(|_| AtomicU64::new(0)).collect();
+        let words = (0..L::page_words()).map(|_| AtomicU64::new(0)).collect();
         Self { words, layout: PhantomData }
     }
 

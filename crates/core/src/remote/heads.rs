@@ -15,7 +15,7 @@ use farleaf_fabric::GlobalAddr;
 /// Maximum number of leaves that a head of `L` lists. If their low keys are long, it has room for
 /// fewer.
 pub const fn head_leaves<L: Layout>() -> usize {
-    L::CAPACITY
+    L::capacity()
 }
 
 /// A head at `at` that stands before the leaf at `leaf`, which begins at `low`, and lists that one.

@@ -101,7 +101,9 @@ impl<F: Fabric> PendingRead<F> {
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Bytes of a page.
-    pub const PAGE_BYTES: usize = L::PAGE_WORDS * 8;
+    fn page_bytes() -> usize {
+        L::page_words() * 8
+    }
 
     /// A client that allocates memory in chunks of `chunk_bytes`.
     pub fn new(fabric: F, chunk_bytes: u64) -> Self {
@@ -173,7 +175,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if !sensible {
             return Err(Miss::Restart);
         }
-        let buffer = self.fabric().buffer(Self::PAGE_BYTES)?;
+        let buffer = self.fabric().buffer(Self::page_bytes())?;
         let posted_ns = self.fabric().now_ns();
         Ok(PendingRead { pointer, posted_ns, operation: self.fabric().read(at, buffer) })
     }
@@ -307,7 +309,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// The page as it is in the pool, without validation. Retries if the outcome is unknown, since
     /// a READ changes nothing.
     pub(crate) async fn read_raw(&self, at: GlobalAddr) -> Result<PageCopy<L>, RemoteError> {
-        let buffer = self.read_words(at, Self::PAGE_BYTES).await?;
+        let buffer = self.read_words(at, Self::page_bytes()).await?;
         let read_ns = self.fabric().now_ns();
         Ok(PageCopy { at, buffer, read_ns, layout: PhantomData })
     }
@@ -357,7 +359,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         image: &Image<L>,
     ) -> Result<[F::Op<Buffer>; 2], RemoteError> {
         // Get both buffers before the first post: no other verb may come between the two WRITEs.
-        let (body, word) = (self.buffer(Self::PAGE_BYTES - 8).await?, self.buffer(8).await?);
+        let (body, word) = (self.buffer(Self::page_bytes() - 8).await?, self.buffer(8).await?);
         body.copy_from(&image.page().words()[1..]);
         word.set(0, image.page().lock_word().to_bits());
         let fabric = self.fabric();
@@ -366,7 +368,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok([fabric.write(at.plus(8), body), word]);
         }
         if fabric.breaks(rules::UNLOCK_ALONE) {
-            let page = self.buffer(Self::PAGE_BYTES).await?;
+            let page = self.buffer(Self::page_bytes()).await?;
             page.copy_from(image.page().words());
             return Ok([fabric.write(at, page), fabric.read(at, word)]);
         }

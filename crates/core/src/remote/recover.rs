@@ -254,7 +254,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.fabric().sleep(STABLE_NS).await;
             let again = self.read_raw(at).await?;
             let same = |word: usize| again.buffer.get(word) == found.buffer.get(word);
-            if (0..L::PAGE_WORDS).all(same) {
+            if (0..L::page_words()).all(same) {
                 pages.extend(redo.apply(page).map(|image| (at, image)));
             }
         }

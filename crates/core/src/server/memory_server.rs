@@ -222,7 +222,7 @@ impl<L: Layout> MemoryServer<L> {
 
     /// Whether `at` can be the address of a node on this server.
     fn is_node(&self, at: GlobalAddr) -> bool {
-        let bytes = (L::PAGE_WORDS as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
+        let bytes = (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
         !at.is_swizzled()
             && at.server() == self.id
             && at.offset() >= NodeCarver::NODE_ALIGN
@@ -232,7 +232,7 @@ impl<L: Layout> MemoryServer<L> {
 
     /// The page at an address, if a node of this server can be there.
     fn page(&self, at: GlobalAddr) -> Option<Page<'_, L>> {
-        let words = self.is_node(at).then(|| self.region.slice(at.offset(), L::PAGE_WORDS))?;
+        let words = self.is_node(at).then(|| self.region.slice(at.offset(), L::page_words()))?;
         words.map(Page::new)
     }
 
@@ -246,7 +246,7 @@ impl<L: Layout> MemoryServer<L> {
         }
         let given_back = lock(&self.given_back).pop_first();
         let (at, bytes) = match given_back {
-            Some(at) => (at, (L::PAGE_WORDS as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN)),
+            Some(at) => (at, (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN)),
             None => self.chunks.allocate(bytes).ok_or(Refusal::OutOfMemory)?,
         };
         if let Some(asked) = asked {

@@ -107,7 +107,7 @@ impl<L: Named> Pool<L> {
             && !at.is_swizzled()
             && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN);
         let server = self.servers.get(at.server().index()).filter(|_| sensible);
-        let words = server.and_then(|server| server.region().slice(at.offset(), L::PAGE_WORDS));
+        let words = server.and_then(|server| server.region().slice(at.offset(), L::page_words()));
         words.map(Page::new).ok_or_else(|| format!("{at:?} is not a page address"))
     }
 

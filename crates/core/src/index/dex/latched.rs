@@ -64,7 +64,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// A latched shared node as the pool had it when it was read. The remote lock compares with
     /// this copy.
     pub(super) fn cached_copy(&self, node: &Latched<'_, L>) -> Result<PageCopy<L>, Restart> {
-        let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).map_err(|_| Restart::Busy)?;
+        let buffer = self.fabric().buffer(L::page_words() * 8).map_err(|_| Restart::Busy)?;
         let image = self.client.cache().image(node.page);
         let word = self.word_of(node);
         image.page().seal(word);
@@ -116,7 +116,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         debug_assert!(!node.shared, "D1");
         if node.is_leaf() {
             let may_land = MayLand { index: self, node };
-            let all = 1..L::PAGE_WORDS;
+            let all = 1..L::page_words();
             let written = self.client.write_leaf(node.at(), image.page(), all).await;
             return may_land.has_ended(written);
         }
@@ -152,7 +152,7 @@ impl<F: Fabric, L: Layout> MayLand<'_, '_, F, L> {
 
     fn has_failed(&self, may_land: bool) {
         let Self { index, node } = self;
-        index.client.mark_dirty(node.frame, node.page, 1..L::PAGE_WORDS);
+        index.client.mark_dirty(node.frame, node.page, 1..L::page_words());
         if may_land {
             index.client.may_land(node.frame, node.page);
         }

@@ -65,11 +65,11 @@ fn weight_of(full: usize, fill: f64) -> usize {
 }
 
 fn records_per_leaf<L: Layout>(fill: f64) -> usize {
-    weight_of(L::FULL, fill)
+    weight_of(L::full(), fill)
 }
 
 fn children_per_node<L: Layout>(fill: f64) -> usize {
-    weight_of(L::FULL, fill.max(INNER_FILL))
+    weight_of(L::full(), fill.max(INNER_FILL))
 }
 
 /// A node under construction.
@@ -136,8 +136,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Self {
             pages,
             writer: FreshWriter::new(pages),
-            fill: weight_of(L::FULL, fill),
-            inner_fill: weight_of(L::FULL, fill.max(INNER_FILL)),
+            fill: weight_of(L::full(), fill),
+            inner_fill: weight_of(L::full(), fill.max(INNER_FILL)),
             placement_level,
             subtrees: 0,
             upper_nodes: 0,

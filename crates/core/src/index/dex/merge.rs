@@ -25,7 +25,7 @@ use farleaf_fabric::{Fabric, Work};
 /// Whether two neighbours fit one page, or one has too few entries to stay as it is.
 fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
     let least = L::weight(left).min(L::weight(right));
-    L::fits_merged(left, right) || least < L::FULL / 4
+    L::fits_merged(left, right) || least < L::full() / 4
 }
 
 /// The result of one attempt.
@@ -169,7 +169,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 // The gainer in the pool holds too many keys: the frame's content must replace it
                 // before it is read again.
                 if !self.fabric().breaks(rules::GAINER_DIRTY) {
-                    self.client.mark_dirty(left.frame, left.page, 1..L::PAGE_WORDS);
+                    self.client.mark_dirty(left.frame, left.page, 1..L::page_words());
                 }
                 return Err(restart);
             }
@@ -227,7 +227,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Ok(written) => written,
             Err(restart) => {
                 // The gainer in the pool holds too many keys, which no parent routes to it.
-                self.client.mark_dirty(gainer.frame, gainer.page, 1..L::PAGE_WORDS);
+                self.client.mark_dirty(gainer.frame, gainer.page, 1..L::page_words());
                 return Err(restart);
             }
         };
@@ -236,7 +236,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         right.page.copy_all_but_latch(upper.page());
         let loser = if left_gains { &right } else { &left };
         if !self.fabric().breaks(rules::LOSER_DIRTY) {
-            self.client.mark_dirty(loser.frame, loser.page, 1..L::PAGE_WORDS);
+            self.client.mark_dirty(loser.frame, loser.page, 1..L::page_words());
         }
         cache.adopt(left.frame);
         cache.adopt(right.frame);

@@ -49,7 +49,7 @@ impl LeafSizes {
     fn leaves<L: Layout>(&self, records: usize) -> usize {
         match self.sixteenths.get() {
             0 => 1,
-            seen => records.saturating_mul(16).div_ceil(seen.max(L::CAPACITY * 4)),
+            seen => records.saturating_mul(16).div_ceil(seen.max(L::capacity() * 4)),
         }
     }
 }
@@ -240,7 +240,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let leaves = self.leaf_sizes.leaves::<L>(part.limit);
         let offer = match offer {
-            true => Offer::Scan { leaves: leaves.min(L::CAPACITY) as u64 },
+            true => Offer::Scan { leaves: leaves.min(L::capacity()) as u64 },
             false => Offer::Nothing,
         };
         let together = leaves.min(self.leaves_together as usize);
@@ -338,7 +338,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         above: OptimisticRef<'_, L>,
     ) -> Result<(Records<OwnedKey<L>, OwnedValue<L>>, LeafEnd<OwnedKey<L>>), RemoteError> {
         let probe = part.probe();
-        let records = RefCell::new(Records::with_capacity(part.limit.min(L::CAPACITY)));
+        let records = RefCell::new(Records::with_capacity(part.limit.min(L::capacity())));
         let read = |leaf: Page<'_, L>| part.collect(leaf, 0, &records);
         let leaf = match self.try_read_below(above, probe, &read).await {
             Ok(leaf) => leaf,

@@ -214,7 +214,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.count_split(child.shared);
         truncate(child.page);
         if !child.shared {
-            self.client.mark_dirty(child.frame, child.page, 1..L::PAGE_WORDS);
+            self.client.mark_dirty(child.frame, child.page, 1..L::page_words());
         }
         cache.adopt(free.frame());
         let frame = cache.publish_new(free, mark, parent.frame);
@@ -238,7 +238,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 self.client.hold_for(parent.frame, parent.frame, parent.at());
             }
             // The next write-back writes what is in the frame now.
-            Written::Later => self.client.mark_dirty(parent.frame, parent.page, 1..L::PAGE_WORDS),
+            Written::Later => self.client.mark_dirty(parent.frame, parent.page, 1..L::page_words()),
         }
         for child in children {
             self.client.hold_for(*child, parent.frame, parent.at());

@@ -101,7 +101,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if let Mapped::Frame(_) = self.client.cache().mapping().get(at.to_bits()) {
             return None;
         }
-        let buffer = self.fabric().buffer(L::PAGE_WORDS * 8).ok()?;
+        let buffer = self.fabric().buffer(L::page_words() * 8).ok()?;
         let buffer = self.fabric().read(at, buffer).await.ok()?;
         LiveCounters::count(&self.client.counters.leaf_misses);
         self.charge(Work::VisitNode).await;

@@ -100,7 +100,7 @@ async fn take_from<I: Locate>(
 /// How many leaves to keep in flight for the records still wanted, if leaves are as full as those
 /// so far.
 fn window<I: Locate>(index: &I, wanted: usize, leaves: usize, records: usize) -> usize {
-    let per_leaf = records.checked_div(leaves).unwrap_or(I::Layout::CAPACITY / 2);
+    let per_leaf = records.checked_div(leaves).unwrap_or(I::Layout::capacity() / 2);
     let most = (index.pages().fabric().depth() / 4).clamp(1, MOST_AHEAD);
     (wanted / per_leaf.max(1)).saturating_add(1).min(most)
 }

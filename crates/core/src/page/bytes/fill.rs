@@ -44,7 +44,7 @@ impl Filling {
         };
         let suffix = if inner && count == 0 { 0 } else { key.len() - prefix };
         let words = before + entry_words(value.len(), suffix);
-        if count >= least && self.low_words() + words > fill.min(Bytes::<WORDS>::FULL) {
+        if count >= least && self.low_words() + words > fill.min(Bytes::<WORDS>::full()) {
             return false;
         }
         self.content.splice(count, 0, key, value);
@@ -53,7 +53,7 @@ impl Filling {
     }
 
     pub(super) fn is_filled<const WORDS: usize>(&self, fill: usize) -> bool {
-        self.low_words() + self.words >= fill.min(Bytes::<WORDS>::FULL)
+        self.low_words() + self.words >= fill.min(Bytes::<WORDS>::full())
     }
 
     fn low_words(&self) -> usize {

@@ -263,15 +263,27 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     type Key = [u8];
     type Value = [u8];
 
-    const PAGE_WORDS: usize = WORDS;
-    const CAPACITY: usize = Self::SLOTS;
-    const FULL: usize = WORDS - HEADER_WORDS;
     const HAS_HEAP: bool = true;
     const FORMAT: u8 = 3;
     /// Two lengths, and what a page can hold. The key's head is in the slot.
     const MOST_MESSAGE_BYTES: usize = 2 * LENGTH_BYTES + HEAD_BYTES + (Self::MOST_WORDS - 1) * 8;
 
     type Filling = Filling;
+
+    #[inline]
+    fn page_words() -> usize {
+        WORDS
+    }
+
+    #[inline]
+    fn capacity() -> usize {
+        Self::SLOTS
+    }
+
+    #[inline]
+    fn full() -> usize {
+        WORDS - HEADER_WORDS
+    }
 
     fn min_key() -> Vec<u8> {
         Vec::new()
@@ -689,7 +701,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
         // Leave an eighth of a page free, so that the next insert does not split it at once.
-        Self::merged_words(left, right) <= WORDS - Self::FULL / 8
+        Self::merged_words(left, right) <= WORDS - Self::full() / 8
     }
 
     fn merge(left: View<'_, WORDS>, right: View<'_, WORDS>) {

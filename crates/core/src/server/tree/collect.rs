@@ -76,7 +76,7 @@ impl<L: Layout> Tree<L> {
     /// Removals after which a step, the children of one parent, falls due. It keeps the garbage at
     /// a few hundredths of the records.
     const STEP_DEBT: u64 = {
-        let debt = (L::CAPACITY * L::CAPACITY / 64) as u64;
+        let debt = (L::capacity() * L::capacity() / 64) as u64;
         if debt == 0 { 1 } else { debt }
     };
 

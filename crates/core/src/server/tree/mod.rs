@@ -83,7 +83,7 @@ impl<L: Layout> Tree<L> {
         Self {
             server,
             region,
-            nodes: NodePool::new(chunks, L::PAGE_WORDS * 8, chunk_bytes),
+            nodes: NodePool::new(chunks, L::page_words() * 8, chunk_bytes),
             epochs: Epochs::new(),
             collector: Collector::default(),
             deleted: AtomicU64::new(0),
@@ -124,7 +124,7 @@ impl<L: Layout> Tree<L> {
         if !at.offset().is_multiple_of(NodeCarver::NODE_ALIGN) {
             return None;
         }
-        self.region.slice(at.offset(), L::PAGE_WORDS).map(Page::new)
+        self.region.slice(at.offset(), L::page_words()).map(Page::new)
     }
 
     /// The size of the tree.

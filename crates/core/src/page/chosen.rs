@@ -1,0 +1,64 @@
+//! Pages whose size is chosen at run time.
+//!
+//! The size of a page is a constant of its layout, so that programs compute with constants. Each
+//! size is then a copy of all code above, which is too much where a program wants many: the
+//! simulator plays every page size with one copy, of the layout whose size its thread has chosen.
+//!
+//! *Thread safety*: the choice is one thread's. A thread without a choice panics when it asks.
+
+use std::cell::Cell;
+
+/// In place of a layout's number of words: the number that the thread has chosen.
+pub const CHOSEN: usize = 0;
+
+thread_local! {
+    static WORDS: Cell<usize> = const { Cell::new(CHOSEN) };
+}
+
+/// Runs `play` with pages of `words` words, where a layout's number of words is [`CHOSEN`].
+///
+/// # Panics
+/// If it runs within another choice: pages of one size would become pages of another.
+pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
+    /// Ends the choice, also after a panic.
+    struct Choice;
+    impl Drop for Choice {
+        fn drop(&mut self) {
+            WORDS.set(CHOSEN);
+        }
+    }
+
+    let before = WORDS.replace(words);
+    assert_eq!(before, CHOSEN, "a thread chooses one page size at a time");
+    let _choice = Choice;
+    play()
+}
+
+/// The words of a page whose layout says `words`.
+#[inline]
+pub(super) fn words_of(words: usize) -> usize {
+    if words != CHOSEN {
+        return words;
+    }
+    let chosen = WORDS.get();
+    assert_ne!(chosen, CHOSEN, "the thread has chosen a page size");
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_ends_with_its_run_also_after_a_panic() {
+        assert_eq!(with_page_words(16, || words_of(CHOSEN)), 16);
+        assert_eq!(with_page_words(24, || (words_of(CHOSEN), words_of(128))), (24, 128));
+        for run in [
+            || with_page_words(16, || panic!("on purpose")),
+            || with_page_words(16, || with_page_words(24, || ())),
+        ] {
+            assert!(std::panic::catch_unwind(run).is_err());
+            assert!(std::panic::catch_unwind(|| words_of(CHOSEN)).is_err(), "the choice has ended");
+        }
+    }
+}
