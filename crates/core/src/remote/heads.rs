@@ -14,7 +14,7 @@ use farleaf_fabric::GlobalAddr;
 
 /// Maximum number of leaves that a head of `L` lists. If their low keys are long, it has room for
 /// fewer.
-pub const fn head_leaves<L: Layout>() -> usize {
+pub fn head_leaves<L: Layout>() -> usize {
     L::capacity()
 }
 

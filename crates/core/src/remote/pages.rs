@@ -101,7 +101,7 @@ impl<F: Fabric> PendingRead<F> {
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Bytes of a page.
-    fn page_bytes() -> usize {
+    pub(super) fn page_bytes() -> usize {
         L::page_words() * 8
     }
 

@@ -58,7 +58,7 @@ pub const LOG_SLOTS: u64 = 4;
 
 /// Bytes of one slot of a client's log: room for the changed words of three pages, with their
 /// positions.
-pub const fn log_slot_bytes<L: Layout>() -> u64 {
+pub fn log_slot_bytes<L: Layout>() -> u64 {
     let words = 8 + 3 * (L::page_words() + 8);
     (words as u64 * 8).next_multiple_of(1024)
 }

@@ -75,10 +75,9 @@ enum Pair {
 impl<L: Layout> Tree<L> {
     /// Removals after which a step, the children of one parent, falls due. It keeps the garbage at
     /// a few hundredths of the records.
-    const STEP_DEBT: u64 = {
-        let debt = (L::capacity() * L::capacity() / 64) as u64;
-        if debt == 0 { 1 } else { debt }
-    };
+    fn step_debt() -> u64 {
+        (L::capacity() * L::capacity() / 64).max(1) as u64
+    }
 
     fn begin_collection(&self) -> Option<Busy<'_>> {
         (!self.collector.busy.swap(true, Ordering::AcqRel)).then(|| Busy(&self.collector.busy))
@@ -87,11 +86,11 @@ impl<L: Layout> Tree<L> {
     /// Takes one step of the collection if one is due. Threads that remove records call this now
     /// and then.
     pub async fn collect_if_due<C: Cpu>(&self, cpu: &C) {
-        if self.collector.debt.load(Ordering::Relaxed) < Self::STEP_DEBT || self.root().is_null() {
+        if self.collector.debt.load(Ordering::Relaxed) < Self::step_debt() || self.root().is_null() {
             return;
         }
         let Some(_busy) = self.begin_collection() else { return };
-        self.collector.debt.fetch_sub(Self::STEP_DEBT, Ordering::Relaxed);
+        self.collector.debt.fetch_sub(Self::step_debt(), Ordering::Relaxed);
         // A step that fails is not retried: the next pass returns to these nodes.
         let _ = self.collection_step(cpu).await;
         self.free_retired();
