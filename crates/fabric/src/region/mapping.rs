@@ -90,9 +90,12 @@ impl Mapping {
     ) -> Result<Self, RegionError> {
         let start = mapped.map_err(|errno| RegionError::Map { bytes, source: errno.into() })?;
         // Tree walks touch a new page at every step; huge pages avoid most of the TLB misses. A
-        // kernel without them refuses the advice, which does no harm.
-        // SAFETY: the range is the mapping just made, and the advice changes no content.
-        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+        // kernel without them refuses the advice, which does no harm. Small mappings lie side by
+        // side and would share huge pages, and the first touch of each would fill a whole one.
+        if bytes >= HUGE_PAGE_BYTES {
+            // SAFETY: the range is the mapping just made, and the advice changes no content.
+            let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+        }
         let start = NonNull::new(start.cast()).ok_or(RegionError::BadSize { bytes })?;
         Ok(Self { start, words: bytes / 8, memfd })
     }
