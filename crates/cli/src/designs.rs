@@ -113,6 +113,11 @@ pub(crate) enum FabricConfig {
     Verbs(Box<VerbsConfig>),
 }
 
+/// A simulated cluster to measure: threads may run ahead by half the time of a READ.
+pub(crate) fn simulated(seed: u64) -> SimConfig {
+    SimConfig { seed, quantum_ns: 1_000, ..SimConfig::default() }
+}
+
 /// Work to do with a design on a fabric, generic over both.
 pub(crate) trait Task {
     /// The result.

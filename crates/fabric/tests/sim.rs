@@ -336,6 +336,38 @@ fn an_endpoint_is_one_thread() {
 }
 
 #[test]
+fn a_thread_that_runs_ahead_posts_in_its_own_time() {
+    let visit_ns = CostModel::default().visit_node_ns;
+    let run = |quantum_ns| {
+        let cluster = start(SimConfig { quantum_ns, ..SimConfig::default() }, 1);
+        let times = cluster.run_one(|fabric| async move {
+            let mut times = Vec::new();
+            for visits in [1, 3, 40] {
+                for _ in 0..visits {
+                    fabric.charge(Work::VisitNode).await;
+                }
+                times.push(fabric.now_ns());
+                fabric.charge(Work::ChangeNode).await;
+                times.push(fabric.now_ns());
+                let read = fabric.read(GlobalAddr::new(SERVER, 0), fabric.buffer(64).unwrap());
+                read.await.unwrap();
+                fabric.charge(Work::VisitNode).await;
+                fabric.sleep(500).await;
+                times.push(fabric.now_ns());
+            }
+            times
+        });
+        (times, cluster.statistics().events)
+    };
+    let (exact, exact_events) = run(0);
+    let (ahead, ahead_events) = run(4 * visit_ns);
+    assert_eq!(ahead, exact);
+    // Of 44 charges before a READ, those of the first two rounds need no event, and of the 40 every
+    // fifth; nor do three after it.
+    assert_eq!(exact_events - ahead_events, 1 + 3 + 32 + 3);
+}
+
+#[test]
 fn requests_on_several_cores_interleave() {
     let config = SimConfig { cores_per_memory_server: 2, ..SimConfig::default() };
     let cluster = start(config, 1);

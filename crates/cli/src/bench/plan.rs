@@ -3,7 +3,7 @@
 use super::arguments::{Arguments, FabricName};
 use super::form::KeysAndValues;
 use super::{over_time, reshaping};
-use crate::designs::{DesignName, FabricConfig, IndexOptions, PartitioningName};
+use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName};
 use crate::usage;
 use anyhow::Context;
 use farleaf_bench::driver::{Amount, HotspotShift, Run};
@@ -18,7 +18,6 @@ use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
@@ -313,7 +312,7 @@ fn fabric(arguments: &Arguments) -> FabricConfig {
             ..LocalConfig::default()
         }),
         FabricName::Sim => {
-            let mut config = SimConfig { seed: arguments.seed, ..SimConfig::default() };
+            let mut config = designs::simulated(arguments.seed);
             if let Some(round_trip_ns) = arguments.network_latency_ns {
                 config.network.one_way_ns = round_trip_ns / 2;
             }

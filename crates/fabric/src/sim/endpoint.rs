@@ -44,6 +44,15 @@ impl EndpointState {
         self.busy_until_ns.set(until_ns);
         until_ns
     }
+
+    /// The time of the endpoint's thread, which may be ahead of virtual time.
+    fn local_ns(&self, world: &World) -> u64 {
+        let now_ns = world.events.now_ns();
+        match world.config.quantum_ns {
+            0 => now_ns,
+            _ => self.busy_until_ns.get().max(now_ns),
+        }
+    }
 }
 
 /// One endpoint of a simulated compute server.
@@ -135,7 +144,7 @@ impl SimFabric {
         let cost_ns = network.post_ns + if opens_batch { network.doorbell_ns } else { 0 };
         let deadline_ns = match world.config.faults.timeout_ns {
             0 => u64::MAX,
-            timeout_ns => now_ns + timeout_ns,
+            timeout_ns => endpoint.local_ns(&world) + timeout_ns,
         };
         endpoint.in_flight.set(endpoint.in_flight.get() + 1);
         let leave_ns = endpoint.occupy(now_ns, cost_ns);
@@ -297,7 +306,15 @@ impl Fabric for SimFabric {
             if ns == 0 {
                 return;
             }
-            self.endpoint.occupy(world.events.now_ns(), ns)
+            let now_ns = world.events.now_ns();
+            let until_ns = self.endpoint.occupy(now_ns, ns);
+            // What holds a latch meanwhile, or waits for one, must take turns with other threads.
+            let may_run_ahead =
+                matches!(work, Work::Client | Work::VisitNode | Work::CopyRecords(_));
+            if may_run_ahead && until_ns - now_ns <= world.config.quantum_ns {
+                return;
+            }
+            until_ns
         };
         self.until(until_ns).await;
     }
@@ -307,7 +324,7 @@ impl Fabric for SimFabric {
         let ns = self.clock().takes(ns);
         let until_ns = {
             let world = self.world.borrow();
-            let now_ns = world.events.now_ns();
+            let now_ns = self.endpoint.local_ns(&world);
             match ns {
                 // The task continues after the thread's other work is done.
                 0 => self.endpoint.busy_until_ns.get().max(now_ns) + world.config.yield_ns,
@@ -318,7 +335,7 @@ impl Fabric for SimFabric {
     }
 
     fn now_ns(&self) -> u64 {
-        let now_ns = self.world.borrow().events.now_ns();
+        let now_ns = self.endpoint.local_ns(&self.world.borrow());
         self.clock().shows(now_ns)
     }
 

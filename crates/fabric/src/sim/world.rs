@@ -33,6 +33,10 @@ pub(super) type Shared = Rc<RefCell<World>>;
 /// each of them would only slow the simulator down.
 const BOOK_AHEAD_NS: u64 = 1_000;
 
+/// The same where threads run ahead: they post at different times, and one that reserved its port
+/// too early would delay those that post before it.
+const BOOK_AHEAD_OF_OTHERS_NS: u64 = 200;
+
 /// The state of a compute server.
 #[derive(Debug)]
 pub(super) struct ComputeServer {
@@ -353,7 +357,11 @@ impl World {
             self.events.schedule(op.deadline_ns, Event::Deadline(Rc::clone(&op)));
         }
         let ahead_ns = leave_ns - self.events.now_ns();
-        if ahead_ns <= BOOK_AHEAD_NS && op.endpoint.departing.get() == 0 {
+        let book_ahead_ns = match self.config.quantum_ns {
+            0 => BOOK_AHEAD_NS,
+            _ => BOOK_AHEAD_OF_OTHERS_NS,
+        };
+        if ahead_ns <= book_ahead_ns && op.endpoint.departing.get() == 0 {
             return self.depart(&op, leave_ns);
         }
         op.endpoint.departing.set(op.endpoint.departing.get() + 1);
