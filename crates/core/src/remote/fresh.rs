@@ -55,6 +55,8 @@ pub struct FreshWriter<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     in_flight: VecDeque<Written<F, L>>,
     nodes: Vec<GlobalAddr>,
+    /// Whether a WRITE that is no longer in flight may still land.
+    in_doubt: bool,
 }
 
 impl<F: Fabric, L: Layout> fmt::Debug for FreshWriter<'_, F, L> {
@@ -66,7 +68,7 @@ impl<F: Fabric, L: Layout> fmt::Debug for FreshWriter<'_, F, L> {
 impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     /// A writer that has allocated no node yet.
     pub fn new(pages: &'a PageClient<F, L>) -> Self {
-        Self { pages, in_flight: VecDeque::new(), nodes: Vec::new() }
+        Self { pages, in_flight: VecDeque::new(), nodes: Vec::new(), in_doubt: false }
     }
 
     /// Allocates the next node (N1).
@@ -75,7 +77,14 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     /// [`RemoteError::OutOfMemory`] if its server has none.
     pub async fn take(&mut self) -> Result<FreshNode<F>, RemoteError> {
         let servers = self.pages.fabric().memory_servers() as usize;
-        let server = ServerId::new((self.nodes.len() % servers) as u16);
+        self.take_on(ServerId::new((self.nodes.len() % servers) as u16)).await
+    }
+
+    /// Allocates a node on `server`.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if it has none.
+    pub async fn take_on(&mut self, server: ServerId) -> Result<FreshNode<F>, RemoteError> {
         let at = self.pages.take_node(server).await?;
         self.fresh(at)
     }
@@ -135,7 +144,10 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
             }
             self.pages.fabric().counters().count_retry();
             // No copy of the first WRITE may land after the retry (N3).
-            self.pages.fabric().reset(at.server()).await?;
+            if let Err(error) = self.pages.fabric().reset(at.server()).await {
+                self.in_doubt = true;
+                return Err(error.into());
+            }
             outcome = self.pages.post_page(at, &image).await?.await;
         }
         outcome?;
@@ -156,7 +168,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     /// Frees all nodes (N3), which no other client could reach. If a server's WRITEs cannot be
     /// settled, the nodes are lost.
     pub async fn abort(mut self) {
-        let mut settled = true;
+        let mut settled = !self.in_doubt;
         for Written { at, operation, .. } in std::mem::take(&mut self.in_flight) {
             if operation.await.is_err() {
                 settled &= self.pages.fabric().reset(at.server()).await.is_ok();

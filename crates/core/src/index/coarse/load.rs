@@ -56,7 +56,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         if outcome.is_err() {
             for server in begun {
                 // Best effort: report the first error.
-                let _ = self.client.expect_done(server, &TreeRequest::LoadAbort).await;
+                let _ = self.client.ask_harmless(server, &TreeRequest::LoadAbort).await;
             }
         }
         outcome

@@ -8,29 +8,23 @@
 
 use super::FineIndex;
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{
-    Back, Layout, LockWord, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight,
-};
+use crate::page::{Back, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
 use crate::remote::{
-    Change, Image, Miss, PageClient, RemoteError, head_leaves, list_leaf, open_head,
+    Change, FreshNode, FreshWriter, Image, Miss, RemoteError, head_leaves, list_leaf, open_head,
 };
 use crate::wire::Refusal;
-use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
-use std::collections::VecDeque;
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
 /// A page under construction.
 struct Open<F: Fabric, L: Layout> {
-    at: GlobalAddr,
-    /// The READ of the node's word 0.
-    fresh: F::Op<Buffer>,
+    node: FreshNode<F>,
     image: Image<L>,
     filling: L::Filling,
 }
 
 /// A head under construction.
 struct OpenHead<F: Fabric, L: Layout> {
-    at: GlobalAddr,
-    fresh: F::Op<Buffer>,
+    node: FreshNode<F>,
     /// `None` before the leaf after it is known.
     image: Option<Image<L>>,
     /// It had no room for the last leaf.
@@ -41,21 +35,15 @@ impl<F: Fabric, L: Layout> OpenHead<F, L> {
     fn list(&mut self, low: &L::Key, leaf: GlobalAddr) {
         match &self.image {
             Some(image) => self.full = self.full || !list_leaf(image.page(), low, leaf),
-            None => self.image = Some(open_head(self.at, low, leaf)),
+            None => self.image = Some(open_head(self.node.at(), low, leaf)),
         }
     }
 }
 
-/// A WRITE in flight, and its content.
-struct Written<F: Fabric, L> {
-    at: GlobalAddr,
-    image: Image<L>,
-    operation: F::Op<Buffer>,
-}
-
 /// A load in progress.
 struct Load<'a, F: Fabric, L: Layout> {
-    pages: &'a PageClient<F, L>,
+    writer: FreshWriter<'a, F, L>,
+    memory_servers: u64,
     /// Weight of a page.
     fill: usize,
     leaves_per_head: usize,
@@ -64,19 +52,12 @@ struct Load<'a, F: Fabric, L: Layout> {
     levels: Vec<(Open<F, L>, u64)>,
     head: Option<OpenHead<F, L>>,
     leaves_since_head: usize,
-    in_flight: VecDeque<Written<F, L>>,
-    nodes: Vec<GlobalAddr>,
 }
 
-/// Retries of a WRITE of unknown outcome.
-const WRITE_RETRIES: u32 = 16;
-
 impl<F: Fabric, L: Layout> Load<'_, F, L> {
-    async fn node(&mut self, number: u64) -> Result<(GlobalAddr, F::Op<Buffer>), RemoteError> {
-        let servers = u64::from(self.pages.fabric().memory_servers());
-        let at = self.pages.take_node(ServerId::new((number % servers) as u16)).await?;
-        self.nodes.push(at);
-        Ok((at, self.pages.post_fresh_word(at)?))
+    /// A node for page `number` of a level.
+    async fn node(&mut self, number: u64) -> Result<FreshNode<F>, RemoteError> {
+        self.writer.take_on(ServerId::new((number % self.memory_servers) as u16)).await
     }
 
     /// Opens a new, empty page on `level`. Returns the page that was open before.
@@ -86,10 +67,10 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         low: &L::Key,
     ) -> Result<Option<Open<F, L>>, RemoteError> {
         let number = self.levels.get(level).map_or(0, |(_, pages)| *pages);
-        let (at, fresh) = self.node(number).await?;
-        let image = Image::<L>::empty();
+        let node = self.node(number).await?;
+        let (at, image) = (node.at(), Image::<L>::empty());
         image.page().format_empty(at, level as u8, low, None);
-        let open = Open { at, fresh, image, filling: L::Filling::default() };
+        let open = Open { node, image, filling: L::Filling::default() };
         if level == 0 {
             self.leaves_since_head += 1;
             if let Some(head) = &mut self.head {
@@ -126,43 +107,6 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
             true => Ok(()),
             false => Err(RemoteError::Contended { retries: 0 }),
         }
-    }
-
-    /// Posts the WRITE of a complete page. Waits for older WRITEs while too many are in flight.
-    async fn close(
-        &mut self,
-        at: GlobalAddr,
-        fresh: F::Op<Buffer>,
-        image: Image<L>,
-    ) -> Result<(), RemoteError> {
-        let most = (self.pages.fabric().depth() / 3).max(1);
-        while self.in_flight.len() >= most {
-            self.finish_oldest().await?;
-        }
-        let found = match fresh.await {
-            Ok(buffer) => LockWord::from_bits(buffer.get(0)),
-            Err(_) => self.pages.fresh_word(at).await?,
-        };
-        let operation = self.pages.post_fresh_page(at, found, &image).await?;
-        self.in_flight.push_back(Written { at, image, operation });
-        Ok(())
-    }
-
-    async fn finish_oldest(&mut self) -> Result<(), RemoteError> {
-        let Some(Written { at, image, operation }) = self.in_flight.pop_front() else {
-            return Ok(());
-        };
-        let mut outcome = operation.await;
-        for _ in 0..WRITE_RETRIES {
-            if outcome.is_ok() {
-                break;
-            }
-            self.pages.fabric().counters().count_retry();
-            self.pages.fabric().reset(at.server()).await?;
-            outcome = self.pages.post_page(at, &image).await?.await;
-        }
-        outcome?;
-        Ok(())
     }
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
@@ -204,11 +148,11 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         if wants_head {
             self.close_head().await?;
             let number = self.levels[0].1;
-            let (at, fresh) = self.node(number).await?;
+            let node = self.node(number).await?;
+            link = Some(node.at());
             self.levels[0].1 += 1;
-            self.head = Some(OpenHead { at, fresh, image: None, full: false });
+            self.head = Some(OpenHead { node, image: None, full: false });
             self.leaves_since_head = 0;
-            link = Some(at);
         }
         match self.end(0, Some(low)) {
             Some(next) => self.open_next(0, next, link).await,
@@ -228,10 +172,11 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let mut below: Option<(OwnedKey<L>, GlobalAddr)> = None;
         loop {
             let full = self.open(level, L::key(&low)).await?.expect("the level has an open page");
-            let opened = self.levels[level].0.at;
-            let Open { at: full_at, fresh, image, .. } = full;
+            let opened = self.levels[level].0.node.at();
+            let Open { node, image, .. } = full;
+            let full_at = node.at();
             image.page().set_sibling(link.take().unwrap_or(opened));
-            self.close(full_at, fresh, image).await?;
+            self.writer.write(node, image).await?;
             match back {
                 Back::Nothing => {}
                 Back::Record(key, value) => {
@@ -261,10 +206,10 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     }
 
     async fn close_head(&mut self) -> Result<(), RemoteError> {
-        let Some(OpenHead { at, fresh, image: Some(image), .. }) = self.head.take() else {
+        let Some(OpenHead { node, image: Some(image), .. }) = self.head.take() else {
             return Ok(());
         };
-        self.close(at, fresh, image).await
+        self.writer.write(node, image).await
     }
 
     /// Writes all open pages except the top one, which becomes the root's content. Waits for all
@@ -282,36 +227,27 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let count = levels.len();
         let mut top = None;
         for (number, (open, _)) in levels.into_iter().enumerate() {
-            let Open { at, fresh, image, .. } = open;
+            let Open { node, image, .. } = open;
             if number + 1 == count {
                 top = Some(image);
-                drop(fresh.await);
-                self.nodes.retain(|node| *node != at);
-                self.pages.give_back_unseen(at);
+                self.writer.release(node).await;
             } else {
-                self.close(at, fresh, image).await?;
+                self.writer.write(node, image).await?;
             }
         }
-        while !self.in_flight.is_empty() {
-            self.finish_oldest().await?;
-        }
+        self.writer.finish().await?;
         Ok(top)
     }
 
-    /// Discards the load. WRITEs in flight must not land once the nodes are used again.
-    async fn abort(mut self) {
-        for (open, _) in std::mem::take(&mut self.levels) {
-            drop(open.fresh.await);
+    /// Discards the load.
+    async fn abort(self) {
+        for (open, _) in self.levels {
+            open.node.settle().await;
         }
-        let mut settled = true;
-        for Written { at, operation, .. } in std::mem::take(&mut self.in_flight) {
-            if operation.await.is_err() {
-                settled &= self.pages.fabric().reset(at.server()).await.is_ok();
-            }
+        if let Some(head) = self.head {
+            head.node.settle().await;
         }
-        if settled {
-            self.nodes.into_iter().for_each(|node| self.pages.give_back_unseen(node));
-        }
+        self.writer.abort().await;
     }
 }
 
@@ -325,14 +261,13 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         self.pages.attempts(async || self.check_empty().await).await?;
         let permille = (fill * 1000.0).round() as usize;
         let mut load = Load {
-            pages: &self.pages,
+            writer: FreshWriter::new(&self.pages),
+            memory_servers: u64::from(self.pages.fabric().memory_servers()),
             fill: filled_weight::<L>(permille),
             leaves_per_head: usize::from(self.options.leaves_per_head).min(head_leaves::<L>()),
             levels: Vec::new(),
             head: None,
             leaves_since_head: 0,
-            in_flight: VecDeque::new(),
-            nodes: Vec::new(),
         };
         let outcome = async {
             let mut order = Ascending::<L>::default();

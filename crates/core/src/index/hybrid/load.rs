@@ -208,29 +208,41 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         Ok(())
     }
 
-    /// Makes the servers publish their trees. The loaded records are reachable by now, even if this
-    /// fails.
+    /// Makes the servers publish their trees: all that do, also after one that does not. The loaded
+    /// records are reachable by now, so a failure leaves the outcome unknown.
     async fn end(&mut self) -> Result<(), RemoteError> {
+        let mut outcome = Ok(());
         for server in std::mem::take(&mut self.begun) {
-            let rpc = self.index.pages.rpc();
-            match rpc.expect_done(server, &TreeRequest::LoadEnd).await {
-                // Repeat the request: the server ends the load now, or answers that it has ended.
-                Err(RemoteError::Indeterminate(_)) => {
-                    match rpc.ask_harmless(server, &TreeRequest::LoadEnd).await {
-                        Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => {}
-                        outcome => drop(outcome?),
-                    }
-                }
-                outcome => outcome?,
+            if let Err(error) = self.end_on(server).await {
+                self.abort_on(server).await;
+                outcome = outcome.and(Err(error.after_a_change(server)));
             }
         }
-        Ok(())
+        outcome
+    }
+
+    async fn end_on(&self, server: ServerId) -> Result<(), RemoteError> {
+        let rpc = self.index.pages.rpc();
+        match rpc.expect_done(server, &TreeRequest::LoadEnd).await {
+            // Repeat the request: the server ends the load now, or answers that it has ended.
+            Err(RemoteError::Indeterminate(_)) => {
+                match rpc.ask_harmless(server, &TreeRequest::LoadEnd).await {
+                    Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => Ok(()),
+                    outcome => outcome.map(drop),
+                }
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Best effort: callers report the error that made them abort.
+    async fn abort_on(&self, server: ServerId) {
+        let _ = self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort).await;
     }
 
     async fn abort(self) {
-        for server in self.begun {
-            // Best effort: report the first error.
-            let _ = self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort).await;
+        for server in &self.begun {
+            self.abort_on(*server).await;
         }
         if let Some(Open { node: Some(node), .. }) = self.open {
             node.settle().await;
@@ -261,6 +273,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
             room: RecordRoom::for_records(BATCH_RECORDS),
             begun: Vec::new(),
         };
+        let mut is_shown = false;
         let outcome = async {
             let mut order = Ascending::<L>::default();
             for (key, value) in records {
@@ -269,6 +282,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
             }
             load.end_share().await?;
             load.writer.finish().await?;
+            is_shown = true;
             load.show().await?;
             Ok(order.count())
         }
@@ -279,7 +293,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
                 Ok(count)
             }
             // The leaves may be part of the index.
-            Err(IndexError::Indeterminate(error)) => Err(IndexError::Indeterminate(error)),
+            Err(error @ IndexError::Indeterminate(_)) if is_shown => Err(error),
             Err(error) => {
                 load.abort().await;
                 Err(error)

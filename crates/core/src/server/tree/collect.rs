@@ -86,7 +86,8 @@ impl<L: Layout> Tree<L> {
     /// Takes one step of the collection if one is due. Threads that remove records call this now
     /// and then.
     pub async fn collect_if_due<C: Cpu>(&self, cpu: &C) {
-        if self.collector.debt.load(Ordering::Relaxed) < Self::step_debt() || self.root().is_null() {
+        if self.collector.debt.load(Ordering::Relaxed) < Self::step_debt() || self.root().is_null()
+        {
             return;
         }
         let Some(_busy) = self.begin_collection() else { return };

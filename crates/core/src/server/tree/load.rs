@@ -18,6 +18,11 @@ pub struct Loader<L: Layout> {
     /// The page under construction on each level, leaves first.
     open: Vec<(GlobalAddr, L::Filling)>,
     nodes: Vec<GlobalAddr>,
+    /// Nodes that the end of the load may need, so that memory can run out before it only: by then
+    /// other servers may have published their trees. A page that ends without a high fence loses
+    /// its prefix and may give its last entry to a new page, which is then too empty to give any:
+    /// one node for each level, and one for a new top.
+    spare: Vec<GlobalAddr>,
     last: Option<OwnedKey<L>>,
 }
 
@@ -34,7 +39,7 @@ impl<L: Layout> Tree<L> {
             return Err(Refusal::NotEmpty);
         }
         let fill = filled_weight::<L>(fill_permille.into());
-        Ok(Loader { fill, open: Vec::new(), nodes: Vec::new(), last: None })
+        Ok(Loader { fill, open: Vec::new(), nodes: Vec::new(), spare: Vec::new(), last: None })
     }
 
     fn is_empty(&self) -> Result<bool, Refusal> {
@@ -79,6 +84,10 @@ impl<L: Layout> Tree<L> {
             }
             loader.last = Some(key.clone());
         }
+        let missing = (loader.open.len() + 1).saturating_sub(loader.spare.len());
+        if missing > 0 {
+            loader.spare.extend(self.nodes.take(missing).ok_or(Refusal::OutOfMemory)?);
+        }
         Ok(())
     }
 
@@ -112,7 +121,8 @@ impl<L: Layout> Tree<L> {
         level: usize,
         low: &L::Key,
     ) -> Result<Option<GlobalAddr>, Refusal> {
-        let at = self.nodes.take(1).ok_or(Refusal::OutOfMemory)?[0];
+        let fresh = self.nodes.take(1).and_then(|mut nodes| nodes.pop());
+        let at = fresh.or_else(|| loader.spare.pop()).ok_or(Refusal::OutOfMemory)?;
         loader.nodes.push(at);
         let page = self.page(at).ok_or(Refusal::Damaged)?;
         page.format_empty(at, u8::try_from(level).map_err(|_| Refusal::Damaged)?, low, None);
@@ -227,7 +237,8 @@ impl<L: Layout> Tree<L> {
     /// Publishes the loaded tree in place of the empty one.
     ///
     /// # Errors
-    /// [`Refusal`] if the tree is no longer empty; the load is aborted then.
+    /// [`Refusal`] if the tree is no longer empty; the load is aborted then. Never for want of
+    /// memory.
     pub async fn load_end<C: Cpu>(&self, cpu: &C, mut loader: Loader<L>) -> Result<(), Refusal> {
         match self.load_end_pages(&mut loader) {
             Ok(()) => {}
@@ -262,6 +273,6 @@ impl<L: Layout> Tree<L> {
 
     /// Aborts a load and frees its nodes.
     pub fn load_abort(&self, loader: Loader<L>) {
-        self.nodes.give_back(loader.nodes);
+        self.nodes.give_back(loader.nodes.into_iter().chain(loader.spare));
     }
 }
