@@ -5,11 +5,9 @@
 
 #![forbid(unsafe_code)]
 
-mod ablation;
 mod bench;
 mod demo;
 mod designs;
-mod figures;
 mod output;
 mod plot;
 mod programs;
@@ -45,12 +43,12 @@ enum Command {
     Demo(demo::Arguments),
     /// Run one index design on one workload or trace, and report throughput, latency and costs
     Bench(Box<bench::Arguments>),
-    /// Repeat a paper's experiments on the simulator, and print and draw its figures
-    Figures(figures::Arguments),
-    /// Run DEX with and without each of its parts, and show what each contributes
-    Ablation(ablation::Arguments),
     /// Repeat the papers' experiments on the simulator, and report which statements hold
     Reproduce(reproduce::Arguments),
+    /// The same as `reproduce trees`
+    Figures(reproduce::Options),
+    /// The same as `reproduce dex --figure 8,9,12,trace`: what each part of DEX contributes
+    Ablation(reproduce::Options),
     /// Check scenarios of workloads and faults on a simulated cluster
     Sim(sim::Arguments),
     /// Run one memory server
@@ -116,9 +114,9 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Demo(arguments) => demo::run(&arguments).map(|()| true),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
-        Command::Figures(arguments) => figures::run(&arguments).map(|()| true),
-        Command::Ablation(arguments) => ablation::run(&arguments).map(|()| true),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
+        Command::Figures(options) => reproduce::run(&options.figures()),
+        Command::Ablation(options) => reproduce::run(&options.ablation()),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::MemoryServer(arguments) => programs::memory_server::run(*arguments).map(|()| true),
         Command::ComputeServer(arguments) => {
@@ -164,7 +162,7 @@ fn explain(error: &clap::Error) -> ExitCode {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             output::error_line(
-                "a command is missing: demo, bench, figures, ablation, reproduce, sim, memory-server, compute-server, cluster, status, client, shell or top; see `farleaf --help`",
+                "a command is missing: demo, bench, reproduce, sim, memory-server, compute-server, cluster, status, client, shell or top; see `farleaf --help`",
             );
             ExitCode::from(2)
         }

@@ -382,50 +382,6 @@ fn a_trace_is_replayed_alike_on_every_fabric() {
 }
 
 #[test]
-fn the_ablation_has_a_row_for_each_step() {
-    let mut requests = String::from("op,lbn\n");
-    for number in 0..400 {
-        let op = if number % 3 == 0 { "28" } else { "2a" };
-        requests.push_str(&format!("{op},{}\n", number * 7919 % 101));
-    }
-    let trace = TestFile::new("ablation.csv", requests.as_bytes());
-    let folder = std::env::temp_dir().join(format!("farleaf-{}-ablation", std::process::id()));
-    let out = folder.to_str().unwrap();
-    let small = ["ablation", "--keys", "20k", "--operations", "4k", "--out", out];
-    let output = farleaf(&[&small[..], &["--trace", trace.path()]].concat());
-    let stderr = text(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    assert!(stderr.contains("20/20: uniform, + cache of 8%, 2 threads"), "{stderr}");
-    let stdout = text(&output.stdout);
-    for expected in ["+ partitions", "+ cooling map", "coin 0.1, random", "21.2 x"] {
-        assert!(stdout.contains(expected), "{expected}: {stdout}");
-    }
-    let steps = std::fs::read_to_string(folder.join("steps.csv")).unwrap();
-    let column = |line: &str, name: &str| {
-        let header = steps.lines().next().unwrap().split(',');
-        // The setting in the first lines has a comma inside its quotes.
-        let place = header.rev().position(|column| column == name).unwrap();
-        line.rsplit(',').nth(place).unwrap().parse::<f64>().unwrap()
-    };
-    let partitions = steps.lines().find(|line| line.contains("+ partitions")).unwrap();
-    assert_eq!((column(partitions, "atomics"), column(partitions, "hit_ratio")), (0.0, 0.0));
-    assert!(column(partitions, "reads") >= 3.0, "{partitions}");
-    assert!(column(partitions, "writes") < 0.6, "{partitions}");
-    for (file, title) in [
-        ("steps-b-2", "steps-b-2: uniform, 2 threads, operations/s"),
-        ("trace-c-1", "trace-c-1: cache of 50%, one client, hit ratio"),
-    ] {
-        let svg = std::fs::read_to_string(folder.join(file).with_extension("svg")).unwrap();
-        assert!(svg.contains(title) && svg.contains("seed 1"), "{file}: {svg}");
-    }
-    std::fs::remove_dir_all(folder).unwrap();
-
-    let without = farleaf(&["ablation", "--part", "trace"]);
-    assert!(without.status.success() && text(&without.stderr).contains("they need --trace"));
-    assert!(error(2, &["ablation", "--part", "nope"]).contains("possible values: steps, cache"));
-}
-
-#[test]
 fn the_demo_shows_every_workload() {
     let output = farleaf(&["demo", "--keys", "20k"]);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -86,6 +86,42 @@ fn a_tiny_reproduction_has_a_report_data_and_commands() {
     assert!(text("environment.json").contains("\"scale\": \"small\""));
 }
 
+/// Each part of DEX is a row of Figures 8, 9, 12 and of the figure of a trace.
+#[test]
+fn the_ablation_shows_what_each_part_of_dex_costs() {
+    let mut requests = String::from("op,lbn\n");
+    for number in 0..400 {
+        let op = if number % 3 == 0 { "28" } else { "2a" };
+        requests.push_str(&format!("{op},{}\n", number * 7919 % 101));
+    }
+    let folder = Folder::new("ablation");
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let trace = folder.0.join("trace.csv");
+    std::fs::write(&trace, requests).unwrap();
+    let small = ["ablation", "--keys", "20k", "--operations", "2k", "--jobs", "2", "--trace"];
+    let output = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(small)
+        .args([trace.to_str().unwrap(), "--out", folder.path()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let files = folder.files();
+    let text = |name: &str| String::from_utf8(files[Path::new(name)].clone()).unwrap();
+    let steps = text("data/dex-8.csv");
+    let column = |name: &str| {
+        let at = steps.lines().next().unwrap().split(',').position(|column| column == name);
+        let partitions = steps.lines().find(|line| line.contains("\"+ partitions\""));
+        // No column before the command has a comma inside quotes.
+        partitions.unwrap().split(',').nth(at.unwrap()).unwrap().parse::<f64>().unwrap()
+    };
+    assert_eq!((column("atomics"), column("hit_ratio")), (0.0, 0.0), "{steps}");
+    assert!(column("reads") >= 3.0 && column("writes") < 0.6, "{steps}");
+    assert_eq!(text("data/dex-trace.csv").lines().count(), 1 + 9 * 3);
+    let bars = text("figures/dex-9-1.svg");
+    assert!(bars.contains("+ cooling map") && bars.contains("operations/s"), "{bars}");
+    assert!(text("figures/dex-trace-1.svg").contains("hot, clock"));
+}
+
 /// A run that is killed leaves whole points; the run that continues writes the same bytes.
 #[test]
 fn a_killed_run_continues_to_the_same_bytes() {

@@ -47,11 +47,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     warn_of_errors(&report)
 }
 
-/// Runs one benchmark without any output.
-pub(crate) fn measure(arguments: &Arguments) -> anyhow::Result<Report> {
-    Plan::new(arguments)?.run(arguments.index)
-}
-
 impl Plan {
     fn run(&self, index: DesignName) -> anyhow::Result<Report> {
         #[cfg(feature = "verbs")]

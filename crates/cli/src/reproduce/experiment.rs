@@ -68,6 +68,14 @@ pub(super) struct Figure {
 }
 
 impl Figure {
+    /// The metric that a plot shows.
+    pub(super) fn metric(&self) -> Metric {
+        match self.shape {
+            Shape::Lines(metric) => metric,
+            Shape::Closed(_) | Shape::Statements => Metric::Throughput,
+        }
+    }
+
     /// A figure of claims for which no point runs.
     pub(super) const fn statements(
         id: &'static str,

@@ -59,6 +59,13 @@ pub(crate) struct Arguments {
     /// Reproduce this paper [default: all]
     #[arg(value_enum)]
     paper: Option<PaperName>,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Options of a run, whatever it reproduces.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
     /// Make only these figures, such as `8` or `11a`, and `t2` for a table
     #[arg(long, value_name = "ID,…", value_delimiter = ',')]
     figure: Vec<String>,
@@ -100,6 +107,21 @@ pub(crate) struct Arguments {
     out: PathBuf,
 }
 
+impl Options {
+    /// `reproduce trees` with these options.
+    pub(crate) fn figures(self) -> Arguments {
+        Arguments { paper: Some(PaperName::Trees), options: self }
+    }
+
+    /// `reproduce dex` with these options, of the parts of DEX if they name no figure.
+    pub(crate) fn ablation(mut self) -> Arguments {
+        if self.figure.is_empty() {
+            self.figure = ["8", "9", "12", "trace"].map(str::to_owned).to_vec();
+        }
+        Arguments { paper: Some(PaperName::Dex), options: self }
+    }
+}
+
 /// A figure with its points and judged claims.
 #[derive(Debug)]
 struct Outcome {
@@ -114,6 +136,7 @@ struct Outcome {
 /// Runs the experiments; `false` if a statement differs and the options are strict.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let selected = selected(arguments)?;
+    let arguments = &arguments.options;
     check_designs(arguments, &selected)?;
     if let Some(trace) = &arguments.trace
         && !trace.is_file()
@@ -170,19 +193,20 @@ fn selected(arguments: &Arguments) -> anyhow::Result<Vec<(&'static Paper, &'stat
         .flat_map(|paper| paper.figures.iter().map(move |figure| (*paper, figure)))
         .collect();
     if let Some(unknown) =
-        arguments.figure.iter().find(|id| all.iter().all(|(_, figure)| figure.id != **id))
+        arguments.options.figure.iter().find(|id| all.iter().all(|(_, figure)| figure.id != **id))
     {
         let ids: Vec<&str> = all.iter().map(|(_, figure)| figure.id).collect();
         return usage(format!("there is no figure `{unknown}`: there are {}", ids.join(", ")));
     }
     let asked = |(_, figure): &(_, &Figure)| {
-        arguments.figure.is_empty() || arguments.figure.iter().any(|id| id == figure.id)
+        arguments.options.figure.is_empty()
+            || arguments.options.figure.iter().any(|id| id == figure.id)
     };
     Ok(all.into_iter().filter(asked).collect())
 }
 
 fn check_designs(
-    arguments: &Arguments,
+    arguments: &Options,
     selected: &[(&'static Paper, &'static Figure)],
 ) -> anyhow::Result<()> {
     let mut known: Vec<&str> =
@@ -197,7 +221,7 @@ fn check_designs(
     }
 }
 
-fn size(paper: &Paper, arguments: &Arguments) -> Size {
+fn size(paper: &Paper, arguments: &Options) -> Size {
     let mut size = *paper
         .sizes
         .iter()

@@ -2,8 +2,8 @@
 
 use super::claims::{Verdict, digits};
 use super::experiment::{Metric, Shape};
-use super::{Arguments, Outcome};
-use crate::plot::{Curve, Plot};
+use super::{Options, Outcome};
+use crate::plot::{Bars, Curve, Plot};
 use anyhow::Context;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ const COLUMNS: &str = "figure,panel,row,x,seed,operations_per_s,p50_ns,p99_ns,re
                        remote_operations,retries,hit_ratio,network_bytes_per_s,placement_level,command\n";
 
 /// Writes all files.
-pub(super) fn write(outcomes: &[Outcome], arguments: &Arguments) -> anyhow::Result<()> {
+pub(super) fn write(outcomes: &[Outcome], arguments: &Options) -> anyhow::Result<()> {
     let out = &arguments.out;
     let data = out.join("data");
     let figures = out.join("figures");
@@ -33,9 +33,9 @@ pub(super) fn write(outcomes: &[Outcome], arguments: &Arguments) -> anyhow::Resu
                 let _ = writeln!(commands, "{line}");
             }
         }
-        for (number, plot) in plots(outcome, arguments).into_iter().enumerate() {
+        for (number, picture) in pictures_of(outcome, arguments).into_iter().enumerate() {
             let path = figures.join(format!("{name}-{}.svg", number + 1));
-            plot.draw(&path)?;
+            picture.draw(&path)?;
             let svg = std::fs::read_to_string(&path)
                 .with_context(|| format!("cannot read {}", path.display()))?;
             pictures.push((outcome.figure.id, outcome.paper.name, svg));
@@ -53,7 +53,7 @@ fn save(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The settings of the run and the machine; `environment.json` has no time, so that equal runs
 /// write equal bytes.
-fn environment(arguments: &Arguments) -> String {
+fn environment(arguments: &Options) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let environment = json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -184,8 +184,8 @@ fn markdown_table<H: AsRef<str>, R: AsRef<[String]>>(header: &[H], rows: &[R]) -
     text
 }
 
-fn conditions(arguments: &Arguments) -> String {
-    let Arguments { scale, seed, seeds, .. } = arguments;
+fn conditions(arguments: &Options) -> String {
+    let Options { scale, seed, seeds, .. } = arguments;
     format!(
         "Scale {}, {seeds} seed(s) from {seed} on, farleaf {}. In virtual time unless a command says `--fabric local`: \
          figures show proportions (docs/internals/cost-model.md). Ratios may differ by a factor of 1.5, counts by 5%, \
@@ -195,7 +195,7 @@ fn conditions(arguments: &Arguments) -> String {
     )
 }
 
-fn markdown(outcomes: &[Outcome], arguments: &Arguments) -> String {
+fn markdown(outcomes: &[Outcome], arguments: &Options) -> String {
     let mut text = format!("# Reproduction\n\n{}\n\n", conditions(arguments));
     text += &markdown_table(&HEADER, &verdicts(outcomes));
     for outcome in outcomes {
@@ -231,7 +231,7 @@ fn html_table<H: AsRef<str>, R: AsRef<[String]>>(header: &[H], rows: &[R]) -> St
     text + "</table>\n"
 }
 
-fn html(outcomes: &[Outcome], arguments: &Arguments, pictures: &[(&str, &str, String)]) -> String {
+fn html(outcomes: &[Outcome], arguments: &Options, pictures: &[(&str, &str, String)]) -> String {
     let mut text = String::from(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Reproduction</title>\n<style>\
          body{font-family:sans-serif;max-width:70em;margin:2em auto}table{border-collapse:collapse;font-size:85%}\
@@ -259,8 +259,53 @@ fn html(outcomes: &[Outcome], arguments: &Arguments, pictures: &[(&str, &str, St
     text + "</body></html>\n"
 }
 
+/// Something to draw.
+enum Picture {
+    Curves(Plot),
+    Bars(Bars),
+}
+
+impl Picture {
+    fn draw(&self, path: &Path) -> anyhow::Result<()> {
+        match self {
+            Self::Curves(plot) => plot.draw(path),
+            Self::Bars(bars) => bars.draw(path),
+        }
+    }
+}
+
+/// What shows a figure: curves over several positions, bars at a single one.
+fn pictures_of(outcome: &Outcome, arguments: &Options) -> Vec<Picture> {
+    match outcome.figure.xs.iter().filter(|at| !at.real).count() {
+        1 => bars(outcome, arguments).into_iter().map(Picture::Bars).collect(),
+        _ => plots(outcome, arguments).into_iter().map(Picture::Curves).collect(),
+    }
+}
+
+/// One plot for each panel, with a bar for each row.
+fn bars(outcome: &Outcome, arguments: &Options) -> Vec<Bars> {
+    let metric = outcome.figure.metric();
+    let panels = outcome.figure.panels.iter().map(|panel| {
+        let points = outcome.points.iter().filter(|p| p.panel == panel.name && !p.at.real);
+        let bar = points.filter_map(|point| {
+            let value = point.median(metric)?;
+            Some((point.row.name.to_owned(), value, digits(value)))
+        });
+        Bars {
+            title: format!("{}: {}, {}", outcome.figure.title, panel.name, metric.label()),
+            caption: caption(outcome, arguments),
+            bars: bar.collect(),
+        }
+    });
+    panels.filter(|bars| !bars.bars.is_empty()).collect()
+}
+
+fn caption(outcome: &Outcome, arguments: &Options) -> String {
+    format!("{}, scale {}", outcome.paper.name, arguments.scale.name())
+}
+
 /// One plot for each panel that has curves of two or more points.
-fn plots(outcome: &Outcome, arguments: &Arguments) -> Vec<Plot> {
+fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
     let figure = outcome.figure;
     let mut panels: Vec<(String, &'static str, Vec<Curve>)> = Vec::new();
     let mut add = |panel: &str, y, name: String, points: Vec<(f64, f64)>| {
@@ -276,10 +321,7 @@ fn plots(outcome: &Outcome, arguments: &Arguments) -> Vec<Plot> {
     if let Shape::Closed(compute) = figure.shape {
         compute().into_iter().for_each(|c| add(c.panel, "queries/s", c.row.to_owned(), c.points));
     }
-    let metric = match figure.shape {
-        Shape::Lines(metric) => metric,
-        _ => Metric::Throughput,
-    };
+    let metric = figure.metric();
     for panel in figure.panels {
         for row in figure.rows {
             let of_curve = outcome.points.iter().filter(|point| {
@@ -291,7 +333,7 @@ fn plots(outcome: &Outcome, arguments: &Arguments) -> Vec<Plot> {
     }
     let plot = |(panel, y, curves): (String, &'static str, Vec<Curve>)| Plot {
         title: format!("{}: {panel}", figure.title),
-        caption: format!("{}, scale {}", outcome.paper.name, arguments.scale.name()),
+        caption: caption(outcome, arguments),
         x: figure.x,
         y,
         curves,
