@@ -1,6 +1,7 @@
 //! Simulates a whole cluster on one thread, in virtual time, and checks the outcome.
 //!
-//! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] runs it once.
+//! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] runs it once,
+//! [`run_design`] on a design of another crate.
 //! [`history`] records every client's operations and their answers, and [`checker`] decides whether
 //! a correct index could have given these answers. [`run_command`] is the command `farleaf sim`.
 //!
@@ -28,5 +29,5 @@ pub use command::{CommandError, Deaths, run_command, run_mutants, run_random};
 pub use death::DeathAt;
 pub use mutants::{MUTANTS, Mutant};
 pub use random::{Kind, random_scenario};
-pub use run::{RunOutcome, RunReport, run_and_keep, run_seed, run_with_death};
+pub use run::{RunOutcome, RunReport, run_and_keep, run_design, run_seed, run_with_death};
 pub use scenario::{SCENARIOS, Scenario, ScenarioError};

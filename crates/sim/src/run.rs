@@ -68,16 +68,38 @@ pub struct RunReport {
 
 /// Runs `scenario` with `seed`.
 pub fn run_seed(scenario: &Scenario, seed: u64) -> RunReport {
-    report(scenario, seed, None)
+    report(scenario, seed, run_and_count(scenario, seed, None))
 }
 
 /// Same as [`run_seed`], but in a crash scenario the compute servers die once, at this moment.
 pub fn run_with_death(scenario: &Scenario, seed: u64, death: DeathAt) -> RunReport {
-    report(scenario, seed, Some(death))
+    report(scenario, seed, run_and_count(scenario, seed, Some(death)))
 }
 
-fn report(scenario: &Scenario, seed: u64, death: Option<DeathAt>) -> RunReport {
-    let (history, counts, outcome) = run_and_count(scenario, seed, death);
+/// Same as [`run_seed`], but runs the design `De`, created with `options`, instead of the
+/// scenario's. Checks what clients see, but does not inspect the pool, whose structure only the
+/// design knows. Scenarios with crashes, processes or byte strings end in a violation that says so.
+pub fn run_design<De: Design<Fixed8<CHOSEN>>>(
+    scenario: &Scenario,
+    seed: u64,
+    options: &De::Options,
+) -> RunReport {
+    let play = |board: &Board| match scenario {
+        Scenario { crash: None, processes: None, cluster, .. } if cluster.keys == KeysSpec::U64 => {
+            with_page_words(cluster.page_words, || {
+                play_uninspected::<_, De>(scenario, seed, board, options)
+            })
+        }
+        _ => Err(format!("{} needs a design that the simulator knows", scenario.name)),
+    };
+    report(scenario, seed, play_and_count(scenario, None, play))
+}
+
+fn report(
+    scenario: &Scenario,
+    seed: u64,
+    (history, counts, outcome): (History, Counts, RunOutcome),
+) -> RunReport {
     let Counts { cache, balanced, deaths } = counts;
     let count = |counts: fn(&Outcome) -> bool| {
         history.operations.iter().filter(|operation| counts(&operation.outcome)).count()
@@ -107,11 +129,19 @@ fn run_and_count(
     seed: u64,
     death: Option<DeathAt>,
 ) -> (History, Counts, RunOutcome) {
+    play_and_count(scenario, death, |board| play(scenario, seed, board))
+}
+
+fn play_and_count(
+    scenario: &Scenario,
+    death: Option<DeathAt>,
+    play: impl FnOnce(&Board) -> Result<(), String>,
+) -> (History, Counts, RunOutcome) {
     let board = Board::new(scenario, death);
     // A panic of the code under test is a finding like any other, and the history up to it is
     // evidence. Everything that the panic may have left half done is dropped here, except for the
     // board, which is consistent after each of its steps.
-    let play = AssertUnwindSafe(|| play(scenario, seed, &board));
+    let play = AssertUnwindSafe(|| play(&board));
     let structure = catch_unwind(play).unwrap_or_else(|panic| {
         let text = panic
             .downcast_ref::<String>()
@@ -188,6 +218,24 @@ where
         return Ok(());
     }
     pool.look_at_the_end::<De>(&cluster, &compute, scenario.cluster.compute_servers)
+}
+
+fn play_uninspected<L, De>(
+    scenario: &Scenario,
+    seed: u64,
+    board: &Board,
+    options: &De::Options,
+) -> Result<(), String>
+where
+    L: Named,
+    De: Design<L>,
+{
+    let servers = start::<L, De>(scenario, options)?;
+    let compute =
+        De::compute(options).map_err(|error| format!("cannot set up the compute side: {error}"))?;
+    let nothing = (0, async |_, _| ());
+    simulate::<L, De, _>(scenario, seed, board, &servers, &compute, nothing);
+    Ok(())
 }
 
 /// Runs a scenario of DEX and inspects its tree during the run and at the end.
