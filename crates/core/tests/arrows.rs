@@ -32,8 +32,11 @@ const CRATES: [(&str, &[&str]); 9] = [
     ("bench", &["farleaf-core", "farleaf-fabric"]),
     ("sim", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
     ("cluster", &["farleaf-core", "farleaf-fabric", "farleaf-fabric-verbs"]),
-    // The benchmarks only for an example; the CLI uses the door only in its tests.
-    ("farleaf", &["farleaf-core", "farleaf-cluster", "farleaf-fabric", "farleaf-bench"]),
+    // The benchmarks and the simulator only for examples; the CLI uses the door only in its tests.
+    (
+        "farleaf",
+        &["farleaf-core", "farleaf-cluster", "farleaf-fabric", "farleaf-bench", "farleaf-sim"],
+    ),
     (
         "cli",
         &[

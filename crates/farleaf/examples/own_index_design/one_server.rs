@@ -1,28 +1,24 @@
-//! A template for an index design of your own: implement [`Design`], [`RangeIndex`] and
-//! [`IndexAdmin`], and run the suite that every design passes:
-//! `cargo run --release -p farleaf --example own_index_design`
+//! A template for an index design of your own: it implements [`Design`], [`RangeIndex`] and
+//! [`IndexAdmin`].
 //!
 //! The design here is the simplest one over a network: all records are in the tree of memory server
 //! 0, and every operation is one RPC to it.
 
-use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::{
     Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
     check_fill,
 };
-use farleaf_core::page::{Action, Fixed8, Layout, OwnedKey, OwnedValue};
+use farleaf_core::page::{Action, Layout, OwnedKey, OwnedValue};
 use farleaf_core::remote::RpcClient;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::{
     AskEdit, RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, Share, TreeRequest,
 };
-use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Fabric, ServerId};
 use std::ops::Bound;
 
 /// The design: a type without values that names its parts.
 #[derive(Clone, Copy, Debug)]
-struct OneServer;
+pub(crate) struct OneServer;
 
 /// The server with all records.
 const SERVER: ServerId = ServerId::new(0);
@@ -57,7 +53,7 @@ impl<L: Layout> Design<L> for OneServer {
 
 /// One client's handle. It belongs to the thread of its endpoint.
 #[derive(Debug)]
-struct OneServerIndex<F: Fabric, L: Layout> {
+pub(crate) struct OneServerIndex<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
 }
 
@@ -162,19 +158,33 @@ impl<F: Fabric, L: Layout> IndexAdmin for OneServerIndex<F, L> {
     }
 }
 
-fn check() {
-    let server = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
-    let provider = &LocalConfig::default();
-    let setup = Setup { provider, options: (), memory_servers: 1, server };
-    conformance::run::<Fixed8, OneServer, _>(&setup);
-}
+#[cfg(test)]
+mod tests {
+    use super::OneServer;
+    use farleaf_core::index::conformance::{self, Setup};
+    use farleaf_core::page::Fixed8;
+    use farleaf_core::server::MemoryServerConfig;
+    use farleaf_fabric::local::LocalConfig;
+    use farleaf_sim::{RunOutcome, Scenario, run_design};
 
-fn main() {
-    check();
-    println!("{} passes the suite", <OneServer as Design<Fixed8>>::NAME);
-}
+    /// Tiny pages make high trees from few keys.
+    #[test]
+    fn the_design_passes_the_suite() {
+        let server = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
+        let provider = &LocalConfig::default();
+        let setup = Setup { provider, options: (), memory_servers: 1, server };
+        conformance::run::<Fixed8<16>, OneServer, _>(&setup);
+    }
 
-#[test]
-fn the_design_passes_the_suite() {
-    check();
+    #[test]
+    fn the_design_holds_in_the_simulator() {
+        for name in ["coarse-churn", "coarse-faults", "coarse-client-dies"] {
+            let scenario = Scenario::registered(name).unwrap();
+            for seed in 1..20 {
+                let report = run_design::<OneServer>(&scenario, seed, &());
+                assert_eq!(report.outcome, RunOutcome::Ok, "{name}, seed {seed}");
+                assert!(report.answered > 0, "{name}, seed {seed}");
+            }
+        }
+    }
 }
