@@ -14,6 +14,7 @@ use farleaf_bench::table::narrow_table;
 use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
+use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::{Design, Scan};
 use farleaf_core::page::Fixed8;
 use farleaf_fabric::Provider;
@@ -97,6 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = IndexOptions {
         partitioning: PartitioningName::Range,
         boundaries: keys.boundaries(&weights),
+        fine: FineOptions::default(),
         dex: DexOptions {
             placement_level: spreading_level::<Fixed8>(
                 keys.len(),

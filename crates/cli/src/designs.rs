@@ -95,6 +95,7 @@ pub(crate) struct IndexOptions {
     pub(crate) partitioning: PartitioningName,
     /// The boundaries under range partitioning: one fewer than there are servers.
     pub(crate) boundaries: Vec<u64>,
+    pub(crate) fine: FineOptions,
     /// DEX's partitioning among compute servers, and their caches.
     pub(crate) dex: DexOptions<u64>,
     /// Pool size of a design that has all its memory in one place.
@@ -148,7 +149,7 @@ pub(crate) fn run<T: Task>(
             on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, fabric, task)
         }
         // Nodes are placed on the servers in turn, whatever the boundaries are.
-        DesignName::Fine => on_fabric::<Fine, T>(&FineOptions::default(), fabric, task),
+        DesignName::Fine => on_fabric::<Fine, T>(&options.fine, fabric, task),
         DesignName::Hybrid => {
             on_fabric::<Hybrid, T>(&HybridOptions::with_boundaries(boundaries), fabric, task)
         }

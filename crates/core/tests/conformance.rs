@@ -137,7 +137,7 @@ fn coarse(provider: &AnyProvider) {
 
 fn fine(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Fine, _>(&setup);
     let setup = Setup { provider, options: FineOptions::default(), memory_servers: 3, server };

@@ -33,7 +33,7 @@ fn coarse(provider: &impl Provider) {
 }
 
 fn fine(provider: &impl Provider) {
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<Tiny, Fine, _>(&setup);
 }

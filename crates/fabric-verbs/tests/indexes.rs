@@ -36,7 +36,7 @@ fn coarse_on_verbs() {
 #[ignore = "needs an RDMA device"]
 fn fine_on_verbs() {
     let provider = &VerbsConfig::default();
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let setup = Setup { provider, options, memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Fine, _>(&setup);
 }

@@ -45,7 +45,7 @@ pub(crate) fn hybrid_options<L: Named>(
 }
 
 pub(crate) fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOptions {
-    FineOptions { chunk_nodes_log2, leaves_per_head }
+    FineOptions { chunk_nodes_log2, leaves_per_head, ..FineOptions::default() }
 }
 
 pub(crate) fn dex_options<L: Named>(

@@ -180,6 +180,10 @@ pub(crate) struct Arguments {
     /// largest level with 16 subtrees for each memory server]
     #[arg(long, value_name = "LEVEL", value_parser = units::limited::<u8>(0, 8))]
     pub(super) placement_level: Option<u8>,
+    /// How descents of the design `fine` trust a node: by the checksum in it, or by its version,
+    /// read before and after the node
+    #[arg(long, value_enum, value_name = "HOW", default_value = "sums")]
+    pub(super) validate: Validation,
     /// Partition keys among memory servers by this scheme
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,
@@ -287,6 +291,15 @@ pub(crate) struct Arguments {
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+}
+
+/// What proves that a node was read whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Validation {
+    /// A checksum in the node: one READ
+    Sums,
+    /// The node's version: three READs
+    Versions,
 }
 
 /// The fabric between clients and memory servers.

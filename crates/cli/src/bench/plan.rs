@@ -1,6 +1,6 @@
 //! Turns options into a plan. All errors of a command line are found here, before the run starts.
 
-use super::arguments::{Arguments, FabricName};
+use super::arguments::{Arguments, FabricName, Validation};
 use super::form::KeysAndValues;
 use super::{over_time, reshaping};
 use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName};
@@ -14,6 +14,7 @@ use farleaf_bench::trace::{TraceFormat, read_trace, touched_keys};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::fine::FineOptions;
 use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
@@ -193,6 +194,10 @@ impl Plan {
             index: IndexOptions {
                 partitioning: arguments.partitioning,
                 boundaries: keys.boundaries(&weights),
+                fine: FineOptions {
+                    by_versions: arguments.validate == Validation::Versions,
+                    ..FineOptions::default()
+                },
                 dex: DexOptions {
                     at_load: arguments.boundaries,
                     placement_level,
@@ -260,6 +265,9 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     }
     if arguments.own_keys && arguments.seconds.is_none() && arguments.spare_compute_servers > 0 {
         return usage("--own-keys with --spare-compute-servers needs --seconds");
+    }
+    if arguments.validate == Validation::Versions && arguments.index != DesignName::Fine {
+        return usage("--validate versions needs --index fine");
     }
     if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
         return usage("--placement needs --partitioning range");

@@ -62,6 +62,8 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) suspect: Cell<Option<(GlobalAddr, LockWord)>>,
     /// The backoff that new operations start with.
     backoff: Cell<Backoff>,
+    /// Whether a READ of a page comes between two READs of its word 0.
+    by_versions: Cell<bool>,
 }
 
 impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
@@ -119,6 +121,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             doubts_due_ns: Cell::new(0),
             suspect: Cell::new(None),
             backoff: Cell::new(Backoff::default()),
+            by_versions: Cell::new(false),
         }
     }
 
@@ -142,6 +145,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Replaces the backoff of new operations; for experiments.
     pub fn set_backoff(&self, backoff: Backoff) {
         self.backoff.set(backoff);
+    }
+
+    /// Whether [`PageClient::read`] READs a page's word 0 before and after the page, one after the
+    /// other, and trusts a page with the same word three times: what designs do that have no
+    /// checksums. The checksum is checked as well; for experiments.
+    pub fn validate_by_versions(&self, by_versions: bool) {
+        self.by_versions.set(by_versions);
     }
 
     /// RPCs over the same endpoint.
@@ -225,6 +235,28 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// As [`PageClient::finish_read`].
     #[inline]
     pub async fn read(&self, pointer: Pointer) -> Result<PageCopy<L>, Miss> {
+        if self.by_versions.get() {
+            return self.read_by_versions(pointer).await;
+        }
+        self.read_once(pointer).await
+    }
+
+    #[cold]
+    async fn read_by_versions(&self, pointer: Pointer) -> Result<PageCopy<L>, Miss> {
+        for _ in 0..REREADS {
+            let before = self.read_words(pointer.at, 8).await?.get(0);
+            let copy = self.read_once(pointer).await?;
+            let after = self.read_words(pointer.at, 8).await?.get(0);
+            if before == copy.word().to_bits() && after == before {
+                return Ok(copy);
+            }
+            self.fabric().counters().count_retry();
+        }
+        Err(Miss::Restart)
+    }
+
+    #[inline]
+    async fn read_once(&self, pointer: Pointer) -> Result<PageCopy<L>, Miss> {
         match self.post_read(pointer) {
             Err(Miss::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. }))) => {
                 self.read_again(pointer, None).await

@@ -27,7 +27,8 @@ fn server() -> MemoryServerConfig {
 }
 
 fn fine(provider: &AnyProvider) -> Setup<'_, AnyProvider, FineOptions> {
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 30 };
+    let options =
+        FineOptions { chunk_nodes_log2: 4, leaves_per_head: 30, ..FineOptions::default() };
     Setup { provider, options, memory_servers: 3, server: server() }
 }
 
@@ -347,7 +348,10 @@ where
 
 #[test]
 fn fine_survives_a_death_at_any_write() {
-    deaths::<512, Fine, _>(&FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 }, 1);
+    deaths::<512, Fine, _>(
+        &FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() },
+        1,
+    );
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn coarse_simulated() {
 }
 
 fn fine<L: Named>(provider: &AnyProvider, leaves_per_head: u16) {
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head, ..FineOptions::default() };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Fine, _>(&setup);
 }

@@ -117,6 +117,30 @@ fn operations_cost_what_the_design_says() {
     });
 }
 
+/// By versions, a node costs three READs one after the other, and lookups find the same.
+#[test]
+fn validation_by_versions_costs_three_reads_a_node() {
+    let provider = SimConfig::default();
+    let options = FineOptions { by_versions: true, ..FineOptions::default() };
+    let cluster = setup(&provider, 3, 32 << 20, options).with_index::<Fixed8, Fine>();
+    cluster.run_one(|fabric| async move {
+        let index = open::<_, Fixed8>(fabric.clone()).await;
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        // Changes log, and the first of each server requests its log.
+        for number in 0..300 {
+            index.update(&(number * 600), &1).await.unwrap();
+        }
+        for number in (7..60_000).step_by(1_001) {
+            let get = async { assert!(index.get(&(number * 3)).await.unwrap().is_some()) };
+            let cost = spent(&fabric, get).await;
+            assert_eq!((cost.reads, cost.bytes_read), (3 * 3, 3 * (1024 + 8 + 8)), "{cost:?}");
+            let update = async { assert_eq!(index.update(&(number * 3), &7).await, Ok(true)) };
+            let cost = spent(&fabric, update).await;
+            assert_eq!((cost.reads, cost.atomics, cost.writes), (3 * 3, 1, 3), "{cost:?}");
+        }
+    });
+}
+
 /// The lookups of one multi-get descend together: one doorbell per level, and one READ per node.
 #[test]
 fn a_multi_get_goes_down_level_by_level() {
@@ -201,7 +225,7 @@ fn a_pool_belongs_to_one_design() {
 #[test]
 fn without_memory_the_operation_fails_and_the_index_stays_whole() {
     let provider = LocalConfig::default();
-    let options = FineOptions { chunk_nodes_log2: 2, leaves_per_head: 3 };
+    let options = FineOptions { chunk_nodes_log2: 2, leaves_per_head: 3, ..FineOptions::default() };
     let cluster = setup(&provider, 2, 64 << 10, options).with_index::<Tiny, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
@@ -225,7 +249,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
 #[test]
 fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     let provider = LocalConfig::default();
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let cluster = setup(&provider, 2, 16 << 20, options).with_index::<Tiny, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
@@ -254,7 +278,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
 #[test]
 fn heads_are_refreshed() {
     let provider = SimConfig::default();
-    let options = FineOptions { chunk_nodes_log2: 6, leaves_per_head: 4 };
+    let options = FineOptions { chunk_nodes_log2: 6, leaves_per_head: 4, ..FineOptions::default() };
     let cluster = setup(&provider, 3, 32 << 20, options).with_index::<Tiny, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
@@ -283,7 +307,7 @@ fn heads_are_refreshed() {
 fn dying_holder(config: SimConfig) {
     let seed = config.seed;
     let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Tiny, Fine>();
     let known: [std::sync::Mutex<Known>; 4] = Default::default();
     let stop = std::sync::Mutex::new(false);
@@ -369,7 +393,7 @@ fn lossy(seed: u64) -> u64 {
     let faults = losses();
     let provider =
         SimConfig { seed, faults, give_up_after_ns: 4_000_000_000, ..Default::default() };
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let calm = setup(&provider, 3, 16 << 20, options);
     let cluster = calm.start::<Tiny>();
     let options = &options;
@@ -475,7 +499,7 @@ fn rough(seed: u64) -> SimConfig {
 
 fn concurrent_owners(config: SimConfig) {
     let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
-    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3 };
+    let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let setup = setup(&provider, 3, 16 << 20, options);
     conformance::concurrent_owners::<Tiny, Fine, _>(&setup);
 }

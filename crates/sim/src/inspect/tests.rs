@@ -66,7 +66,7 @@ fn coarse() -> Pool<Small> {
 }
 
 fn fine() -> Pool<Small> {
-    let options = FineOptions { chunk_nodes_log2: 3, leaves_per_head: 4 };
+    let options = FineOptions { chunk_nodes_log2: 3, leaves_per_head: 4, ..FineOptions::default() };
     filled::<Fine>("fine-churn", |_| options)
 }
 

@@ -69,6 +69,7 @@ impl<L: Layout> Design<L> for Fine {
             (root, options) = (found.root, FineOptions::from_word(word));
         }
         let pages = PageClient::new(fabric, options.chunk_bytes());
+        pages.validate_by_versions(options.by_versions);
         Ok(FineIndex { pages, options, root, root_level: Cell::new(0) })
     }
 }

@@ -2,7 +2,7 @@
 //! end up:
 //!
 //! ```text
-//! [design:8][log2 of chunk nodes:8][leaves between heads:16][claim id:32]
+//! [design:8][log2 of chunk nodes:7][by versions:1][leaves between heads:16][claim id:32]
 //! ```
 
 use crate::page::{DesignId, NodeCarver};
@@ -14,11 +14,15 @@ pub struct FineOptions {
     pub chunk_nodes_log2: u8,
     /// After this many leaves comes a head, which lists the leaves after it. 0 disables heads.
     pub leaves_per_head: u16,
+    /// Whether a descent reads each node's version, the node, and the version again, as in the
+    /// paper, although a checksum in the node makes one READ enough. For comparisons; scans read
+    /// leaves ahead and do not.
+    pub by_versions: bool,
 }
 
 impl Default for FineOptions {
     fn default() -> Self {
-        Self { chunk_nodes_log2: 8, leaves_per_head: 16 }
+        Self { chunk_nodes_log2: 8, leaves_per_head: 16, by_versions: false }
     }
 }
 
@@ -29,11 +33,16 @@ impl FineOptions {
 
     pub(super) fn to_word(self) -> u64 {
         DesignId::Fine as u64
-            | u64::from(self.chunk_nodes_log2) << 8
+            | u64::from(self.chunk_nodes_log2 & 0x7f) << 8
+            | u64::from(self.by_versions) << 15
             | u64::from(self.leaves_per_head) << 16
     }
 
     pub(super) fn from_word(word: u64) -> Self {
-        Self { chunk_nodes_log2: (word >> 8) as u8, leaves_per_head: (word >> 16) as u16 }
+        Self {
+            chunk_nodes_log2: (word >> 8) as u8 & 0x7f,
+            leaves_per_head: (word >> 16) as u16,
+            by_versions: word >> 15 & 1 == 1,
+        }
     }
 }
