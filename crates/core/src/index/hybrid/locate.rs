@@ -15,8 +15,6 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// Siblings that one search follows. More would mean that no client reports splits to the servers.
-const MAX_STEPS: usize = 10_000;
 /// A scan that wants this many leaves will want more: it requests several windows of them at once.
 const LARGE_WINDOW: usize = 64;
 const WINDOWS_AHEAD: usize = 4;
@@ -163,16 +161,21 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
         probe: Probe<'_, L::Key>,
     ) -> Result<PageCopy<L>, Miss> {
         let mut copy = self.pages.read(from).await?;
-        for _ in 0..MAX_STEPS {
+        loop {
             self.pages.fabric().charge(Work::VisitNode).await;
-            copy = match step(copy.page(), probe, 0) {
+            let next = match step(copy.page(), probe, 0) {
                 Step::Here => return Ok(copy),
                 Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
                 // Between the reply and the READ the leaf was merged or evened out.
                 Step::Child(_) | Step::Lost => return Err(Miss::Restart),
             };
+            // A server that could not publish its tree knows the first leaf only, so any number of
+            // steps may be right. Each must go on to the right: the sibling may be in use again.
+            if L::low(next.page()) <= L::low(copy.page()) {
+                return Err(Miss::Restart);
+            }
+            copy = next;
         }
-        Err(Miss::Restart)
     }
 
     /// The values of a few keys. All RPCs are in flight together, then all READs, one per leaf.
