@@ -63,7 +63,7 @@ fn environment(arguments: &Options) -> String {
         "keys": arguments.keys,
         "operations": arguments.operations,
         "cores": cores,
-        "cost_model": format!("{:?}", farleaf_fabric::sim::SimConfig::default()),
+        "cost_model": format!("{:?}", crate::designs::simulated(arguments.seed)),
     });
     format!("{environment:#}\n")
 }

@@ -24,10 +24,11 @@ pub struct SimConfig {
     /// Duration of `sleep(0)`, in nanoseconds: one turn of the poll loop. At least 1, because a
     /// task that waits by yielding must advance virtual time.
     pub yield_ns: u64,
-    /// How far the thread of an endpoint may run ahead of virtual time while it searches and copies,
-    /// in nanoseconds; 0: each charge waits for its end. A thread that runs ahead posts in its own
-    /// time. Others see what it writes to local memory up to this much too early, which matters to
-    /// a checker of histories but not to throughput, and the simulator has fewer events.
+    /// How far the thread of an endpoint may run ahead of virtual time while it searches and
+    /// copies, in nanoseconds; 0: each charge waits for its end. A thread that runs ahead posts
+    /// in its own time. Others see what it writes to local memory up to this much too early,
+    /// which matters to a checker of histories but not to throughput, and the simulator has
+    /// fewer events.
     pub quantum_ns: u64,
     /// Virtual time without progress after which the remaining clients count as caught in an
     /// endless loop, in nanoseconds; 0 for no limit. It starts with each `run` and
