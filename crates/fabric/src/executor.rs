@@ -7,12 +7,13 @@
 //! its own does not run the executor but turns it ([`Executor::turn`]).
 //!
 //! *Invariants*: X1. a task is polled only after it was spawned or woken. X2. tasks are polled in
-//! the order in which they were woken. X3. a task of a killed group is dropped and never polled
-//! again.
+//! the order in which their thread woke them, and those that other threads woke soon after. X3. a
+//! task of a killed group is dropped and never polled again.
 //!
 //! *Thread safety*: tasks stay on the executor's thread (they are `!Send`); wakers may go to any
 //! thread.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -101,9 +102,53 @@ pub trait Driver {
     fn wait(&self, _ns: u64) {}
 }
 
-/// The ready tasks, in the order in which they were woken.
+thread_local! {
+    /// The executor that runs on this thread, and its tasks that this thread has woken: almost
+    /// every wake, without a lock. Empty while none runs.
+    static HERE: RefCell<Here> = const { RefCell::new(Here { queue: None, tasks: VecDeque::new() }) };
+}
+
+struct Here {
+    queue: Option<Arc<ReadyQueue>>,
+    tasks: VecDeque<Arc<TaskHandle>>,
+}
+
+/// An executor that runs on this thread, until it is dropped.
+struct Running {
+    before: Here,
+}
+
+impl Running {
+    fn new(queue: &Arc<ReadyQueue>) -> Self {
+        let mut state = lock_std(&queue.state);
+        let tasks = std::mem::take(&mut state.tasks);
+        queue.is_shared.store(false, Ordering::Release);
+        drop(state);
+        let here = Here { queue: Some(Arc::clone(queue)), tasks };
+        Self { before: HERE.replace(here) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let nothing = Here { queue: None, tasks: VecDeque::new() };
+        let before = std::mem::replace(&mut self.before, nothing);
+        let Here { queue, mut tasks } = HERE.replace(before);
+        if let Some(queue) = queue {
+            let mut state = lock_std(&queue.state);
+            tasks.append(&mut state.tasks);
+            queue.is_shared.store(!tasks.is_empty(), Ordering::Release);
+            state.tasks = tasks;
+        }
+    }
+}
+
+/// The ready tasks that other threads have woken, in that order, and all while no thread runs the
+/// executor.
 struct ReadyQueue {
     state: StdMutex<ReadyTasks>,
+    /// Whether `state` has tasks.
+    is_shared: StdAtomicBool,
     woken: Condvar,
 }
 
@@ -130,19 +175,60 @@ impl Wake for TaskHandle {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.queued.swap(true, Ordering::AcqRel) {
-            let mut state = lock_std(&self.queue.state);
-            state.tasks.push_back(Arc::clone(self));
-            if state.sleeping {
-                let unparker = state.unparker.clone();
-                drop(state);
-                match unparker {
-                    Some(unparker) => unparker.wake(),
-                    None => self.queue.woken.notify_one(),
-                }
+        if self.queued.swap(true, Ordering::AcqRel) || self.queue.push_here(self) {
+            return;
+        }
+        let state = self.queue.push(Arc::clone(self));
+        if state.sleeping {
+            let unparker = state.unparker.clone();
+            drop(state);
+            match unparker {
+                Some(unparker) => unparker.wake(),
+                None => self.queue.woken.notify_one(),
             }
         }
     }
+}
+
+impl ReadyQueue {
+    /// Adds a ready task if its executor runs on this thread.
+    fn push_here(self: &Arc<Self>, task: &Arc<TaskHandle>) -> bool {
+        let pushed = HERE.try_with(|here| {
+            let mut here = here.borrow_mut();
+            let is_here = here.queue.as_ref().is_some_and(|queue| Arc::ptr_eq(queue, self));
+            if is_here {
+                here.tasks.push_back(Arc::clone(task));
+            }
+            is_here
+        });
+        pushed == Ok(true)
+    }
+
+    /// Adds a ready task that another thread has woken, or that was woken between two runs.
+    fn push(&self, task: Arc<TaskHandle>) -> std::sync::MutexGuard<'_, ReadyTasks> {
+        let mut state = lock_std(&self.state);
+        state.tasks.push_back(task);
+        self.is_shared.store(true, Ordering::Release);
+        state
+    }
+
+    /// Takes the next ready task of the executor that runs on this thread.
+    fn pop(&self) -> Option<Arc<TaskHandle>> {
+        if self.is_shared.load(Ordering::Acquire) {
+            let mut state = lock_std(&self.state);
+            let next = state.tasks.pop_front();
+            self.is_shared.store(!state.tasks.is_empty(), Ordering::Release);
+            if next.is_some() {
+                return next;
+            }
+        }
+        HERE.with_borrow_mut(|here| here.tasks.pop_front())
+    }
+}
+
+/// Whether this thread has woken no task of the executor that runs on it.
+fn none_here() -> bool {
+    HERE.with_borrow(|here| here.tasks.is_empty())
 }
 
 fn lock_std<T>(mutex: &StdMutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -185,7 +271,11 @@ const SHORT_WAIT_NS: u64 = 100_000;
 impl<'a> Executor<'a> {
     /// An executor without tasks.
     pub fn new() -> Self {
-        let queue = Arc::new(ReadyQueue { state: StdMutex::default(), woken: Condvar::new() });
+        let queue = Arc::new(ReadyQueue {
+            state: StdMutex::default(),
+            is_shared: StdAtomicBool::new(false),
+            woken: Condvar::new(),
+        });
         Self { tasks: Vec::new(), vacant: Vec::new(), live: 0, generation: 0, queue }
     }
 
@@ -211,7 +301,9 @@ impl<'a> Executor<'a> {
         // Do not use the waker: between turns it would also unpark the driver, but the caller turns
         // next.
         handle.queued.store(true, Ordering::Release);
-        lock_std(&self.queue.state).tasks.push_back(Arc::clone(&handle));
+        if !self.queue.push_here(&handle) {
+            drop(self.queue.push(Arc::clone(&handle)));
+        }
         self.tasks[index] = Some(Task { group, handle, waker, future });
         self.live += 1;
     }
@@ -232,14 +324,14 @@ impl<'a> Executor<'a> {
             state.unparker = driver.unparker();
         }
         drop(state);
+        let _running = Running::new(&self.queue);
         let (mut polls_left, mut has_advanced) = (most_polls, false);
         loop {
             self.serve(driver);
             if polls_left == 0 {
                 return Turn::Busy;
             }
-            let next = lock_std(&self.queue.state).tasks.pop_front();
-            if let Some(handle) = next {
+            if let Some(handle) = self.queue.pop() {
                 self.poll(&handle);
                 polls_left -= 1;
                 continue;
@@ -253,7 +345,7 @@ impl<'a> Executor<'a> {
                 Progress::Stuck => u64::MAX,
             };
             let mut state = lock_std(&self.queue.state);
-            if state.tasks.is_empty() {
+            if state.tasks.is_empty() && none_here() {
                 state.sleeping = true;
                 return Turn::Idle { ns, has_advanced };
             }
@@ -281,6 +373,7 @@ impl<'a> Executor<'a> {
 
     fn run_while(&mut self, driver: &dyn Driver, go_on: &dyn Fn(&Self) -> bool) -> bool {
         lock_std(&self.queue.state).unparker = driver.unparker();
+        let _running = Running::new(&self.queue);
         let mut ended = true;
         loop {
             ended |= self.serve(driver);
@@ -289,8 +382,7 @@ impl<'a> Executor<'a> {
                 return true;
             }
             ended = false;
-            let next = lock_std(&self.queue.state).tasks.pop_front();
-            if let Some(handle) = next {
+            if let Some(handle) = self.queue.pop() {
                 ended = self.poll(&handle);
                 if driver.is_due() {
                     driver.progress();
@@ -305,7 +397,7 @@ impl<'a> Executor<'a> {
                     if !go_on(self) {
                         return true;
                     }
-                    if lock_std(&self.queue.state).tasks.is_empty() {
+                    if lock_std(&self.queue.state).tasks.is_empty() && none_here() {
                         return false;
                     }
                 }
@@ -357,6 +449,9 @@ impl<'a> Executor<'a> {
     }
 
     fn idle(&self, ns: u64, driver: &dyn Driver) {
+        if !none_here() {
+            return;
+        }
         let mut state = lock_std(&self.queue.state);
         if state.unparker.is_some() {
             if state.tasks.is_empty() {

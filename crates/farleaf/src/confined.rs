@@ -10,7 +10,8 @@
 //! - Whatever else an engine gives to other threads is `Send` by its type: wakers, and the `Arc`s
 //!   of a connection.
 //! - The one hole in these types would be a thread-local variable in which an engine kept an `Rc`.
-//!   The crates below have none; a test reads their sources.
+//!   The crates below have two without any, which end with what set them; a test reads their
+//!   sources.
 //! - Nothing in an engine belongs to one thread for another reason. It holds no guard of a lock
 //!   between two polls: `clippy::await_holding_lock` is denied in the whole workspace.
 
@@ -62,8 +63,11 @@ mod tests {
         }
     }
 
+    /// The tasks of the executor that runs, as `Arc`s, and the page size of a simulated run.
+    const HARMLESS: [&str; 2] = ["fabric/src/executor.rs", "core/src/page/chosen.rs"];
+
     #[test]
-    fn no_crate_below_keeps_anything_in_a_thread_local() {
+    fn no_crate_below_keeps_an_rc_in_a_thread_local() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let mut found = Vec::new();
         for folder in ["fabric", "core", "cluster"] {
@@ -72,7 +76,10 @@ mod tests {
         assert!(found.len() > 100);
         for path in found {
             let text = fs::read_to_string(&path).unwrap();
-            assert!(!text.contains("thread_local"), "{}", path.display());
+            let Some(at) = text.find("thread_local!") else { continue };
+            assert!(HARMLESS.iter().any(|name| path.ends_with(name)), "{}", path.display());
+            let variables = &text[at..][..text[at..].find("\n}\n").unwrap()];
+            assert!(!variables.contains("Rc<"), "{variables}");
         }
     }
 }
