@@ -1,7 +1,7 @@
 //! Features of the simulator only: replay, faults, and limits of network and cores.
 
 use farleaf_fabric::conformance::TestService;
-use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig};
+use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{
     Cluster, CostModel, Fabric, FabricError, GlobalAddr, RpcService, ServerId, Uncertainty, Work,
@@ -365,6 +365,79 @@ fn a_thread_that_runs_ahead_posts_in_its_own_time() {
     // Of 44 charges before a READ, those of the first two rounds need no event, and of the 40 every
     // fifth; nor do three after it.
     assert_eq!(exact_events - ahead_events, 1 + 3 + 32 + 3);
+}
+
+/// A cluster whose network differs from the usual one in one way.
+fn with_network(change: impl FnOnce(&mut NetworkModel)) -> SimConfig {
+    let mut config = SimConfig::default();
+    change(&mut config.network);
+    config
+}
+
+/// The virtual time that all clients of one compute server need together.
+fn time_of<Fut: Future<Output = ()>>(
+    config: SimConfig,
+    clients: usize,
+    work: impl Fn(SimFabric, usize) -> Fut + Sync,
+) -> u64 {
+    let cluster = start(config, 1);
+    cluster.run(&vec![0; clients], work);
+    cluster.statistics().now_ns
+}
+
+#[test]
+fn atomics_take_turns_on_a_unit_and_on_a_word() {
+    let add = |same_word: bool| {
+        move |fabric: SimFabric, client: usize| async move {
+            let offset = if same_word { 0 } else { client as u64 * 8 };
+            for _ in 0..100 {
+                fabric.fetch_add(GlobalAddr::new(SERVER, offset), 1).await.unwrap();
+            }
+        }
+    };
+    let free = time_of(SimConfig::default(), 8, add(true));
+    assert_near(free as f64, 100.0 * 2_000.0);
+    let by_word = with_network(|network| network.atomic_word_ns = 1_000);
+    assert_near(time_of(by_word.clone(), 8, add(true)) as f64, 800.0 * 1_000.0);
+    assert_eq!(time_of(by_word, 8, add(false)), time_of(SimConfig::default(), 8, add(false)));
+    let by_unit = with_network(|network| network.atomic_unit_ns = 1_000);
+    assert_near(time_of(by_unit, 8, add(false)) as f64, 800.0 * 1_000.0);
+}
+
+#[test]
+fn a_second_port_doubles_what_a_nic_sends() {
+    let read = |fabric: SimFabric, _| async move {
+        for _ in 0..100 {
+            let buffer = fabric.buffer(4096).unwrap();
+            fabric.read(GlobalAddr::new(SERVER, 0), buffer).await.unwrap();
+        }
+    };
+    // 4,156 bytes take a port for 333 ns.
+    let of = |ports| time_of(with_network(|network| network.ports = ports), 32, read) as f64;
+    assert_near(of(1), 3_200.0 * 333.0);
+    assert_near(of(2), 3_200.0 * 333.0 / 2.0);
+}
+
+#[test]
+fn a_co_located_server_is_reached_without_the_network() {
+    let cluster = start(with_network(|network| network.co_located = true), 2);
+    cluster.run(&[0, 1], async |fabric, client| {
+        for server in [0, 1] {
+            let before_ns = fabric.now_ns();
+            let place = GlobalAddr::new(ServerId::new(server), 0);
+            fabric.read(place, fabric.buffer(8).unwrap()).await.unwrap();
+            let took_ns = fabric.now_ns() - before_ns;
+            let local = usize::from(server) == client;
+            // Post and doorbell, twice the time of a short message, and the access.
+            assert_eq!(took_ns, if local { 300 } else { 2_000 });
+            let call = fabric.call(place.server(), TestService::work(1));
+            let before_ns = fabric.now_ns();
+            call.await.unwrap();
+            assert_eq!(fabric.now_ns() - before_ns < 1_700, local);
+        }
+    });
+    let statistics = cluster.statistics();
+    assert!(statistics.memory_servers.iter().all(|server| server.nic.messages_received == 2));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Options of `farleaf bench`.
 
+use super::model::{self, ModelChange};
 use super::moments;
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
@@ -197,6 +198,11 @@ pub(crate) struct Arguments {
     /// time on `sim`]
     #[arg(long, value_name = "NS", value_parser = units::count)]
     pub(super) network_latency_ns: Option<u64>,
+    /// Change the network that `sim` models: ports=N of each NIC, message=NS that a message takes a
+    /// port for at least, atomic-unit=NS and atomic-word=NS for which atomics on one server and on
+    /// one word take turns, co-located for servers of both kinds on one machine
+    #[arg(long, value_name = "KEY[=VALUE],…", value_delimiter = ',', value_parser = model::change)]
+    pub(super) model: Vec<ModelChange>,
     /// Serve RPCs with this many cores of each memory server, on `sim` [default: 4]
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(1, 1024))]
     pub(super) server_cores: Option<u16>,

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod form;
+mod model;
 mod moments;
 mod over_time;
 mod plan;

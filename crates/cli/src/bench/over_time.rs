@@ -113,7 +113,8 @@ fn plot(timeline: &Timeline, title: &str, caption: &str) -> Plot {
     };
     let curve = |name: String, rates: Vec<f64>| {
         let points = rates.into_iter().enumerate();
-        Curve { name, points: points.map(|(at, rate)| (middle_ms(at), rate)).collect() }
+        let points = points.map(|(at, rate)| (middle_ms(at), rate)).collect();
+        Curve { name, points, ..Curve::default() }
     };
     let servers = match timeline.compute_servers.len() {
         few @ 2..=MOST_CURVES => few,

@@ -281,6 +281,9 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
             placement.len()
         ));
     }
+    if arguments.fabric != FabricName::Sim && !arguments.model.is_empty() {
+        return usage("--model needs --fabric sim");
+    }
     if arguments.fabric != FabricName::Sim && arguments.server_cores.is_some() {
         return usage("--server-cores needs --fabric sim");
     }
@@ -323,6 +326,9 @@ fn fabric(arguments: &Arguments) -> FabricConfig {
             let mut config = designs::simulated(arguments.seed);
             if let Some(round_trip_ns) = arguments.network_latency_ns {
                 config.network.one_way_ns = round_trip_ns / 2;
+            }
+            for change in &arguments.model {
+                change.apply(&mut config.network);
             }
             if let Some(cores) = arguments.server_cores {
                 config.cores_per_memory_server = cores.into();

@@ -53,9 +53,10 @@ impl Default for SimConfig {
     }
 }
 
-/// The network: every server, compute or memory, has one NIC with one port. A message occupies the
-/// sender's port and the receiver's port for [`NetworkModel::message_ns`] each. The receiver starts
-/// with the first byte (cut-through), so on an idle network a message pays this time once.
+/// The network: every server, compute or memory, has one NIC, usually with one port. A message
+/// occupies a port of the sender and one of the receiver for [`NetworkModel::message_ns`] each. The
+/// receiver starts with the first byte (cut-through), so on an idle network a message pays this
+/// time once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkModel {
     /// From one port to another: wire, switch and the pipelines of both NICs, in nanoseconds.
@@ -73,7 +74,21 @@ pub struct NetworkModel {
     pub post_ns: u64,
     /// Time of the endpoint's thread to ring the NIC's doorbell, once per batch, in nanoseconds.
     pub doorbell_ns: u64,
+    /// Ports of each NIC, 1 to [`MOST_PORTS`]. A message takes the one that is free first.
+    pub ports: usize,
+    /// Time for which an atomic occupies the memory server's NIC, where atomics take turns, in
+    /// nanoseconds; 0: any number at once.
+    pub atomic_unit_ns: u64,
+    /// The same for atomics on one word.
+    pub atomic_word_ns: u64,
+    /// Whether compute server `i` and memory server `i` are one machine. A message between the two
+    /// then occupies no port and does not travel; it takes the time of its bytes, and a verb that
+    /// of the access to memory.
+    pub co_located: bool,
 }
+
+/// Limit on [`NetworkModel::ports`].
+pub const MOST_PORTS: usize = 4;
 
 impl Default for NetworkModel {
     fn default() -> Self {
@@ -85,6 +100,10 @@ impl Default for NetworkModel {
             remote_access_ns: 160,
             post_ns: 40,
             doorbell_ns: 80,
+            ports: 1,
+            atomic_unit_ns: 0,
+            atomic_word_ns: 0,
+            co_located: false,
         }
     }
 }

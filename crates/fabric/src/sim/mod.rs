@@ -23,7 +23,7 @@ mod statistics;
 mod tearing;
 mod world;
 
-pub use config::{Faults, LastWords, NetworkModel, Outage, SimConfig, Slow, Verb};
+pub use config::{Faults, LastWords, MOST_PORTS, NetworkModel, Outage, SimConfig, Slow, Verb};
 pub use endpoint::SimFabric;
 pub use op::SimOp;
 pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};

@@ -1,27 +1,66 @@
 //! The network's state: when ports are free, and the order that each connection has to keep.
 
-/// A NIC port: one message at a time in each direction.
+use super::config::MOST_PORTS;
+use std::collections::BTreeMap;
+
+/// A NIC: one message at a time in each direction of each port.
 #[derive(Debug, Default)]
 pub(super) struct Nic {
     pub(super) send: Direction,
     pub(super) receive: Direction,
+    pub(super) atomics: Atomics,
 }
 
-/// One direction of a port.
+/// When the atomics of a memory server's NIC are free, where they take turns.
+#[derive(Debug, Default)]
+pub(super) struct Atomics {
+    free_ns: u64,
+    /// By offset of the word.
+    words: BTreeMap<u64, u64>,
+}
+
+/// Words that have been used lately; more are swept.
+const MOST_WORDS: usize = 4096;
+
+impl Atomics {
+    /// The time at which an atomic on the word at `offset` takes effect that could at `ready_ns`.
+    /// It then occupies the unit and the word for these times.
+    pub(super) fn take(
+        &mut self,
+        ready_ns: u64,
+        offset: u64,
+        (unit_ns, word_ns): (u64, u64),
+    ) -> u64 {
+        let of_word = self.words.get(&offset).copied().unwrap_or_default();
+        let start_ns = ready_ns.max(self.free_ns).max(of_word);
+        self.free_ns = start_ns + unit_ns;
+        if word_ns > 0 {
+            if self.words.len() >= MOST_WORDS {
+                self.words.retain(|_, free_ns| *free_ns > ready_ns);
+            }
+            self.words.insert(offset, start_ns + word_ns);
+        }
+        start_ns
+    }
+}
+
+/// One direction of all ports.
 #[derive(Debug, Default)]
 pub(super) struct Direction {
-    free_ns: u64,
+    free_ns: [u64; MOST_PORTS],
     pub(super) busy_ns: u64,
     pub(super) messages: u64,
 }
 
 impl Direction {
-    /// Occupies the port for `cost_ns`, from `ready_ns` or when it becomes free; returns the start
-    /// time of the message.
+    /// Occupies one of `ports` ports for `cost_ns`, from `ready_ns` or when it becomes free; returns
+    /// the start time of the message.
     #[inline]
-    pub(super) fn take(&mut self, ready_ns: u64, cost_ns: u64) -> u64 {
-        let start_ns = self.free_ns.max(ready_ns);
-        self.free_ns = start_ns + cost_ns;
+    pub(super) fn take(&mut self, ready_ns: u64, cost_ns: u64, ports: usize) -> u64 {
+        let first_free = self.free_ns[..ports].iter().enumerate().min_by_key(|(_, ns)| **ns);
+        let port = first_free.map_or(0, |(port, _)| port);
+        let start_ns = self.free_ns[port].max(ready_ns);
+        self.free_ns[port] = start_ns + cost_ns;
         self.busy_ns += cost_ns;
         self.messages += 1;
         start_ns

@@ -9,7 +9,7 @@
 //! message can be lost or a server found dead. `Deadline` and `Lost` end an operation without a
 //! completion; its remaining events still happen, and may take effect later (contract F7).
 
-use super::config::{LastWords, Outage, SimConfig, Slow};
+use super::config::{LastWords, MOST_PORTS, Outage, SimConfig, Slow};
 use super::endpoint::EndpointState;
 use super::events::{Event, Events};
 use super::network::Nic;
@@ -161,6 +161,8 @@ impl World {
         config.faults.check();
         assert!(config.cores_per_memory_server > 0, "cores_per_memory_server must be at least 1");
         assert!(config.yield_ns > 0, "yield_ns must be at least 1");
+        let ports = config.network.ports;
+        assert!((1..=MOST_PORTS).contains(&ports), "a NIC has 1 to {MOST_PORTS} ports");
         let cores = config.cores_per_memory_server;
         let memory = regions.into_iter().map(|region| MemoryServer::new(region, cores)).collect();
         let mut events = Events::default();
@@ -240,12 +242,17 @@ impl World {
             Event::Enqueue(op) => self.enqueue(op),
             Event::Effect(op, piece) => self.effect(&op, piece),
             Event::ReplyArrive(op) => {
-                let cost_ns = self.reply_ns(&op);
+                let (cost_ns, now_ns) = (self.reply_ns(&op), self.events.now_ns());
                 let sender = usize::from(op.endpoint.compute_server);
                 if self.sender_lives(&op.endpoint) {
-                    let receive = &mut self.compute[sender].nic.receive;
-                    let there_ns = receive.take(self.events.now_ns(), cost_ns) + cost_ns;
-                    self.events.schedule(there_ns, Event::Complete(op));
+                    let start_ns = match self.is_local(&op) {
+                        true => now_ns,
+                        false => {
+                            let receive = &mut self.compute[sender].nic.receive;
+                            receive.take(now_ns, cost_ns, self.config.network.ports)
+                        }
+                    };
+                    self.events.schedule(start_ns + cost_ns, Event::Complete(op));
                 }
             }
             Event::Complete(op) => {
@@ -379,9 +386,14 @@ impl World {
         };
         let cost_ns = self.config.network.message_ns(sent_bytes);
         let sender = usize::from(op.endpoint.compute_server);
-        let start_ns = self.compute[sender].nic.send.take(at_ns, cost_ns);
+        let is_local = self.is_local(op);
+        let start_ns = match is_local {
+            true => at_ns,
+            false => self.compute[sender].nic.send.take(at_ns, cost_ns, self.config.network.ports),
+        };
         let lost = self.is_lost(op);
-        let mut arrives_ns = start_ns + self.travel_ns() + self.slowed_ns(op, false);
+        let travel_ns = if is_local { 0 } else { self.travel_ns() };
+        let mut arrives_ns = start_ns + travel_ns + self.slowed_ns(op, false);
         if self.happens(self.config.faults.late_probability) {
             let late_ns = self.rng.random_range(1..=self.config.faults.max_late_ns.max(1));
             arrives_ns = arrives_ns.max(op.deadline_ns + late_ns);
@@ -420,12 +432,23 @@ impl World {
         };
         let cost_ns = self.config.network.message_ns(sent_bytes);
         let now_ns = self.events.now_ns();
-        let there_ns = self.memory[server].nic.receive.take(now_ns, cost_ns) + cost_ns;
+        let network = &self.config.network;
+        let start_ns = match self.is_local(&op) {
+            true => now_ns,
+            false => self.memory[server].nic.receive.take(now_ns, cost_ns, network.ports),
+        };
+        let there_ns = start_ns + cost_ns;
         if is_call {
             return self.events.schedule(there_ns, Event::Enqueue(op));
         }
         let write_done_ns = op.endpoint.connections.borrow()[server].write_done_ns;
-        let first_ns = (there_ns + self.config.network.remote_access_ns).max(write_done_ns);
+        let mut first_ns = (there_ns + network.remote_access_ns).max(write_done_ns);
+        let turns = (network.atomic_unit_ns, network.atomic_word_ns);
+        if turns != (0, 0)
+            && let Body::CompareSwap { at, .. } | Body::FetchAdd { at, .. } = op.state.borrow().body
+        {
+            first_ns = self.memory[server].nic.atomics.take(first_ns, at.offset(), turns);
+        }
         let mut last_ns = first_ns;
         if words > 1 && self.happens(self.config.faults.tear_probability) {
             let (piece_of, pieces) = tearing::split(&mut self.rng, words);
@@ -556,13 +579,26 @@ impl World {
     }
 
     fn send_reply(&mut self, op: &Rc<Op>, payload_bytes: usize) {
-        let cost_ns = self.config.network.message_ns(payload_bytes);
-        let send = &mut self.memory[op.server.index()].nic.send;
-        let start_ns = send.take(self.events.now_ns(), cost_ns);
+        let (network, now_ns) = (&self.config.network, self.events.now_ns());
+        let cost_ns = network.message_ns(payload_bytes);
+        let is_local = self.is_local(op);
+        let start_ns = match is_local {
+            true => now_ns,
+            false => {
+                let send = &mut self.memory[op.server.index()].nic.send;
+                send.take(now_ns, cost_ns, network.ports)
+            }
+        };
         if !self.is_lost(op) {
-            let arrives_ns = start_ns + self.travel_ns() + self.slowed_ns(op, true);
+            let travel_ns = if is_local { 0 } else { self.travel_ns() };
+            let arrives_ns = start_ns + travel_ns + self.slowed_ns(op, true);
             self.events.schedule(arrives_ns, Event::ReplyArrive(Rc::clone(op)));
         }
+    }
+
+    /// Whether the operation is between servers of one machine.
+    fn is_local(&self, op: &Op) -> bool {
+        self.config.network.co_located && op.endpoint.compute_server == op.server.number()
     }
 
     fn reply_ns(&self, op: &Op) -> u64 {
