@@ -46,12 +46,16 @@ pub(crate) struct Plot {
 }
 
 /// One curve.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Curve {
     /// The name in the legend.
     pub(crate) name: String,
     /// The points that the curve connects.
     pub(crate) points: Vec<(f64, f64)>,
+    /// Position, lowest and highest value of points that were measured several times.
+    pub(crate) spans: Vec<(f64, f64, f64)>,
+    /// Points that others state, drawn as hollow marks.
+    pub(crate) stated: Vec<(f64, f64)>,
 }
 
 /// Formats operations per second with three digits.
@@ -75,7 +79,11 @@ impl Plot {
         }
         let points = || self.curves.iter().flat_map(|curve| &curve.points);
         let right = points().map(|point| point.0).fold(0.0, f64::max) * 1.05;
-        let top = (points().map(|point| point.1).fold(0.0, f64::max) * HEADROOM).max(1.0);
+        let heights = self.curves.iter().flat_map(|Curve { points, spans, stated, .. }| {
+            let drawn = points.iter().chain(stated).map(|point| point.1);
+            drawn.chain(spans.iter().map(|span| span.2))
+        });
+        let top = (heights.fold(0.0, f64::max) * HEADROOM).max(1.0);
 
         let area = SVGBackend::new(path, SIZE).into_drawing_area();
         area.fill(&WHITE).map_err(failed)?;
@@ -117,6 +125,12 @@ impl Plot {
                 let dots = points().map(|at| Circle::new(at, 3, colour.filled()));
                 chart.draw_series(dots).map_err(failed)?;
             }
+            let span = |&(x, low, high): &(f64, f64, f64)| {
+                PathElement::new([(x, low), (x, high)], colour.stroke_width(1))
+            };
+            chart.draw_series(curve.spans.iter().map(span)).map_err(failed)?;
+            let hollow = |at: &(f64, f64)| Circle::new(*at, 5, colour.stroke_width(2));
+            chart.draw_series(curve.stated.iter().map(hollow)).map_err(failed)?;
         }
         let style = ("sans-serif", 12).into_font().color(&BLACK);
         let style = style.pos(Pos::new(HPos::Left, VPos::Center));

@@ -120,6 +120,8 @@ fn the_ablation_shows_what_each_part_of_dex_costs() {
     let bars = text("figures/dex-9-1.svg");
     assert!(bars.contains("+ cooling map") && bars.contains("operations/s"), "{bars}");
     assert!(text("figures/dex-trace-1.svg").contains("hot, clock"));
+    // The paper states what partitions bring with 2 threads.
+    assert!(text("figures/dex-8-1.svg").contains("hollow: as stated"));
 }
 
 /// A run that is killed leaves whole points; the run that continues writes the same bytes.

@@ -62,10 +62,8 @@ enum Absent {
 
 fn value(value: &Value, points: &[Measured]) -> Result<f64, Absent> {
     let at = |metric: Metric, spot: Spot| {
-        let (panel, row, x) = spot;
-        let same =
-            |point: &&Measured| point.panel == panel && point.row.name == row && point.at.x == x;
-        let Some(point) = points.iter().find(same) else {
+        let (_, row, x) = spot;
+        let Some(point) = points.iter().find(|point| point.is_at(spot)) else {
             return Err(Absent::Point(format!("`{row}` at {x} was left out")));
         };
         match point.median(metric) {

@@ -1,6 +1,6 @@
 //! The points of a figure: their command lines, and the reports of what ran.
 
-use super::experiment::{At, Figure, Metric, Panel, Row, Size};
+use super::experiment::{At, Figure, Metric, Panel, Row, Size, Spot};
 use crate::designs::DesignName;
 use clap::ValueEnum;
 use farleaf_bench::report::Report;
@@ -35,6 +35,11 @@ pub(super) struct Measured {
 }
 
 impl Measured {
+    /// Whether the point is at this place of its figure.
+    pub(super) fn is_at(&self, (panel, row, x): Spot) -> bool {
+        self.panel == panel && self.row.name == row && self.at.x == x
+    }
+
     /// The metric of each seed, ascending.
     pub(super) fn values(&self, metric: Metric) -> Vec<f64> {
         let mut values: Vec<f64> = self.reports.iter().map(|report| metric.of(report)).collect();

@@ -1,7 +1,8 @@
 //! Writes what a run found: `report.md`, `report.html`, CSV files, command lines and settings.
 
 use super::claims::{Verdict, digits};
-use super::experiment::{Metric, Shape};
+use super::experiment::{ClosedCurve, Metric, Rule, Shape, Spot, Value};
+use super::points::Measured;
 use super::{Options, Outcome};
 use crate::plot::{Bars, Curve, Plot};
 use anyhow::Context;
@@ -304,36 +305,67 @@ fn caption(outcome: &Outcome, arguments: &Options) -> String {
     format!("{}, scale {}", outcome.paper.name, arguments.scale.name())
 }
 
+/// What the paper states of a metric of a row, as points: a figure, or a ratio times our figure of
+/// the row below the fraction.
+fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64, f64)> {
+    let ours = |spot: Spot| outcome.points.iter().find(|point| point.is_at(spot))?.median(metric);
+    let claims = outcome.figure.claims.iter().filter_map(|claim| match (claim.value, claim.rule) {
+        (Value::Of(of, spot), Rule::Within(paper, _)) => Some((of, spot, paper)),
+        (Value::Ratio(of, over, under), Rule::Factor(paper, _)) => {
+            Some((of, over, ours(under)? * paper))
+        }
+        _ => None,
+    });
+    let of_row = claims.filter(|(of, spot, _)| *of == metric && (spot.0, spot.1) == (panel, row));
+    of_row.map(|(_, spot, value)| (spot.2, value)).collect()
+}
+
 /// One plot for each panel that has curves of two or more points.
 fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
     let figure = outcome.figure;
     let mut panels: Vec<(String, &'static str, Vec<Curve>)> = Vec::new();
-    let mut add = |panel: &str, y, name: String, points: Vec<(f64, f64)>| {
-        if points.len() < 2 {
+    let mut add = |panel: &str, y, curve: Curve| {
+        if curve.points.len() < 2 {
             return;
         }
-        let curve = Curve { name, points };
         match panels.iter_mut().find(|(known, ..)| known == panel) {
             Some((_, _, curves)) => curves.push(curve),
             None => panels.push((panel.to_owned(), y, vec![curve])),
         }
     };
     if let Shape::Closed(compute) = figure.shape {
-        compute().into_iter().for_each(|c| add(c.panel, "queries/s", c.row.to_owned(), c.points));
+        for ClosedCurve { panel, row, points } in compute() {
+            add(panel, "queries/s", Curve { name: row.to_owned(), points, ..Curve::default() });
+        }
     }
     let metric = figure.metric();
     for panel in figure.panels {
         for row in figure.rows {
-            let of_curve = outcome.points.iter().filter(|point| {
-                point.panel == panel.name && point.row.name == row.name && !point.at.real
-            });
-            let points = of_curve.filter_map(|point| Some((point.at.x, point.median(metric)?)));
-            add(panel.name, metric.label(), row.name.to_owned(), points.collect());
+            let of_curve = || {
+                let points = outcome.points.iter();
+                points.filter(|p| p.panel == panel.name && p.row.name == row.name && !p.at.real)
+            };
+            let median = |point: &Measured| Some((point.at.x, point.median(metric)?));
+            let span = |point: &Measured| {
+                let values = point.values(metric);
+                let (low, high) = (*values.first()?, *values.last()?);
+                (low < high).then_some((point.at.x, low, high))
+            };
+            let curve = Curve {
+                name: row.name.to_owned(),
+                points: of_curve().filter_map(median).collect(),
+                spans: of_curve().filter_map(span).collect(),
+                stated: stated(outcome, metric, panel.name, row.name),
+            };
+            add(panel.name, metric.label(), curve);
         }
     }
     let plot = |(panel, y, curves): (String, &'static str, Vec<Curve>)| Plot {
         title: format!("{}: {panel}", figure.title),
-        caption: caption(outcome, arguments),
+        caption: match curves.iter().all(|curve| curve.stated.is_empty()) {
+            true => caption(outcome, arguments),
+            false => format!("{}, hollow: as stated", caption(outcome, arguments)),
+        },
         x: figure.x,
         y,
         curves,

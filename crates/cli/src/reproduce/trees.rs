@@ -21,7 +21,24 @@ pub(super) const TREES: Paper = Paper {
         Size { scale: Scale::Medium, keys: 2_000_000, operations: 0, warm_up: 0 },
         Size { scale: Scale::Paper, keys: 100_000_000, operations: 0, warm_up: 0 },
     ],
-    figures: &[T1, T2, T3, F3, F7, F8, F9, F10, F11, F12, F13, F14, F15],
+    figures: &[
+        T1,
+        T2,
+        T3,
+        F3,
+        F7,
+        F8,
+        F9,
+        F10,
+        F11,
+        F12,
+        F13,
+        F14,
+        F15,
+        MESSAGES,
+        ATOMICS,
+        SECOND_PORT,
+    ],
 };
 
 const A: &str = "A: points";
@@ -493,11 +510,88 @@ const F14: Figure = Figure {
     ],
 };
 
-const F15: Figure = Figure::statements(
-    "15",
-    "Figure 15: co-location, 80 clients",
-    &[Claim::unsaid(
-        "with 25% of the accesses local, all workloads gain alike",
-        "the simulator has no access to the memory of the same machine yet",
-    )],
-);
+const F15: Figure = Figure {
+    id: "15",
+    title: "Figure 15: co-location, four machines, 80 clients, uniform data",
+    words: UNIFORM,
+    panels: EVEN,
+    rows: &[
+        row("coarse", ""),
+        Row { name: "coarse, co-located", design: "coarse", words: "--model co-located" },
+        row("fine", ""),
+        Row { name: "fine, co-located", design: "fine", words: "--model co-located" },
+    ],
+    x: "clients",
+    xs: &[At::new(80.0, 4, 20, "")],
+    shape: THROUGHPUT,
+    claims: &[
+        above("points: coarse gains", A, ["coarse, co-located", "coarse"], 80.0, 80.0),
+        above("points: fine gains", A, ["fine, co-located", "fine"], 80.0, 80.0),
+        above("ranges of 1%: coarse gains", B2, ["coarse, co-located", "coarse"], 80.0, 80.0),
+        above("ranges of 1%: fine gains", B2, ["fine, co-located", "fine"], 80.0, 80.0),
+        above(
+            "co-located, points: coarse is the highest",
+            A,
+            ["coarse, co-located", "fine, co-located"],
+            80.0,
+            80.0,
+        ),
+        above(
+            "co-located, ranges of 1%: fine is the highest",
+            B2,
+            ["fine, co-located", "coarse, co-located"],
+            80.0,
+            80.0,
+        ),
+    ],
+};
+
+const fn all_clients(x: f64, words: &'static str) -> At {
+    At::new(x, 6, 40, words)
+}
+
+const MESSAGES: Figure = Figure {
+    id: "m1",
+    title: "Not in the paper: for how long a message takes a port at least, which the model assumes",
+    words: UNIFORM,
+    panels: &[POINTS, RANGES_3],
+    rows: DESIGNS,
+    x: "ns a message",
+    xs: &[
+        all_clients(10.0, "--model message=10"),
+        all_clients(25.0, "--model message=25"),
+        all_clients(40.0, "--model message=40"),
+    ],
+    shape: THROUGHPUT,
+    claims: &[],
+};
+
+const ATOMICS: Figure = Figure {
+    id: "m2",
+    title: "Not in the paper: atomics that take turns on a server and on a word, where the model assumes that \
+            they need not",
+    words: UNIFORM,
+    panels: &[even(D, "--workload insert:50", 100)],
+    rows: DESIGNS,
+    x: "ns an atomic",
+    xs: &[
+        all_clients(0.0, ""),
+        all_clients(100.0, "--model atomic-unit=100,atomic-word=100"),
+        all_clients(400.0, "--model atomic-unit=400,atomic-word=400"),
+        all_clients(1_000.0, "--model atomic-unit=1000,atomic-word=1000"),
+    ],
+    shape: THROUGHPUT,
+    claims: &[],
+};
+
+const SECOND_PORT: Figure = Figure {
+    id: "m3",
+    title: "Not in the paper's figures: a second port in each NIC, as its machines have",
+    words: UNIFORM,
+    panels: &[POINTS, RANGES_2],
+    rows: DESIGNS,
+    x: "ports",
+    xs: &[all_clients(1.0, ""), all_clients(2.0, "--model ports=2")],
+    shape: THROUGHPUT,
+    claims: &[],
+};
