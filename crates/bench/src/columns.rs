@@ -71,7 +71,7 @@ const SHOWN_CHARACTERS: usize = 40;
 const SHOWN_FIELDS: usize = 12;
 
 /// Shortens a field for an error message.
-fn shortened(text: &str) -> String {
+pub(crate) fn shortened(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARACTERS) {
         None => text.to_owned(),
         Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
@@ -108,6 +108,35 @@ impl<R: Read> Read for Lines<R> {
     }
 }
 
+/// The content of a file, which is plain or compressed with gzip: its magic bytes tell, whatever its
+/// name is.
+fn content(path: &Path, file: Box<dyn Read>) -> Result<Box<dyn Read>, InputError> {
+    let unreadable = |source| InputError::Read { path: path.to_owned(), source };
+    let mut file = BufReader::with_capacity(1 << 16, file);
+    let compressed = file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]);
+    Ok(match compressed {
+        true => Box::new(Lines { inner: MultiGzDecoder::new(file), bytes: 0 }),
+        false => Box::new(Lines { inner: file, bytes: 0 }),
+    })
+}
+
+fn opened(path: &Path) -> Result<Box<dyn Read>, InputError> {
+    let unreadable = |source| InputError::Read { path: path.to_owned(), source };
+    Ok(Box::new(File::open(path).map_err(unreadable)?))
+}
+
+/// The lines of a file, which may be compressed, with their numbers from 1.
+pub(crate) fn lines(
+    path: &Path,
+) -> Result<impl Iterator<Item = Result<(u64, String), InputError>>, InputError> {
+    let lines = BufReader::new(content(path, opened(path)?)?).lines();
+    let path = path.to_owned();
+    Ok((1..).zip(lines).map(move |(number, line)| match line {
+        Ok(line) => Ok((number, line)),
+        Err(source) => Err(InputError::Read { path: path.clone(), source }),
+    }))
+}
+
 /// A CSV file with its first row already read.
 pub(crate) struct Columns {
     path: PathBuf,
@@ -119,12 +148,9 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Opens a file whose first row is a header. Detects gzip by its magic bytes, whatever the
-    /// name.
+    /// Opens a file whose first row is a header.
     pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
-        let file = File::open(path)
-            .map_err(|source| InputError::Read { path: path.to_owned(), source })?;
-        Self::read(path, Box::new(file))
+        Self::read(path, opened(path)?)
     }
 
     /// Opens a file, or stdin for `-`. It has at least one row.
@@ -140,14 +166,8 @@ impl Columns {
     }
 
     fn read(path: &Path, file: Box<dyn Read>) -> Result<Self, InputError> {
-        let unreadable = |source| InputError::Read { path: path.to_owned(), source };
-        let mut file = BufReader::with_capacity(1 << 16, file);
-        let compressed = file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]);
-        let plain: Box<dyn Read> = match compressed {
-            true => Box::new(Lines { inner: MultiGzDecoder::new(file), bytes: 0 }),
-            false => Box::new(Lines { inner: file, bytes: 0 }),
-        };
         let mut options = csv::ReaderBuilder::new();
+        let plain = content(path, file)?;
         let mut reader = options.trim(csv::Trim::All).has_headers(false).from_reader(plain);
         let mut header = StringRecord::new();
         reader.read_record(&mut header).map_err(|error| row_error(path, error))?;

@@ -7,7 +7,7 @@
 //! *Thread safety*: plain values.
 
 use crate::InputError;
-use crate::columns::Columns;
+use crate::columns::{Columns, lines, shortened};
 use crate::driver::{BenchError, Measurement, Testbed};
 use crate::keys::KeySpace;
 use crate::workload::Operation;
@@ -75,13 +75,61 @@ pub fn read_trace(path: &Path, format: &TraceFormat) -> Result<Vec<Operation>, I
     Ok(operations)
 }
 
+/// Reads what YCSB prints with its binding `basic`: lines such as `READ usertable user42 [ … ]`. An
+/// insert or an update becomes an upsert of the request's position, a scan reads as many records.
+/// The number after the letters of a key is the key. Other lines, such as YCSB's own report, do not
+/// count.
+///
+/// # Errors
+/// [`InputError`] if the file cannot be read, has no requests or a malformed one.
+pub fn read_ycsb(path: &Path) -> Result<Vec<Operation>, InputError> {
+    let mut operations = Vec::new();
+    for line in lines(path)? {
+        let (line, text) = line?;
+        let mut words = text.split_ascii_whitespace();
+        let (Some(verb), Some(_table), Some(name)) = (words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        if !["READ", "INSERT", "UPDATE", "DELETE", "SCAN"].contains(&verb) {
+            continue;
+        }
+        let bad_row = |what: &str, found: &str| InputError::BadRow {
+            path: path.to_owned(),
+            line,
+            problem: format!("expected {what}, found `{}`", shortened(found)),
+        };
+        let digits = name.trim_start_matches(|letter: char| !letter.is_ascii_digit());
+        let Ok(key) = digits.parse() else {
+            return Err(bad_row("a key such as user42", name));
+        };
+        operations.push(match verb {
+            "READ" => Operation::Get { key },
+            "DELETE" => Operation::Remove { key },
+            "SCAN" => {
+                let count = words.next().unwrap_or_default();
+                let limit = count.parse().map_err(|_| bad_row("a number of records", count))?;
+                Operation::Scan { from: key, limit, reverse: false }
+            }
+            _ => Operation::Upsert { key, value: operations.len() as u64 },
+        });
+    }
+    match operations.is_empty() {
+        true => Err(InputError::Empty { path: path.to_owned() }),
+        false => Ok(operations),
+    }
+}
+
 /// The distinct keys of a trace, as a key space that can be split among servers.
 ///
 /// # Panics
 /// If the trace has no requests.
 pub fn touched_keys(operations: &[Operation]) -> KeySpace {
     let touched = operations.iter().filter_map(|operation| match operation {
-        Operation::Get { key } | Operation::Upsert { key, .. } => Some(*key),
+        Operation::Get { key }
+        | Operation::Upsert { key, .. }
+        | Operation::Remove { key }
+        | Operation::Scan { from: key, .. } => Some(*key),
         _ => None,
     });
     let records: Vec<_> =
@@ -124,6 +172,39 @@ mod tests {
             let operations = read_trace(file.path(), &TraceFormat::default()).unwrap();
             assert_eq!(operations, expected);
             assert_eq!(touched_keys(&operations).len(), 2);
+        }
+    }
+
+    #[test]
+    fn what_ycsb_prints_is_a_trace() {
+        let text = "YCSB Client 0.17.0\n\
+                    INSERT usertable user6284781860667377211 [ field0=%v1 field1=)~ ]\n\
+                    READ usertable user7 [ <all fields>]\n\
+                    SCAN usertable user7 12 [ <all fields>]\n\
+                    UPDATE usertable user7 [ field3=x ]\n\
+                    DELETE usertable user7\n\
+                    [OVERALL], RunTime(ms), 121\n";
+        let expected = [
+            Operation::Upsert { key: 6_284_781_860_667_377_211, value: 0 },
+            Operation::Get { key: 7 },
+            Operation::Scan { from: 7, limit: 12, reverse: false },
+            Operation::Upsert { key: 7, value: 3 },
+            Operation::Remove { key: 7 },
+        ];
+        for content in [text.as_bytes().to_vec(), gzip(text.as_bytes())] {
+            let file = TestFile::new("ycsb.txt", &content);
+            let operations = read_ycsb(file.path()).unwrap();
+            assert_eq!(operations, expected);
+            assert_eq!(touched_keys(&operations).len(), 2);
+        }
+        for (text, expected) in [
+            ("READ usertable userX [ ]\n", "line 1: expected a key such as user42, found `userX`"),
+            ("\nSCAN t user1\n", "line 2: expected a number of records, found ``"),
+            ("YCSB Client 0.17.0\n", "has no rows"),
+        ] {
+            let file = TestFile::new("bad-ycsb.txt", text.as_bytes());
+            let error = read_ycsb(file.path()).unwrap_err().to_string();
+            assert!(error.ends_with(expected), "{error}");
         }
     }
 

@@ -217,8 +217,8 @@ pub(crate) struct Arguments {
     /// Seed the random numbers; on `sim` it determines the whole run
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     pub(super) seed: u64,
-    /// Replay a trace instead of a workload, by one client from an empty index: CSV with a header,
-    /// plain or gzip; a read is a lookup, a write sets the key's value
+    /// Replay a trace instead of a workload, by one client from an empty index, plain or gzip; a read
+    /// is a lookup, a write sets the key's value
     #[arg(
         long,
         value_name = "FILE",
@@ -229,6 +229,9 @@ pub(crate) struct Arguments {
         ]
     )]
     pub(super) trace: Option<PathBuf>,
+    /// Read the trace as CSV with a header, or as what YCSB prints with its binding `basic`
+    #[arg(long, value_enum, value_name = "NAME", default_value = "csv", requires = "trace")]
+    pub(super) trace_format: TraceKind,
     /// Take the keys from this column of the trace
     #[arg(long, value_name = "NAME", default_value = "lbn", requires = "trace")]
     pub(super) trace_key_column: String,
@@ -297,6 +300,15 @@ pub(crate) struct Arguments {
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+}
+
+/// How a trace is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum TraceKind {
+    /// A header, and a row for each request
+    Csv,
+    /// A line such as `READ usertable user42 [ … ]` for each request
+    Ycsb,
 }
 
 /// What proves that a node was read whole.

@@ -1,6 +1,6 @@
 //! Turns options into a plan. All errors of a command line are found here, before the run starts.
 
-use super::arguments::{Arguments, FabricName, Validation};
+use super::arguments::{Arguments, FabricName, TraceKind, Validation};
 use super::form::KeysAndValues;
 use super::{over_time, reshaping};
 use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName};
@@ -10,7 +10,7 @@ use farleaf_bench::driver::{Amount, HotspotShift, Run};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::{HotspotShifted, Report};
 use farleaf_bench::timeline::Interval;
-use farleaf_bench::trace::{TraceFormat, read_trace, touched_keys};
+use farleaf_bench::trace::{TraceFormat, read_trace, read_ycsb, touched_keys};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::DexOptions;
@@ -78,7 +78,10 @@ impl Plan {
         over_time::check_shift(arguments, distribution)?;
         let (work, keys, inserts) = match &arguments.trace {
             Some(path) => {
-                let operations = read_trace(path, &trace_format(arguments))?;
+                let operations = match arguments.trace_format {
+                    TraceKind::Csv => read_trace(path, &trace_format(arguments))?,
+                    TraceKind::Ycsb => read_ycsb(path)?,
+                };
                 let keys = touched_keys(&operations);
                 let inserts = keys.len();
                 (Work::Trace(operations), keys, inserts)
